@@ -1,0 +1,119 @@
+"""What the compiler hands to the runtime: a program on virtual slices, free of any physical device.
+
+A `LogicalProgram` is the location-agnostic program of the design: flat, immutable, and the same whatever devices its
+slices are bound to. `pathways.compiler.lower` writes it from IFRT IR; `pathways.runtime.binding` binds it to
+physical devices and cuts it into one plan per host.
+
+Conventions:
+    * A *value* is one logical array; values are numbered 0..V-1 and each is written once (single assignment).
+    * A *mesh* is one virtual slice: named axes over logical device numbers, row-major; number i of mesh m is the
+      i-th device of the slice in C order of its shape.
+    * A *spec* gives, per array dimension, the tuple of mesh axis names that cut it, major first; () means the
+      dimension is not cut. It has exactly as many entries as the array has dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import numpy as np
+
+Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSpec:
+    """A virtual slice as the compiler sees it: a name, and named axes with their sizes."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Number of logical devices."""
+        return int(np.prod([size for _, size in self.axes], dtype=np.int64)) if self.axes else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayType:
+    """Shape, dtype and placement of one logical array.
+
+    `dtype` is the physical element type (a PRNG key array is seen as its uint32 words). `mesh` indexes
+    `LogicalProgram.meshes`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    mesh: int
+    spec: Spec
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole logical array."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """One compiled function, SPMD over the devices of one mesh.
+
+    `module` is StableHLO as portable bytecode, its function `main` takes and returns *logical* (global) shapes;
+    equal modules have equal bytes, so hosts compile each `fingerprint` once.
+    `donated[i]` says that input i may be given to the outputs: the runtime still decides (MEM-4).
+    """
+
+    name: str
+    module: bytes
+    fingerprint: str
+    mesh: int
+    inputs: tuple[ArrayType, ...]
+    outputs: tuple[ArrayType, ...]
+    donated: tuple[bool, ...]
+
+
+class NodeKind(enum.Enum):
+    """What a node of a logical program does."""
+
+    CALL = "call"  # runs a computation on its mesh
+    TRANSFER = "transfer"  # moves one value to another mesh, or to another sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One step of a program. `computation` indexes `LogicalProgram.computations` and is -1 for a transfer.
+
+    `name` is the call site's own name, `origin` the placed function's, `transposes` 0 for a forward step and 1 for
+    a backward one. `donates[i]` refines the computation's donation for this call site: true only where input i has
+    no later reader, is no argument the user keeps, and is not returned.
+    """
+
+    kind: NodeKind
+    name: str
+    computation: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    origin: str = ""
+    transposes: int = 0
+    donates: tuple[bool, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicalProgram:
+    """A whole program: arguments in, nodes in order, results out.
+
+    `arguments` and `results` are value numbers; a result may be an argument (it then bypasses XLA) or appear twice.
+    `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
+    `nodes` are in a valid order: every input is an argument or the output of an earlier node.
+    """
+
+    name: str
+    meshes: tuple[MeshSpec, ...]
+    values: tuple[ArrayType, ...]
+    computations: tuple[Computation, ...]
+    nodes: tuple[Node, ...]
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    donated_arguments: tuple[bool, ...]
+    mpmd_text: str = ""
+    ifrt_text: str = ""
