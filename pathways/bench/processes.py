@@ -1,0 +1,192 @@
+"""Child processes of a benchmark: start, ask, count their CPU time, end.
+
+A child is ``python -m <module> <fd>`` that answers requests on one socket. It dies with its parent, and
+`Child.kill` ends its whole tree by process id. Linux only: it reads /proc and uses per-process CPU clocks, which
+count in nanoseconds where /proc counts in ticks of 10 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class ChildError(RuntimeError):
+    """A child failed, died, or did not answer in time; the message carries what is known."""
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+@contextlib.contextmanager
+def orphans_come_home() -> Iterator[None]:
+    """Inside, orphaned descendants become children of this process; those left at the end are killed."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    before = set(tree(os.getpid()))
+    try:
+        yield
+    finally:
+        kill_processes([pid for pid in tree(os.getpid()) if pid not in before])
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _parents() -> dict[int, int]:
+    """Every process id on the machine with its parent's."""
+    parents: dict[int, int] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(entry.path, "stat").read_text()
+                state, parent = stat.rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    parents[int(entry.name)] = int(parent)
+    return parents
+
+
+def tree(root: int) -> list[int]:
+    """`root` and all its living descendants, parents first."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents().items():
+        children.setdefault(parent, []).append(pid)
+    found = [root]
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """CPU time, user and system, that these processes have used; those that are gone count nothing."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += time.clock_gettime_ns((~pid << 3) | 2)  # CPUCLOCK_SCHED of the process, as clock_getcpuclockid
+    return total / 1e9
+
+
+def kill_processes(pids: Sequence[int], timeout: float = 10.0) -> None:
+    """Kills these processes and waits until they are gone."""
+    for pid in pids:
+        if pid != os.getpid():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + timeout
+    waiting = [pid for pid in pids if pid != os.getpid()]
+    while waiting and time.monotonic() < deadline:
+        alive = _parents()
+        for pid in waiting:
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
+        waiting = [pid for pid in waiting if pid in alive]
+        if waiting:
+            time.sleep(0.01)
+
+
+class Child:
+    """One child process and the only conversation with it: `ask` or `send` + `receive`, one at a time."""
+
+    def __init__(self, module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None):
+        """Starts ``python -m module fd *arguments``; `environment` is added to this process's own."""
+        self.name = " ".join([module.rpartition(".")[2], *arguments])
+        self._log = tempfile.TemporaryFile("w+b")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            )
+        self._connection = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, *request: Any) -> None:
+        try:
+            self._connection.send(request)
+        except OSError as error:
+            raise ChildError(f"{self.name}: the process is gone ({error})\n{self.log_tail()}") from None
+
+    def receive(self, timeout: float) -> Any:
+        """The answer to the oldest `send`. Raises ChildError on failure, death or after `timeout` seconds."""
+        try:
+            if not self._connection.poll(timeout):
+                raise ChildError(f"{self.name}: no answer within {timeout:.0f} s\n{self.log_tail()}")
+            ok, answer = self._connection.recv()
+        except (EOFError, OSError):
+            raise ChildError(f"{self.name}: the process ended\n{self.log_tail()}") from None
+        if not ok:
+            raise ChildError(f"{self.name}: {answer}")
+        return answer
+
+    def ask(self, *request: Any, timeout: float) -> Any:
+        self.send(*request)
+        return self.receive(timeout)
+
+    def log_tail(self, lines: int = 12) -> str:
+        """The last lines that the child wrote."""
+        self._log.seek(0)
+        text = self._log.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def end(self, grace: float = 10.0) -> None:
+        """Asks the child to stop, waits up to `grace` seconds, then kills what is left of its tree. Idempotent."""
+        if self._connection.closed:
+            return
+        pids = tree(self.pid)
+        with contextlib.suppress(ChildError):
+            self.ask("stop", timeout=grace)
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace)
+        self._finish(pids)
+
+    def kill(self) -> None:
+        """Kills the child and its whole tree now. Idempotent."""
+        if not self._connection.closed:
+            self._connection.close()
+            self._finish(tree(self.pid))
+
+    def _finish(self, pids: Sequence[int]) -> None:
+        kill_processes(pids)
+        self._process.wait()
+        self._log.close()
+
+
+def serve(handler: Callable[..., Any]) -> None:
+    """The child's side: answers requests with ``handler(*request)`` until "stop" or the parent's end."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends us
+    connection = Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            request = connection.recv()
+            try:
+                answer = (True, handler(*request))
+            except Exception as error:
+                traceback.print_exc()
+                answer = (False, f"{type(error).__name__}: {error}")
+            connection.send(answer)
+            if request[0] == "stop":
+                return

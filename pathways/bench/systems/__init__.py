@@ -1,0 +1,31 @@
+"""The systems that `pathways bench dispatch` compares, by name. Loading one imports only what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from pathways.bench.systems.base import System
+
+SYSTEMS = {
+    "pathways": "pathways_cluster:PathwaysCluster",
+    "pathways-embedded": "pathways_cluster:PathwaysEmbedded",
+    "jax": "jax_processes:JaxProcesses",
+    "ray": "ray_actors:RayActors",
+    "ray-graph": "ray_graph:RayGraph",
+}
+
+
+def load(name: str) -> type[System]:
+    """The class of a system. Raises ValueError for an unknown name."""
+    if name not in SYSTEMS:
+        raise ValueError(f"unknown system {name!r}: expected one of {', '.join(SYSTEMS)}")
+    module, _, attribute = SYSTEMS[name].partition(":")
+    found: type[System] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    return found
+
+
+def missing(name: str) -> str | None:
+    """None when the system can run here, else what to install."""
+    absent = [package for package in load(name).packages if importlib.util.find_spec(package) is None]
+    return f"{name} is not measured: install it with  pip install {' '.join(absent)}" if absent else None

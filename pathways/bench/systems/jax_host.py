@@ -1,0 +1,107 @@
+"""One host as plain JAX sees it: the `jit` loop that the rivals share.
+
+The multi-controller rival runs it in bare processes, the Ray rivals inside actors, so that what runs on the device
+is the same. With the collective the mesh is global (`jax.distributed`, gloo on CPU); without it each host uses its
+own devices only, which is the fastest form.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pathways.bench.systems.base import WINDOW
+from pathways.bench.workloads import AXIS, Kind, Workload, computation
+
+
+def free_address() -> str:
+    """A loopback address that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class JaxHost:
+    """One JAX process. Construct it before anything else in the process touches JAX's devices."""
+
+    def __init__(self, rank: int, hosts: int, devices: int, coordinator: str):
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", devices)
+        if hosts > 1:
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+            jax.distributed.initialize(coordinator, hosts, rank, cluster_detection_method="deactivate")
+        if len(jax.local_devices()) != devices or len(jax.devices()) != hosts * devices:
+            raise RuntimeError(
+                f"host {rank}: expected {devices} local and {hosts * devices} global devices, "
+                f"got {len(jax.local_devices())} and {len(jax.devices())}"
+            )
+        self._functions: dict[Workload, tuple[Callable[[Any], Any], Callable[[], Any]]] = {}
+        self._function: Callable[[Any], Any] | None = None
+        self._workload: Workload | None = None
+        self._value: Any = None
+
+    def load(self, workload: Workload) -> None:
+        """Makes `workload` the current one, compiled, with its value at zero."""
+        if workload not in self._functions:
+            self._functions[workload] = self._compile(workload)
+        self._workload = workload
+        self._function, zeros = self._functions[workload]
+        self._function(zeros()).block_until_ready()
+        self._value = zeros()
+        self._value.block_until_ready()
+
+    def _compile(self, workload: Workload) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+        import jax
+        import jax.numpy as jnp
+
+        devices = jax.devices() if workload.collective else jax.local_devices()
+        mesh = jax.make_mesh((len(devices),), (AXIS,), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+        function = jax.jit(computation(workload, mesh), in_shardings=sharding, out_shardings=sharding)
+        zeros = jax.jit(lambda: jnp.zeros(mesh.size, jnp.float32), out_shardings=sharding)
+        return function, zeros
+
+    def compute(self) -> None:
+        """Enqueues one computation on the current value."""
+        assert self._function is not None
+        self._value = self._function(self._value)
+
+    def wait(self) -> float:
+        """Waits for the current value and returns it as the first local device has it."""
+        return float(self._value.addressable_shards[0].data[0])
+
+    def loop(self, calls: int) -> tuple[int, int]:
+        """The pipelined loop over whole calls: (begin, end) in monotonic nanoseconds, the same clock on all hosts."""
+        assert self._workload is not None and self._function is not None
+        computations = calls * (self._workload.steps_per_call // self._workload.steps_per_computation)
+        function, value, marker = self._function, self._value, self._value
+        half = WINDOW // 2
+        begin = time.monotonic_ns()
+        for block in range(0, computations, half):
+            for _ in range(min(half, computations - block)):
+                value = function(value)
+            marker.block_until_ready()  # the value of one half window ago: bounds the work in flight
+            marker = value
+        value.block_until_ready()
+        end = time.monotonic_ns()
+        self._value = value
+        return begin, end
+
+    def synchronous(self, n: int) -> list[int]:
+        """Nanoseconds of `n` calls, each awaited; Chained is a call of 128 computations awaited once."""
+        assert self._workload is not None and self._function is not None
+        repeats = range(self._workload.steps_per_call if self._workload.kind is Kind.CHAINED else 1)
+        function, value, taken = self._function, self._value, []
+        for _ in range(n):
+            begin = time.perf_counter_ns()
+            for _ in repeats:
+                value = function(value)
+            value.block_until_ready()
+            taken.append(time.perf_counter_ns() - begin)
+        self._value = value
+        return taken

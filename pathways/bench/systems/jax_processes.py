@@ -1,0 +1,74 @@
+"""Rival: multi-controller JAX. One bare process per host, each running its own `jit` loop.
+
+Nobody dispatches to anybody: with the collective, the all-reduce itself keeps the hosts together; without it the
+rate is that of "the hosts' own jit loop". Chained means the same loop, 128 calls at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways.bench import processes
+from pathways.bench.systems.base import Run, System
+from pathways.bench.systems.jax_host import JaxHost, free_address
+from pathways.bench.workloads import Workload
+
+_PATIENCE = 300.0  # the harness's own watchdog is shorter
+
+
+class JaxProcesses(System):
+    name = "jax"
+    packages = ("jax",)
+
+    def __init__(self) -> None:
+        self._hosts: list[processes.Child] = []
+        self._loaded: Workload | None = None
+
+    def start(self, hosts: int, devices: int) -> None:
+        self._hosts = [processes.Child(__name__) for _ in range(hosts)]
+        coordinator = free_address()
+        for rank, host in enumerate(self._hosts):
+            host.send("start", rank, hosts, devices, coordinator)
+        for host in self._hosts:
+            host.receive(_PATIENCE)
+
+    def _all(self, *request: Any) -> list[Any]:
+        for host in self._hosts:
+            host.send(*request)
+        return [host.receive(_PATIENCE) for host in self._hosts]
+
+    def throughput(self, workload: Workload, steps: int) -> Run:
+        calls = workload.calls(steps)
+        self._all("load", workload)
+        times = self._all("loop", calls)
+        value = min(self._all("wait"))
+        seconds = (max(end for _, end in times) - min(begin for begin, _ in times)) / 1e9
+        return Run(calls * workload.steps_per_call, seconds, value)
+
+    def latency(self, workload: Workload, n: int) -> list[int]:
+        self._all("load", workload)
+        first: list[int] = self._all("synchronous", n)[0]
+        return first
+
+    def stop(self) -> None:
+        for host in self._hosts:
+            host.kill()  # jax.distributed's own shutdown waits for its peers; there is nothing to save
+
+
+def main() -> None:
+    """One host process."""
+    host: JaxHost | None = None
+
+    def answer(verb: str, *arguments: Any) -> Any:
+        nonlocal host
+        if verb == "start":
+            host = JaxHost(*arguments)
+        elif verb != "stop":
+            return getattr(host, verb)(*arguments)
+        return None
+
+    processes.serve(answer)
+
+
+if __name__ == "__main__":
+    main()
