@@ -1,0 +1,112 @@
+# Everything a person does with this repository. `make help` lists it.
+#
+# Needs Python 3.11 or newer, a C++20 compiler and make; the rest is set up in $(VENV) on first use.
+#   PYTHON=...   the interpreter to build the environment with (default: the newest on PATH that will do)
+#   VENV=...     where the environment lives (default: .venv)
+#   JOBS=...     parallel compiler jobs (default: one per core)
+
+VENV ?= .venv
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST_ARGS ?=
+
+override VENV := $(abspath $(VENV))
+export VIRTUAL_ENV := $(VENV)
+export PATH := $(VENV)/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# What the native parts are made of: a change here, and only here, means to build them again. The Python files are
+# installed editable and need no step.
+NATIVE := $(shell find csrc pathways -name '*.h' -o -name '*.cc' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.proto' \
+    -o -name CMakeLists.txt) CMakeLists.txt pyproject.toml
+DEPS := $(VENV)/.deps
+BUILT := $(VENV)/.built
+DEV := $(VENV)/.deps-dev
+BENCH := $(VENV)/.deps-bench
+CXX_FILES := $(shell find csrc tests -name '*.h' -o -name '*.cc')
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup demo test test-cpp test-python quick lint format asan tsan model stress bench wheel docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  Variables: PYTHON=interpreter VENV=folder JOBS=n PYTEST_ARGS='-k name'"
+
+demo: $(BUILT) ## train a two-stage pipeline on two islands of host processes, and compare with plain JAX
+	@python examples/digits_pipeline.py
+
+test: test-cpp test-python ## every test: native ones, then Python ones
+
+quick: $(BUILT) ## the tests that take seconds, in less than a minute
+	@python -m pytest -q -m "not slow" --durations=0 --durations-min=1 $(PYTEST_ARGS)
+
+test-cpp: cpp-dev ## the native tests
+test-python: $(BUILT) ## the Python tests
+	@python -m pytest $(PYTEST_ARGS)
+
+asan: cpp-asan ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+tsan: cpp-tsan ## the native tests under ThreadSanitizer
+
+# Configure, build and test a preset of CMakePresets.json, quietly unless something fails.
+cpp-%: $(DEPS)
+	@echo "[native] preset $*: configure and build"
+	@mkdir -p build && cmake --preset $* > build/$*.log 2>&1 || (tail -n 60 build/$*.log; exit 1)
+	@cmake --build build/$* >> build/$*.log 2>&1 || (tail -n 60 build/$*.log; exit 1)
+	@echo "[native] preset $*: test"
+	@ctest --test-dir build/$* --output-on-failure --no-tests=error $(CTEST_ARGS)
+
+model: CTEST_ARGS = -L model
+model: cpp-dev ## the model tests: every interleaving of small cases
+
+stress: $(BUILT) ## the native stress tests and the slow Python tests, again and again
+	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-L stress --repeat until-fail:5"
+	@python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(DEV) $(BUILT) ## ruff, mypy, cython-lint, clang-format, and clang-tidy where it is installed
+	@python scripts/lint.py
+
+format: $(DEV) ## rewrite Python and C++ in the house's format
+	@ruff check --quiet --fix-only . && ruff format .
+	@clang-format -i $(CXX_FILES)
+
+bench: $(BENCH) $(BUILT) ## the benchmarks with their rivals; tables on the terminal
+	@pathways bench micro
+	@pathways bench scale
+	@pathways bench dispatch --rivals jax,ray,ray-graph
+
+wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
+	@python scripts/check_wheel.py
+
+docs: $(DEV) $(BUILT) ## write the API's pages to build/docs, and run the examples in README and docs
+	@pdoc --docformat google --output-directory build/docs pathways
+	@python -m pytest -q tests/python/test_docs.py
+	@echo "build/docs/index.html"
+
+setup: $(BUILT) ## only set up the environment and build
+
+clean: ## remove the environment and everything that was built
+	@rm -rf $(VENV) build dist wheelhouse
+
+$(VENV)/.made:
+	@scripts/bootstrap venv $(VENV)
+	@touch $@
+
+$(DEPS): $(VENV)/.made pyproject.toml
+	@scripts/bootstrap deps $(VENV) cmake test demo
+	@touch $@
+
+$(DEV): $(DEPS)
+	@scripts/bootstrap deps $(VENV) cmake test demo dev
+	@touch $@
+
+$(BENCH): $(DEPS)
+	@scripts/bootstrap deps $(VENV) cmake test demo bench
+	@touch $@
+
+$(BUILT): $(DEPS) $(NATIVE)
+	@scripts/bootstrap build $(VENV)
+	@touch $@

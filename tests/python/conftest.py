@@ -1,0 +1,110 @@
+"""What every Python test stands on: eight CPU devices, a watchdog, a check that nothing is left, and clusters.
+
+* JAX sees eight CPU devices and nothing else; that is settled here, before anything imports JAX.
+* The watchdog ends the whole run, with every thread's stack, when one test takes longer than its limit: a deadlock
+  must fail, not hang. `@pytest.mark.watchdog(seconds)` changes the limit of one test. It is a thread of the
+  interpreter's own (faulthandler), so it also works while the GIL is held for ever.
+* When the session is over, no process that it started may be left.
+* `cluster` is a connected cluster, once embedded and once as host processes on this machine, so that a test that
+  takes it holds for both. `embedded_cluster` and `local_cluster` are one of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+DEVICES = 8
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}".strip()
+
+import faulthandler  # noqa: E402
+import pathlib  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from typing import Any  # noqa: E402
+
+import hypothesis  # noqa: E402
+import psutil  # noqa: E402
+import pytest  # noqa: E402
+
+ROOT = pathlib.Path(__file__).parents[2]
+WATCHDOG_S = 180.0
+LEAK_GRACE_S = 10.0
+
+# Examples are drawn the same way in every run, so that a red test is red again; no deadline, as time is not a result.
+hypothesis.settings.register_profile("pathways", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("pathways")
+
+_stderr_fd = -1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the terminal's stderr for the watchdog: during a test, file descriptor 2 is pytest's capture."""
+    global _stderr_fd
+    _stderr_fd = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Arm the watchdog around set-up, call and tear-down of one test."""
+    mark = item.get_closest_marker("watchdog")
+    faulthandler.dump_traceback_later(mark.args[0] if mark else WATCHDOG_S, exit=True, file=_stderr_fd)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Fail the session when a process that it started outlives it by `LEAK_GRACE_S`."""
+    yield
+    deadline = time.monotonic() + LEAK_GRACE_S
+    left = [child for child in psutil.Process().children(recursive=True) if "resource_tracker" not in _command(child)]
+    _, alive = psutil.wait_procs(left, timeout=max(0.0, deadline - time.monotonic()))
+    assert not alive, f"processes left after the tests: {[(child.pid, _command(child)) for child in alive]}"
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture(scope="session")
+def root() -> pathlib.Path:
+    """The repository's folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def _local_session() -> Iterator[Any]:
+    """One island of two hosts with two devices each, started once for all tests that use it."""
+    import pathways as pw
+
+    target = pw.LocalCluster(islands=1, hosts_per_island=2, devices_per_host=2)
+    with pw.connect(target) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def embedded_cluster() -> Iterator[Any]:
+    """This process's own eight CPU devices."""
+    import pathways as pw
+
+    with pw.connect() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def local_cluster(request: pytest.FixtureRequest) -> Any:
+    """Host processes on this machine: one island, two hosts, two devices each."""
+    return request.getfixturevalue("_local_session")
+
+
+@pytest.fixture(params=["embedded", pytest.param("local", marks=pytest.mark.slow)])
+def cluster(request: pytest.FixtureRequest) -> Any:
+    """A connected cluster, of each kind in turn."""
+    return request.getfixturevalue(f"{request.param}_cluster")
