@@ -129,4 +129,6 @@ def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
 def opt_state_specs(optimizer: optax.GradientTransformation, params: Params) -> Any:
     """Where the optimizer's state lies: like the parameter it belongs to, and whole everywhere if it has none."""
     state = jax.eval_shape(optimizer.init, params)
-    return optax.tree_map_params(optimizer, lambda _, spec: spec, state, STAGE_SPECS, transform_non_params=lambda _: P())
+    return optax.tree_map_params(
+        optimizer, lambda _, spec: spec, state, STAGE_SPECS, transform_non_params=lambda _: P()
+    )

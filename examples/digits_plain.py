@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 def _on(mesh: Mesh, specs: Any) -> Any:
     """The same pytree with a NamedSharding for each PartitionSpec."""
-    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+    is_spec = lambda x: isinstance(x, PartitionSpec)
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
 
@@ -58,7 +58,9 @@ def train(config: model.Config, data: model.Digits) -> tuple[Any, float, float]:
         return classify_loss(params[1], jax.device_put(features, NamedSharding(mesh_2, batch)), labels)
 
     params = tuple(jax.device_put(p, _on(m, specs)) for p, m in zip(params, (mesh_1, mesh_2), strict=True))
-    states = [jit_on(m, optimizer.init, (specs,), state_specs)(p) for p, m in zip(params, (mesh_1, mesh_2), strict=True)]
+    states = [
+        jit_on(m, optimizer.init, (specs,), state_specs)(p) for p, m in zip(params, (mesh_1, mesh_2), strict=True)
+    ]
 
     began = time.perf_counter()
     for images, labels in data.batches(config):

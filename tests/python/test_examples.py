@@ -1,0 +1,65 @@
+"""Every example runs as a program of its own, embedded and on host processes, and says what it should."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+LIMIT_S = 150
+CLUSTERS = pytest.mark.parametrize("cluster", ["embedded", pytest.param("local", marks=pytest.mark.slow)])
+
+
+def run_example(root: pathlib.Path, folder: pathlib.Path, name: str, *arguments: str) -> str:
+    """Run an example from another folder, as a user with no JAX settings would; return what it prints."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")}
+    environment["COLUMNS"] = "120"
+    command = [sys.executable, "-W", "error", str(root / "examples" / name), *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, text=True, timeout=LIMIT_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@CLUSTERS
+def test_figure2_is_four_dispatches_and_one_when_traced(root: pathlib.Path, tmp_path: pathlib.Path, cluster: str) -> None:
+    output = run_example(root, tmp_path, "figure2.py", "--cluster", cluster)
+    assert output.splitlines()[-2:] == [
+        "without the tracer: ([3.0, 5.0], [2.0, 4.0]), dispatches: 4",
+        "with pw.program: ([3.0, 5.0], [2.0, 4.0]), dispatches: 1",
+    ]
+
+
+@CLUSTERS
+def test_data_parallel_training_equals_one_device(root: pathlib.Path, tmp_path: pathlib.Path, cluster: str) -> None:
+    output = run_example(root, tmp_path, "data_parallel.py", "--cluster", cluster, "--steps", "60")
+    assert re.search(r"60 steps on 4 devices: loss \S+, within \S+ of one device", output)
+
+
+def check_digits(output: str, steps: int, least_accuracy: float) -> None:
+    found = dict(re.findall(r"│ ([\w ,.]+?) +│ +(\S.*?) +│", output))
+    assert float(found["test accuracy"]) >= least_accuracy, output
+    assert found["dispatches"] == f"{steps} for {steps} steps", output
+    assert int(found["bytes moved between slices"].replace(",", "")) > 0, output
+    assert float(found[f"largest difference from plain JAX after {steps} steps"]) <= 1e-5, output
+
+
+def test_the_digits_pipeline_follows_plain_jax(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    check_digits(run_example(root, tmp_path, "digits_pipeline.py", "--cluster", "embedded", "--steps", "40"), 40, 0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(LIMIT_S + 60)
+def test_the_demo_trains_on_two_islands(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    check_digits(run_example(root, tmp_path, "digits_pipeline.py", "--cluster", "local"), 500, 0.95)
+
+
+def test_digits_in_plain_jax_learns(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    output = run_example(root, tmp_path, "digits_plain.py", "--steps", "100")
+    match = re.search(r"100 steps, test accuracy (\S+),", output)
+    assert match and float(match[1]) >= 0.93, output

@@ -1,0 +1,267 @@
+"""The layer table and the index of labels in ARCHITECTURE.md, against the code.
+
+The tables are read from the page itself, so that page, code and test cannot drift apart. Each check is also run on a
+small tree with a planted fault, to see that it can fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+CXX_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+CYTHON_IMPORT = re.compile(
+    r"^\s*(?:from\s+(pathways[\w.]*)\s+c?import\s+([\w, ]+)|c?import\s+(pathways[\w.]*))", re.MULTILINE
+)
+LABEL = re.compile(r"\b[A-Z]{3,8}-\d{1,2}\b")
+NOT_LABELS = {"UTF-8", "UTF-16", "UTF-32", "SHA-1"}
+JAX_PRIVATE = ("jaxlib", "jax._src", "jax.jaxlib")
+TOP = "pathways"  # pathways/__init__.py and __main__.py: may use everything
+GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|/_core\.cpp$")
+
+
+def table_under(page: str, heading: str) -> list[list[str]]:
+    """Rows of the first table under `## heading`, without its head; cells stripped."""
+    section = page.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip().strip("|").split("|")] for row in rows[2:]]
+
+
+def layers(page: str) -> dict[str, set[str]]:
+    """Room to the rooms it may use, itself included; native rooms are `csrc/x`, Python rooms `pathways.x`."""
+    table = {}
+    for room, _, uses in table_under(page, "Layers"):
+        name = room.strip("`")
+        prefix = "csrc/" if name.startswith("csrc/") else "pathways."
+        table[name] = {name} | {prefix + used for used in uses.split() if used != "-"}
+    return table
+
+
+def python_room(module: str, rooms: set[str]) -> str | None:
+    """The room of a module of the package, `pathways` for the package itself, None for other packages."""
+    parts = module.split(".")
+    if parts[0] != TOP:
+        return None
+    room = ".".join(parts[:2])
+    return room if room in rooms or (len(parts) > 1 and not parts[1].startswith("__")) else TOP
+
+
+def imports_of(path: pathlib.Path, module: str, is_package: bool) -> Iterator[str]:
+    """Every module that a Python file imports, at its top or within functions, with relative names resolved."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module.split(".") if is_package else module.split(".")[:-1]
+                base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [base])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def python_violations(root: pathlib.Path, table: dict[str, set[str]]) -> Iterator[str]:
+    """Imports within pathways/ that the table does not allow."""
+    rooms = {room for room in table if room.startswith("pathways.")}
+    for path in sorted((root / "pathways").rglob("*.py*")):
+        where = path.relative_to(root)
+        if path.suffix not in (".py", ".pyi", ".pyx", ".pxd") or GENERATED.search(path.as_posix()):
+            continue
+        parts = where.with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        room = python_room(module, rooms)
+        if room != TOP and room not in rooms:
+            yield f"{where}: its room {room} is not in the layer table"
+            continue
+        if path.suffix in (".pyx", ".pxd"):
+            found = [
+                name
+                for match in CYTHON_IMPORT.finditer(path.read_text(encoding="utf-8"))
+                for name in _cython_names(match)
+            ]
+        else:
+            found = list(imports_of(path, module, is_package))
+        for name in dict.fromkeys(found):
+            if room != "pathways._jaxlib" and any(name == door or name.startswith(f"{door}.") for door in JAX_PRIVATE):
+                yield f"{where}: imports {name}; only pathways/_jaxlib.py may"
+            used = python_room(name, rooms)
+            if used is None or room == TOP or used in table[room] or used not in rooms | {TOP}:
+                continue
+            if (
+                used == TOP
+                and path.suffix in (".py", ".pyi")
+                and _only_submodules(path, module, is_package, name, rooms)
+            ):
+                continue
+            yield f"{where}: {room} may not import {name}"
+
+
+def _cython_names(match: re.Match[str]) -> list[str]:
+    base, names, plain = match.groups()
+    return [plain] if plain else [f"{base}.{name.split(' as ')[0].strip()}" for name in names.split(",")]
+
+
+def _only_submodules(path: pathlib.Path, module: str, is_package: bool, name: str, rooms: set[str]) -> bool:
+    """Whether each use of the bare package is `from pathways import room`, which is checked by that room's name."""
+    names = [other for other in imports_of(path, module, is_package) if other.startswith(f"{name}.")]
+    return bool(names) and all(python_room(other, rooms) in rooms for other in names)
+
+
+def native_violations(root: pathlib.Path, table: dict[str, set[str]]) -> Iterator[str]:
+    """Includes within csrc/ that the table does not allow."""
+    for path in sorted(itertools.chain((root / "csrc").rglob("*.h"), (root / "csrc").rglob("*.cc"))):
+        where = path.relative_to(root)
+        room = "/".join(where.parts[:2])
+        if room not in table:
+            yield f"{where}: its room {room} is not in the layer table"
+            continue
+        for name in CXX_INCLUDE.findall(path.read_text(encoding="utf-8")):
+            used = "csrc/" + name.split("/")[0]
+            if "/" in name and used not in table[room]:
+                yield f'{where}: {room} may not include "{name}"'
+
+
+def missing_rooms(root: pathlib.Path, table: dict[str, set[str]]) -> Iterator[str]:
+    """Rows of the table without code."""
+    for room in table:
+        place = root / room.replace(".", "/")
+        native = room == "pathways._native" and (root / "csrc/bind").is_dir()
+        files = [place.with_suffix(suffix) for suffix in (".py", ".pyx")]
+        filled = place.is_dir() and any(entry.is_file() for entry in place.rglob("*"))
+        if not (filled or native or any(file.exists() for file in files)):
+            yield f"{room} is in the layer table and has no code"
+
+
+def labels_in(root: pathlib.Path, *folders: str) -> dict[str, set[str]]:
+    """Label to the files under `folders` that carry it."""
+    found: dict[str, set[str]] = {}
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix not in (".h", ".cc", ".py", ".pyx", ".pxd") or GENERATED.search(path.as_posix()):
+                continue
+            if path.name == pathlib.Path(__file__).name:  # plants labels, proves none
+                continue
+            for label in set(LABEL.findall(path.read_text(encoding="utf-8"))) - NOT_LABELS:
+                found.setdefault(label, set()).add(path.relative_to(root).as_posix())
+    return found
+
+
+def index_of(page: str) -> dict[str, tuple[list[str], list[str]]]:
+    """Label to its code files and its test files, from the index; `ARENA-1..4` stands for four labels."""
+    index = {}
+    for labels, _, code, test in table_under(page, "Labels"):
+        first, _, last = labels.strip("`").partition("..")
+        prefix, number = first.rsplit("-", 1)
+        for n in range(int(number), int(last or number) + 1):
+            index[f"{prefix}-{n}"] = (re.findall(r"`([^`]+)`", code), re.findall(r"`([^`]+)`", test))
+    return index
+
+
+def index_faults(root: pathlib.Path, index: dict[str, tuple[list[str], list[str]]]) -> Iterator[str]:
+    """Where the index and the code disagree."""
+    code, tests = labels_in(root, "csrc", "pathways"), labels_in(root, "tests")
+    for label in sorted(code.keys() - index.keys()):
+        proof = ", ".join(sorted(tests.get(label, set()))) or "no test"
+        yield f"{label} is claimed by {', '.join(sorted(code[label]))} (proved by {proof}) and is not in the index"
+    for label, (code_files, test_files) in index.items():
+        if not code_files or not test_files:
+            yield f"{label}: the index must name a code file and a test file"
+        yield from (f"{label}: {name} does not carry it" for name in code_files if name not in code.get(label, set()))
+        yield from (f"{label}: {name} does not carry it" for name in test_files if name not in tests.get(label, set()))
+
+
+@pytest.fixture(scope="module")
+def page(root: pathlib.Path) -> str:
+    return (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def test_python_imports_follow_the_table(root: pathlib.Path, page: str) -> None:
+    assert list(python_violations(root, layers(page))) == []
+
+
+def test_includes_follow_the_table(root: pathlib.Path, page: str) -> None:
+    assert list(native_violations(root, layers(page))) == []
+
+
+def test_every_room_of_the_table_has_code(root: pathlib.Path, page: str) -> None:
+    assert list(missing_rooms(root, layers(page))) == []
+
+
+def test_the_table_has_no_cycle(page: str) -> None:
+    table = layers(page)
+    for room, used in table.items():
+        assert used <= table.keys(), f"{room} uses {used - table.keys()}, which the table does not have"
+        for other in used - {room}:
+            assert room not in table[other], f"{room} and {other} use each other"
+
+
+def test_the_index_of_labels_is_true(root: pathlib.Path, page: str) -> None:
+    faults = list(index_faults(root, index_of(page)))
+    assert not faults, "\n".join(faults)
+
+
+PLANTED_TABLE = {
+    "csrc/base": {"csrc/base"},
+    "csrc/sync": {"csrc/sync", "csrc/base"},
+    "pathways.errors": {"pathways.errors"},
+    "pathways._jaxlib": {"pathways._jaxlib", "pathways.errors"},
+    "pathways.compiler": {"pathways.compiler", "pathways.errors", "pathways._jaxlib"},
+    "pathways.api": {"pathways.api", "pathways.errors", "pathways.compiler"},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("csrc/base/a.h", '#include "sync/ring.h"\n', "csrc/base may not include"),
+        ("csrc/attic/a.h", "", "csrc/attic is not in the layer table"),
+        ("pathways/compiler/a.py", "import pathways.api\n", "may not import pathways.api"),
+        ("pathways/compiler/a.py", "from pathways import api\n", "may not import pathways.api"),
+        ("pathways/compiler/a.py", "import pathways as pw\n", "may not import pathways"),
+        ("pathways/compiler/a.py", "def f():\n    from ..api import arrays\n", "may not import pathways.api"),
+        ("pathways/compiler/a.py", "from jax._src import core\n", "only pathways/_jaxlib.py may"),
+        ("pathways/api/a.py", "import jaxlib.mlir\n", "only pathways/_jaxlib.py may"),
+        ("pathways/errors.py", "from .compiler import ir\n", "may not import pathways.compiler"),
+        ("pathways/compiler/a.pyx", "from pathways.api cimport x\n", "may not import pathways.api"),
+        ("pathways/attic/a.py", "", "pathways.attic is not in the layer table"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: pathlib.Path, file: str, text: str, fault: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    found = [*python_violations(tmp_path, PLANTED_TABLE), *native_violations(tmp_path, PLANTED_TABLE)]
+    assert found and all(fault in violation for violation in found), found
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("csrc/sync/a.h", '#include <vector>\n#include "base/status.h"\n#include "sync/ring.h"\n'),
+        ("pathways/compiler/a.py", "import jax\nfrom pathways import _jaxlib, errors\nfrom . import ir\n"),
+        ("pathways/_jaxlib.py", "import jaxlib\nfrom jax._src import core\n"),
+        ("pathways/__init__.py", "from pathways import errors\nfrom pathways.api import connect\n"),
+    ],
+)
+def test_what_the_table_allows_is_no_violation(tmp_path: pathlib.Path, file: str, text: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    assert [*python_violations(tmp_path, PLANTED_TABLE), *native_violations(tmp_path, PLANTED_TABLE)] == []
+
+
+def test_a_false_index_is_found(tmp_path: pathlib.Path) -> None:
+    for file, text in {"csrc/a/a.h": "// ORD-1 FUT-1 UTF-8\n", "tests/cpp/a_test.cc": "// ORD-1\n"}.items():
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(text)
+    row = "| ORD-1 | x | `csrc/a/a.h` | `tests/cpp/a_test.cc` |\n"
+    true = f"\n## Labels\n\n| label | law | code | test |\n|---|---|---|---|\n{row}"
+    assert index_of(true) == {"ORD-1": (["csrc/a/a.h"], ["tests/cpp/a_test.cc"])}
+    (fault,) = index_faults(tmp_path, index_of(true))
+    assert fault.startswith("FUT-1 is claimed by csrc/a/a.h (proved by no test)")
+    unproved = true + "| FUT-1 | x | `csrc/a/a.h` | `tests/cpp/a_test.cc` |\n"
+    assert list(index_faults(tmp_path, index_of(unproved))) == ["FUT-1: tests/cpp/a_test.cc does not carry it"]
