@@ -1,0 +1,215 @@
+// FutureTable: the promises of one client's buffers, in one block of memory, heap or shared. The owner process hands
+// out and releases futures; any process that maps the table completes them.
+//
+// Threading: every call is lock-free and may come from any thread. allocate*(), release(), add_waiter(), run_waiters()
+// and sweep_waiters() only in the process that called create(); the rest in any process that maps the table.
+//
+// Invariants
+//   FUT-1 (once)   a future leaves pending at most once, to ready or to failed; exactly one complete() or fail() is
+//   told. FUT-2 (waiter) a waiter added before, during or after completion runs exactly once: with kReady or kFailed,
+//   or with
+//                  kFree when the future was released before the waiter ran (it may have finished before).
+//   FUT-3 (stale)  a handle used after its release is refused. A slot whose 32-bit generation is used up is retired,
+//                  so no generation ever comes back.
+//   FUT-4 (memory) what was written before complete() is visible to whoever sees the future ready, for every part.
+//
+// Layout of a slot's word, changed only by compare-exchange once handed out:
+//   63........32   31........4   3        2        1..0
+//   generation     payload       listed   waited   state
+//   payload: pending: parts still to come; failed: the error code; else 0.
+//   waited:  somebody sleeps or will sleep at the table's doorbell: whoever finishes the future rings it.
+//   listed:  the slot may have Waiters: whoever finishes the future runs them, or, in another process, marks the slot
+//   in
+//            the notify bits and rings, and the owner runs them in run_waiters().
+//
+// Why FUT-2 holds: add_waiter() pushes the waiter on the slot's list and only then sets `listed` by compare-exchange on
+// the same word that completion changes. If that succeeds, completion comes later and sees the bit. If not, the future
+// is no longer pending and add_waiter() itself empties the list. A list is emptied by one exchange, so each waiter is
+// in one hand; a hand that finds a waiter of a later, pending generation adds it again.
+//
+// A process killed between finishing a future and ringing delays sleepers by kRecheck at most (wait() looks again), and
+// waiters until sweep_waiters(), which the owner calls when a peer has died.
+//
+// Block: FutureTable header | words | waiter lists (owner's addresses, opaque to others) | free links | notify bits.
+// The free list is a Treiber stack whose head carries a 32-bit count of changes against ABA.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/cacheline.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "sync/atomic.h"
+#include "sync/doorbell.h"
+
+namespace pathways {
+
+/// kFree -> kPending (allocate) -> kReady | kFailed (complete, fail) -> kFree (release); kPending -> kFree (release).
+/// From poll(), kFree says that the handle is stale.
+enum class FutureState : std::uint8_t { kFree, kPending, kReady, kFailed };
+
+/// What complete() and fail() did.
+enum class [[nodiscard]] Completion : std::uint8_t{
+    kPending,  // counted; more parts are to come
+    kReady,    // this call finished the future (to ready by complete(), to failed by fail())
+    kStale,    // nothing: released, already finished, or more parts than were expected
+};
+
+/// An intrusive node for add_waiter(). The table owns it from add_waiter() until `run` is called, which may free it.
+/// `run` is called on the thread that finished or released the future, or that runs run_waiters(); it may use the
+/// table.
+struct Waiter {
+  void (*run)(Waiter* self, FutureState state) = nullptr;
+  Waiter* next = nullptr;  // the table's
+  Handle handle{};         // the table's; the future waited for
+};
+
+class FutureTable {
+ public:
+  static constexpr std::uint32_t kMaxCapacity = std::uint32_t{1} << 26;
+  static constexpr std::uint32_t kMaxParts = (std::uint32_t{1} << 28) - 1;
+  static constexpr std::uint32_t kMaxError = (std::uint32_t{1} << 24) - 1;
+  static constexpr std::chrono::nanoseconds kRecheck = std::chrono::milliseconds(50);
+
+  /// Bytes of memory for `capacity` futures. Throws Error(kInvalid) unless 1 to 2^26.
+  static std::size_t bytes_for(std::uint32_t capacity);
+  /// Makes a table in `memory` (64-byte aligned, bytes_for(capacity) bytes), which must outlive its users. The calling
+  /// process is the owner. `first_generation` is for tests of FUT-3.
+  static FutureTable* create(void* memory, std::uint32_t capacity, std::uint32_t first_generation = 1);
+  /// The table that create() made, perhaps in another process. Throws Error(kInvalid) if `memory` holds none.
+  static FutureTable* attach(void* memory);
+
+  /// A pending future of `parts` completions (1 to kMaxParts). kFull when none is free, kInvalid for a wrong `parts`.
+  Status allocate(std::uint32_t parts, Handle* out) noexcept;
+  /// One future per element of `parts`, all or none. Throws nothing; kInvalid also when the sizes differ.
+  Status allocate_many(std::span<const std::uint32_t> parts, std::span<Handle> out) noexcept;
+  /// Gives the slot back under the next generation, pending or not. kStale when already released.
+  Status release(Handle handle) noexcept;
+
+  /// Counts `parts` more parts as done. FUT-1.
+  Completion complete(Handle handle, std::uint32_t parts = 1) noexcept {
+    Atomic<std::uint64_t>& word = word_at(handle);
+    std::uint64_t seen = word.load(std::memory_order_relaxed);
+    for (;;) {
+      if (!is_pending(seen, handle)) return Completion::kStale;
+      const std::uint32_t remaining = payload_of(seen);
+      if (parts - 1U >= remaining) return Completion::kStale;  // 0 parts, or more than expected
+      const std::uint64_t next =
+          parts == remaining ? finished(seen, FutureState::kReady, 0) : seen - (std::uint64_t{parts} << kPayloadShift);
+      // SYNC future/publish: pairs with future/consume; each part continues the release sequence (FUT-4).
+      if (!word.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+      if (parts != remaining) return Completion::kPending;
+      if ((seen & kNotify) != 0) notify(handle, seen, FutureState::kReady);
+      return Completion::kReady;
+    }
+  }
+
+  /// Fails the future; `error` (1 to kMaxError) can be read by error_of().
+  Completion fail(Handle handle, std::uint32_t error = 1) noexcept;
+  /// The error code of a failed future, else 0.
+  [[nodiscard]] std::uint32_t error_of(Handle handle) const noexcept;
+
+  [[nodiscard]] FutureState poll(Handle handle) const noexcept {
+    // SYNC future/consume: pairs with future/publish.
+    const std::uint64_t seen = word_at(handle).load(std::memory_order_acquire);
+    return generation_of(seen) == handle.generation() ? state_of(seen) : FutureState::kFree;
+  }
+
+  /// From now on whoever finishes the future rings doorbell(). False when it is no longer pending.
+  bool mark_waited(Handle handle) noexcept { return mark(handle, kWaited); }
+  /// The state when no longer pending, or kPending when the time has passed. Never returns late for a lost ring.
+  FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept;
+  /// Rung when a future with the waited bit is finished or released, or one with waiters by another process.
+  DoorbellWord& doorbell() noexcept { return doorbell_; }
+
+  /// FUT-2. The waiter may run before this returns.
+  void add_waiter(Handle handle, Waiter* waiter) noexcept;
+  /// Runs the waiters of futures that other processes finished; call it when the doorbell has rung.
+  void run_waiters() noexcept;
+  /// Runs the waiters of every finished future, O(capacity): after a peer died, whose ring may be missing.
+  void sweep_waiters() noexcept;
+
+  [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
+  /// Futures handed out and not released: a snapshot.
+  [[nodiscard]] std::uint32_t in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
+  /// True in the process that called create().
+  [[nodiscard]] bool is_owner() const noexcept;
+  /// Checks the free list against the words; aborts when broken. Only while nobody uses the table. O(capacity).
+  void validate() const noexcept;
+
+  FutureTable(const FutureTable&) = delete;
+  FutureTable& operator=(const FutureTable&) = delete;
+
+ private:
+  static constexpr std::uint64_t kMagic = 0x50574655'54555245;  // "PWFUTURE"
+  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint64_t kStateMask = 3;
+  static constexpr std::uint64_t kWaited = 4;
+  static constexpr std::uint64_t kListed = 8;
+  static constexpr std::uint64_t kNotify = kWaited | kListed;
+  static constexpr unsigned kPayloadShift = 4;
+  static constexpr unsigned kGenerationShift = 32;
+  static constexpr std::uint32_t kNone = UINT32_MAX;  // end of the free list
+
+  FutureTable(std::uint32_t capacity, std::uint64_t owner) noexcept;
+
+  static constexpr std::uint64_t word_of(std::uint32_t generation, FutureState state, std::uint32_t payload) noexcept {
+    return (std::uint64_t{generation} << kGenerationShift) | (std::uint64_t{payload} << kPayloadShift) |
+           static_cast<std::uint64_t>(state);
+  }
+  static constexpr std::uint64_t finished(std::uint64_t word, FutureState state, std::uint32_t payload) noexcept {
+    return word_of(generation_of(word), state, payload) | (word & kNotify);
+  }
+  static constexpr std::uint32_t generation_of(std::uint64_t word) noexcept {
+    return static_cast<std::uint32_t>(word >> kGenerationShift);
+  }
+  static constexpr FutureState state_of(std::uint64_t word) noexcept {
+    return static_cast<FutureState>(word & kStateMask);
+  }
+  static constexpr std::uint32_t payload_of(std::uint64_t word) noexcept {
+    return static_cast<std::uint32_t>(word) >> kPayloadShift;
+  }
+  static constexpr bool is_pending(std::uint64_t word, Handle handle) noexcept {
+    return generation_of(word) == handle.generation() && state_of(word) == FutureState::kPending;
+  }
+
+  // The arrays behind the header. Words and lists have one slot more than the capacity: every index out of range means
+  // that one, which stays {generation 0, kFree} and so refuses every handle.
+  [[nodiscard]] std::byte* block() const noexcept {
+    return const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this)) + sizeof(FutureTable);
+  }
+  [[nodiscard]] Atomic<std::uint64_t>* words() const noexcept {
+    return reinterpret_cast<Atomic<std::uint64_t>*>(block());
+  }
+  [[nodiscard]] std::uint32_t slot_of(Handle handle) const noexcept {
+    return handle.index() < capacity_ ? handle.index() : capacity_;
+  }
+  [[nodiscard]] Atomic<std::uint64_t>& word_at(Handle handle) const noexcept { return words()[slot_of(handle)]; }
+  [[nodiscard]] Atomic<std::uint64_t>* lists() const noexcept { return words() + capacity_ + 1; }
+  [[nodiscard]] Atomic<std::uint64_t>* notify_bits() const noexcept { return lists() + capacity_ + 1; }
+  [[nodiscard]] Atomic<std::uint64_t>* notify_summary() const noexcept { return notify_bits() + bit_words(capacity_); }
+  [[nodiscard]] Atomic<std::uint32_t>* links() const noexcept {
+    return reinterpret_cast<Atomic<std::uint32_t>*>(notify_summary() + bit_words(bit_words(capacity_)));
+  }
+  static constexpr std::uint32_t bit_words(std::uint32_t bits) noexcept { return (bits + 63) / 64; }
+
+  bool mark(Handle handle, std::uint64_t bit) noexcept;
+  bool attach_waiter(Waiter* waiter) noexcept;
+  void notify(Handle handle, std::uint64_t word, FutureState state) noexcept;
+  void drain(std::uint32_t index, Handle known, FutureState state) noexcept;
+  void push_free(std::uint32_t index) noexcept;
+
+  std::uint64_t magic_;     // immutable after create
+  std::uint32_t version_;   // immutable after create
+  std::uint32_t capacity_;  // immutable after create
+  std::uint64_t owner_;     // immutable after create: process_token() of the owner
+  DoorbellWord doorbell_;
+  alignas(kCacheLine) Atomic<std::uint64_t> free_head_;  // owner process: changes << 32 | index
+  Atomic<std::uint32_t> in_use_;                         // owner process
+  Atomic<std::uint32_t> retired_;                        // owner process: slots whose generations are used up
+};
+
+}  // namespace pathways

@@ -1,0 +1,286 @@
+#include "memory/arena.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <string>
+
+#include "base/check.h"
+
+namespace pathways {
+
+namespace {
+
+/// kFree -> kLive (allocate) -> kReturned (last release, any process) -> kFree (drain, owner).
+/// kSentinel ends the region and never changes.
+enum class BlockState : std::uint32_t {
+  kFree = 0x46524545,
+  kLive = 0x4c495645,
+  kReturned = 0x52455455,
+  kSentinel = 0x454e4421
+};
+
+constexpr std::uint64_t round_up(std::uint64_t bytes) noexcept {
+  return (bytes + kCacheLine - 1) & ~std::uint64_t{kCacheLine - 1};
+}
+
+}  // namespace
+
+struct alignas(kCacheLine) Arena::Block {
+  std::uint64_t bytes;          // with this header; owner, under the lock; constant while live
+  std::uint64_t before;         // bytes of the block before, 0 for the first; owner, under the lock
+  std::uint64_t next_free;      // owner, under the lock
+  std::uint64_t prev_free;      // owner, under the lock
+  std::uint64_t next_returned;  // whoever made the last release, until the owner takes the list
+  Atomic<std::uint32_t> references;
+  Atomic<std::uint32_t> state;  // a BlockState
+
+  [[nodiscard]] bool is(BlockState wanted) const noexcept {
+    return state.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(wanted);
+  }
+  void become(BlockState next) noexcept { state.store(static_cast<std::uint32_t>(next), std::memory_order_relaxed); }
+};
+
+std::size_t Arena::min_bytes() noexcept {
+  static_assert(sizeof(Block) == kHeaderBytes);
+  return round_up(sizeof(Arena)) + kHeaderBytes + kAlignment + kHeaderBytes;
+}
+
+Arena* Arena::create(void* memory, std::size_t bytes) {
+  if (memory == nullptr || reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
+    throw Error(Status::kInvalid, "arena memory: expected a 64-byte aligned address");
+  }
+  if (bytes < min_bytes() || bytes >= (std::uint64_t{1} << 48)) {
+    throw Error(Status::kInvalid,
+                "arena size: expected " + std::to_string(min_bytes()) + " to 2^48 bytes, got " + std::to_string(bytes));
+  }
+  const std::uint64_t begin = round_up(sizeof(Arena));
+  const std::uint64_t end = (bytes & ~std::uint64_t{kAlignment - 1}) - kHeaderBytes;
+  auto* arena = new (memory) Arena(begin, end);
+  auto* first = new (arena->block(begin)) Block{};
+  first->bytes = end - begin;
+  auto* sentinel = new (arena->block(end)) Block{};
+  sentinel->before = first->bytes;
+  sentinel->become(BlockState::kSentinel);
+  arena->insert_free(first);
+  return arena;
+}
+
+Arena* Arena::attach(void* memory) {
+  auto* arena = std::launder(reinterpret_cast<Arena*>(memory));
+  if (memory == nullptr || reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0 || arena->magic_ != kMagic) {
+    throw Error(Status::kInvalid, "arena: expected memory that Arena::create() initialised");
+  }
+  return arena;
+}
+
+Status Arena::allocate(std::size_t bytes, std::uint64_t* offset) noexcept {
+  *offset = 0;
+  if (bytes > max_block()) return Status::kInvalid;
+  const std::uint64_t need = kHeaderBytes + round_up(std::max<std::uint64_t>(bytes, 1));
+  if (need > capacity()) return Status::kInvalid;
+  lock_.lock();
+  drain_returned();
+  Block* found = find_free(need);
+  if (found == nullptr) {
+    lock_.unlock();
+    return Status::kNoMemory;
+  }
+  remove_free(found);
+  const std::uint64_t rest = found->bytes - need;
+  if (rest >= kHeaderBytes + kAlignment) {
+    found->bytes = need;
+    auto* tail = new (after(found)) Block{};
+    tail->bytes = rest;
+    tail->before = need;
+    after(tail)->before = rest;
+    insert_free(tail);
+  }
+  found->references.store(1, std::memory_order_relaxed);
+  found->become(BlockState::kLive);
+  count_in_use(found->bytes);
+  *offset = offset_of(found) + kHeaderBytes;
+  lock_.unlock();
+  return Status::kOk;
+}
+
+void Arena::retain(std::uint64_t offset) noexcept {
+  const std::uint32_t before = checked_block(offset)->references.fetch_add(1, std::memory_order_relaxed);
+  PW_CHECK(before != 0 && before != UINT32_MAX);  // ARENA-2
+}
+
+void Arena::release(std::uint64_t offset) noexcept {
+  Block* freed = checked_block(offset);
+  // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
+  const std::uint32_t before = freed->references.fetch_sub(1, std::memory_order_acq_rel);
+  PW_CHECK(before != 0);  // ARENA-2
+  if (before != 1) return;
+  in_use_.fetch_sub(freed->bytes, std::memory_order_relaxed);
+  freed->become(BlockState::kReturned);
+  const std::uint64_t mine = offset_of(freed);
+  std::uint64_t head = returned_.load(std::memory_order_relaxed);
+  do {
+    freed->next_returned = head;
+    // SYNC arena/return: pairs with arena/drain.
+  } while (!returned_.compare_exchange_weak(head, mine, std::memory_order_release, std::memory_order_relaxed));
+}
+
+std::uint32_t Arena::was_references(std::uint64_t offset) const noexcept {
+  return checked_block(offset)->references.load(std::memory_order_relaxed);
+}
+
+std::byte* Arena::at(std::uint64_t offset) const noexcept {
+  return reinterpret_cast<std::byte*>(checked_block(offset)) + kHeaderBytes;
+}
+
+std::size_t Arena::block_bytes(std::uint64_t offset) const noexcept {
+  return checked_block(offset)->bytes - kHeaderBytes;
+}
+
+// ---- blocks
+
+Arena::Block* Arena::block(std::uint64_t offset) const noexcept {
+  auto* base = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this));
+  return reinterpret_cast<Block*>(base + offset);
+}
+
+std::uint64_t Arena::offset_of(const Block* block) const noexcept {
+  return static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(block) -
+                                    reinterpret_cast<const std::byte*>(this));
+}
+
+Arena::Block* Arena::checked_block(std::uint64_t payload) const noexcept {
+  PW_CHECK(payload >= begin_ + kHeaderBytes && payload < end_ && payload % kAlignment == 0);
+  Block* found = block(payload - kHeaderBytes);
+  PW_CHECK(found->is(BlockState::kLive));
+  return found;
+}
+
+Arena::Block* Arena::after(const Block* block) const noexcept { return this->block(offset_of(block) + block->bytes); }
+
+// ---- free lists, all under the lock
+
+Arena::SizeClass Arena::class_of(std::uint64_t bytes) noexcept {
+  const auto log2 = static_cast<unsigned>(std::bit_width(bytes)) - 1;
+  return {log2 - kMinLog2, static_cast<unsigned>(bytes >> (log2 - kSubBits)) & (kSubs - 1)};
+}
+
+void Arena::insert_free(Block* freed) noexcept {
+  const auto [level, sub] = class_of(freed->bytes);
+  std::uint64_t& head = free_heads_[level][sub];
+  freed->become(BlockState::kFree);
+  freed->prev_free = 0;
+  freed->next_free = head;
+  if (head != 0) block(head)->prev_free = offset_of(freed);
+  head = offset_of(freed);
+  level_bits_ |= std::uint64_t{1} << level;
+  sub_bits_[level] |= 1U << sub;
+}
+
+void Arena::remove_free(Block* taken) noexcept {
+  const auto [level, sub] = class_of(taken->bytes);
+  std::uint64_t& head = free_heads_[level][sub];
+  if (taken->next_free != 0) block(taken->next_free)->prev_free = taken->prev_free;
+  if (taken->prev_free != 0) {
+    block(taken->prev_free)->next_free = taken->next_free;
+  } else {
+    head = taken->next_free;
+  }
+  if (head != 0) return;
+  sub_bits_[level] &= ~(1U << sub);
+  if (sub_bits_[level] == 0) level_bits_ &= ~(std::uint64_t{1} << level);
+}
+
+Arena::Block* Arena::find_free(std::uint64_t bytes) noexcept {
+  // Every block of a class above that of `bytes` is large enough; of its own class only some are.
+  const auto [level, sub] = class_of(bytes);
+  const std::uint64_t own = free_heads_[level][sub];
+  if (own != 0 && block(own)->bytes >= bytes) return block(own);
+  if (const std::uint32_t subs = sub_bits_[level] & ~((2U << sub) - 1U); subs != 0) {
+    return block(free_heads_[level][static_cast<unsigned>(std::countr_zero(subs))]);
+  }
+  if (const std::uint64_t levels = level_bits_ & ~((std::uint64_t{2} << level) - 1); levels != 0) {
+    const auto next = static_cast<unsigned>(std::countr_zero(levels));
+    return block(free_heads_[next][static_cast<unsigned>(std::countr_zero(sub_bits_[next]))]);
+  }
+  for (std::uint64_t at = own; at != 0; at = block(at)->next_free) {  // the last resort: ARENA-4
+    if (block(at)->bytes >= bytes) return block(at);
+  }
+  return nullptr;
+}
+
+Arena::Block* Arena::merge(Block* freed) noexcept {
+  Block* next = after(freed);
+  if (next->is(BlockState::kFree)) {
+    remove_free(next);
+    freed->bytes += next->bytes;
+  }
+  if (freed->before != 0) {
+    Block* previous = block(offset_of(freed) - freed->before);
+    if (previous->is(BlockState::kFree)) {
+      remove_free(previous);
+      previous->bytes += freed->bytes;
+      freed->become(BlockState::kReturned);  // no block starts here any more
+      freed = previous;
+    }
+  }
+  after(freed)->before = freed->bytes;
+  return freed;
+}
+
+void Arena::drain_returned() noexcept {
+  if (returned_.load(std::memory_order_relaxed) == 0) return;
+  // SYNC arena/drain: pairs with arena/return; links and payloads are ours.
+  std::uint64_t at = returned_.exchange(0, std::memory_order_acquire);
+  while (at != 0) {
+    Block* freed = block(at);
+    at = freed->next_returned;
+    PW_CHECK(freed->is(BlockState::kReturned));
+    insert_free(merge(freed));
+  }
+}
+
+void Arena::count_in_use(std::uint64_t bytes) noexcept {
+  const std::uint64_t used = in_use_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  std::uint64_t high = high_water_.load(std::memory_order_relaxed);
+  while (high < used &&
+         !high_water_.compare_exchange_weak(high, used, std::memory_order_relaxed, std::memory_order_relaxed)) {
+  }
+}
+
+void Arena::validate() noexcept {
+  lock_.lock();
+  drain_returned();
+  std::uint64_t free_blocks = 0;
+  std::uint64_t before = 0;
+  bool was_free = false;
+  std::uint64_t at = begin_;
+  while (at != end_) {
+    const Block* here = block(at);
+    PW_CHECK(here->bytes >= kHeaderBytes + kAlignment && here->bytes % kAlignment == 0 && here->bytes <= end_ - at);
+    PW_CHECK(here->before == before);
+    const bool is_free = here->is(BlockState::kFree);
+    PW_CHECK(is_free || here->is(BlockState::kLive) || here->is(BlockState::kReturned));
+    PW_CHECK(!(is_free && was_free));  // ARENA-3
+    free_blocks += is_free ? 1 : 0;
+    was_free = is_free;
+    before = here->bytes;
+    at += here->bytes;
+  }
+  PW_CHECK(block(end_)->is(BlockState::kSentinel) && block(end_)->before == before);
+  for (unsigned level = 0; level < kLevels; ++level) {
+    PW_CHECK((sub_bits_[level] != 0) == ((level_bits_ >> level & 1) != 0));
+    for (unsigned sub = 0; sub < kSubs; ++sub) {
+      PW_CHECK((free_heads_[level][sub] != 0) == ((sub_bits_[level] >> sub & 1) != 0));
+      for (std::uint64_t link = free_heads_[level][sub]; link != 0; link = block(link)->next_free) {
+        const auto size_class = class_of(block(link)->bytes);
+        PW_CHECK(block(link)->is(BlockState::kFree) && size_class.level == level && size_class.sub == sub);
+        PW_CHECK(free_blocks-- != 0);
+      }
+    }
+  }
+  PW_CHECK(free_blocks == 0);
+  lock_.unlock();
+}
+
+}  // namespace pathways

@@ -1,0 +1,112 @@
+#include "memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+
+namespace pathways {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+std::size_t page_rounded(std::size_t bytes, const char* who) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  if (bytes == 0 || bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) - page) {
+    throw Error(Status::kInvalid,
+                std::string(who) + ": expected a size of 1 byte to 2^63, got " + std::to_string(bytes));
+  }
+  return (bytes + page - 1) / page * page;
+}
+
+/// Closes the descriptor unless released: for the throwing paths.
+struct OwnedFd {
+  explicit OwnedFd(int descriptor) noexcept : fd(descriptor) {}
+  OwnedFd(const OwnedFd&) = delete;
+  OwnedFd& operator=(const OwnedFd&) = delete;
+  ~OwnedFd() {
+    if (fd >= 0) ::close(fd);
+  }
+  int release() noexcept { return std::exchange(fd, -1); }
+  int fd;
+};
+
+Status status_of(int error) noexcept {
+  return error == ENOMEM || error == ENOSPC || error == EFBIG ? Status::kNoMemory : Status::kFailed;
+}
+
+std::byte* map(std::size_t bytes, int flags, int fd, const char* who) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    throw_errno(status_of(error), std::string(who) + ": mapping " + std::to_string(bytes) + " bytes", error);
+  }
+  return static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
+Segment Segment::create(std::string_view name, std::size_t bytes) {
+  const std::size_t size = page_rounded(bytes, "Segment::create");
+  OwnedFd file(::memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (file.fd < 0) throw_errno(Status::kFailed, "Segment::create: memfd_create", errno);
+  if (::ftruncate(file.fd, static_cast<off_t>(size)) != 0) {
+    const int error = errno;
+    throw_errno(status_of(error), "Segment::create: no room for " + std::to_string(size) + " bytes of shared memory",
+                error);
+  }
+  if (::fcntl(file.fd, F_ADD_SEALS, kSeals) != 0) throw_errno(Status::kFailed, "Segment::create: sealing", errno);
+  std::byte* data = map(size, MAP_SHARED, file.fd, "Segment::create");
+  return {data, size, file.release()};
+}
+
+Segment Segment::attach(int fd) {
+  OwnedFd file(fd);
+  struct stat info {};
+  if (::fstat(file.fd, &info) != 0)
+    throw_errno(Status::kInvalid, "Segment::attach: descriptor " + std::to_string(fd), errno);
+  if (info.st_size <= 0) {
+    throw Error(Status::kInvalid,
+                "Segment::attach: expected a sized file, got " + std::to_string(info.st_size) + " bytes");
+  }
+  const int seals = ::fcntl(file.fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    throw Error(Status::kInvalid, "Segment::attach: expected memory sealed against shrinking, descriptor " +
+                                      std::to_string(fd) + " is not");
+  }
+  const auto size = static_cast<std::size_t>(info.st_size);
+  std::byte* data = map(size, MAP_SHARED, file.fd, "Segment::attach");
+  return {data, size, file.release()};
+}
+
+Segment Segment::heap(std::size_t bytes) {
+  const std::size_t size = page_rounded(bytes, "Segment::heap");
+  return {map(size, MAP_PRIVATE | MAP_ANONYMOUS, -1, "Segment::heap"), size, -1};
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  Segment taken(std::move(other));
+  std::swap(data_, taken.data_);
+  std::swap(size_, taken.size_);
+  std::swap(fd_, taken.fd_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace pathways

@@ -1,0 +1,47 @@
+// Segment: a block of memory that several processes can map. Use it under rings, tables and arenas.
+//
+// The memory has no name in any file system: create() makes an anonymous file (memfd), whose descriptor is handed to
+// the other process over a Unix socket, which attach()es it. So the kernel frees it with its last user, whatever dies.
+// heap() gives private memory behind the same interface, for the embedded cluster.
+//
+// Threading: a Segment is owned by one thread at a time; the memory is everybody's. The mapping ends with the object,
+// so it must outlive whatever was placed in it.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace pathways {
+
+class Segment {
+ public:
+  /// Zeroed shared memory of `bytes` bytes (rounded up to pages), sealed against resizing. `name` is for /proc only.
+  /// Throws Error(kInvalid) for 0 bytes, Error(kNoMemory) if it does not fit, Error(kFailed) otherwise.
+  static Segment create(std::string_view name, std::size_t bytes);
+  /// Maps all of `fd`, which it owns from here on, also when it throws. Throws Error(kInvalid) if fd is no sized file
+  /// whose size is sealed: a peer that shrank it could end this process by SIGBUS.
+  static Segment attach(int fd);
+  /// Zeroed private memory; fd() is -1. A forked child gets a copy.
+  static Segment heap(std::size_t bytes);
+
+  Segment() noexcept = default;
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  /// Page aligned; nullptr for an empty or moved-from segment.
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  /// Bytes mapped: what was asked for, rounded up to pages.
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// Stays the segment's: duplicate it to keep it. -1 for heap().
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+
+ private:
+  Segment(std::byte* data, std::size_t size, int fd) noexcept : data_(data), size_(size), fd_(fd) {}
+
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  int fd_ = -1;
+};
+
+}  // namespace pathways

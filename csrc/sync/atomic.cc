@@ -1,0 +1,50 @@
+#include "sync/atomic.h"
+
+#if !defined(PATHWAYS_MODEL)
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ctime>
+
+namespace pathways {
+
+void thread_yield() noexcept { ::sched_yield(); }
+
+std::int64_t monotonic_ns() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected, std::int64_t deadline_ns) noexcept {
+  timespec until{};
+  if (deadline_ns != kNoDeadline) {
+    until.tv_sec = static_cast<time_t>(deadline_ns / 1'000'000'000);
+    until.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000);
+  }
+  // FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC time, so interrupted waits need no arithmetic.
+  const long rc = ::syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, expected,
+                            deadline_ns == kNoDeadline ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+  if (rc == 0) return FutexResult::kWoken;
+  switch (errno) {
+    case ETIMEDOUT:
+      return FutexResult::kTimeout;
+    case EAGAIN:
+      return FutexResult::kChanged;
+    default:  // EINTR: as good as a spurious wake
+      return FutexResult::kWoken;
+  }
+}
+
+void futex_wake(const Atomic<std::uint32_t>& word, std::uint32_t count) noexcept {
+  const auto most = count > INT32_MAX ? INT32_MAX : static_cast<int>(count);
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, most, nullptr, nullptr, 0);
+}
+
+}  // namespace pathways
+
+#endif

@@ -1,0 +1,98 @@
+// The one seam to atomics: Atomic<T>, cpu_relax(), thread_yield(), futex_wait(), futex_wake().
+//
+// Every operation names its memory order; there are no defaults and no bare fences (publish with a release store:
+// ThreadSanitizer of g++ 12 does not understand fences). Normally Atomic<T> is std::atomic<T> and the rest are
+// instructions and system calls. Under PATHWAYS_MODEL the same names come from tests/model, whose scheduler explores
+// every interleaving; model_read/model_write then tell it about plain memory that an atomic protects, and cost
+// nothing otherwise.
+//
+// Threading: everything here may be called from any thread, and Atomic and the futex words from any process that maps
+// them: they are lock-free (checked below), hence address-free, and the futexes are not PRIVATE.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace pathways {
+
+/// Why futex_wait came back. kWoken may be spurious: the caller looks again.
+enum class FutexResult : std::uint8_t { kWoken, kChanged, kTimeout };
+
+/// "No deadline" for futex_wait.
+inline constexpr std::int64_t kNoDeadline = INT64_MAX;
+
+}  // namespace pathways
+
+#if defined(PATHWAYS_MODEL)
+
+#include "model_atomic.h"  // tests/model: the same names, under the scheduler
+
+#else
+
+namespace pathways {
+
+template <class T>
+class Atomic {
+  static_assert(std::atomic<T>::is_always_lock_free, "shared memory needs lock-free (address-free) atomics");
+
+ public:
+  constexpr Atomic() noexcept : value_() {}
+  constexpr explicit Atomic(T value) noexcept : value_(value) {}
+  Atomic(const Atomic&) = delete;
+  Atomic& operator=(const Atomic&) = delete;
+
+  T load(std::memory_order order) const noexcept { return value_.load(order); }
+  void store(T value, std::memory_order order) noexcept { value_.store(value, order); }
+  T exchange(T value, std::memory_order order) noexcept { return value_.exchange(value, order); }
+  T fetch_add(T value, std::memory_order order) noexcept { return value_.fetch_add(value, order); }
+  T fetch_sub(T value, std::memory_order order) noexcept { return value_.fetch_sub(value, order); }
+  T fetch_or(T value, std::memory_order order) noexcept { return value_.fetch_or(value, order); }
+  T fetch_and(T value, std::memory_order order) noexcept { return value_.fetch_and(value, order); }
+  /// On failure `expected` holds what was found.
+  bool compare_exchange(T& expected, T desired, std::memory_order success, std::memory_order failure) noexcept {
+    return value_.compare_exchange_strong(expected, desired, success, failure);
+  }
+  /// May fail spuriously: only in loops.
+  bool compare_exchange_weak(T& expected, T desired, std::memory_order success, std::memory_order failure) noexcept {
+    return value_.compare_exchange_weak(expected, desired, success, failure);
+  }
+
+ private:
+  std::atomic<T> value_;
+};
+
+/// One turn of a spin loop.
+inline void cpu_relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+/// Lets another thread of this core run.
+void thread_yield() noexcept;
+
+/// Sleeps while *word == expected, at most until `deadline_ns` (monotonic_ns() clock). Works across processes.
+FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected, std::int64_t deadline_ns) noexcept;
+
+/// Wakes up to `count` sleepers of the word.
+void futex_wake(const Atomic<std::uint32_t>& word, std::uint32_t count) noexcept;
+
+/// Nanoseconds of CLOCK_MONOTONIC, the same in every process of the machine.
+std::int64_t monotonic_ns() noexcept;
+
+/// Tell the model checker that plain memory at `where` is read / written. Nothing outside PATHWAYS_MODEL.
+inline void model_read(const void* /*where*/) noexcept {}
+inline void model_write(const void* /*where*/) noexcept {}
+
+}  // namespace pathways
+
+#endif
+
+namespace pathways {
+
+static_assert(sizeof(Atomic<std::uint32_t>) == 4 && sizeof(Atomic<std::uint64_t>) == 8,
+              "an atomic in shared memory is its value");
+
+}  // namespace pathways

@@ -1,0 +1,210 @@
+// ByteRing: a single-producer, single-consumer ring of variable-length records in one block of memory, heap or shared.
+// It is the dispatch queue between two threads or two processes.
+//
+// Threading: one Producer and one Consumer at a time, each used by one thread at a time; the two run concurrently, in
+// one process or two. Roles are types: claim_producer() and claim_consumer() give the only one, its destructor hands
+// the role back. A process that died holding a role keeps it until reset_roles().
+//
+// Invariants
+//   RING-1 (batch)   a record becomes visible at publish(), all reserved ones by one release store; a producer that
+//                    dies before publish() leaves no trace.
+//   RING-2 (whole)   a record is contiguous and 8-aligned; it never wraps.
+//   RING-3 (bounds)  0 <= tail - head <= capacity; positions only grow (64 bits: they never wrap in practice).
+//   RING-4 (order)   records come out in the order they went in. A consumer that dies before release() leaves its
+//                    popped but unreleased records to the next one.
+//   RING-5 (trust)   nothing read from the block is used before it is checked: a corrupt length or position throws
+//                    Error(kInvalid), it never reads outside the block.
+//
+// Layout: ByteRing header (magic, version, capacity | tail | head | roles: a cache line each), then `capacity` bytes.
+// A record at byte position p lives at offset p & (capacity - 1):
+//   31........0   63.......32
+//   length        mark          8 bytes of header, then `length` bytes, padded to 8. Mark is kRecord, or kSkip when the
+//                               rest of the block is unused because the next record did not fit before its end.
+//
+// Positions are cached on both sides (Producer keeps the last head it saw, Consumer the last tail), so in the steady
+// state a hop touches one shared line per batch. Source: Rigtorp's SPSCQueue; the skip mark is from LMAX/Aeron.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/cacheline.h"
+#include "sync/atomic.h"
+
+namespace pathways {
+
+class ByteRing {
+ public:
+  class Producer;
+  class Consumer;
+
+  static constexpr std::uint32_t kMinCapacity = 4096;
+  static constexpr std::uint32_t kMaxCapacity = std::uint32_t{1} << 30;
+
+  /// Bytes of memory for a ring of `capacity` bytes. Throws Error(kInvalid) unless a power of two in [4096, 2^30].
+  static std::size_t bytes_for(std::uint32_t capacity);
+  /// Makes a ring in `memory` (64-byte aligned, bytes_for(capacity) bytes). The memory must outlive the ring's users.
+  static ByteRing* create(void* memory, std::uint32_t capacity);
+  /// The ring that create() made, perhaps in another process. Throws Error(kInvalid) if `memory` holds none.
+  static ByteRing* attach(void* memory);
+
+  /// Throws Error(kInvalid) when the role is taken.
+  Producer claim_producer();
+  Consumer claim_consumer();
+  /// Takes both roles back from a process that died. Nobody else may be using the ring.
+  void reset_roles() noexcept;
+
+  [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
+  /// The longest record that try_reserve() takes: half the capacity less the record header.
+  [[nodiscard]] std::uint32_t max_record() const noexcept { return capacity_ / 2 - kHeaderBytes; }
+  /// Checks RING-3 and that every published record is well formed; throws Error(kInvalid). Only while nobody uses it.
+  void validate() const;
+
+  ByteRing(const ByteRing&) = delete;
+  ByteRing& operator=(const ByteRing&) = delete;
+
+ private:
+  friend class Producer;
+  friend class Consumer;
+
+  static constexpr std::uint64_t kMagic = 0x50575242'52494e47;  // "PWRBRING"
+  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kHeaderBytes = 8;
+  static constexpr std::uint32_t kRecord = 0x52454331;
+  static constexpr std::uint32_t kSkip = 0x534b4950;
+
+  struct RecordHeader {
+    std::uint32_t length;
+    std::uint32_t mark;
+  };
+  static_assert(sizeof(RecordHeader) == kHeaderBytes);
+
+  explicit ByteRing(std::uint32_t capacity) noexcept : magic_(kMagic), version_(kVersion), capacity_(capacity) {}
+
+  /// Bytes that a record of `length` bytes takes.
+  static constexpr std::uint64_t footprint(std::uint64_t length) noexcept {
+    return kHeaderBytes + ((length + 7) & ~std::uint64_t{7});
+  }
+  [[nodiscard]] std::byte* data() const noexcept {
+    return const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this)) + sizeof(ByteRing);
+  }
+  [[nodiscard]] std::uint64_t offset_of(std::uint64_t position) const noexcept { return position & (capacity_ - 1U); }
+  [[nodiscard]] std::byte* header_at(std::uint64_t position) const noexcept { return data() + offset_of(position); }
+  /// The length of the record at `position`, skipping over the end of the block; moves `position` to it. RING-5.
+  std::uint32_t checked_length(std::uint64_t& position, std::uint64_t tail) const;
+  [[noreturn]] static void throw_corrupt(const char* what, std::uint64_t got);
+
+  std::uint64_t magic_;                                       // immutable after create
+  std::uint32_t version_;                                     // immutable after create
+  std::uint32_t capacity_;                                    // immutable after create
+  alignas(kCacheLine) Atomic<std::uint64_t> tail_;            // producer writes: end of what is published
+  alignas(kCacheLine) Atomic<std::uint64_t> head_;            // consumer writes: end of what is given back
+  alignas(kCacheLine) Atomic<std::uint32_t> producer_claim_;  // 0, or the claim's number
+  Atomic<std::uint32_t> consumer_claim_;                      // likewise
+  Atomic<std::uint32_t> claims_;                              // numbers given so far
+};
+
+/// The one writer. Movable; the moved-from object may only be destroyed or assigned to.
+class ByteRing::Producer {
+ public:
+  Producer() noexcept = default;
+  Producer(Producer&& other) noexcept { swap(other); }
+  Producer& operator=(Producer&& other) noexcept;
+  ~Producer() { hand_back(); }
+
+  /// A record of exactly `bytes` bytes (8-aligned, contiguous), or an empty span when there is no room now; then
+  /// publish() what is reserved and wait for the consumer. Throws Error(kInvalid) if bytes > max_record(). A record of
+  /// 0 bytes is refused the same way (its span could not be told from "no room"). The span is the caller's to fill
+  /// until publish().
+  std::span<std::byte> try_reserve(std::uint32_t bytes) {
+    if (bytes - 1U >= ring_->max_record()) throw_too_big(bytes);
+    const std::uint64_t need = footprint(bytes);
+    const std::uint64_t rest = ring_->capacity_ - ring_->offset_of(write_);
+    const std::uint64_t skip = rest < need ? rest : 0;
+    if (write_ + skip + need - head_seen_ > ring_->capacity_ && !refresh(skip + need)) return {};
+    return place(bytes, skip, need);
+  }
+
+  /// Makes every record reserved so far visible, by one release store.
+  void publish() noexcept {
+    // SYNC byte_ring/publish: pairs with byte_ring/consume.
+    ring_->tail_.store(write_, std::memory_order_release);
+  }
+
+  [[nodiscard]] std::uint32_t max_record() const noexcept { return ring_->max_record(); }
+  /// True while this object holds the role.
+  [[nodiscard]] bool valid() const noexcept { return ring_ != nullptr; }
+
+ private:
+  friend class ByteRing;
+  Producer(ByteRing* ring, std::uint32_t claim);
+
+  void swap(Producer& other) noexcept;
+  void hand_back() noexcept;
+  bool refresh(std::uint64_t need);
+  std::span<std::byte> place(std::uint32_t bytes, std::uint64_t skip, std::uint64_t need) noexcept;
+  [[noreturn]] void throw_too_big(std::uint32_t bytes) const;
+
+  ByteRing* ring_ = nullptr;
+  std::uint64_t write_ = 0;      // end of what is reserved
+  std::uint64_t head_seen_ = 0;  // the consumer's head when last looked at
+  std::uint32_t claim_ = 0;
+};
+
+/// The one reader. Movable; the moved-from object may only be destroyed or assigned to.
+class ByteRing::Consumer {
+ public:
+  Consumer() noexcept = default;
+  Consumer(Consumer&& other) noexcept { swap(other); }
+  Consumer& operator=(Consumer&& other) noexcept;
+  ~Consumer() { hand_back(); }
+
+  /// The oldest record, or an empty span when there is none (then all popped space is given back). Valid until pop().
+  /// Throws Error(kInvalid) on a corrupt length or position (RING-5).
+  std::span<const std::byte> try_front() {
+    if (read_ == tail_seen_ && !refresh()) return {};
+    const std::uint32_t length = ring_->checked_length(read_, tail_seen_);
+    front_ = footprint(length);
+    return {ring_->header_at(read_) + kHeaderBytes, length};
+  }
+
+  /// Steps over the record that try_front() gave; without one it does nothing. Space goes back every 1/8 of the
+  /// capacity.
+  void pop() noexcept {
+    read_ += front_;
+    front_ = 0;
+    if (read_ - released_ >= ring_->capacity_ / 8U) release();
+  }
+
+  /// Gives all popped space back now.
+  void release() noexcept {
+    released_ = read_;
+    // SYNC byte_ring/release: pairs with byte_ring/reuse; the reads of popped records are done.
+    ring_->head_.store(read_, std::memory_order_release);
+  }
+
+  /// True when nothing was published beyond what is popped: a stale snapshot.
+  [[nodiscard]] bool was_empty() const noexcept {
+    return read_ == tail_seen_ && ring_->tail_.load(std::memory_order_relaxed) == read_;
+  }
+  /// True while this object holds the role.
+  [[nodiscard]] bool valid() const noexcept { return ring_ != nullptr; }
+
+ private:
+  friend class ByteRing;
+  Consumer(ByteRing* ring, std::uint32_t claim);
+
+  void swap(Consumer& other) noexcept;
+  void hand_back() noexcept;
+  bool refresh();
+
+  ByteRing* ring_ = nullptr;
+  std::uint64_t read_ = 0;       // the next record
+  std::uint64_t tail_seen_ = 0;  // the producer's tail when last looked at
+  std::uint64_t released_ = 0;   // what head_ says
+  std::uint64_t front_ = 0;      // footprint of the record at read_ that try_front() gave, or 0
+  std::uint32_t claim_ = 0;
+};
+
+}  // namespace pathways
