@@ -1,0 +1,148 @@
+"""Build a wheel and see that it is fit to give away. `make wheel` calls it.
+
+    python scripts/check_wheel.py [--python INTERPRETER]
+
+1. Builds dist/pathways-*.whl from a clean copy of the sources, so that no leftover of a working tree gets in.
+2. Looks inside: one libpathways_core.so, which exports the project's namespace and nothing else; `$ORIGIN` as its
+   neighbours' run path; no sources of the native parts.
+3. Prints auditwheel's verdict, and lets auditwheel write the manylinux tag into the wheel that it has earned.
+4. Installs the wheel in a new environment and runs Figure 2 from outside the source tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).parents[1]
+NAMESPACE = "pathways::"
+# What C++ puts before a name: these belong to the type or function that follows.
+PREFIX = re.compile(
+    r"^(?:(?:typeinfo|typeinfo name|vtable|VTT|guard variable|(?:non-)?virtual thunk) (?:for|to) |TLS \w+ function for )+"
+)
+EXPECTED_OUTPUT = "with pw.program: ([3.0, 5.0], [2.0, 4.0]), dispatches: 1"
+
+
+def run(*command: str | pathlib.Path, cwd: pathlib.Path = ROOT, env: dict[str, str] | None = None) -> str:
+    """Run a command; return its output, or end the check with it."""
+    done = subprocess.run(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout[-6000:]}\n[wheel] failed: {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"[wheel] {text}", flush=True)
+
+
+def build(scratch: pathlib.Path, python: str) -> pathlib.Path:
+    """Build the wheel from what git tracks or would track; return its path in `scratch`."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (scratch / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, scratch / "source" / name)
+    run(python, "-m", "build", "--wheel", "--no-isolation", "--outdir", scratch / "built", cwd=scratch / "source")
+    (wheel,) = (scratch / "built").glob("*.whl")
+    return wheel
+
+
+def foreign_symbols(library: pathlib.Path) -> list[str]:
+    """Symbols that `library` exports and that are not in the project's namespace."""
+    exported = run("nm", "--dynamic", "--demangle", "--defined-only", library).splitlines()
+    names = [line.split(maxsplit=2)[2] for line in exported if len(line.split(maxsplit=2)) == 3]
+    if not any(NAMESPACE in name for name in names):
+        raise SystemExit(f"[wheel] failed: {library.name} exports nothing of {NAMESPACE}")
+    return [name for name in names if not _is_ours(name)]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a demangled name is declared in our namespace: a template's name is preceded by its return type."""
+    name = PREFIX.sub("", name)
+    head = re.split(r"\(", name, maxsplit=1)[0]
+    depth, start = 0, 0
+    for index, letter in enumerate(head):  # the declared name begins after the last space outside <>
+        depth += (letter == "<") - (letter == ">")
+        if letter == " " and depth == 0:
+            start = index + 1
+    return head[start:].startswith(NAMESPACE)
+
+
+def look_inside(wheel: pathlib.Path, scratch: pathlib.Path) -> None:
+    """Check the wheel's contents."""
+    folder = scratch / "inside"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(folder)
+    strays = [name for name in names if name.endswith((".pyx", ".cpp", ".cc", ".o", ".a")) or "tests/" in name]
+    cores = [name for name in names if "libpathways_core" in name]
+    if strays or len(cores) != 1:
+        raise SystemExit(f"[wheel] failed: expected one libpathways_core.so and no sources, got {cores} and {strays}")
+    foreign = foreign_symbols(folder / cores[0])
+    if foreign:
+        raise SystemExit(f"[wheel] failed: {cores[0]} exports {len(foreign)} foreign symbols: {foreign[:10]}")
+    for extension in [name for name in names if re.search(r"pathways/_\w+\.cpython.*\.so$", name)]:
+        if "$ORIGIN" not in run("readelf", "--dynamic", folder / extension):
+            raise SystemExit(f"[wheel] failed: {extension} does not look for libpathways_core.so beside itself")
+    size = wheel.stat().st_size / 1e6
+    say(f"{wheel.name}: {len(names)} files, {size:.1f} MB, exports only {NAMESPACE}*")
+
+
+def tag(wheel: pathlib.Path, scratch: pathlib.Path, python: str) -> pathlib.Path:
+    """Print auditwheel's verdict; return the wheel under dist/, tagged as it deserves."""
+    print(run(python, "-m", "auditwheel", "show", wheel).strip())
+    done = subprocess.run(
+        [python, "-m", "auditwheel", "addtag", "--wheel-dir", scratch / "tagged", wheel],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    tagged = sorted((scratch / "tagged").glob("*manylinux*.whl")) if done.returncode == 0 else []
+    (ROOT / "dist").mkdir(exist_ok=True)
+    kept = ROOT / "dist" / (tagged[0] if tagged else wheel).name
+    shutil.copy2(tagged[0] if tagged else wheel, kept)
+    say(f"dist/{kept.name}")
+    return kept
+
+
+def try_out(wheel: pathlib.Path, scratch: pathlib.Path, python: str) -> None:
+    """Install the wheel alone in a new environment, and run Figure 2 far from the sources."""
+    say("installing it in a clean environment")
+    run(python, "-m", "venv", scratch / "clean")
+    clean = scratch / "clean/bin/python"
+    run(clean, "-m", "pip", "install", "--quiet", wheel)
+    for name in ("figure2.py", "target.py"):
+        shutil.copy2(ROOT / "examples" / name, scratch / name)
+    bare = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS")}
+    for cluster in ("embedded", "local"):
+        output = run(clean, scratch / "figure2.py", "--cluster", cluster, cwd=scratch, env=bare)
+        if EXPECTED_OUTPUT not in output:
+            raise SystemExit(f"[wheel] failed: Figure 2, {cluster}: expected {EXPECTED_OUTPUT!r}, got:\n{output}")
+        say(f"Figure 2, {cluster}: as in the paper")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Build a wheel and check it.")
+    parser.add_argument("--python", default=sys.executable, help="interpreter with build and auditwheel")
+    python = parser.parse_args().python
+    with tempfile.TemporaryDirectory(prefix="pathways-wheel-") as name:
+        scratch = pathlib.Path(name)
+        say("building")
+        wheel = build(scratch, python)
+        look_inside(wheel, scratch)
+        kept = tag(wheel, scratch, python)
+        try_out(kept, scratch, python)
+    say("good")
+
+
+if __name__ == "__main__":
+    main()
