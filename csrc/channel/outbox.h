@@ -1,0 +1,73 @@
+/// The sending end of a ring: never waits, never loses, never reorders.
+///
+/// What does not fit in the ring now is kept here and goes first at the next chance, so a slow reader costs its writer
+/// memory and not time. That memory is bounded from above by the credits of those who cause the records (runs in flight
+/// per client). Records become visible, and the reader is woken, at `flush`: once per batch, not once per record.
+///
+/// Threading: one writer thread.
+#pragma once
+
+#include <cstring>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "sync/byte_ring.h"
+#include "sync/doorbell.h"
+
+namespace pathways {
+
+class Outbox {
+ public:
+  Outbox() = default;
+  Outbox(ByteRing* ring, DoorbellWord* doorbell) : producer_(ring->claim_producer()), doorbell_(doorbell) {}
+  Outbox(Outbox&&) = default;
+  Outbox& operator=(Outbox&&) = default;
+
+  /// Sends one record of `bytes` bytes; `fill` writes it. Throws Error(kInvalid) when it can never fit.
+  template <typename Fill>
+  void send(uint32_t bytes, Fill&& fill) {
+    is_dirty_ = true;
+    if (overflow_.empty()) {
+      const std::span<std::byte> room = producer_.try_reserve(bytes);
+      if (!room.empty()) {
+        fill(room.data());
+        return;
+      }
+    }
+    std::vector<std::byte>& kept = overflow_.emplace_back(bytes);
+    fill(kept.data());
+  }
+
+  /// Publishes what was sent and wakes the reader if it sleeps. True while some records are still kept here.
+  bool flush() {
+    if (!overflow_.empty()) drain();
+    if (is_dirty_) {
+      producer_.publish();
+      doorbell_->ring();
+      is_dirty_ = false;
+    }
+    return !overflow_.empty();
+  }
+
+  bool has_overflow() const { return !overflow_.empty(); }
+
+ private:
+  void drain() {
+    while (!overflow_.empty()) {
+      const std::vector<std::byte>& kept = overflow_.front();
+      const std::span<std::byte> room = producer_.try_reserve(static_cast<uint32_t>(kept.size()));
+      if (room.empty()) return;
+      std::memcpy(room.data(), kept.data(), kept.size());
+      overflow_.pop_front();
+      is_dirty_ = true;
+    }
+  }
+
+  ByteRing::Producer producer_;
+  DoorbellWord* doorbell_ = nullptr;
+  std::deque<std::vector<std::byte>> overflow_;
+  bool is_dirty_ = false;
+};
+
+}  // namespace pathways

@@ -1,0 +1,111 @@
+/// The records that travel on rings between client, controller and hosts: the whole wire format of the hot path.
+///
+/// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
+/// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
+///   client -> controller   kRun, kNote, kCancel
+///   controller -> host     kRun (with its place in the order), kNote, kClientGone
+///   host -> controller     kRunDone, kFailed
+///   controller -> client   kFailed
+///   host -> host           kPost (where to write), kArrived (it is written)
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace pathways {
+
+enum class RecordKind : uint16_t {
+  kRun = 1,
+  kNote = 2,
+  kCancel = 3,
+  kClientGone = 4,
+  kRunDone = 5,
+  kFailed = 6,
+  kPost = 7,
+  kArrived = 8,
+};
+
+/// What a note asks of the hosts. Its payload follows the record.
+enum class NoteKind : uint16_t {
+  kPut = 1,      ///< makes the buffer `handle` of the payload's bytes; the payload is the backend's
+  kFetch = 2,    ///< writes the buffer `handle` where the payload says, then completes `token`
+  kRelease = 3,  ///< payload: handles that the client will not name again
+  kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's
+};
+
+struct RecordHeader {
+  RecordKind kind;
+  uint16_t detail;  ///< NoteKind for notes
+  uint32_t client;
+};
+
+/// Followed by `arguments`, then `results` handles, 8 bytes each.
+struct RunRecord {
+  RecordHeader header;
+  uint64_t tag;    ///< client -> controller: the client's own number of the run; controller -> host: the entry's id
+  uint64_t order;  ///< place in the cluster's order; 0 until the sequencer gave one
+  uint32_t plan;
+  uint32_t group;
+  uint32_t arguments;
+  uint32_t results;
+};
+
+/// Followed by `bytes` bytes of payload, padded to 8.
+struct NoteRecord {
+  RecordHeader header;
+  uint64_t handle;
+  uint64_t token;
+  uint32_t group;
+  uint32_t bytes;
+};
+
+struct CancelRecord {
+  RecordHeader header;
+  uint64_t tag;
+};
+
+struct ClientGoneRecord {
+  RecordHeader header;
+};
+
+struct RunDoneRecord {
+  RecordHeader header;
+  uint64_t tag;    ///< the entry's id
+  uint32_t gangs;  ///< gang launches of this run on this host (GANG-1)
+  uint32_t host;
+};
+
+/// Followed by `bytes` bytes of UTF-8 text, padded to 8.
+struct FailedRecord {
+  RecordHeader header;
+  uint64_t handle;
+  uint32_t bytes;
+  uint32_t reserved;
+};
+
+/// A transfer's destination to one of its sources. Followed by `count` offsets into the destination's arena.
+struct PostRecord {
+  RecordHeader header;
+  uint64_t order;
+  uint32_t node;  ///< global node
+  uint32_t host;  ///< who posts
+  uint32_t count;
+  uint32_t reserved;
+};
+
+/// Followed by `bytes` bytes of text, padded to 8, when the source value failed and nothing was written.
+struct ArrivedRecord {
+  RecordHeader header;  ///< detail: 1 when the source failed
+  uint64_t order;
+  uint32_t node;
+  uint32_t host;  ///< who has written
+  uint32_t bytes;
+  uint32_t reserved;
+};
+
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 32);
+static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
+
+inline constexpr uint32_t padded(uint32_t bytes) { return (bytes + 7u) & ~7u; }
+
+}  // namespace pathways

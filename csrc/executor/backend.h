@@ -1,0 +1,88 @@
+/// The one seam to the devices: what the executor asks, whoever answers.
+///
+/// Two sides exist: JAX (pathways/_core.pyx through `CallbackBackend`) and the modelled device (csrc/simulate). A
+/// `Value` is the backend's own reference to the local shards of one logical array (a `jax.Array` there); the executor
+/// moves it about, never looks inside, and owes one `drop` for each reference it was given.
+///
+/// Threading: all calls come from the executor's thread, one at a time.
+/// Errors: kFailed means that the operation failed and `last_error()` says why; the executor poisons what depends on it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+
+namespace pathways {
+
+using Value = void*;
+
+enum class Readiness : uint8_t { kPending, kReady, kFailed };
+
+/// Which node of which run.
+struct NodeContext {
+  uint64_t order;
+  uint32_t client;
+  uint32_t plan;
+  uint32_t node;         ///< index in the host's plan
+  uint32_t computation;  ///< launchable or route
+};
+
+/// Where one source host shall write: offsets into this host's arena, in the route's own order.
+struct Landing {
+  uint32_t source;
+  std::vector<uint64_t> offsets;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// Enqueues one computation on the local devices; `outputs` become new references. Does not wait for values.
+  virtual Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) = 0;
+  /// A stand-in for an input that failed, so that a gang stays whole (GANG-1): any value of its type, fresh reference.
+  virtual Value placeholder(const NodeContext& context, uint32_t input) = 0;
+  virtual Readiness readiness(Value value) = 0;
+  virtual Value retain(Value value) = 0;
+  virtual void drop(Value value) = 0;
+
+  /// A transfer whose two ends are on this host alone.
+  virtual Status transfer(const NodeContext& context, Value input, Value* output) = 0;
+  /// Makes room for what a transfer brings here. kNoMemory: not now, ask again.
+  virtual Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) = 0;
+  /// Writes this host's part of a transfer into `destination`'s arena. `input` is ready.
+  virtual Status send(const NodeContext& context, Value input, uint32_t destination,
+                      std::span<const uint64_t> offsets) = 0;
+  /// Everything has been written: makes the value of it.
+  virtual Status finish_receive(const NodeContext& context, Value* output) = 0;
+  /// Gives back what `begin_receive` took, when the source failed.
+  virtual void abandon_receive(const NodeContext& context) = 0;
+
+  /// Makes a buffer of a client's bytes; says which local devices it lies on.
+  virtual Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) = 0;
+  /// Writes a ready buffer where the client reads it.
+  virtual Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) = 0;
+
+  /// Anything else that has a place in the order.
+  virtual void note(uint32_t client, std::span<const std::byte> payload) = 0;
+
+  virtual std::string_view last_error() const = 0;
+};
+
+/// What the executor tells the rest of the cluster. Implemented over rings by `runtime/host`.
+class HostLink {
+ public:
+  virtual ~HostLink() = default;
+  /// This host's part of a buffer is ready, or a fetch is written.
+  virtual void complete(uint32_t client, Handle future) = 0;
+  virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
+  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs) = 0;
+  virtual void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
+  virtual void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
+};
+
+}  // namespace pathways

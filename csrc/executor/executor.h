@@ -1,0 +1,231 @@
+/// One host's part of all runs: what is ready, what to enqueue, what to send.
+///
+/// The controller's records come in the cluster's order (`on_*`); `poll` moves finished work on. A run's nodes are all
+/// prepared when its record comes (ASY-2): their inputs are counted, their receives posted, their places in the device
+/// FIFOs taken. A call is launched when nothing is missing, which means: its inputs exist as values (XLA may still
+/// compute them), it heads the FIFO of each local device it holds, and its plan is compiled.
+///
+///   ORD-1   calls enter the device FIFOs in the order of the records and leave them from the head only.
+///   ASY-1   nothing here waits; what cannot go on stays in a list and `poll` looks again.
+///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
+///           `gangs` counts those launches, per run and in all.
+///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
+///           object store's own references.
+///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
+///   OWN-1   a client that is gone owns nothing here; its launched work ends unheard.
+///
+/// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
+/// tables and the queues are reused).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "channel/records.h"
+#include "executor/backend.h"
+#include "executor/object_store.h"
+#include "plan/plan.h"
+
+namespace pathways {
+
+/// Test hooks: faults that the runtime itself never makes.
+struct ExecutorFaults {
+  uint32_t swap_every = 0;  ///< breaks ORD-1: each n-th pair of neighbouring runs changes places on this host
+};
+
+struct ExecutorStats {
+  uint64_t runs = 0;
+  uint64_t launches = 0;
+  uint64_t gangs = 0;
+  uint64_t transfers = 0;
+  uint64_t objects = 0;
+  uint64_t live_runs = 0;
+  uint64_t waiting = 0;  ///< values watched for readiness
+};
+
+class Executor {
+ public:
+  struct Options {
+    uint32_t host = 0;
+    uint32_t devices = 1;
+    uint32_t max_in_flight = 0;  ///< launches not known to be done, per device; 0: no bound
+  };
+
+  Executor(Options options, Backend& backend, HostLink& link);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  void add_plan(uint32_t id, Plan plan);
+  /// The plan may be launched; or, with a text, its runs fail with it.
+  void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt);
+  void remove_plan(uint32_t id);
+  void add_client(uint32_t client);
+
+  void on_run(const RunRecord& record, const uint64_t* handles);
+  void on_note(const NoteRecord& record, std::span<const std::byte> payload);
+  void on_client_gone(uint32_t client);
+  void on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
+  void on_arrived(uint64_t order, uint32_t node, bool failed, std::string_view text);
+
+  /// Looks at the oldest watched value of each lane and moves on what has become possible. Number of things done.
+  uint32_t poll();
+  /// Oldest values not ready yet, one per lane: who wants to sleep until something happens waits for these.
+  void watched(std::vector<Value>* out) const;
+  bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0; }
+
+  ExecutorStats stats() const;
+  void set_faults(ExecutorFaults faults) { faults_ = faults; }
+  /// Drops every value; called before the backend goes.
+  void clear();
+
+ private:
+  static constexpr uint32_t kNone = 0xffffffffu;
+
+  struct PlanEntry {
+    uint32_t id = 0;
+    Plan plan;
+    bool compiled = false;
+    uint32_t error = 0;
+    uint32_t live = 0;  ///< runs that use it
+    bool removed = false;
+    std::vector<uint32_t> waiting;  ///< run slots that came before it was compiled
+  };
+
+  struct Run {
+    PlanEntry* plan = nullptr;
+    uint64_t order = 0;
+    uint64_t tag = 0;
+    uint32_t client = 0;
+    uint32_t open = 0;  ///< steps not done, and results not settled
+    uint32_t gangs = 0;
+    std::vector<Value> values;
+    std::vector<uint32_t> errors;   ///< per value: 0, or what befell it
+    std::vector<uint32_t> readers;  ///< per value: readings still to come
+    std::vector<uint32_t> missing;  ///< per node
+    std::vector<uint32_t> poison;   ///< per node: error of a failed input
+    std::vector<uint64_t> results;  ///< handles
+  };
+
+  struct NodeRef {
+    uint32_t run;
+    uint32_t node;
+  };
+
+  /// One thing to do when a value is ready.
+  struct Watch {
+    enum class Kind : uint8_t { kNode, kValue, kSend, kFetch, kPut } kind;
+    bool counts;  ///< gives back a place in flight on the lane's devices
+    uint32_t run;
+    uint32_t index;  ///< node, value, or fetch slot
+    Value value;     ///< a reference of its own
+    uint64_t key;    ///< kSend: the exchange; kPut: the handle
+  };
+
+  /// Values on one set of devices become ready roughly in the order they were enqueued.
+  struct Lane {
+    uint64_t devices;
+    std::deque<Watch> watches;
+  };
+
+  /// Both ends of one cross-host transfer of one run, as far as they are on this host.
+  struct Exchange {
+    uint32_t run = 0xffffffffu;
+    uint32_t node = 0;
+    Value source = nullptr;
+    bool source_ready = false;
+    uint32_t source_error = 0;
+    uint32_t sends_left = 0;
+    uint32_t arrivals_left = 0;
+    bool is_prepared = false;
+    bool is_posted = false;
+    uint32_t receive_error = 0;
+    std::vector<Landing> posts;  ///< `source` names the destination that posted
+  };
+
+  struct Fetch {
+    uint32_t client = 0;
+    uint64_t handle = 0;
+    uint64_t token = 0;
+    std::vector<std::byte> payload;
+  };
+
+  struct Client {
+    bool present = false;
+    ObjectStore objects;
+    std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
+  };
+
+  NodeContext context(const Run& run, uint32_t node) const;
+  uint32_t acquire_run();
+  void prepare(const RunRecord& record, const uint64_t* handles);
+  void release_held();
+  void bind_argument(uint32_t slot, uint32_t value, Handle handle);
+  void drain();                        // launches and starts everything in ready_
+  void satisfy(uint32_t slot, uint32_t node);
+  void launch(NodeRef ref);
+  void leave_fifos(uint64_t devices);
+  void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices);
+  void poison(uint32_t slot, uint32_t value, uint32_t error);
+  void watch_result(uint32_t slot, uint32_t value, uint64_t devices);
+  void read_done(Run& run, std::span<const uint32_t> values);
+  void close_step(uint32_t slot);
+  void settle(const Watch& watch, uint64_t devices, Readiness readiness);
+  void watch(uint64_t devices, Watch item);
+
+  static Object* find_object(Client& c, Handle handle);
+  void define_object(uint32_t client, Handle handle, Value ref, uint64_t devices);  // takes over ref
+  void fail_object(uint32_t client, Handle handle, uint32_t error);
+  void drop_orphan(Client& c, Handle handle);
+  void wake_waiters(Object& object);
+  void release(Client& c, Handle handle);
+  void start_fetch(uint32_t slot, Object& object);
+
+  void prepare_transfer(uint32_t slot, uint32_t node);
+  bool is_local(const Plan& plan, const NodeRecord& node) const;
+  void start_transfer(NodeRef ref);
+  bool post_receive(uint64_t key);
+  void try_send(uint64_t key);
+  void finish_exchange(uint64_t key);
+  void receive_done(uint64_t key);
+  static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
+
+  uint32_t new_error(std::string text);
+  std::string_view error_text(uint32_t error) const;
+  Client* client(uint32_t id) { return id < clients_.size() && clients_[id].present ? &clients_[id] : nullptr; }
+
+  const Options options_;
+  Backend& backend_;
+  HostLink& link_;
+  ExecutorFaults faults_;
+  uint64_t fault_counter_ = 0;
+  std::vector<std::byte> held_;  ///< the run that the swap fault holds back
+
+  std::vector<std::unique_ptr<PlanEntry>> plans_;
+  std::vector<Client> clients_;
+  std::vector<std::unique_ptr<Run>> runs_;
+  std::vector<uint32_t> free_runs_;
+  std::vector<std::deque<NodeRef>> fifos_;  ///< one per local device
+  std::vector<uint32_t> in_flight_;         ///< per local device
+  std::vector<NodeRef> ready_;
+  std::vector<NodeRef> throttled_;
+  std::vector<Lane> lanes_;
+  std::unordered_map<uint64_t, Exchange> exchanges_;
+  std::vector<uint64_t> stalled_receives_;
+  std::vector<Fetch> fetches_;
+  std::vector<uint32_t> free_fetches_;
+  std::deque<std::string> errors_;  ///< the newest; error n is errors_[n - first_error_]
+  uint32_t first_error_ = 1;
+  std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
+  bool draining_ = false;
+  uint32_t live_runs_ = 0;
+  ExecutorStats stats_;
+};
+
+}  // namespace pathways

@@ -1,0 +1,83 @@
+/// The buffers of all clients on one host: handle -> value, by index, nothing hashed.
+///
+/// An object is announced when the run that makes it is prepared, defined when its value exists (XLA may still be
+/// computing it), and forgotten when its client releases the handle. Readers that come before the definition wait.
+///
+/// Entry: kAbsent -> kAnnounced -> kDefined | kFailed -> kAbsent; kAbsent -> kDefined for puts.
+/// FUT-3: a handle of an older generation finds nothing.
+/// Threading: the executor's thread only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "base/ids.h"
+#include "executor/backend.h"
+
+namespace pathways {
+
+enum class ObjectState : uint8_t { kAbsent, kAnnounced, kDefined, kFailed };
+
+/// Who waits for an object: a value of a run, or a fetch.
+struct ObjectWaiter {
+  enum class Kind : uint8_t { kRunValue, kFetch } kind;
+  uint32_t index;  ///< run slot, or fetch slot
+  uint32_t value;
+};
+
+struct Object {
+  uint32_t index = 0;
+  uint32_t generation = 0;
+  ObjectState state = ObjectState::kAbsent;
+  uint32_t error = 0;
+  Value value = nullptr;
+  uint64_t devices = 0;
+  std::vector<ObjectWaiter> waiters;
+};
+
+class ObjectStore {
+ public:
+  /// The object of a handle, or nullptr when there is none.
+  Object* find(Handle handle) {
+    if (handle.index() >= objects_.size()) return nullptr;
+    Object& object = objects_[handle.index()];
+    return object.state != ObjectState::kAbsent && object.generation == handle.generation() ? &object : nullptr;
+  }
+
+  /// Makes a fresh object in state `state`.
+  Object& announce(Handle handle, ObjectState state = ObjectState::kAnnounced) {
+    if (handle.index() >= objects_.size()) objects_.resize(std::max<size_t>(handle.index() + 1, objects_.size() * 2));
+    Object& object = objects_[handle.index()];
+    object.index = handle.index();
+    object.generation = handle.generation();
+    object.state = state;
+    object.error = 0;
+    object.value = nullptr;
+    object.devices = 0;
+    object.waiters.clear();
+    ++count_;
+    return object;
+  }
+
+  void forget(Object& object) {
+    object.state = ObjectState::kAbsent;
+    object.value = nullptr;
+    object.waiters.clear();
+    --count_;
+  }
+
+  template <typename F>
+  void for_each(F&& f) {
+    for (Object& object : objects_) {
+      if (object.state != ObjectState::kAbsent) f(object);
+    }
+  }
+  size_t count() const { return count_; }
+
+ private:
+  std::vector<Object> objects_;
+  size_t count_ = 0;
+};
+
+}  // namespace pathways

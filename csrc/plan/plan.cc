@@ -1,0 +1,203 @@
+#include "plan/plan.h"
+
+#include <cstring>
+
+#include "base/status.h"
+
+namespace pathways {
+namespace {
+
+constexpr uint32_t kMagic = 0x4e4c5750;  // "PWLN"
+constexpr uint32_t kVersion = 1;
+
+[[noreturn]] void refuse(const std::string& what) { throw Error(Status::kInvalid, "malformed plan: " + what); }
+
+void require(bool condition, const char* what) {
+  if (!condition) refuse(what);
+}
+
+std::string at(const char* table, size_t index) { return std::string(table) + " " + std::to_string(index); }
+
+}  // namespace
+
+Plan Plan::parse(std::vector<std::byte> block) {
+  Plan plan;
+  plan.block_ = std::move(block);
+  require(plan.block_.size() >= sizeof(PlanHeader), "shorter than its header");
+  const PlanHeader& header = plan.header();
+  require(header.magic == kMagic, "not a plan (magic number)");
+  if (header.version != kVersion) {
+    refuse("version " + std::to_string(header.version) + ", this runtime reads " + std::to_string(kVersion));
+  }
+  const size_t expected = sizeof(PlanHeader) + size_t{header.nodes} * sizeof(NodeRecord) + size_t{header.words} * 4;
+  if (header.total_bytes != plan.block_.size() || expected != plan.block_.size()) {
+    refuse("has " + std::to_string(plan.block_.size()) + " bytes, its tables need " + std::to_string(expected));
+  }
+  const std::byte* tables = plan.block_.data() + sizeof(PlanHeader);
+  plan.nodes_ = reinterpret_cast<const NodeRecord*>(tables);
+  plan.words_ = reinterpret_cast<const uint32_t*>(tables + size_t{header.nodes} * sizeof(NodeRecord));
+  plan.validate();
+  plan.derive();
+  return plan;
+}
+
+void Plan::validate() const {
+  const PlanHeader& h = header();
+  require(h.devices >= 1 && h.devices <= kMaxLocalDevices, "a host has 1 to 64 local devices");
+  require(h.nodes >= 2, "fewer than two nodes");
+  const uint64_t known = h.devices == 64 ? ~uint64_t{0} : (uint64_t{1} << h.devices) - 1;
+  const auto in_words = [&](uint32_t begin, uint32_t count) { return uint64_t{begin} + count <= h.words; };
+  require(in_words(h.argument_begin, h.arguments), "argument table out of bounds");
+  require(in_words(h.result_begin, h.results), "result table out of bounds");
+  for (uint32_t value : arguments()) require(value == kNoValue || value < h.values, "argument of an unknown value");
+  for (uint32_t value : results()) require(value == kNoValue || value < h.values, "result of an unknown value");
+
+  std::vector<bool> written(h.values, false);
+  for (uint32_t i = 0; i < h.nodes; ++i) {
+    const NodeRecord& n = nodes_[i];
+    const bool first = i == 0, last = i + 1 == h.nodes;
+    if (n.kind > NodeKind::kResult) refuse(at("node", i) + " is of an unknown kind");
+    if ((n.kind == NodeKind::kArgument) != first || (n.kind == NodeKind::kResult) != last) {
+      refuse(at("node", i) + ": PLAN-3, arguments come first, results last, each once");
+    }
+    if (!in_words(n.input_begin, n.input_count) || !in_words(n.output_begin, n.output_count) ||
+        !in_words(n.source_begin, n.source_count) || !in_words(n.destination_begin, n.destination_count)) {
+      refuse(at("node", i) + ": PLAN-4, a range leaves the table of words");
+    }
+    if (((n.devices | n.input_devices) & ~known) != 0) refuse(at("node", i) + ": PLAN-4, a device the host lacks");
+    if (n.kind == NodeKind::kCall && n.devices == 0) refuse(at("node", i) + ": a call without local devices");
+    if (n.kind == NodeKind::kTransfer && (n.input_count > 1 || n.output_count > 1 || n.input_count + n.output_count == 0)) {
+      refuse(at("node", i) + ": a transfer moves exactly one value");
+    }
+    for (uint32_t value : inputs(n)) {
+      if (value >= h.values) refuse(at("node", i) + ": PLAN-4, reads an unknown value");
+      if (!written[value]) refuse(at("node", i) + ": PLAN-2, reads value " + std::to_string(value) + " before it is written");
+    }
+    for (uint32_t value : outputs(n)) {
+      if (value >= h.values) refuse(at("node", i) + ": PLAN-4, writes an unknown value");
+      if (written[value]) refuse(at("node", i) + ": PLAN-1, writes value " + std::to_string(value) + " again");
+      written[value] = true;
+    }
+  }
+  for (uint32_t value = 0; value < h.values; ++value) {
+    if (!written[value]) refuse(at("value", value) + ": PLAN-1, nobody writes it");
+  }
+  // The argument and result nodes restate the two tables; they must agree with them.
+  size_t bound = 0;
+  for (uint32_t value : arguments()) {
+    if (value == kNoValue) continue;
+    const auto outs = outputs(nodes_[0]);
+    if (bound >= outs.size() || outs[bound] != value) refuse("the argument node and the argument table differ");
+    ++bound;
+  }
+  require(bound == nodes_[0].output_count && nodes_[0].input_count == 0, "the argument node and the argument table differ");
+  bound = 0;
+  const NodeRecord& tail = nodes_[h.nodes - 1];
+  for (uint32_t value : results()) {
+    if (value == kNoValue) continue;
+    const auto ins = inputs(tail);
+    if (bound >= ins.size() || ins[bound] != value) refuse("the result node and the result table differ");
+    ++bound;
+  }
+  require(bound == tail.input_count && tail.output_count == 0, "the result node and the result table differ");
+}
+
+void Plan::derive() {
+  const PlanHeader& h = header();
+  const auto build = [&](std::vector<uint32_t>& begin, std::vector<uint32_t>& items, auto&& each) {
+    begin.assign(h.values + 1, 0);
+    each([&](uint32_t value, uint32_t) { ++begin[value + 1]; });
+    for (uint32_t v = 0; v < h.values; ++v) begin[v + 1] += begin[v];
+    items.resize(begin[h.values]);
+    std::vector<uint32_t> next(begin.begin(), begin.end() - 1);
+    each([&](uint32_t value, uint32_t item) { items[next[value]++] = item; });
+  };
+  build(consumer_begin_, consumers_, [&](auto&& put) {
+    for (uint32_t i = 0; i + 1 < h.nodes; ++i) {
+      for (uint32_t value : inputs(nodes_[i])) put(value, i);
+    }
+  });
+  build(result_begin_, results_, [&](auto&& put) {
+    for (uint32_t i = 0; i < h.results; ++i) {
+      if (results()[i] != kNoValue) put(results()[i], i);
+    }
+  });
+  readers_.resize(h.values);
+  for (uint32_t v = 0; v < h.values; ++v) readers_[v] = static_cast<uint32_t>(consumers(v).size());
+  missing_.resize(h.nodes);
+  steps_ = 0;
+  for (uint32_t i = 0; i < h.nodes; ++i) {
+    const NodeRecord& n = nodes_[i];
+    const auto held = n.kind == NodeKind::kCall ? static_cast<uint32_t>(__builtin_popcountll(n.devices)) : 0u;
+    missing_[i] = n.input_count + held;
+    if (n.kind == NodeKind::kCall || n.kind == NodeKind::kTransfer) ++steps_;
+  }
+}
+
+std::vector<std::byte> PlanBuilder::finish() const {
+  std::vector<uint32_t> words;
+  const auto append = [&](const std::vector<uint32_t>& items) {
+    const auto begin = static_cast<uint32_t>(words.size());
+    words.insert(words.end(), items.begin(), items.end());
+    return begin;
+  };
+  const auto bound = [](const std::vector<uint32_t>& table) {
+    std::vector<uint32_t> present;
+    for (uint32_t value : table) {
+      if (value != kNoValue) present.push_back(value);
+    }
+    return present;
+  };
+  std::vector<NodeRecord> records;
+  const auto record = [&](const Node& n) {
+    NodeRecord r{};
+    r.kind = n.kind;
+    r.gang = n.gang ? 1 : 0;
+    r.computation = n.computation;
+    r.global_node = n.global_node;
+    r.input_begin = append(n.inputs);
+    r.input_count = static_cast<uint32_t>(n.inputs.size());
+    r.output_begin = append(n.outputs);
+    r.output_count = static_cast<uint32_t>(n.outputs.size());
+    r.source_begin = append(n.sources);
+    r.source_count = static_cast<uint32_t>(n.sources.size());
+    r.destination_begin = append(n.destinations);
+    r.destination_count = static_cast<uint32_t>(n.destinations.size());
+    r.devices = n.devices;
+    r.input_devices = n.input_devices;
+    records.push_back(r);
+  };
+  Node head, tail;
+  head.kind = NodeKind::kArgument;
+  head.outputs = bound(arguments_);
+  tail.kind = NodeKind::kResult;
+  tail.inputs = bound(results_);
+  record(head);
+  for (const Node& n : nodes_) record(n);
+  record(tail);
+
+  PlanHeader h{};
+  h.magic = kMagic;
+  h.version = kVersion;
+  h.host = host_;
+  h.devices = devices_;
+  h.values = values_;
+  h.nodes = static_cast<uint32_t>(records.size());
+  h.arguments = static_cast<uint32_t>(arguments_.size());
+  h.argument_begin = append(arguments_);
+  h.results = static_cast<uint32_t>(results_.size());
+  h.result_begin = append(results_);
+  h.words = static_cast<uint32_t>(words.size());
+  const size_t bytes = sizeof h + records.size() * sizeof(NodeRecord) + words.size() * sizeof(uint32_t);
+  h.total_bytes = static_cast<uint32_t>(bytes);
+  std::vector<std::byte> block(bytes);
+  std::byte* out = block.data();
+  std::memcpy(out, &h, sizeof h);
+  out += sizeof h;
+  std::memcpy(out, records.data(), records.size() * sizeof(NodeRecord));
+  out += records.size() * sizeof(NodeRecord);
+  if (!words.empty()) std::memcpy(out, words.data(), words.size() * sizeof(uint32_t));
+  return block;
+}
+
+}  // namespace pathways

@@ -1,0 +1,150 @@
+/// The flat plan of one host: what a program's nodes look like from there.
+///
+/// A plan is encoded once (`PlanBuilder`), validated once (`Plan::parse`), then const and shared by all its runs. It is
+/// one block of bytes: a header and six tables, each an array of fixed-width records, so that reading it costs an
+/// index and it can be sent as it is. Everything else here (readers, consumers, initial counters) is derived from the
+/// tables when they are parsed and never sent.
+///
+/// Threading: immutable after parse; any thread reads.
+///
+/// Invariants, refused by `Plan::parse` with an `Error(kInvalid)` that names the table and the entry:
+///   PLAN-1  single assignment: each value is the output of exactly one node.
+///   PLAN-2  order: a node reads only values written by nodes before it.
+///   PLAN-3  shape: node 0 is the argument node, the last is the result node, and no other node is of these kinds.
+///   PLAN-4  bounds: every index, count and mask lies inside its table, and the tables fill the block exactly.
+///   COST-2  the size does not depend on the number of shards: devices are a mask, peers appear on transfers only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace pathways {
+
+inline constexpr uint32_t kNoValue = 0xffffffffu;
+inline constexpr uint32_t kMaxLocalDevices = 64;
+
+/// What one node asks of a host.
+enum class NodeKind : uint8_t {
+  kArgument = 0,  ///< binds the arguments' handles to values
+  kCall = 1,      ///< one XLA launch over the local devices of a computation
+  kTransfer = 2,  ///< moves one value between slices
+  kResult = 3,    ///< binds values to the results' handles
+};
+
+/// One node, 64 bytes. Ranges index the plan's table of words.
+struct NodeRecord {
+  NodeKind kind;
+  uint8_t gang;           ///< 1 when hosts other than this one launch their part of the same call
+  uint16_t reserved;
+  uint32_t computation;   ///< kCall: index of the launchable; kTransfer: index of the route
+  uint32_t global_node;   ///< the node's number in the program, the same on all hosts
+  uint32_t input_begin, input_count;
+  uint32_t output_begin, output_count;
+  uint32_t source_begin, source_count;            ///< kTransfer: hosts that send to this one, itself included
+  uint32_t destination_begin, destination_count;  ///< kTransfer: hosts that this one sends to, itself included
+  uint32_t padding;
+  uint64_t devices;        ///< local devices that the node's outputs live on; a call holds them in the order
+  uint64_t input_devices;  ///< kTransfer: local devices that its input lives on
+};
+static_assert(sizeof(NodeRecord) == 64);
+
+struct PlanHeader {
+  uint32_t magic;
+  uint32_t version;
+  uint32_t total_bytes;
+  uint32_t host;
+  uint32_t devices;  ///< local devices of the host
+  uint32_t values;
+  uint32_t nodes;
+  uint32_t words;
+  uint32_t arguments;  ///< of the program; argument i is words[argument_begin + i], kNoValue when not on this host
+  uint32_t argument_begin;
+  uint32_t results;
+  uint32_t result_begin;
+};
+static_assert(sizeof(PlanHeader) == 48);
+
+class Plan {
+ public:
+  /// Takes a block and validates it. Throws Error(kInvalid) that says what is wrong and where.
+  static Plan parse(std::vector<std::byte> block);
+
+  uint32_t host() const { return header().host; }
+  uint32_t devices() const { return header().devices; }
+  uint32_t value_count() const { return header().values; }
+  uint32_t argument_count() const { return header().arguments; }
+  uint32_t result_count() const { return header().results; }
+  size_t bytes() const { return block_.size(); }
+  std::span<const std::byte> block() const { return block_; }
+
+  std::span<const NodeRecord> nodes() const { return {nodes_, header().nodes}; }
+  const NodeRecord& node(uint32_t index) const { return nodes_[index]; }
+  std::span<const uint32_t> inputs(const NodeRecord& n) const { return words(n.input_begin, n.input_count); }
+  std::span<const uint32_t> outputs(const NodeRecord& n) const { return words(n.output_begin, n.output_count); }
+  std::span<const uint32_t> sources(const NodeRecord& n) const { return words(n.source_begin, n.source_count); }
+  std::span<const uint32_t> destinations(const NodeRecord& n) const {
+    return words(n.destination_begin, n.destination_count);
+  }
+  std::span<const uint32_t> arguments() const { return words(header().argument_begin, header().arguments); }
+  std::span<const uint32_t> results() const { return words(header().result_begin, header().results); }
+
+  // Derived at parse.
+  /// Nodes (other than the result node) that read a value, once per reading.
+  std::span<const uint32_t> consumers(uint32_t value) const { return slice(consumer_begin_, consumers_, value); }
+  /// Result positions that a value is bound to.
+  std::span<const uint32_t> results_of(uint32_t value) const { return slice(result_begin_, results_, value); }
+  /// Readings still to come of each value at the start of a run.
+  std::span<const uint32_t> initial_readers() const { return readers_; }
+  /// What each node still waits for at the start of a run: its inputs, and the head of each device it holds.
+  std::span<const uint32_t> initial_missing() const { return missing_; }
+  /// Nodes of kind kCall and kTransfer: what must have been done before the run is over on this host.
+  uint32_t step_count() const { return steps_; }
+
+ private:
+  const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(block_.data()); }
+  std::span<const uint32_t> words(uint32_t begin, uint32_t count) const { return {words_ + begin, count}; }
+  static std::span<const uint32_t> slice(const std::vector<uint32_t>& begin, const std::vector<uint32_t>& items,
+                                         uint32_t value) {
+    return {items.data() + begin[value], begin[value + 1] - begin[value]};
+  }
+  void validate() const;
+  void derive();
+
+  std::vector<std::byte> block_;
+  const NodeRecord* nodes_ = nullptr;
+  const uint32_t* words_ = nullptr;
+  std::vector<uint32_t> consumer_begin_, consumers_, result_begin_, results_, readers_, missing_;
+  uint32_t steps_ = 0;
+};
+
+/// Writes the block that `Plan::parse` reads. Nodes in order; the builder adds the argument and the result node.
+class PlanBuilder {
+ public:
+  PlanBuilder(uint32_t host, uint32_t devices, uint32_t values) : host_(host), devices_(devices), values_(values) {}
+
+  struct Node {
+    NodeKind kind = NodeKind::kCall;
+    bool gang = false;
+    uint32_t computation = 0;
+    uint32_t global_node = 0;
+    std::vector<uint32_t> inputs, outputs, sources, destinations;
+    uint64_t devices = 0;
+    uint64_t input_devices = 0;
+  };
+
+  /// `values[i]` is the local value of argument i, or kNoValue.
+  void set_arguments(std::vector<uint32_t> values) { arguments_ = std::move(values); }
+  void set_results(std::vector<uint32_t> values) { results_ = std::move(values); }
+  void add(Node node) { nodes_.push_back(std::move(node)); }
+  std::vector<std::byte> finish() const;
+
+ private:
+  uint32_t host_, devices_, values_;
+  std::vector<uint32_t> arguments_, results_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace pathways

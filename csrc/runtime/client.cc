@@ -1,0 +1,166 @@
+#include "runtime/client.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace pathways {
+namespace {
+
+constexpr size_t kReleaseBatch = 64;
+constexpr uint64_t kReleaseBytes = uint64_t{1} << 20;
+constexpr std::chrono::microseconds kRoomPoll{200};
+
+}  // namespace
+
+Client::Client(Options options, ClientBlock* block, ControllerBlock* controller)
+    : options_(options),
+      block_(block),
+      controller_(controller),
+      table_(block->futures()),
+      arena_(block->arena == 0 ? nullptr : block->client_arena()),
+      outgoing_(block->ring_to_controller()->claim_producer()),
+      inbox_(block->ring_from_controller()->claim_consumer()) {}
+
+void Client::publish() {
+  outgoing_.publish();
+  controller_->doorbell.ring();
+}
+
+Status Client::submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results) {
+  if (in_flight() >= options_.window) return Status::kFull;
+  const auto result_count = static_cast<uint32_t>(program.result_parts.size());
+  const size_t handles = arguments.size() + result_count;
+  const size_t bytes = sizeof(RunRecord) + handles * sizeof(uint64_t);
+  if (bytes > outgoing_.max_record()) return Status::kInvalid;
+  static_assert(sizeof(Handle) == sizeof(uint64_t));
+  const std::span<Handle> fresh{reinterpret_cast<Handle*>(results), result_count};
+  if (table_->allocate_many(program.result_parts, fresh) != Status::kOk) return Status::kFull;
+  const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(bytes));
+  if (room.empty()) {
+    for (Handle handle : fresh) (void)table_->release(handle);
+    return Status::kFull;
+  }
+  RunRecord record{};
+  record.header = {RecordKind::kRun, 0, options_.id};
+  record.tag = ++submitted_;
+  record.plan = program.plan;
+  record.group = program.group;
+  record.arguments = static_cast<uint32_t>(arguments.size());
+  record.results = result_count;
+  std::byte* out = room.data();
+  std::memcpy(out, &record, sizeof record);
+  out += sizeof record;
+  if (!arguments.empty()) std::memcpy(out, arguments.data(), arguments.size_bytes());
+  out += arguments.size_bytes();
+  if (result_count != 0) std::memcpy(out, results, size_t{result_count} * sizeof(uint64_t));
+  publish();
+  return Status::kOk;
+}
+
+Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, std::string text) {
+  const std::span<std::byte> room = outgoing_.try_reserve(sizeof(CancelRecord));
+  if (room.empty()) return Status::kFull;
+  const CancelRecord record{{RecordKind::kCancel, 0, options_.id}, tag};
+  std::memcpy(room.data(), &record, sizeof record);
+  publish();
+  for (uint64_t raw : results) {
+    if (table_->poll(Handle{raw}) != FutureState::kPending) continue;
+    errors_[raw] = text;
+    (void)table_->fail(Handle{raw});
+  }
+  return Status::kOk;
+}
+
+Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(parts, out); }
+
+Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload) {
+  const auto bytes = static_cast<uint32_t>(payload.size());
+  if (sizeof(NoteRecord) + padded(bytes) > outgoing_.max_record()) return Status::kInvalid;
+  const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(sizeof(NoteRecord)) + padded(bytes));
+  if (room.empty()) return Status::kFull;
+  const NoteRecord record{
+      {RecordKind::kNote, static_cast<uint16_t>(kind), options_.id}, handle.raw, token.raw, group, bytes};
+  std::memcpy(room.data(), &record, sizeof record);
+  if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);
+  publish();
+  return Status::kOk;
+}
+
+void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
+  errors_.erase(handle.raw);
+  Releases& releases = releases_[group];
+  releases.handles.push_back(handle.raw);
+  releases.bytes += bytes;
+  if (releases.handles.size() >= kReleaseBatch || releases.bytes >= kReleaseBytes) send_releases(group, releases);
+}
+
+void Client::forget(Handle handle) {
+  errors_.erase(handle.raw);
+  (void)table_->release(handle);
+}
+
+void Client::send_releases(uint32_t group, Releases& releases) {
+  if (releases.handles.empty()) return;
+  // In pieces that fit the ring; what finds no room now stays for the next call.
+  const size_t most = (outgoing_.max_record() - sizeof(NoteRecord)) / sizeof(uint64_t);
+  while (!releases.handles.empty()) {
+    const size_t count = std::min(most, releases.handles.size());
+    const std::span<const uint64_t> piece{releases.handles.data() + releases.handles.size() - count, count};
+    if (note(NoteKind::kRelease, group, Handle{}, Handle{}, std::as_bytes(piece)) != Status::kOk) return;
+    for (uint64_t raw : piece) (void)table_->release(Handle{raw});
+    releases.handles.resize(releases.handles.size() - count);
+  }
+  releases.bytes = 0;
+}
+
+void Client::flush() {
+  for (auto& [group, releases] : releases_) send_releases(group, releases);
+}
+
+void Client::poll_inbox() {
+  while (true) {
+    const std::span<const std::byte> bytes = inbox_.try_front();
+    if (bytes.empty()) return;
+    FailedRecord record;
+    std::memcpy(&record, bytes.data(), sizeof record);
+    const Handle handle{record.handle};
+    if (table_->poll(handle) != FutureState::kFree) {
+      // A result may be known to be ready and fail afterwards only if its parts differ; the first word stands.
+      errors_.emplace(record.handle,
+                      std::string(reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes));
+      (void)table_->fail(handle);
+    }
+    inbox_.pop();
+  }
+}
+
+FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin) {
+  DoorbellWord& bell = table_->doorbell();
+  const uint32_t ticket = bell.ticket();
+  if (!table_->mark_waited(handle)) return table_->poll(handle);
+  if (!inbox_.was_empty() || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
+  (void)bell.wait(ticket, timeout, spin);
+  return table_->poll(handle);
+}
+
+void Client::wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin) {
+  DoorbellWord& bell = table_->doorbell();
+  const uint32_t ticket = bell.ticket();
+  const uint64_t kept = options_.window - std::max(options_.window / 4, 1u);
+  const uint64_t wanted = submitted_ > kept ? submitted_ - kept : 1;
+  // SYNC client/wanted: pairs with the controller's exchange; the doorbell's ticket was drawn before.
+  block_->wanted.store(wanted, std::memory_order_seq_cst);
+  if (block_->retired.load(std::memory_order_seq_cst) < wanted) {
+    (void)bell.wait(ticket, timeout, spin);
+  } else {  // credits are there: ring space or futures are short, and nobody rings for those
+    (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::park());
+  }
+  block_->wanted.store(0, std::memory_order_relaxed);
+}
+
+std::string Client::error_of(Handle handle) const {
+  const auto found = errors_.find(handle.raw);
+  return found == errors_.end() ? std::string() : found->second;
+}
+
+}  // namespace pathways

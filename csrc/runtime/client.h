@@ -1,0 +1,100 @@
+/// A client's end: futures in, one message out, and whatever comes back.
+///
+/// COST-1: a call costs the same whatever the number of shards and hosts: one future per logical result, one record.
+/// ASY-1: nothing here waits for a value. `submit` refuses with kFull when credits, futures or ring space are used up;
+/// the caller then waits with `wait_room` (or, embedded, runs what is ready) and tries again.
+/// FUT-3: a handle goes back to the table only after the note that releases it is in the ring, so no host can see a new
+/// use of an index before the end of the old one.
+///
+/// Threading: `submit`, `release`, `note`, `flush`, `cancel` and `poll_inbox` by one thread at a time (Python's lock
+/// sees to it); `wait*` by any thread, they call back into nothing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "channel/records.h"
+#include "runtime/wiring.h"
+
+namespace pathways {
+
+/// What `submit` needs to know of a program.
+struct ProgramRef {
+  uint32_t plan = 0;
+  uint32_t group = 0;
+  std::vector<uint32_t> result_parts;  ///< per result: hosts that hold a part of it
+};
+
+class Client {
+ public:
+  struct Options {
+    uint32_t id = 0;
+    uint32_t window = 1024;  ///< runs in flight
+  };
+
+  Client(Options options, ClientBlock* block, ControllerBlock* controller);
+
+  /// Submits one run. Writes the handles of the results. kFull: nothing happened, try again later; kClosed: the
+  /// cluster is gone; kInvalid: too long for the ring, ever.
+  Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results);
+  uint64_t last_tag() const { return submitted_; }
+  /// Drops a run that no host has been granted, and fails its results in any case.
+  Status cancel(uint64_t tag, std::span<const uint64_t> results, std::string text);
+
+  /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
+  Status allocate(uint32_t parts, Handle* out);
+  Status note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload);
+  /// The client will not name this handle again. Sent in batches; `bytes` (of the buffer) hurries big ones.
+  void release(Handle handle, uint32_t group, uint64_t bytes);
+  /// Gives a handle back that no host has heard of.
+  void forget(Handle handle);
+  /// Sends the releases held back.
+  void flush();
+
+  /// Takes in what the controller says: failures of futures.
+  void poll_inbox();
+  FutureState poll(Handle handle) const { return table_->poll(handle); }
+  /// Waits until the future is no longer pending, the cluster fails, or the time is over. Does not call poll_inbox.
+  FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin);
+  /// Waits until a quarter of the window is free again, or the time is over.
+  void wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin);
+
+  ClusterStatus cluster_status() const { return controller_->cluster_status(); }
+  std::string cluster_failure() const { return controller_->failure(); }
+  /// Why a future failed; empty when nothing is known.
+  std::string error_of(Handle handle) const;
+  uint64_t in_flight() const {
+    // SYNC client/retired: pairs with the controller's store; reading it late only delays credit.
+    return submitted_ - block_->retired.load(std::memory_order_acquire);
+  }
+  uint64_t submitted() const { return submitted_; }
+  FutureTable& futures() { return *table_; }
+  Arena* arena() { return arena_; }
+  bool inbox_was_empty() const { return inbox_.was_empty(); }
+
+ private:
+  struct Releases {
+    std::vector<uint64_t> handles;
+    uint64_t bytes = 0;
+  };
+  void send_releases(uint32_t group, Releases& releases);
+  void publish();
+
+  const Options options_;
+  ClientBlock* block_;
+  ControllerBlock* controller_;
+  FutureTable* table_;
+  Arena* arena_;
+  ByteRing::Producer outgoing_;
+  ByteRing::Consumer inbox_;
+  uint64_t submitted_ = 0;
+  std::unordered_map<uint32_t, Releases> releases_;  ///< by group
+  std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
+};
+
+}  // namespace pathways

@@ -1,0 +1,121 @@
+/// The controller: drains the clients' rings into the sequencer, and the sequencer's grants into the hosts' rings.
+///
+/// One pass (`step`) takes a bounded batch from every ring, so that one client's flood delays another by a batch and no
+/// more, and publishes and rings once per reader at its end. It never waits for a reader (see channel/outbox.h) nor for
+/// a value. `start` runs the passes on a native thread that never takes Python's lock (GIL-1); embedded, the submitting
+/// thread calls `step` itself.
+///
+/// GANG-1 is checked here: hosts of one island that complete a run must have launched the same number of gangs for it;
+/// otherwise the cluster is failed, for its results can no longer be trusted.
+/// COST-3: per run and host one record out and one in; nothing else depends on the number of hosts.
+///
+/// Threading: `step` by one thread; the registration calls by any thread, they leave mail that the next step reads.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "channel/outbox.h"
+#include "channel/records.h"
+#include "runtime/wiring.h"
+#include "sequencer/sequencer.h"
+
+namespace pathways {
+
+struct ControllerStats {
+  uint64_t runs = 0;      ///< submitted
+  uint64_t granted = 0;
+  uint64_t retired = 0;
+  uint64_t dropped = 0;   ///< cancelled before they were granted
+  uint64_t notes = 0;
+  uint64_t records_out = 0;
+  uint64_t passes = 0;
+  uint64_t clients = 0;
+  uint64_t waiting = 0;
+  std::vector<uint64_t> gangs;  ///< per host, of retired runs
+};
+
+class Controller {
+ public:
+  struct Options {
+    uint32_t window = 256;             ///< runs granted to a host and not done there
+    std::vector<uint32_t> islands;     ///< per host, its island; empty: all in one
+  };
+  static constexpr GroupId kAllHosts = 0;
+
+  Controller(Options options, ControllerBlock* block, std::vector<HostBlock*> hosts);
+  ~Controller();
+
+  void add_group(GroupId group, std::vector<uint32_t> hosts);
+  void add_client(uint32_t client, ClientBlock* block);
+  /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone. Returns when the
+  /// client's memory is no longer touched.
+  void remove_client(uint32_t client);
+
+  /// One pass. The number of records handled; 0 when there was nothing to do.
+  uint32_t step();
+  void start();
+  void stop();
+  void fail(std::string_view text) { finish(ClusterStatus::kFailed, text); }
+  void close() { finish(ClusterStatus::kClosed, "the cluster was closed"); }
+  ControllerStats stats();
+  /// True when nothing waits, is granted, or is kept back; only between steps.
+  bool is_idle() const;
+
+ private:
+  struct Client {
+    uint32_t id = 0;
+    ClientBlock* block = nullptr;
+    ByteRing::Consumer inbox;
+    Outbox outbox;
+    uint64_t retired = 0;
+    bool has_news = false;
+  };
+  struct Host {
+    HostBlock* block = nullptr;
+    ByteRing::Consumer inbox;
+    Outbox outbox;
+    uint64_t gangs = 0;
+    uint32_t island = 0;
+  };
+
+  void post_mail(std::function<void()> mail);
+  void read_mail();
+  uint32_t drain_client(Client& client);
+  uint32_t drain_host(uint32_t index);
+  void submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
+  void settle_granted(std::span<const std::byte> fresh, EntryId fresh_id);
+  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record);
+  void retire(uint32_t client);
+  void cancel(uint32_t client, uint64_t tag);
+  void run_done(const RunDoneRecord& record);
+  void drop_client(uint32_t client);
+  void flush();
+  void finish(ClusterStatus status, std::string_view text);
+  void loop();
+
+  const Options options_;
+  ControllerBlock* block_;
+  Sequencer sequencer_;
+  std::vector<Host> hosts_;
+  std::vector<std::unique_ptr<Client>> clients_;            ///< owner: the stepping thread
+  std::unordered_map<uint32_t, Client*> by_id_;
+  std::unordered_map<EntryId, std::vector<std::byte>> kept_;  ///< records of entries that wait for their grant
+  ControllerStats stats_;
+
+  std::mutex mutex_;  ///< guards mail_ and the copy of the statistics
+  std::vector<std::function<void()>> mail_;
+  ControllerStats published_;
+  std::atomic<bool> has_mail_{false};
+  std::atomic<bool> stopping_{false};
+  std::mutex finish_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace pathways

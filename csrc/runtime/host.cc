@@ -1,0 +1,196 @@
+#include "runtime/host.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace pathways {
+namespace {
+
+constexpr uint32_t kMostText = 4096;  // of one error
+
+}  // namespace
+
+Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* controller, Backend& backend)
+    : options_(options),
+      block_(hosts.at(options.host)),
+      inbox_(block_->ring_from_controller()->claim_consumer()),
+      to_controller_(block_->ring_to_controller(), &controller->doorbell),
+      executor_({options.host, options.devices, options.max_in_flight}, backend, *this) {
+  if (block_->peers == 0) return;
+  from_peers_.resize(hosts.size());
+  to_peers_.resize(hosts.size());
+  for (uint32_t peer = 0; peer < hosts.size(); ++peer) {
+    if (peer == options.host) continue;
+    from_peers_[peer] = block_->ring_from(peer)->claim_consumer();
+    to_peers_[peer] = Outbox(hosts[peer]->ring_from(options.host), &hosts[peer]->doorbell);
+  }
+}
+
+Host::~Host() { executor_.clear(); }
+
+// ----------------------------------------------------------------------------------------------------------- mail
+
+void Host::post_mail(std::function<void()> mail) {
+  {
+    const std::lock_guard lock(mutex_);
+    mail_.push_back(std::move(mail));
+    // SYNC host/mail: pairs with read_mail().
+    has_mail_.store(true, std::memory_order_release);
+  }
+  block_->doorbell.ring();
+}
+
+void Host::read_mail() {
+  // SYNC host/mail: pairs with post_mail().
+  if (!has_mail_.load(std::memory_order_acquire)) return;
+  std::vector<std::function<void()>> mail;
+  {
+    const std::lock_guard lock(mutex_);
+    mail.swap(mail_);
+    has_mail_.store(false, std::memory_order_relaxed);
+  }
+  for (auto& item : mail) item();
+}
+
+void Host::add_plan(uint32_t id, Plan plan) {
+  post_mail([this, id, plan = std::make_shared<Plan>(std::move(plan))] { executor_.add_plan(id, std::move(*plan)); });
+}
+
+void Host::set_compiled(uint32_t id, std::optional<std::string> error) {
+  post_mail([this, id, error = std::move(error)] { executor_.set_compiled(id, error); });
+}
+
+void Host::attach_client(uint32_t client, ClientBlock* block) {
+  post_mail([this, client, block] {
+    if (client >= tables_.size()) tables_.resize(client + 1, nullptr);
+    tables_[client] = block->futures();
+    executor_.add_client(client);
+  });
+}
+
+void Host::set_faults(ExecutorFaults faults) {
+  post_mail([this, faults] { executor_.set_faults(faults); });
+}
+
+// ---------------------------------------------------------------------------------------------------------- steps
+
+uint32_t Host::step() {
+  read_mail();
+  uint32_t done = 0;
+  for (; done < options_.batch; ++done) {
+    const std::span<const std::byte> bytes = inbox_.try_front();
+    if (bytes.empty()) break;
+    read_mail();  // what the record needs was registered before it was written
+    take(bytes);
+    inbox_.pop();
+    executor_.poll();
+  }
+  if (done != 0) inbox_.release();
+  for (ByteRing::Consumer& peer : from_peers_) {
+    if (!peer.valid()) continue;
+    while (true) {
+      const std::span<const std::byte> bytes = peer.try_front();
+      if (bytes.empty()) break;
+      take_peer(bytes);
+      peer.pop();
+      ++done;
+    }
+  }
+  done += executor_.poll();
+  to_controller_.flush();
+  for (Outbox& peer : to_peers_) peer.flush();
+  return done;
+}
+
+void Host::take(std::span<const std::byte> bytes) {
+  RecordHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  switch (header.kind) {
+    case RecordKind::kRun: {
+      RunRecord record;
+      std::memcpy(&record, bytes.data(), sizeof record);
+      executor_.on_run(record, reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record));
+      return;
+    }
+    case RecordKind::kNote: {
+      NoteRecord record;
+      std::memcpy(&record, bytes.data(), sizeof record);
+      executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
+      return;
+    }
+    case RecordKind::kClientGone:
+      executor_.on_client_gone(header.client);
+      if (header.client < tables_.size()) tables_[header.client] = nullptr;
+      return;
+    default:
+      throw Error(Status::kInvalid,
+                  "the controller sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
+  }
+}
+
+void Host::take_peer(std::span<const std::byte> bytes) {
+  RecordHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.kind == RecordKind::kPost) {
+    PostRecord record;
+    std::memcpy(&record, bytes.data(), sizeof record);
+    executor_.on_post(record.order, record.node, record.host,
+                      {reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count});
+  } else if (header.kind == RecordKind::kArrived) {
+    ArrivedRecord record;
+    std::memcpy(&record, bytes.data(), sizeof record);
+    executor_.on_arrived(record.order, record.node, header.detail != 0,
+                         {reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes});
+  } else {
+    throw Error(Status::kInvalid, "a host sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------- link
+
+void Host::complete(uint32_t client, Handle future) {
+  if (client < tables_.size() && tables_[client] != nullptr) (void)tables_[client]->complete(future);
+}
+
+void Host::failed(uint32_t client, Handle future, std::string_view text) {
+  text = text.substr(0, kMostText);
+  const auto bytes = static_cast<uint32_t>(text.size());
+  to_controller_.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
+    const FailedRecord record{{RecordKind::kFailed, 0, client}, future.raw, bytes, 0};
+    std::memcpy(out, &record, sizeof record);
+    std::memcpy(out + sizeof record, text.data(), bytes);
+  });
+}
+
+void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs) {
+  to_controller_.send(sizeof(RunDoneRecord), [&](std::byte* out) {
+    const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, options_.host};
+    std::memcpy(out, &record, sizeof record);
+  });
+}
+
+void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
+  const auto count = static_cast<uint32_t>(offsets.size());
+  const auto bytes = static_cast<uint32_t>(sizeof(PostRecord) + offsets.size_bytes());
+  to_peers_.at(host).send(bytes, [&](std::byte* out) {
+    const PostRecord record{{RecordKind::kPost, 0, 0}, order, node, options_.host, count, 0};
+    std::memcpy(out, &record, sizeof record);
+    if (count != 0) std::memcpy(out + sizeof record, offsets.data(), offsets.size_bytes());
+  });
+}
+
+void Host::arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
+  text = text.substr(0, kMostText);
+  const auto bytes = static_cast<uint32_t>(text.size());
+  to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ArrivedRecord)) + padded(bytes), [&](std::byte* out) {
+    const ArrivedRecord record{{RecordKind::kArrived, static_cast<uint16_t>(failed ? 1 : 0), 0},
+                               order, node, options_.host, bytes, 0};
+    std::memcpy(out, &record, sizeof record);
+    if (bytes != 0) std::memcpy(out + sizeof record, text.data(), bytes);
+  });
+}
+
+}  // namespace pathways

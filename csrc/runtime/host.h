@@ -1,0 +1,81 @@
+/// A host: its rings, the clients' future tables it completes, and its executor.
+///
+/// `step` takes a batch of records, lets the executor do what has become possible, and publishes what is to be said;
+/// `wait` sleeps on the host's doorbell. Whoever owns the enqueue thread calls the two in turn: pathways/_core.pyx with
+/// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
+///
+/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client` and `set_faults` by any
+/// thread, they leave mail that the next step reads before it takes a record, so what was registered before a record
+/// was submitted is known when it comes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "channel/outbox.h"
+#include "executor/executor.h"
+#include "runtime/wiring.h"
+
+namespace pathways {
+
+class Host final : private HostLink {
+ public:
+  struct Options {
+    uint32_t host = 0;
+    uint32_t devices = 1;
+    uint32_t max_in_flight = 0;
+    uint32_t batch = 64;  ///< records taken in one step
+  };
+
+  Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* controller, Backend& backend);
+  ~Host() override;
+
+  void add_plan(uint32_t id, Plan plan);
+  void set_compiled(uint32_t id, std::optional<std::string> error);
+  void attach_client(uint32_t client, ClientBlock* block);
+  void set_faults(ExecutorFaults faults);
+
+  /// The number of records and completions handled; 0 when there was nothing to do.
+  uint32_t step();
+  /// Sleeps until somebody rings since `ticket`.
+  uint32_t ticket() const { return block_->doorbell.ticket(); }
+  Status wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) {
+    return block_->doorbell.wait(ticket, timeout, spin);
+  }
+  void ring() { block_->doorbell.ring(); }
+
+  Executor& executor() { return executor_; }
+  const HostBlock& block() const { return *block_; }
+
+ private:
+  void complete(uint32_t client, Handle future) override;
+  void failed(uint32_t client, Handle future, std::string_view text) override;
+  void run_done(uint32_t client, uint64_t tag, uint32_t gangs) override;
+  void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
+  void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
+
+  void post_mail(std::function<void()> mail);
+  void read_mail();
+  void take(std::span<const std::byte> bytes);
+  void take_peer(std::span<const std::byte> bytes);
+
+  const Options options_;
+  HostBlock* block_;
+  ByteRing::Consumer inbox_;
+  Outbox to_controller_;
+  std::vector<ByteRing::Consumer> from_peers_;
+  std::vector<Outbox> to_peers_;
+  std::vector<FutureTable*> tables_;  ///< by client; nullptr: none, or gone
+  Executor executor_;
+
+  std::mutex mutex_;  ///< guards mail_
+  std::vector<std::function<void()>> mail_;
+  std::atomic<bool> has_mail_{false};
+};
+
+}  // namespace pathways
