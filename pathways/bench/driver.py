@@ -10,18 +10,17 @@ import sys
 from typing import Any
 
 from pathways.bench import processes, systems
+from pathways.bench.systems.base import Run
 from pathways.bench.workloads import Workload, check_value
 
 
 def main() -> None:
     system = systems.load(sys.argv[2])()
 
-    def throughput(workload: Workload, steps: int) -> tuple[int, float, float]:
-        cpu_before = system.cpu_seconds()
+    def throughput(workload: Workload, steps: int) -> Run:
         run = system.throughput(workload, steps)
-        cpu = system.cpu_seconds() - cpu_before
         check_value(system.name, workload, run.steps, run.value)
-        return run.steps, run.seconds, cpu
+        return run
 
     verbs: dict[str, Any] = {
         "start": system.start,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
+import time
+from collections.abc import Callable
 from typing import ClassVar
 
 from pathways.bench import processes
@@ -24,7 +26,26 @@ class Run:
 
     steps: int
     seconds: float
+    cpu_seconds: float
     value: float
+
+
+class Stopwatch:
+    """Wall and CPU seconds of a stretch, as `with system.stopwatch() as watch`; several stretches add up."""
+
+    def __init__(self, cpu_seconds: Callable[[], float]):
+        self._clock = cpu_seconds
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._cpu_begin = self._clock()
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begin
+        self.cpu_seconds += self._clock() - self._cpu_begin
 
 
 class System(abc.ABC):
@@ -53,3 +74,7 @@ class System(abc.ABC):
     def cpu_seconds(self) -> float:
         """CPU seconds used so far by all of the system's processes, its client included."""
         return processes.cpu_seconds(processes.tree(os.getpid()))
+
+    def stopwatch(self) -> Stopwatch:
+        """Counts wall time, and CPU time of all of the system's processes."""
+        return Stopwatch(self.cpu_seconds)

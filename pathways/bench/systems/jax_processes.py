@@ -22,7 +22,6 @@ class JaxProcesses(System):
 
     def __init__(self) -> None:
         self._hosts: list[processes.Child] = []
-        self._loaded: Workload | None = None
 
     def start(self, hosts: int, devices: int) -> None:
         self._hosts = [processes.Child(__name__) for _ in range(hosts)]
@@ -40,10 +39,10 @@ class JaxProcesses(System):
     def throughput(self, workload: Workload, steps: int) -> Run:
         calls = workload.calls(steps)
         self._all("load", workload)
-        times = self._all("loop", calls)
-        value = min(self._all("wait"))
+        with self.stopwatch() as watch:
+            times = self._all("loop", calls)
         seconds = (max(end for _, end in times) - min(begin for begin, _ in times)) / 1e9
-        return Run(calls * workload.steps_per_call, seconds, value)
+        return Run(calls * workload.steps_per_call, seconds, watch.cpu_seconds, min(self._all("value")))
 
     def latency(self, workload: Workload, n: int) -> list[int]:
         self._all("load", workload)

@@ -1,0 +1,116 @@
+"""Pathways itself, through its public face only: what a user would write.
+
+OpByOp calls a placed function per step, Chained a traced program of 128 of them, Fused one placed function with 128
+steps. Calls are asynchronous; at most `WINDOW` are in flight (the runtime has a bound of its own), and the end of a
+run waits for the last value.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pathways.bench.systems.base import WINDOW, Run, System
+from pathways.bench.workloads import AXIS, CHAIN, Kind, Workload, computation
+
+
+class PathwaysCluster(System):
+    """One island of `hosts` real host processes."""
+
+    name = "pathways"
+    packages = ("pathways", "jax")
+
+    def __init__(self) -> None:
+        self._cluster: Any = None
+        self._slice: Any = None
+        self._functions: dict[Workload, Callable[[Any], Any]] = {}
+
+    def _target(self, hosts: int, devices: int) -> Any:
+        import pathways as pw
+
+        return pw.LocalCluster(islands=1, hosts_per_island=hosts, devices_per_host=devices)
+
+    def start(self, hosts: int, devices: int) -> None:
+        import pathways as pw
+
+        self._cluster = pw.connect(self._target(hosts, devices))
+        self._cluster.__enter__()
+        devices_set = pw.make_virtual_device_set()
+        self._slice = devices_set.add_slice(shape=(hosts * devices,), axis_names=(AXIS,))
+
+    def _load(self, workload: Workload) -> tuple[Callable[[Any], Any], Any]:
+        """The call of `workload`, compiled and warm, and a value of zeros."""
+        import jax
+        import numpy
+
+        import pathways as pw
+
+        spec = jax.sharding.PartitionSpec(AXIS)
+        if workload not in self._functions:
+            placed = pw.jit(
+                computation(workload, self._slice.mesh),
+                devices=self._slice,
+                in_shardings=spec,
+                out_shardings=spec,
+                name=f"{workload.kind.value.lower()}_{'psum' if workload.collective else 'add'}",
+            )
+
+            def chain(value: Any) -> Any:
+                for _ in range(CHAIN):
+                    value = placed(value)
+                return value
+
+            self._functions[workload] = pw.program(chain) if workload.kind is Kind.CHAINED else placed
+        function = self._functions[workload]
+        size = self._slice.mesh.size
+        zeros = [pw.device_put(numpy.zeros(size, numpy.float32), self._slice, spec) for _ in range(2)]
+        function(zeros[0]).block_until_ready()
+        return function, zeros[1].block_until_ready() or zeros[1]
+
+    def throughput(self, workload: Workload, steps: int) -> Run:
+        import numpy
+
+        function, value = self._load(workload)
+        calls = workload.calls(steps)
+        half = WINDOW // 2
+        marker = value
+        with self.stopwatch() as watch:
+            for block in range(0, calls, half):
+                for _ in range(min(half, calls - block)):
+                    value = function(value)
+                marker.block_until_ready()  # the value of half a window ago: bounds the work in flight
+                marker = value
+            value.block_until_ready()
+        held = float(numpy.min(numpy.asarray(value)))
+        return Run(calls * workload.steps_per_call, watch.seconds, watch.cpu_seconds, held)
+
+    def latency(self, workload: Workload, n: int) -> list[int]:
+        function, value = self._load(workload)
+        taken = []
+        for _ in range(n):
+            begin = time.perf_counter_ns()
+            value = function(value)
+            value.block_until_ready()
+            taken.append(time.perf_counter_ns() - begin)
+        return taken
+
+    def stop(self) -> None:
+        self._slice = None
+        self._functions.clear()
+        self._cluster.__exit__(None, None, None)
+
+
+class PathwaysEmbedded(PathwaysCluster):
+    """The same in the client's own process: one host only, nothing to start."""
+
+    name = "pathways-embedded"
+
+    def _target(self, hosts: int, devices: int) -> Any:
+        import jax
+
+        if hosts != 1:
+            raise ValueError(f"pathways-embedded is one process: expected hosts=1, got {hosts}")
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+        return None

@@ -1,0 +1,115 @@
+"""Rival: Ray actors. One actor per host; one method call on every actor per computation.
+
+The value stays on the actor's device, and a call returns a small token at once, without waiting for the device:
+the fastest form an actor can have. As in the paper, OpByOp calls a method per step, Chained passes each call's
+future to the next one of the same actor, Fused calls one method that runs 128 steps. At most `WINDOW` calls are in
+flight; the end of a run waits for every device.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from typing import Any
+
+from pathways.bench.systems.base import WINDOW, Run, System
+from pathways.bench.systems.jax_host import JaxHost, free_address
+from pathways.bench.workloads import CHAIN, Kind, Workload
+
+
+class RayHost(JaxHost):
+    """The actor. Every method is one computation or one question."""
+
+    def step(self, token: Any = None) -> int:
+        """Enqueues one computation. `token` is what the call before returned: it orders, and carries nothing."""
+        self.compute()
+        return 0
+
+    def step_and_wait(self, token: Any = None) -> int:
+        self.compute()
+        self.wait()
+        return 0
+
+
+def start_ray(hosts: int, devices: int) -> list[Any]:
+    """A Ray instance of its own, on loopback only, with one actor per host."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=hosts,
+        include_dashboard=False,
+        configure_logging=False,
+        log_to_driver=False,
+        object_store_memory=256 * 2**20,
+        _node_ip_address="127.0.0.1",
+    )
+    actor_class = ray.remote(num_cpus=1)(RayHost)
+    coordinator = free_address()
+    actors = [actor_class.remote(rank, hosts, devices, coordinator) for rank in range(hosts)]
+    ray.get([actor.__ray_ready__.remote() for actor in actors])
+    return actors
+
+
+class RayActors(System):
+    name = "ray"
+    packages = ("ray", "jax")
+
+    def __init__(self) -> None:
+        self._actors: list[Any] = []
+
+    def start(self, hosts: int, devices: int) -> None:
+        self._actors = start_ray(hosts, devices)
+
+    def _load(self, workload: Workload) -> None:
+        import ray
+
+        ray.get([actor.load.remote(workload) for actor in self._actors])
+
+    def throughput(self, workload: Workload, steps: int) -> Run:
+        import ray
+
+        self._load(workload)
+        calls = workload.calls(steps)
+        computations = calls * (workload.steps_per_call // workload.steps_per_computation)
+        chained = workload.kind is Kind.CHAINED
+        window = CHAIN if chained else WINDOW
+        in_flight: collections.deque[list[Any]] = collections.deque()
+        tokens = [None] * len(self._actors)
+        with self.stopwatch() as watch:
+            for _ in range(computations):
+                refs = [actor.step.remote(token) for actor, token in zip(self._actors, tokens, strict=True)]
+                if chained:
+                    tokens = refs
+                in_flight.append(refs)
+                if len(in_flight) == window:  # drain half, so that one wait serves many calls
+                    ray.get([ref for _ in range(window // 2) for ref in in_flight.popleft()])
+            ray.get([ref for refs in in_flight for ref in refs])
+            ray.get([actor.wait.remote() for actor in self._actors])
+        value = min(ray.get([actor.value.remote() for actor in self._actors]))
+        return Run(calls * workload.steps_per_call, watch.seconds, watch.cpu_seconds, value)
+
+    def latency(self, workload: Workload, n: int) -> list[int]:
+        import ray
+
+        self._load(workload)
+        taken = []
+        steps_before = CHAIN - 1 if workload.kind is Kind.CHAINED else 0
+        for _ in range(n):
+            begin = time.perf_counter_ns()
+            last = [None] * len(self._actors)
+            for _ in range(steps_before):
+                last = [actor.step.remote(token) for actor, token in zip(self._actors, last, strict=True)]
+            ray.get([actor.step_and_wait.remote(token) for actor, token in zip(self._actors, last, strict=True)])
+            taken.append(time.perf_counter_ns() - begin)
+        return taken
+
+    def stop(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            ray.kill(actor)
+        ray.shutdown()
