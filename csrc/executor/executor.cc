@@ -381,7 +381,7 @@ uint32_t Executor::poll() {
   if (!stalled_receives_.empty()) {
     std::vector<uint64_t> stalled = std::move(stalled_receives_);
     stalled_receives_.clear();
-    for (uint64_t key : stalled) done += post_receive(key) ? 1 : 0;
+    for (uint64_t key : stalled) done += post_receive(key) ? 1U : 0U;
   }
   if (!throttled_.empty() && done != 0) {
     ready_.insert(ready_.end(), throttled_.rbegin(), throttled_.rend());
