@@ -3,9 +3,9 @@
     python scripts/check_wheel.py [--python INTERPRETER]
 
 1. Builds dist/pathways-*.whl from a clean copy of the sources, so that no leftover of a working tree gets in.
-2. Looks inside: one libpathways_core.so, which exports the project's namespace and nothing else; `$ORIGIN` as its
+2. Prints auditwheel's verdict, and lets auditwheel write the manylinux tag into the wheel that it has earned.
+3. Looks inside: one libpathways_core.so, which exports the project's namespace and nothing else; `$ORIGIN` as its
    neighbours' run path; no sources of the native parts.
-3. Prints auditwheel's verdict, and lets auditwheel write the manylinux tag into the wheel that it has earned.
 4. Installs the wheel in a new environment and runs Figure 2 from outside the source tree.
 """
 
@@ -93,23 +93,21 @@ def look_inside(wheel: pathlib.Path, scratch: pathlib.Path) -> None:
         if "$ORIGIN" not in run("readelf", "--dynamic", folder / extension):
             raise SystemExit(f"[wheel] failed: {extension} does not look for libpathways_core.so beside itself")
     size = wheel.stat().st_size / 1e6
-    say(f"{wheel.name}: {len(names)} files, {size:.1f} MB, exports only {NAMESPACE}*")
+    say(f"dist/{wheel.name}: {len(names)} files, {size:.1f} MB, exports only {NAMESPACE}*")
 
 
 def tag(wheel: pathlib.Path, scratch: pathlib.Path, python: str) -> pathlib.Path:
-    """Print auditwheel's verdict; return the wheel under dist/, tagged as it deserves."""
+    """Print auditwheel's verdict; return the wheel under dist/, with the manylinux tag if it has earned one."""
     print(run(python, "-m", "auditwheel", "show", wheel).strip())
-    done = subprocess.run(
-        [python, "-m", "auditwheel", "addtag", "--wheel-dir", scratch / "tagged", wheel],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    tagged = sorted((scratch / "tagged").glob("*manylinux*.whl")) if done.returncode == 0 else []
+    command = [python, "-m", "auditwheel", "repair", "--only-plat", "--wheel-dir", scratch / "tagged", wheel]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        say(f"keeps its plain tag, as auditwheel cannot give a better one: {done.stdout.strip().splitlines()[-1]}")
+    else:
+        (wheel,) = (scratch / "tagged").glob("*.whl")
     (ROOT / "dist").mkdir(exist_ok=True)
-    kept = ROOT / "dist" / (tagged[0] if tagged else wheel).name
-    shutil.copy2(tagged[0] if tagged else wheel, kept)
-    say(f"dist/{kept.name}")
+    kept = ROOT / "dist" / wheel.name
+    shutil.copy2(wheel, kept)
     return kept
 
 
@@ -137,10 +135,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pathways-wheel-") as name:
         scratch = pathlib.Path(name)
         say("building")
-        wheel = build(scratch, python)
+        wheel = tag(build(scratch, python), scratch, python)
         look_inside(wheel, scratch)
-        kept = tag(wheel, scratch, python)
-        try_out(kept, scratch, python)
+        try_out(wheel, scratch, python)
     say("good")
 
 

@@ -20,14 +20,22 @@ def run_example(root: pathlib.Path, folder: pathlib.Path, name: str, *arguments:
     environment["COLUMNS"] = "120"
     command = [sys.executable, "-W", "error", str(root / "examples" / name), *arguments]
     done = subprocess.run(
-        command, cwd=folder, env=environment, text=True, timeout=LIMIT_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        timeout=LIMIT_S,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
 @CLUSTERS
-def test_figure2_is_four_dispatches_and_one_when_traced(root: pathlib.Path, tmp_path: pathlib.Path, cluster: str) -> None:
+def test_figure2_is_four_dispatches_and_one_when_traced(
+    root: pathlib.Path, tmp_path: pathlib.Path, cluster: str
+) -> None:
     output = run_example(root, tmp_path, "figure2.py", "--cluster", cluster)
     assert output.splitlines()[-2:] == [
         "without the tracer: ([3.0, 5.0], [2.0, 4.0]), dispatches: 4",
