@@ -24,9 +24,8 @@ import zipfile
 ROOT = pathlib.Path(__file__).parents[1]
 NAMESPACE = "pathways::"
 # What C++ puts before a name: these belong to the type or function that follows.
-PREFIX = re.compile(
-    r"^(?:(?:typeinfo|typeinfo name|vtable|VTT|guard variable|(?:non-)?virtual thunk) (?:for|to) |TLS \w+ function for )+"
-)
+KIND = r"typeinfo|typeinfo name|vtable|VTT|guard variable|(?:non-)?virtual thunk"
+PREFIX = re.compile(rf"^(?:(?:{KIND}) (?:for|to) |TLS \w+ function for )+")
 EXPECTED_OUTPUT = "with pw.program: ([3.0, 5.0], [2.0, 4.0]), dispatches: 1"
 
 

@@ -37,8 +37,7 @@ def test_the_python_of_a_page_runs(page: pathlib.Path, tmp_path: pathlib.Path) -
         env=environment,
         text=True,
         timeout=150,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == OUTPUT.findall(program)

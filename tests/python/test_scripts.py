@@ -1,0 +1,68 @@
+"""The scripts behind `make`: what they decide, without what they build."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+
+
+def load(root: pathlib.Path, name: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, root / "scripts" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("symbol", "ours"),
+    [
+        ("pathways::FutureTable::allocate(unsigned int, pathways::Handle*)", True),
+        ("typeinfo name for pathways::Error", True),
+        ("non-virtual thunk to pathways::Host::run()", True),
+        ("guard variable for pathways::spin()::once", True),
+        ("std::vector<int, std::allocator<int> > pathways::sort<int>(std::vector<int, std::allocator<int> >)", True),
+        ("pathways::Lane* std::copy<pathways::Lane const*, pathways::Lane*>(pathways::Lane const*)", False),
+        ("void std::vector<pathways::Run>::_M_realloc_insert<pathways::Run>(pathways::Run&&)", False),
+        ("vtable for std::thread::_State_impl<pathways::Host>", False),
+        ("main", False),
+    ],
+)
+def test_the_wheel_check_tells_our_symbols_from_others(root: pathlib.Path, symbol: str, ours: bool) -> None:
+    assert load(root, "check_wheel")._is_ours(symbol) is ours
+
+
+@pytest.mark.skipif(not (shutil.which("c++") and shutil.which("nm")), reason="needs a C++ compiler and nm")
+def test_the_wheel_check_sees_what_a_library_exports(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    source, library = tmp_path / "a.cc", tmp_path / "a.so"
+    source.write_text("namespace pathways { int f() { return 1; } }\nint stray() { return 2; }\n")
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert load(root, "check_wheel").foreign_symbols(library) == ["stray()"]
+
+
+def test_requirements_are_those_of_pyproject(root: pathlib.Path) -> None:
+    command = [sys.executable, str(root / "scripts/requirements.py"), "demo"]
+    listed = subprocess.run(command, check=True, text=True, capture_output=True).stdout.splitlines()
+    assert len(listed) == len(set(listed))
+    assert any(line.startswith("scikit-build-core") for line in listed)
+    assert any(line.startswith("jax>=") for line in listed)
+    assert any(line.startswith("optax") for line in listed)
+    assert not any(line.startswith("pytest") for line in listed)
+
+
+def test_bootstrap_says_which_python_is_needed(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\necho 'is Python 3.9, and 3.11 or newer is needed'\n")
+    old.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(old)}
+    command = [str(root / "scripts/bootstrap"), "venv", str(tmp_path / "venv")]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    assert done.returncode != 0
+    assert "3.11 or newer is needed" in done.stderr
+    assert not (tmp_path / "venv").exists()
