@@ -1,0 +1,348 @@
+"""The ONE door to the private parts of jax and jaxlib, one small function each.
+
+Called by `pathways.compiler` and `pathways.runtime`; nothing else in the project may import `jax._src`, `jaxlib._jax`
+or `jaxlib.mlir`. Each function is tested per jaxlib version in `tests/python/test_jaxlib_door.py`. Known versions:
+`OLDEST <= jaxlib < TOO_NEW`; `check_versions` refuses any other.
+
+Nothing here initialises a backend: a client traces, partitions and lowers without seizing an accelerator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jaxlib
+import jaxlib._jax as xla
+import numpy as np
+from jax._src import core, pjit, sharding_impls, xla_bridge
+from jax._src.interpreters import mlir as jax_mlir
+from jax.sharding import AbstractMesh
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import func, mpmd, sdy, stablehlo
+
+from pathways import errors
+
+OLDEST = (0, 10, 2)
+TOO_NEW = (0, 13)
+
+Jaxpr = core.Jaxpr
+Var = core.Var
+Literal = core.Literal
+DropVar = core.DropVar
+jit_p = pjit.jit_p
+
+
+# ---------------------------------------------------------------------------------------------------- versions
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0].split("dev")[0])[:4])
+
+
+def check_versions(jax_version: str = jax.__version__, jaxlib_version: str = jaxlib.__version__) -> None:
+    """Raises `UnsupportedVersionError` unless both versions are known to this release."""
+    for package, version in (("jax", jax_version), ("jaxlib", jaxlib_version)):
+        if not OLDEST <= _numbers(version)[:3] or not _numbers(version)[:2] < TOO_NEW:
+            oldest, too_new = (".".join(map(str, v)) for v in (OLDEST, TOO_NEW))
+            raise errors.UnsupportedVersionError(
+                f"this release of pathways knows {package} >={oldest},<{too_new}, but {package} {version} is installed; "
+                f"install a version in that range (pip install '{package}>={oldest},<{too_new}')")
+
+
+def initialized_backends() -> tuple[str, ...]:
+    """Names of the XLA backends this process has initialised so far; asking initialises none."""
+    return tuple(xla_bridge._backends)
+
+
+# ---------------------------------------------------------------------------------------------------- jaxprs
+
+
+def close(jaxpr: Jaxpr, consts: Sequence[Any]) -> Any:
+    """A closed jaxpr; jax 0.11 merged ClosedJaxpr into Jaxpr."""
+    return getattr(core, "ClosedJaxpr", core.Jaxpr)(jaxpr, list(consts))
+
+
+def is_closed(value: Any) -> bool:
+    """True for what holds both a jaxpr and its constants."""
+    return isinstance(value, getattr(core, "ClosedJaxpr", core.Jaxpr))
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh jaxpr variable."""
+    return core.Var(aval)
+
+
+def new_jaxpr(constvars: Sequence[Var], consts: Sequence[Any], invars: Sequence[Var], outvars: Sequence[Any],
+              eqns: Sequence[Any], like: Jaxpr) -> Any:
+    """A closed jaxpr of those equations; `like` lends its debug info."""
+    info = like.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr = core.Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), core.no_effects, info)
+    return close(jaxpr, consts)
+
+
+def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+    """The jaxprs among an equation's parameters, opened."""
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, core.Jaxpr):
+                yield item
+            elif is_closed(item):
+                yield item.jaxpr
+
+
+def is_transposed(eqn: Any) -> bool:
+    """True for an equation that reverse-mode differentiation made."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def physical(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype as XLA sees them: a PRNG key array is its uint32 words."""
+    aval = core.physical_aval(aval)
+    return tuple(aval.shape), np.dtype(aval.dtype)
+
+
+def is_tracer(value: Any) -> bool:
+    """True for a value under trace."""
+    return isinstance(value, core.Tracer)
+
+
+def valid_jaxtype(value: Any) -> bool:
+    """True for what JAX takes as an array: arrays, NumPy arrays, Python and NumPy scalars."""
+    return bool(core.valid_jaxtype(value))
+
+
+# ---------------------------------------------------------------------------------------------------- MLIR
+
+
+@contextlib.contextmanager
+def mlir_context() -> Iterator[ir.Context]:
+    """An MLIR context with JAX's dialects and `mpmd`, entered."""
+    with jax_mlir.make_ir_context() as context, ir.Location.unknown(context):
+        mpmd.register_dialect(context)
+        sdy.register_dialect(context)
+        yield context
+
+
+def lower_jaxpr(closed: Any, platforms: Sequence[str], mesh: AbstractMesh | None, name: str = "body") -> bytes:
+    """Lowers a closed jaxpr to StableHLO bytecode for `platforms` without initialising any backend.
+
+    `mesh` is the mesh that sharding constraints and shard_maps inside may speak of.
+    """
+    size = mesh.size if mesh is not None else 1
+    extra = {}
+    if "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_module).parameters:
+        extra["out_avals"] = closed.out_avals
+    result = jax_mlir.lower_jaxpr_to_module(
+        name, closed, num_const_args=0, in_avals=closed.in_avals, ordered_effects=[], platforms=tuple(platforms),
+        backend=None, axis_context=sharding_impls.ShardingContext(size, None, mesh),
+        donated_args=[False] * len(closed.in_avals), num_partitions=size,
+        lowering_parameters=jax_mlir.LoweringParameters(hoist_constants_as_args=False), **extra)
+    return jax_mlir.module_to_bytecode(result.module)
+
+
+def parse(module: bytes | str) -> ir.Module:
+    """A module in the context that is entered."""
+    return ir.Module.parse(module)
+
+
+def tensor_type(shape: Sequence[int], dtype: np.dtype) -> ir.Type:
+    """The builtin tensor type of a physical shape and dtype, in the context that is entered."""
+    return ir.RankedTensorType.get(list(shape), jax_mlir.dtype_to_ir_type(np.dtype(dtype)))
+
+
+def portable_bytecode(module: ir.Module) -> bytes:
+    """StableHLO (with `sdy`) as portable bytecode: any jaxlib of the supported range reads it, on any machine."""
+    version = stablehlo.get_version_from_compatibility_requirement(stablehlo.StablehloCompatibilityRequirement.WEEK_4)
+    return bytes(xla.mlir.serialize_portable_artifact(module, version, True))
+
+
+def standalone(op: Any) -> bytes:
+    """A nested module as bytecode that `parse` reads as a module of its own."""
+    buffer = io.BytesIO()
+    op.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def strip_locations(module: ir.Module) -> None:
+    """Drops source locations, in place."""
+    passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+
+
+def parse_portable(module: bytes) -> ir.Module:
+    """What `portable_bytecode` wrote, in the context that is entered."""
+    return xla.mlir.deserialize_portable_artifact(module)
+
+
+# ---------------------------------------------------------------------------------------------------- MPMD
+
+
+@functools.cache
+def mpmd_compiler() -> Any:
+    """jaxlib's MPMD compiler. The wheel's extension imports jaxlib under a name that the wheel lacks."""
+    sys.modules.setdefault("jax.jaxlib", jaxlib)
+    sys.modules.setdefault("jax.jaxlib._jax", xla)
+    import jaxlib._sdy_mpmd as compiler
+
+    return compiler
+
+
+_quiet_lock = threading.Lock()
+_LOG_LINE = re.compile(rb"^[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ [^\n]*\n?\n?(?:\n(?=[IW]\d{4} ))?", re.MULTILINE)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Swallows the compiler's log lines, which it writes to file descriptor 1 around the call.
+
+    What another thread writes there meanwhile is passed on afterwards. Fatal messages go to stderr, untouched.
+    """
+    with _quiet_lock:
+        try:
+            sys.stdout.flush()
+            kept = os.dup(1)
+        except (OSError, ValueError, AttributeError):  # no usable stdout: nothing to keep clean
+            yield
+            return
+        caught = os.memfd_create("pathways-compiler-log", os.MFD_CLOEXEC)
+        try:
+            os.dup2(caught, 1)
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.lseek(caught, 0, os.SEEK_SET)
+            with open(caught, "rb") as log:
+                rest = _LOG_LINE.sub(b"", log.read())
+            if rest.strip():
+                os.write(kept, rest)
+            os.close(kept)
+
+
+def partition(module: ir.Module, *, meshes: Sequence[tuple[str, Sequence[tuple[str, int]]]],
+              assignment: Mapping[str, Any], input_meshes: Sequence[str | None], output_meshes: Sequence[str | None],
+              options: Mapping[str, Any]) -> ir.Module:
+    """jaxlib's MPMD partitioner; returns the partitioned module. Callers have checked every argument before:
+    a wrong schedule name or a list of the wrong length aborts the process."""
+    compiler = mpmd_compiler()
+    with quiet():
+        return compiler.apply_mpmd_partitioning(
+            module, "main", [(name, list(axes)) for name, axes in meshes], dict(assignment), list(input_meshes),
+            list(output_meshes), [], partitioning_options=dict(options), fragment_merge_rules=[],
+            fragment_schedule_rules=[], phases=compiler.PartitioningPhase.ALL).mpmd_module
+
+
+def lower_to_ifrt(module: ir.Module) -> None:
+    """Rewrites a partitioned module to IFRT IR, in place."""
+    with quiet():
+        mpmd_compiler().lower_to_ifrt(module)
+
+
+def named_computation(results: Sequence[ir.Type], operands: Sequence[ir.Value], name: str, transposes: int) -> Any:
+    """An `mpmd.named_computation` with an empty block of the operands' types; returns (op, block)."""
+    origin = ir.Attribute.parse(f'#mpmd.user_origin<"{name}"({transposes})>')
+    op = mpmd.NamedComputationOp(list(results), list(operands), origin)
+    return op, op.region.blocks.append(*[operand.type for operand in operands])
+
+
+def mpmd_return(values: Sequence[ir.Value]) -> None:
+    """The terminator of a named computation."""
+    mpmd.ReturnOp(list(values))
+
+
+# ---------------------------------------------------------------------------------------------------- running
+
+
+def initialize_lapack() -> None:
+    """Must run before an executable with LAPACK calls is loaded in a process that never traced one."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from jaxlib import lapack
+
+        lapack._lapack.initialize()
+
+
+def fast_call(compiled: Any) -> Callable[..., Any]:
+    """The C++ fast path of a `jax.stages.Compiled`, which spares one Python frame per call."""
+    create = getattr(getattr(compiled, "_executable", None), "create_cpp_call", None)
+    return (create(compiled._params) if create is not None else None) or compiled
+
+
+def drop_main_attributes(module: ir.Module) -> None:
+    """Takes the shardings off `main`'s arguments and results: whoever inlines the module gives them."""
+    for op in module.body.operations:
+        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
+            for name in ("arg_attrs", "res_attrs"):
+                if name in op.attributes:
+                    del op.attributes[name]
+
+
+def mesh_axes(module: ir.Module) -> tuple[tuple[str, int], ...]:
+    """Axes of the first `sdy.mesh` that has any."""
+    for op in module.body.operations:
+        if op.operation.name == "sdy.mesh":
+            axes = tuple((axis.name, axis.size)
+                         for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(op.attributes["mesh"]).axes))
+            if axes:
+                return axes
+    return ()
+
+
+@contextlib.contextmanager
+def ignore_unused_donations() -> Iterator[None]:
+    """Silences JAX's warning about donated buffers that no output could take."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Dd]onat")
+        yield
+
+
+def module_primitive(name: str, load: Callable[[Any], ir.Module]) -> core.Primitive:
+    """A primitive with parameters `key` and `out_avals` whose lowering inlines the StableHLO module `load(key)`."""
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *_, key, out_avals: list(out_avals))
+
+    def lowering(ctx: Any, *args: ir.Value, key: Any, out_avals: Any) -> Sequence[ir.Value]:
+        module = load(key)
+        main = next(op for op in module.body.operations
+                    if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main")
+        results = main.type.results
+        callee = jax_mlir.merge_mlir_modules(ctx.module_context.module, "computation", module,
+                                             dst_symtab=ctx.module_context.symbol_table)
+        return func.CallOp(results, ir.FlatSymbolRefAttr.get(callee), list(args)).results
+
+    jax_mlir.register_lowering(primitive, lowering)
+    return primitive
+
+
+def start_coordination_service(address: str, members: int) -> Any:
+    """Starts the coordination service of one `jax.distributed` group; it lives as long as the returned object.
+
+    `address` may be a Unix socket (`unix:/path`), so that no port is opened. Initialises no backend.
+    """
+    return jaxlib._jax.get_distributed_runtime_service(address, members)
+
+
+def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:
+    """Makes this process member `rank` of the group whose coordination service listens at `address`.
+
+    `jax.distributed.initialize` would start the service in member 0; ours lives in the controller, so that a member
+    can be lost without it. CPU collectives (gloo) are kept on the loopback interface: their default is the address
+    that the machine's name resolves to, which may be none, or one that others reach.
+    """
+    client = jaxlib._jax.get_distributed_runtime_client(address, rank, init_timeout=timeout_s, use_compression=True)
+    client.connect()
+    state = jax._src.distributed.global_state
+    state.client, state.process_id, state.num_processes, state.coordinator_address = client, rank, members, address
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jaxlib._jax.make_gloo_tcp_collectives = functools.partial(
+        jaxlib._jax.make_gloo_tcp_collectives, hostname="127.0.0.1"
+    )

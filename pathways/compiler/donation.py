@@ -1,0 +1,116 @@
+"""Which inputs each call may give to its outputs (MEM-4), by liveness in the flat program. Pure.
+
+jaxlib's partitioner marks the receiver of every transfer as donatable; it cannot know that the runtime may bind two
+slices to one device, where a transfer is no copy. Here a value and all its transferred copies form one class, and an
+input is donated only if this node is the last reader of the whole class, no member is a result, and none is an
+argument that the user keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+
+#: A call site gets an executable of its own, donating more than the other sites of its computation, only for this.
+WORTH_A_COMPILE_BYTES = 1 << 20
+
+
+def may_alias(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> tuple[bool, ...]:
+    """For each input, whether some output has its very type."""
+    return tuple(type in outputs for type in inputs)
+
+
+def finish(*, name: str, meshes: tuple[MeshSpec, ...], values: Sequence[ArrayType], computations: Sequence[Computation],
+           nodes: Sequence[Node], arguments: Sequence[int], results: Sequence[int], donated_arguments: Sequence[bool],
+           mpmd_text: str = "", ifrt_text: str = "") -> LogicalProgram:
+    """The program, without dead transfers and with each node's `donates` filled in."""
+    nodes = _drop_dead(_shorten(list(nodes), results), results)
+    nodes = _donate(nodes, values, computations, arguments, results, donated_arguments)
+    used = sorted({node.computation for node in nodes if node.kind is NodeKind.CALL})
+    renumber = {old: new for new, old in enumerate(used)}
+    nodes = [dataclasses.replace(node, computation=renumber.get(node.computation, -1)) for node in nodes]
+    live = sorted({*arguments, *results, *(v for node in nodes for v in (*node.inputs, *node.outputs))})
+    number = {old: new for new, old in enumerate(live)}
+    nodes = [dataclasses.replace(node, inputs=tuple(number[v] for v in node.inputs),
+                                 outputs=tuple(number[v] for v in node.outputs)) for node in nodes]
+    return LogicalProgram(
+        name, tuple(meshes), tuple(values[v] for v in live), tuple(computations[n] for n in used), tuple(nodes),
+        tuple(number[v] for v in arguments), tuple(number[v] for v in results), tuple(donated_arguments),
+        mpmd_text, ifrt_text)
+
+
+def _shorten(nodes: list[Node], results: Sequence[int]) -> list[Node]:
+    """A transfer of a transferred value reads the original instead; a transfer back to the original is dropped."""
+    source: dict[int, int] = {}
+    kept = []
+    for node in nodes:
+        if node.kind is NodeKind.TRANSFER:
+            origin = source.get(node.inputs[0], node.inputs[0])
+            source[node.outputs[0]] = origin
+            node = dataclasses.replace(node, inputs=(origin,))
+        kept.append(node)
+    return kept
+
+
+def _drop_dead(nodes: list[Node], results: Sequence[int]) -> list[Node]:
+    live = set(results)
+    kept = []
+    for node in reversed(nodes):
+        if node.kind is NodeKind.TRANSFER and node.outputs[0] not in live:
+            continue
+        live.update(node.inputs)
+        kept.append(node)
+    return kept[::-1]
+
+
+def _donate(nodes: list[Node], values: Sequence[ArrayType], computations: Sequence[Computation],
+            arguments: Sequence[int], results: Sequence[int], donated_arguments: Sequence[bool]) -> list[Node]:
+    family: dict[int, int] = {}
+
+    def head(v: int) -> int:
+        return family.get(v, v)
+
+    for node in nodes:
+        if node.kind is NodeKind.TRANSFER:
+            family[node.outputs[0]] = head(node.inputs[0])
+    last_read: dict[int, int] = {}
+    for number, node in enumerate(nodes):
+        for v in node.inputs:
+            last_read[head(v)] = number
+    kept = {head(v) for v in results}
+    kept.update(head(v) for v, donated in zip(arguments, donated_arguments, strict=True) if not donated)
+    wanted: list[tuple[bool, ...]] = []
+    for number, node in enumerate(nodes):
+        if node.kind is not NodeKind.CALL:
+            wanted.append(())
+            continue
+        free = [values[v] for v in node.outputs]
+        chosen = []
+        for v in node.inputs:
+            dies = head(v) not in kept and last_read[head(v)] == number
+            alone = sum(head(other) == head(v) for other in node.inputs) == 1
+            chosen.append(dies and alone and values[v] in free)
+            if chosen[-1]:
+                free.remove(values[v])
+        wanted.append(tuple(chosen))
+    return _agree(nodes, wanted, computations)
+
+
+def _agree(nodes: list[Node], wanted: list[tuple[bool, ...]], computations: Sequence[Computation]) -> list[Node]:
+    """Call sites of one computation donate alike, so that it compiles once, except where that would waste much."""
+    common: dict[int, tuple[bool, ...]] = {}
+    for node, donates in zip(nodes, wanted, strict=True):
+        if node.kind is NodeKind.CALL:
+            before = common.get(node.computation, donates)
+            common[node.computation] = tuple(a and b for a, b in zip(before, donates, strict=True))
+    out = []
+    for node, donates in zip(nodes, wanted, strict=True):
+        if node.kind is NodeKind.CALL:
+            agreed = common[node.computation]
+            lost = sum(type.nbytes for type, mine, all_ in zip(computations[node.computation].inputs, donates, agreed,
+                                                              strict=True) if mine and not all_)
+            node = dataclasses.replace(node, donates=donates if lost >= WORTH_A_COMPILE_BYTES else agreed)
+        out.append(node)
+    return out

@@ -1,0 +1,243 @@
+"""From a traced jaxpr to a flat list of steps: placed calls, transfers, and plain operations between them.
+
+Plain jits, custom derivatives, remat and closed calls that hold placed calls are inlined. Placed calls inside loops,
+branches and shard_maps are refused, naming the construct, as are host callbacks anywhere.
+
+Pure: works on jaxprs only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+from pathways import _jaxlib, errors
+from pathways.compiler import placed
+from pathways.compiler.ir import MeshSpec, Spec
+from pathways.compiler.primitives import transfer_p
+from pathways.compiler.trace import Traced
+
+_INLINED = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint",
+            "closed_call", "core_call", "core_closed_call", "custom_lin", "eval_jaxpr"}
+_CONTROL = {"scan": "jax.lax.scan", "while": "jax.lax.while_loop", "cond": "jax.lax.cond", "shard_map": "jax.shard_map",
+            "custom_linear_solve": "jax.lax.custom_linear_solve"}
+
+
+class StepKind(enum.Enum):
+    """What a step is."""
+
+    PLACED = "placed"  # one call of a placed function
+    TRANSFER = "transfer"  # one device_put
+    PLAIN = "plain"  # an operation outside placed functions; the compiler chooses its mesh
+
+
+@dataclasses.dataclass
+class Step:
+    """One step of a flat program. Inputs are variables or literals; outputs are variables, each written once."""
+
+    kind: StepKind
+    eqn: Any
+    inputs: list[Any]
+    outputs: list[Any]
+    placement: placed.Placement | None = None
+    transposes: int = 0
+    mesh: MeshSpec | None = None
+    spec: Spec | None = None
+
+
+@dataclasses.dataclass
+class FlatProgram:
+    """A flat program: `constants` maps variables to the values that the program closes over."""
+
+    invars: list[Any]
+    constants: dict[Any, Any]
+    steps: list[Step]
+    outvars: list[Any]
+
+
+def flatten(traced: Traced) -> FlatProgram:
+    """The flat program of a traced one, without dead steps.
+
+    Raises:
+        CallbackError: a host callback, anywhere.
+        ProgramError: a placed call or a device_put inside a loop, a branch or a shard_map.
+    """
+    closed = traced.jaxpr
+    _refuse_callbacks(closed.jaxpr, traced.name, None)
+    program = FlatProgram(list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [],
+                          [])
+    env: dict[Any, Any] = {}
+    _inline(closed.jaxpr, env, program, traced.name, fresh=False)
+    program.outvars = [_read(env, v) for v in closed.jaxpr.outvars]
+    _drop_dead(program)
+    _send_cotangents_home(program, traced)
+    return program
+
+
+def holds_placement(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
+    """True if a placed call or a device_put stands anywhere inside."""
+    memo = {} if memo is None else memo
+    known = memo.get(id(jaxpr))
+    if known is None:
+        known = memo[id(jaxpr)] = any(
+            eqn.primitive is transfer_p or _placement(eqn) is not None
+            or any(holds_placement(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params)) for eqn in jaxpr.eqns)
+    return known
+
+
+def _placement(eqn: Any) -> placed.Placement | None:
+    return placed.lookup(eqn.params["name"]) if eqn.primitive is _jaxlib.jit_p else None
+
+
+def _read(env: dict[Any, Any], atom: Any) -> Any:
+    return atom if isinstance(atom, _jaxlib.Literal) else env.get(atom, atom)
+
+
+def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool) -> None:
+    """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's. `fresh`: it may occur again."""
+    memo: dict[int, bool] = {}
+    for eqn in jaxpr.eqns:
+        inputs = [_read(env, v) for v in eqn.invars]
+        placement = _placement(eqn)
+        inside = [] if placement is not None else [j for j in _jaxlib.sub_jaxprs(eqn.params) if holds_placement(j, memo)]
+        if inside:
+            _inline_equation(eqn, inputs, env, program, name)
+            continue
+        outputs = []
+        for v in eqn.outvars:
+            new = _jaxlib.new_var(v.aval) if fresh or isinstance(v, _jaxlib.DropVar) else v
+            if not isinstance(v, _jaxlib.DropVar):
+                env[v] = new
+            outputs.append(new)
+        if placement is not None:
+            program.steps.append(Step(StepKind.PLACED, eqn, inputs, outputs, placement=placement, mesh=placement.mesh,
+                                      transposes=int(_jaxlib.is_transposed(eqn))))
+        elif eqn.primitive is transfer_p:
+            program.steps.append(Step(StepKind.TRANSFER, eqn, inputs, outputs, mesh=eqn.params["mesh"],
+                                      spec=eqn.params["spec"], transposes=int(eqn.params["back"])))
+        else:
+            program.steps.append(Step(StepKind.PLAIN, eqn, inputs, outputs))
+
+
+def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: FlatProgram, name: str) -> None:
+    primitive = eqn.primitive.name
+    if eqn.primitive is not _jaxlib.jit_p and primitive not in _INLINED:
+        construct = _CONTROL.get(primitive, primitive)
+        raise errors.ProgramError(
+            f"program {name!r}: a placed function or device_put is called inside {construct}, which runs inside one "
+            "computation. Call it from the program itself (a Python loop unrolls), put the whole loop into one placed "
+            "function, or use pathways' own control flow")
+    closed = next(p for key, p in eqn.params.items()
+                  if key in ("jaxpr", "call_jaxpr", "fun_jaxpr") and (_jaxlib.is_closed(p) or hasattr(p, "eqns")))
+    inner = closed.jaxpr if _jaxlib.is_closed(closed) else closed
+    consts = list(closed.consts) if _jaxlib.is_closed(closed) else []
+    inner_env: dict[Any, Any] = {}
+    for v, value in zip(inner.constvars, consts, strict=True):
+        inner_env[v] = _constant(program, v, value)
+    for v, value in zip(inner.invars, inputs, strict=True):
+        inner_env[v] = value
+    _inline(inner, inner_env, program, name, fresh=True)
+    for v, result in zip(eqn.outvars, inner.outvars, strict=True):
+        if not isinstance(v, _jaxlib.DropVar):
+            env[v] = _read(inner_env, result)
+
+
+def _constant(program: FlatProgram, v: Any, value: Any) -> Any:
+    for known, other in program.constants.items():
+        if other is value:
+            return known
+    new = _jaxlib.new_var(v.aval)
+    program.constants[new] = value
+    return new
+
+
+def _drop_dead(program: FlatProgram) -> None:
+    live = {v for v in program.outvars if not isinstance(v, _jaxlib.Literal)}
+    kept = []
+    for step in reversed(program.steps):
+        if any(v in live for v in step.outputs):
+            kept.append(step)
+            live.update(v for v in step.inputs if not isinstance(v, _jaxlib.Literal))
+    program.steps = kept[::-1]
+
+
+def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
+    """Points each transposed transfer back to the mesh and sharding that its forward transfer read from."""
+    home: dict[Any, tuple[MeshSpec, Spec]] = {}
+    for v, argument in zip(program.invars, traced.arguments, strict=True):
+        if argument.mesh is not None and argument.spec is not None:
+            home[v] = (argument.mesh, argument.spec)
+    sources: dict[int, tuple[MeshSpec, Spec]] = {}
+    kept, renamed = [], {}
+    for step in program.steps:
+        step.inputs = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in step.inputs]
+        if step.kind is StepKind.PLACED:
+            for v in step.outputs:
+                home[v] = (step.mesh, ((),) * len(v.aval.shape))  # type: ignore[assignment]
+        elif step.kind is StepKind.TRANSFER:
+            (source,), (result,), uid = step.inputs, step.outputs, step.eqn.params["uid"]
+            if step.eqn.params["back"]:
+                target = sources.get(uid)
+                if target is None:  # where it came from is the compiler's choice: so is where it goes back to
+                    renamed[result] = source
+                    continue
+                step.mesh = target[0]
+                step.spec = target[1] if len(target[1]) == len(step.spec or ()) else ((),) * len(step.spec or ())
+            elif not isinstance(source, _jaxlib.Literal) and source in home:
+                sources[uid] = home[source]
+            assert step.mesh is not None and step.spec is not None
+            home[result] = (step.mesh, step.spec)
+        kept.append(step)
+    program.steps = kept
+    program.outvars = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in program.outvars]
+
+
+_CALLBACKS = {"pure_callback": "jax.pure_callback", "io_callback": "jax.experimental.io_callback",
+              "debug_callback": "jax.debug.callback", "debug_print": "jax.debug.print",
+              "buffer_callback": "buffer_callback", "outside_call": "host_callback"}
+
+
+def _refuse_callbacks(jaxpr: Any, name: str, where: str | None, seen: set[tuple[int, str | None]] | None = None) -> None:
+    seen = set() if seen is None else seen
+    if (id(jaxpr), where) in seen:
+        return
+    seen.add((id(jaxpr), where))
+    for eqn in jaxpr.eqns:
+        kind = _CALLBACKS.get(eqn.primitive.name)
+        if kind is not None:
+            place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
+            raise errors.CallbackError(
+                f"{place} calls {kind} ({_callback_name(eqn)}), but the hosts that run it cannot reach this process's "
+                "Python yet. Return the value as a result instead, and look at it there")
+        placement = _placement(eqn)
+        for sub in _jaxlib.sub_jaxprs(eqn.params):
+            _refuse_callbacks(sub, name, placement.name if placement else where, seen)
+
+
+def _callback_name(eqn: Any) -> str:
+    if "fmt" in eqn.params:
+        return f"format {eqn.params['fmt']!r}"
+    callback = eqn.params.get("callback")
+    for _ in range(4):  # JAX wraps the user's function a few times
+        inner = getattr(callback, "callback_func", None) or getattr(callback, "func", None) \
+            or getattr(callback, "__wrapped__", None)
+        if inner is None:
+            break
+        callback = inner
+    return str(getattr(callback, "__qualname__", None) or callback)
+
+
+def bound_and_free(step_inputs: Sequence[Any], constants: dict[Any, Any]) -> tuple[dict[int, Any], list[int]]:
+    """Splits inputs into those whose value is known (literals and constants, by position) and the positions left."""
+    bound: dict[int, Any] = {}
+    free: list[int] = []
+    for position, v in enumerate(step_inputs):
+        if isinstance(v, _jaxlib.Literal):
+            bound[position] = v.val
+        elif v in constants:
+            bound[position] = constants[v]
+        else:
+            free.append(position)
+    return bound, free

@@ -1,0 +1,253 @@
+"""From a partitioned module and its IFRT IR to a `LogicalProgram`.
+
+The partitioned module says what each call is and how each value is cut, by axis name; its IFRT IR holds one
+StableHLO module per distinct fragment. Fragments that only pass values through are transfers; transfers that change
+nothing disappear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pathways import _jaxlib, errors
+from pathways.compiler import donation, types
+from pathways.compiler.emit import Emitted, Site, symbol
+from pathways.compiler.flatten import FlatProgram, StepKind
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
+from pathways.compiler.trace import Traced
+
+#: Arrays longer than this are elided in `mpmd_text` and `ifrt_text`.
+_TEXT_ELEMENTS = 32
+
+
+@dataclasses.dataclass
+class _Op:
+    """One operation of the partitioned module's `main`. Values are numbered as they appear, arguments first."""
+
+    callee: str  # "" for a transfer
+    sites: list[str]
+    inputs: list[int]
+    outputs: list[int]
+    mesh: str = ""
+
+
+@dataclasses.dataclass
+class Partitioned:
+    """What the partitioned module says. `split_axes` are call sites whose values are cut by part of an axis."""
+
+    types: list[types.TensorOnMesh]
+    arguments: int
+    ops: list[_Op]
+    results: list[int]
+    split_axes: frozenset[str]
+    text: str
+
+
+def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
+    """Reads `main` of a partitioned module, before it is lowered to IFRT IR in place."""
+    main = _function(module, "main")
+    block = main.regions[0].blocks[0]
+    numbers: dict[Any, int] = {}
+    read: list[types.TensorOnMesh] = []
+
+    def define(value: ir.Value) -> int:
+        numbers[value] = len(read)
+        read.append(types.mesh_tensor(str(value.type)))
+        return numbers[value]
+
+    for argument in block.arguments:
+        define(argument)
+    count = len(read)
+    ops: list[_Op] = []
+    results: list[int] = []
+    split: set[str] = set()
+    for op in block.operations:
+        kind = op.operation.name
+        inputs = [numbers[v] for v in op.operation.operands]
+        if kind == "mpmd.fragment_call":
+            sites = [str(a).split('"')[1] for a in ir.ArrayAttr(op.attributes["origin"])]
+            outputs = [define(v) for v in op.operation.results]
+            callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+            mesh = ir.StringAttr(op.attributes["mesh_name"]).value
+            ops.append(_Op(callee, sites, inputs, outputs, mesh))
+            if any(read[n].split for n in (*inputs, *outputs)):
+                split.update(sites)
+        elif kind == "mpmd.transfer":
+            ops.append(_Op("", [], inputs, [define(op.operation.results[0])]))
+        elif kind == "func.return":
+            results = inputs
+        else:
+            raise errors.CompileError(f"unexpected operation {kind} in a partitioned program")
+    return Partitioned(read, count, ops, results, frozenset(split), _text(module))
+
+
+def to_logical(traced: Traced, program: FlatProgram, emitted: Emitted, partitioned: Partitioned,
+               ifrt: ir.Module) -> LogicalProgram:
+    """The logical program; `ifrt` is the partitioned module, lowered."""
+    builder = _Builder(emitted, partitioned, ifrt)
+    positions = {v: n for n, v in enumerate(emitted.inputs)}
+    arguments: list[int] = []
+    for v, argument in zip(program.invars, traced.arguments, strict=True):
+        if v in positions:
+            arguments.append(builder.argument(positions[v]))
+        else:  # never reaches the compiler: dead, or only returned
+            shape, dtype = _jaxlib.physical(v.aval)
+            mesh = emitted.meshes.index(argument.mesh) if argument.mesh is not None else 0
+            spec = argument.spec if argument.mesh is not None and argument.spec is not None else ()
+            arguments.append(builder.value(ArrayType(shape, dtype, mesh, (*spec, *((),) * (len(shape) - len(spec))))))
+    for op in partitioned.ops:
+        builder.op(op)
+    by_var = dict(zip(program.invars, arguments, strict=True))
+    outputs = iter(partitioned.results)
+    results: list[int] = []
+    for v in program.outvars:
+        if isinstance(v, _jaxlib.Literal):
+            results.append(builder.known[next(outputs)])
+        else:
+            if v not in by_var:
+                by_var[v] = builder.known[next(outputs)]
+            results.append(by_var[v])
+    return donation.finish(
+        name=traced.name, meshes=emitted.meshes, values=builder.values, computations=builder.computations,
+        nodes=builder.nodes, arguments=arguments, results=results, donated_arguments=traced.donated,
+        mpmd_text=partitioned.text, ifrt_text=_text(ifrt))
+
+
+class _Builder:
+    """Collects values, computations and nodes. `known` maps the partitioned module's values to ours."""
+
+    def __init__(self, emitted: Emitted, partitioned: Partitioned, ifrt: ir.Module) -> None:
+        self.emitted = emitted
+        self.partitioned = partitioned
+        self.mesh_numbers = {symbol(n): n for n in range(len(emitted.meshes))}
+        self.fragments = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in ifrt.body.operations
+                          if op.operation.name == "builtin.module"}
+        self.values: list[ArrayType] = []
+        self.known: dict[int, int] = {}
+        self.computations: list[Computation] = []
+        self.nodes: list[Node] = []
+        self._by_content: dict[Any, int] = {}
+        self._loaded: dict[tuple[str, str], tuple[bytes, str, list[int] | None]] = {}
+        self._transfers = 0
+        self._inferred = 0
+
+    def value(self, type: ArrayType) -> int:
+        self.values.append(type)
+        return len(self.values) - 1
+
+    def type(self, number: int) -> ArrayType:
+        read = self.partitioned.types[number]
+        return ArrayType(read.shape, read.dtype, self.mesh_numbers[read.mesh], read.spec)
+
+    def argument(self, number: int) -> int:
+        self.known[number] = self.value(self.type(number))
+        return self.known[number]
+
+    def op(self, op: _Op) -> None:
+        if not op.callee:
+            self._transfer(op.inputs[0], op.outputs[0])
+            return
+        sites = [self.emitted.sites[name] for name in op.sites]
+        module, fingerprint, passes = self._fragment(op)
+        if passes is not None and all(site.kind is StepKind.TRANSFER for site in sites):
+            for number, source in enumerate(passes):
+                self._transfer(op.inputs[source], op.outputs[number])
+            return
+        inputs = tuple(self.known[n] for n in op.inputs)
+        for number in op.outputs:
+            self.known[number] = self.value(self.type(number))
+        outputs = tuple(self.known[n] for n in op.outputs)
+        in_types = tuple(self.values[n] for n in inputs)
+        out_types = tuple(self.values[n] for n in outputs)
+        mesh = self.mesh_numbers[op.mesh]
+        name, origin, transposes = self._names(sites)
+        key = (fingerprint, mesh, in_types, out_types)
+        computation = self._by_content.get(key)
+        if computation is None:
+            computation = self._by_content[key] = len(self.computations)
+            self.computations.append(Computation(origin or name, module, fingerprint, mesh, in_types, out_types,
+                                                 donation.may_alias(in_types, out_types)))
+        self.nodes.append(Node(NodeKind.CALL, name, computation, inputs, outputs, origin, transposes,
+                               (False,) * len(inputs)))
+
+    def _names(self, sites: list[Site]) -> tuple[str, str, int]:
+        placed = [site for site in sites if site.kind is StepKind.PLACED]
+        if not placed:
+            self._inferred += 1
+            return f"inferred.{self._inferred - 1}", "", 0
+        return ("+".join(site.name for site in placed), "+".join(dict.fromkeys(site.origin for site in placed)),
+                min(site.transposes for site in placed))
+
+    def _transfer(self, source: int, target: int) -> None:
+        before = self.known[source]
+        wanted = self.type(target)
+        if self.values[before] == wanted:  # changes nothing: the same value
+            self.known[target] = before
+            return
+        self.known[target] = self.value(wanted)
+        self.nodes.append(Node(NodeKind.TRANSFER, f"transfer.{self._transfers}", -1, (before,), (self.known[target],)))
+        self._transfers += 1
+
+    def _fragment(self, op: _Op) -> tuple[bytes, str, list[int] | None]:
+        """Portable module, fingerprint, and for a fragment that only passes values through, what each result is."""
+        key = (op.callee, op.mesh)
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            module = _jaxlib.parse(_jaxlib.standalone(self.fragments[op.callee]))
+            passes = _passes(module)
+            canonicalize(module)
+            portable = _jaxlib.portable_bytecode(module)
+            loaded = self._loaded[key] = (portable, hashlib.sha256(portable).hexdigest()[:32], passes)
+        return loaded
+
+
+def canonicalize(module: ir.Module) -> None:
+    """Makes equal computations equal bytes: one name for the mesh, no module name, no donation, no locations."""
+    table = ir.SymbolTable(module.operation)
+    for op in module.body.operations:
+        if op.operation.name == "sdy.mesh":
+            old = ir.StringAttr(op.attributes["sym_name"]).value
+            table.replace_all_symbol_uses(old, "mesh", module.operation)
+            op.attributes["sym_name"] = ir.StringAttr.get("mesh")
+    main = _function(module, "main")
+    if "arg_attrs" in main.attributes:
+        kept = []
+        for attrs in ir.ArrayAttr(main.attributes["arg_attrs"]):
+            attrs = ir.DictAttr(attrs)
+            kept.append(ir.DictAttr.get({"sdy.sharding": attrs["sdy.sharding"]} if "sdy.sharding" in attrs else {}))
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(kept)
+    if "reserved_hbm_bytes" in main.attributes:
+        del main.attributes["reserved_hbm_bytes"]
+    for name in ("sym_name", "sym_visibility"):
+        if name in module.operation.attributes:
+            del module.operation.attributes[name]
+    _jaxlib.strip_locations(module)
+
+
+def _function(module: ir.Module, name: str) -> Any:
+    for op in module.body.operations:
+        if op.operation.name == "func.func" and ir.StringAttr(op.attributes["sym_name"]).value == name:
+            return op
+    raise errors.CompileError(f"expected a function {name!r} in a compiled module")
+
+
+def _passes(module: ir.Module) -> list[int] | None:
+    """For a module whose results are its arguments, perhaps resharded: which argument each result is."""
+    block = _function(module, "main").regions[0].blocks[0]
+    origin: dict[Any, int] = {argument: n for n, argument in enumerate(block.arguments)}
+    for op in block.operations:
+        if op.operation.name == "sdy.sharding_constraint":
+            origin[op.operation.results[0]] = origin[op.operation.operands[0]]
+        elif op.operation.name == "func.return":
+            return [origin[v] for v in op.operation.operands]
+        else:
+            return None
+    return None
+
+
+def _text(module: ir.Module) -> str:
+    return str(module.operation.get_asm(large_elements_limit=_TEXT_ELEMENTS))

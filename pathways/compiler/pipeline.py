@@ -1,0 +1,58 @@
+"""The whole way from a traced program to a `LogicalProgram`: flatten, emit, partition, lower.
+
+`compile_traced` is what the runtime calls; it needs no device and initialises no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pathways import _jaxlib, errors
+from pathways.compiler import emit, lower
+from pathways.compiler.flatten import flatten
+from pathways.compiler.ir import LogicalProgram, MeshSpec
+from pathways.compiler.options import Options
+from pathways.compiler.trace import Traced
+
+#: How often to compile again with more shardings pinned, when the compiler cut a value by part of an axis.
+_MAX_ROUNDS = 4
+
+
+def compile_traced(traced: Traced, options: Mapping[str, Any] | Options | None = None, *,
+                   default_mesh: MeshSpec | None = None) -> LogicalProgram:
+    """Partitions and lowers a traced program.
+
+    `default_mesh` is where a program runs that names no slice at all.
+
+    Raises:
+        OptionError: an unknown option or schedule.
+        PlacementError: no slice to run on, or two of one name.
+        CallbackError, ProgramError: see `flatten`.
+        CompileError: jaxlib's compiler refused the program.
+    """
+    _jaxlib.check_versions()
+    options = Options.of(options)
+    program = flatten(traced)
+    meshes = emit.collect_meshes(traced, program, default_mesh)
+    pinned: frozenset[str] = frozenset()
+    for _ in range(_MAX_ROUNDS):
+        with _jaxlib.mlir_context():
+            emitted = emit.emit(traced, program, meshes, options, pinned)
+            try:
+                module = _jaxlib.partition(
+                    emitted.module, meshes=emit.topology(meshes), assignment=emit.assignment(emitted, options),
+                    input_meshes=emitted.input_meshes, output_meshes=emitted.output_meshes,
+                    options=options.for_compiler())
+                lowered = lower.read_partitioned(module, emitted)
+                _jaxlib.lower_to_ifrt(module)
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, errors.PathwaysError):
+                    raise
+                raise errors.CompileError(f"jaxlib's MPMD compiler refused program {traced.name!r}: {error}") from error
+            if lowered.split_axes <= pinned:
+                return lower.to_logical(traced, program, emitted, lowered, module)
+            pinned |= lowered.split_axes
+    raise errors.ShardingError(
+        f"program {traced.name!r}: the compiler keeps cutting values by part of a mesh axis at {sorted(pinned)}; give "
+        "those functions out_shardings")

@@ -1,0 +1,156 @@
+"""Placed functions: `jax.jit` of the user's function under a tagged name that says which slice it runs on.
+
+JAX carries the name of a jit equation through JVP, partial evaluation, transposition and batching, so in the jaxpr of
+a whole program every step still says where it runs; `flatten` looks the tag up here. No differentiation rule is ours.
+
+Shardings become ordinary `with_sharding_constraint`s on the function's arguments and results, inside the jit: JAX's
+own rules then give cotangents the sharding of what they belong to, and leave a batched dimension uncut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from pathways import errors
+from pathways.compiler import specs
+from pathways.compiler.ir import MeshSpec
+
+_MARK = "__pw"
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What a tag stands for: the user's name for the function, and the slice it runs on."""
+
+    name: str
+    mesh: MeshSpec
+
+
+_lock = threading.Lock()
+_tags: dict[Placement, str] = {}  # guarded by _lock; grows with the distinct placements of this process
+_placements: dict[str, Placement] = {}  # guarded by _lock
+
+
+def _tag(placement: Placement) -> str:
+    with _lock:
+        tag = _tags.get(placement)
+        if tag is None:
+            tag = f"{placement.name}{_MARK}{len(_tags)}"
+            _tags[placement] = tag
+            _placements[tag] = placement
+        return tag
+
+
+def lookup(jit_name: str) -> Placement | None:
+    """The placement that a jit equation of this name has, or None for a plain jit."""
+    return _placements.get(jit_name) if _MARK in jit_name else None
+
+
+class PlacedFunction:
+    """A function placed on a slice. Called under trace, it is one named computation of the program.
+
+    Called on concrete arrays it is that plain `jax.jit` call: running it on its slice is the caller's business.
+    """
+
+    def __init__(self, fun: Callable[..., Any], mesh: MeshSpec, *, in_shardings: Any = None, out_shardings: Any = None,
+                 static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
+                 name: str | None = None) -> None:
+        if not callable(fun):
+            raise errors.ProgramError(f"expected a function to place on slice {mesh.name!r}, got {fun!r} of type "
+                                      f"{type(fun).__name__}")
+        self.fun = fun
+        self.mesh = mesh
+        self.name = name or getattr(fun, "__name__", type(fun).__name__)
+        self.abstract_mesh = specs.abstract_mesh(mesh)
+        self.in_shardings = in_shardings
+        self.out_shardings = out_shardings
+        self.static_argnums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+        self.static_argnames = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+        self.placement = Placement(self.name, mesh)
+        self.__name__ = self.name
+        self.__doc__ = getattr(fun, "__doc__", None)
+        self.__wrapped__ = fun
+        body = functools.wraps(fun, updated=())(functools.partial(_call, self))
+        body.__name__ = body.__qualname__ = _tag(self.placement)
+        self._jit = jax.jit(body, static_argnums=self.static_argnums or None,
+                            static_argnames=self.static_argnames or None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jit(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<placed function {self.name!r} on slice {self.mesh.name!r}>"
+
+    def dynamic(self, count: int) -> list[int]:
+        """Which of `count` positional arguments are not static."""
+        static = {n % count for n in self.static_argnums if -count <= n < count}
+        names = parameter_names(self.fun, count)
+        return [n for n in range(count) if n not in static and names[n] not in self.static_argnames]
+
+
+def placed(fun: Callable[..., Any], mesh: MeshSpec, *, in_shardings: Any = None, out_shardings: Any = None,
+           static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
+           name: str | None = None) -> PlacedFunction:
+    """`fun` placed on `mesh`. Shardings are pytree prefixes of PartitionSpecs; None leaves the choice to the compiler.
+
+    `in_shardings` speaks of the positional arguments that are not static, as one spec for all or a tuple.
+    """
+    return PlacedFunction(fun, mesh, in_shardings=in_shardings, out_shardings=out_shardings,
+                          static_argnums=static_argnums, static_argnames=static_argnames, name=name)
+
+
+def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first `count` positional parameters, for error messages."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (ValueError, TypeError):
+        parameters = []
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names.extend(f"{parameter.name}[{n}]" for n in range(count - len(names)))
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    names.extend(f"argument {n}" for n in range(len(names), count))
+    return names[:count]
+
+
+def _call(self: PlacedFunction, *args: Any, **kwargs: Any) -> Any:
+    """The body of a placed function, as JAX traces it."""
+    with jax.sharding.use_abstract_mesh(self.abstract_mesh):
+        if self.in_shardings is not None:
+            names = parameter_names(self.fun, len(args))
+            dynamic = self.dynamic(len(args))
+            constrained = _constrain(self, self.in_shardings, tuple(args[n] for n in dynamic), "argument",
+                                     [names[n] for n in dynamic])
+            merged = dict(zip(dynamic, constrained, strict=True))
+            args = tuple(merged.get(n, x) for n, x in enumerate(args))
+        result = self.fun(*args, **kwargs)
+        if self.out_shardings is not None:
+            result = _constrain(self, self.out_shardings, result, "result", None)
+        return result
+
+
+def _constrain(self: PlacedFunction, prefix: Any, tree: Any, what: str, names: Sequence[str] | None) -> Any:
+    wanted = specs.broadcast(prefix, tree, f"{what} shardings of placed function {self.name!r}")
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    out = []
+    for (path, leaf), spec in zip(leaves, wanted, strict=True):
+        if spec is not None:
+            where = jax.tree_util.keystr(path)
+            if names is not None:
+                where = names[path[0].idx] + jax.tree_util.keystr(path[1:])
+            shape = jax.numpy.shape(leaf)
+            dims = specs.normalize(spec, shape, self.mesh, f"{what} {where} of placed function {self.name!r}")
+            leaf = jax.lax.with_sharding_constraint(leaf, NamedSharding(self.abstract_mesh,
+                                                                        specs.to_partition_spec(dims)))
+        out.append(leaf)
+    return jax.tree_util.tree_unflatten(treedef, out)

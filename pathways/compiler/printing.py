@@ -1,0 +1,45 @@
+"""A `LogicalProgram` as text that people read. Pure."""
+
+from __future__ import annotations
+
+from pathways.compiler.ir import ArrayType, LogicalProgram, Node, NodeKind, Spec
+
+
+def spec_text(spec: Spec) -> str:
+    """`P('x', None)` for (("x",), ())."""
+    parts = [repr(axes[0]) if len(axes) == 1 else str(axes) if axes else "None" for axes in spec]
+    return f"P({', '.join(parts)})"
+
+
+def type_text(program: LogicalProgram, type: ArrayType) -> str:
+    """`float32[8,4]@left P('x', None)`."""
+    return (f"{type.dtype}[{','.join(map(str, type.shape))}]@{program.meshes[type.mesh].name} {spec_text(type.spec)}")
+
+
+def logical_text(program: LogicalProgram) -> str:
+    """The program: its slices, then one line per argument, node and result."""
+    lines = [f"program {program.name}"]
+    for mesh in program.meshes:
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)
+        lines.append(f"  slice {mesh.name} [{axes}] of {mesh.size} devices")
+    for number, donated in zip(program.arguments, program.donated_arguments, strict=True):
+        lines.append(f"  %{number} = argument : {type_text(program, program.values[number])}"
+                     f"{' donated' if donated else ''}")
+    for node in program.nodes:
+        lines.append("  " + _node_text(program, node))
+    lines.append(f"  return {', '.join(f'%{n}' for n in program.results)}")
+    return "\n".join(lines)
+
+
+def _node_text(program: LogicalProgram, node: Node) -> str:
+    outputs = ", ".join(f"%{n}" for n in node.outputs)
+    inputs = ", ".join(f"%{n}{' donated' if donated else ''}" for n, donated in
+                       zip(node.inputs, node.donates or (False,) * len(node.inputs), strict=True))
+    types = ", ".join(type_text(program, program.values[n]) for n in node.outputs)
+    if node.kind is NodeKind.TRANSFER:
+        source = program.meshes[program.values[node.inputs[0]].mesh].name
+        return f"{outputs} = transfer {node.name}({inputs}) from {source} : {types}"
+    computation = program.computations[node.computation]
+    backward = " backward" if node.transposes else ""
+    return (f"{outputs} = call {node.name}({inputs}) on {program.meshes[computation.mesh].name}{backward} "
+            f"#{computation.fingerprint[:8]} : {types}")

@@ -1,0 +1,93 @@
+"""Shardings as users write them, turned into `ir.Spec` and checked before any compiler sees them.
+
+Pure functions. Every error names the argument, the dimension, its size and the axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from pathways import errors
+from pathways.compiler.ir import MeshSpec, Spec
+
+#: What a user may write for one array: nothing at all leaves the choice to the compiler.
+UserSpec = PartitionSpec | NamedSharding | None
+
+
+def abstract_mesh(mesh: MeshSpec) -> AbstractMesh:
+    """The `jax.sharding.AbstractMesh` of a slice: what a placed function's body sees."""
+    axes = mesh.axes or (("_one", 1),)
+    return AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes),
+                        axis_types=(AxisType.Auto,) * len(axes))
+
+
+def normalize(spec: UserSpec, shape: Sequence[int], mesh: MeshSpec, what: str) -> Spec:
+    """`spec` as one tuple of axis names per dimension of `shape`, checked against `mesh`; None means replicated.
+
+    Raises:
+        ShardingError: an unknown or repeated axis, more entries than dimensions, or a dimension that does not divide.
+    """
+    if spec is None:
+        spec = PartitionSpec()
+    if isinstance(spec, NamedSharding):
+        if dict(spec.mesh.shape) != dict(mesh.axes):
+            raise errors.ShardingError(f"{what}: the sharding is over a mesh of axes {dict(spec.mesh.shape)}, but the "
+                                       f"slice {mesh.name!r} has {dict(mesh.axes)}")
+        spec = spec.spec
+    if not isinstance(spec, PartitionSpec):
+        raise errors.ShardingError(f"{what}: expected a PartitionSpec, got {spec!r} of type {type(spec).__name__}")
+    entries = tuple(spec)
+    if len(entries) > len(shape):
+        raise errors.ShardingError(f"{what}: {spec} has {len(entries)} entries, but the array has only {len(shape)} "
+                                   f"dimensions (shape {tuple(shape)})")
+    sizes = dict(mesh.axes)
+    seen: set[str] = set()
+    dims: list[tuple[str, ...]] = []
+    for number, entry in enumerate(entries):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            entry = ()
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for axis in axes:
+            if axis not in sizes:
+                raise errors.ShardingError(f"{what}: {spec} names the axis {axis!r}, but the slice {mesh.name!r} has "
+                                           f"only the axes {list(sizes)}")
+            if axis in seen:
+                raise errors.ShardingError(f"{what}: {spec} names the axis {axis!r} twice")
+            seen.add(axis)
+        parts = math.prod(sizes[axis] for axis in axes)
+        if shape[number] % parts:
+            raise errors.ShardingError(
+                f"{what}: dimension {number} of size {shape[number]} (shape {tuple(shape)}) does not divide into "
+                f"{parts} parts over the axes {list(axes)} of slice {mesh.name!r}; pad it or choose another sharding")
+        dims.append(axes)
+    return (*dims, *((),) * (len(shape) - len(dims)))
+
+
+def to_partition_spec(spec: Spec) -> PartitionSpec:
+    """The `PartitionSpec` of a normalized spec."""
+    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
+
+
+def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
+    """One entry of the pytree prefix `prefix` per leaf of `tree`. None and PartitionSpec are leaves of a prefix."""
+    flat: list[Any] = []
+
+    def leaf(x: Any) -> bool:
+        return x is None or isinstance(x, (PartitionSpec, NamedSharding))
+
+    def extend(spec: Any, subtree: Any) -> None:
+        flat.extend([spec] * len(jax.tree_util.tree_leaves(subtree)))
+
+    if isinstance(prefix, list) and isinstance(tree, tuple):
+        prefix = tuple(prefix)
+    try:
+        jax.tree_util.tree_map(extend, prefix, tree, is_leaf=leaf)
+    except (ValueError, TypeError) as error:
+        raise errors.ShardingError(f"{what}: the pytree of shardings is no prefix of the pytree it is for "
+                                   f"({jax.tree_util.tree_structure(tree)}): {error}") from None
+    return flat

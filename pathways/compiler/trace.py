@@ -1,0 +1,155 @@
+"""From the user's Python to a jaxpr: `trace` runs a program once under JAX, on abstract arguments.
+
+The arguments may be anything JAX takes, `jax.ShapeDtypeStruct`s, or `Argument`s, which also say where a value lives.
+Nothing executes, and no backend is initialised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _jaxlib, errors
+from pathways.compiler import placed, primitives, specs
+from pathways.compiler.ir import MeshSpec, Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """One array argument of a program, abstractly. `mesh` and `spec` say where it lives; None: anywhere."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool = False
+    mesh: MeshSpec | None = None
+    spec: Spec | None = None
+
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """As JAX knows it."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A traced program: its jaxpr, its pytrees and where its arguments live. Input of `partition`."""
+
+    name: str
+    jaxpr: Any
+    in_tree: Any
+    out_tree: Any
+    arguments: tuple[Argument, ...]
+    argument_names: tuple[str, ...]
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    result_names: tuple[str, ...]
+    donated: tuple[bool, ...]
+
+
+def as_argument(leaf: Any, what: str) -> Argument:
+    """The `Argument` of any leaf that JAX takes as an array.
+
+    Raises:
+        ProgramError: for anything else, naming the argument.
+    """
+    if isinstance(leaf, Argument):
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return Argument(tuple(leaf.shape), leaf.dtype, bool(getattr(leaf, "weak_type", False)))
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUV" and not _jaxlib.valid_jaxtype(leaf):
+            raise errors.ProgramError(f"{what} is a NumPy array of dtype {leaf.dtype}, which is no dtype of JAX")
+        aval = jax.api_util.shaped_abstractify(leaf)
+        return Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type))
+    raise errors.ProgramError(f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array, a number, or a "
+                              "pytree of them. Mark it static (static_argnums, static_argnames) if it is none")
+
+
+def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, *,
+          static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
+          donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = (),
+          name: str | None = None) -> Traced:
+    """Traces `fun(*args, **kwargs)`; calls of placed functions inside become its computations.
+
+    Leaves of the arguments that are not static are `Argument`s, `jax.ShapeDtypeStruct`s, arrays or numbers.
+
+    Raises:
+        ProgramError: an argument or a result that is no array; names it.
+        Whatever JAX or the user's own code raises while it is traced.
+    """
+    kwargs = dict(kwargs or {})
+    name = name or getattr(fun, "__name__", type(fun).__name__)
+    parameters = placed.parameter_names(fun, len(args))
+    static = _which(static_argnums, static_argnames, parameters)
+    donate = _which(donate_argnums, donate_argnames, parameters)
+    static_names = _names(static_argnames)
+    donate_names = _names(donate_argnames)
+    dynamic = [n for n in range(len(args)) if n not in static]
+    static_kwargs = {k: v for k, v in kwargs.items() if k in static_names}
+    tree = (tuple(args[n] for n in dynamic), {k: v for k, v in kwargs.items() if k not in static_names})
+    leaves, in_tree = jax.tree_util.tree_flatten_with_path(tree)
+    names, donated, arguments = [], [], []
+    for path, leaf in leaves:
+        if path[0].idx == 0:
+            number = dynamic[path[1].idx]
+            names.append(parameters[number] + jax.tree_util.keystr(path[2:]))
+            donated.append(number in donate)
+        else:
+            names.append(path[1].key + jax.tree_util.keystr(path[2:]))
+            donated.append(path[1].key in donate_names)
+        arguments.append(as_argument(leaf, f"argument {names[-1]} of {name!r}"))
+    out: dict[str, Any] = {}
+
+    def flat(*flat_args: Any) -> list[Any]:
+        dynamic_args, dynamic_kwargs = jax.tree_util.tree_unflatten(in_tree, flat_args)
+        merged = list(args)
+        for number, value in zip(dynamic, dynamic_args, strict=True):
+            merged[number] = value
+        result = fun(*merged, **static_kwargs, **dynamic_kwargs)
+        paths, out["tree"] = jax.tree_util.tree_flatten_with_path(result)
+        out["names"] = tuple("result" + jax.tree_util.keystr(path) for path, _ in paths)
+        for result_name, (_, leaf) in zip(out["names"], paths, strict=True):
+            if not (_jaxlib.is_tracer(leaf) or _jaxlib.valid_jaxtype(leaf)):
+                raise errors.ProgramError(f"{result_name} of {name!r} is {leaf!r} of type {type(leaf).__name__}; a "
+                                          "program returns arrays, numbers, None, or pytrees of them")
+        return [leaf for _, leaf in paths]
+
+    flat.__name__ = flat.__qualname__ = name
+    jaxpr = jax.make_jaxpr(flat)(*[argument.struct() for argument in arguments])
+    results = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+                    for aval in jaxpr.out_avals)
+    return Traced(name, jaxpr, in_tree, out["tree"], tuple(arguments), tuple(names), results, out["names"],
+                  tuple(donated))
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _which(numbers: int | Sequence[int], names: str | Sequence[str], parameters: Sequence[str]) -> set[int]:
+    """Which positional arguments are meant by those numbers and names."""
+    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    count = len(parameters)
+    for number in numbers:
+        if not -count <= number < count:
+            raise errors.ProgramError(f"argnums {number} is out of range: the call has {count} positional arguments")
+    return {n % count for n in numbers} | {n for n, parameter in enumerate(parameters) if parameter in _names(names)}
+
+
+def device_put(x: Any, mesh: MeshSpec, spec: Any = None) -> Any:
+    """Under trace: the pytree `x` moved to `mesh`. `spec` is a pytree prefix of PartitionSpecs; None replicates.
+
+    Differentiable: a cotangent goes back to where the value came from.
+    """
+    wanted = specs.broadcast(spec, x, f"shardings of device_put to slice {mesh.name!r}")
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(x)
+    out = []
+    for (path, leaf), leaf_spec in zip(leaves, wanted, strict=True):
+        what = f"value{jax.tree_util.keystr(path)} of device_put to slice {mesh.name!r}"
+        if not (_jaxlib.is_tracer(leaf) or _jaxlib.valid_jaxtype(leaf)):
+            raise errors.ProgramError(f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array")
+        leaf = leaf if _jaxlib.is_tracer(leaf) else jax.numpy.asarray(leaf)
+        out.append(primitives.transfer(leaf, mesh, specs.normalize(leaf_spec, jax.numpy.shape(leaf), mesh, what)))
+    return jax.tree_util.tree_unflatten(treedef, out)

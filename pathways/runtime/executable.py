@@ -1,0 +1,183 @@
+"""The host's side of a computation: compiled ahead, then called at the speed of `jax.jit`'s C++ fast path.
+
+`load` inlines the computation's StableHLO into one `jax.jit` over the slice's mesh, so that one call is one XLA launch,
+donation and multi-process meshes are JAX's own, and JAX's persistent compilation cache is honoured.
+Called by a host's enqueue threads; loading may happen on any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from pathways import _jaxlib, errors
+from pathways.compiler import specs
+from pathways.compiler.ir import ArrayType, Computation
+
+_REPLICATED_AXIS = "_devices"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Module:
+    """A computation's module as a parameter of the primitive: compared by fingerprint."""
+
+    fingerprint: str
+    module: bytes = dataclasses.field(compare=False, repr=False)
+
+
+def _load_module(key: _Module) -> Any:
+    module = _jaxlib.parse_portable(key.module)
+    _jaxlib.drop_main_attributes(module)
+    return module
+
+
+_computation_p = _jaxlib.module_primitive("pathways_computation", _load_module)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryStats:
+    """Bytes per device that an executable needs; aliased (donated) bytes are counted in arguments and outputs."""
+
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    alias_bytes: int
+    code_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Executable:
+    """A loaded computation. `call(*arrays)` takes global `jax.Array`s and returns a tuple of them.
+
+    `in_shardings` and `out_shardings` are those of the arrays. Immutable; callable from any thread.
+    """
+
+    call: Callable[..., tuple[jax.Array, ...]]
+    in_shardings: tuple[NamedSharding, ...]
+    out_shardings: tuple[NamedSharding, ...]
+    memory: MemoryStats
+
+    def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        return self.call(*arrays)
+
+
+def device_mesh(computation: Computation, devices: Sequence[jax.Device]) -> Mesh:
+    """The computation's mesh over physical devices, given in C order of the slice's shape."""
+    axes = mesh_axes(computation)
+    count = int(np.prod([size for _, size in axes], dtype=np.int64))
+    if axes and count != len(devices):
+        raise errors.PlanError(f"computation {computation.name!r} is for a mesh {dict(axes)} of {count} devices, but "
+                               f"{len(devices)} devices were given")
+    array = np.empty(len(devices), dtype=object)
+    array[:] = list(devices)
+    if not axes:
+        return Mesh(array, (_REPLICATED_AXIS,))
+    return Mesh(array.reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+
+
+@functools.lru_cache(maxsize=4096)
+def _module_axes(key: _Module) -> tuple[tuple[str, int], ...]:
+    with _jaxlib.mlir_context():
+        return _jaxlib.mesh_axes(_jaxlib.parse_portable(key.module))
+
+
+def mesh_axes(computation: Computation) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of the mesh axes that the computation's module speaks of; () if everything is replicated."""
+    return _module_axes(_Module(computation.fingerprint, computation.module))
+
+
+def sharding(type: ArrayType, mesh: Mesh) -> NamedSharding:
+    """The `NamedSharding` of a logical array's type on a physical mesh."""
+    return NamedSharding(mesh, specs.to_partition_spec(type.spec))
+
+
+def load_executable(computation: Computation, devices: Sequence[jax.Device],
+                    donate: Sequence[bool] = ()) -> Executable:
+    """Compiles `computation` for `devices` (C order of the slice's shape) without executing anything.
+
+    `donate[i]` gives input i's buffer to the outputs; () donates none. On a mesh of several processes every process
+    calls this with the same arguments.
+
+    Raises:
+        ComputationError: XLA refused the module; carries its message.
+    """
+    _jaxlib.initialize_lapack()
+    mesh = device_mesh(computation, devices)
+    in_shardings = tuple(sharding(type, mesh) for type in computation.inputs)
+    out_shardings = tuple(sharding(type, mesh) for type in computation.outputs)
+    out_avals = tuple(jax.core.ShapedArray(type.shape, type.dtype) for type in computation.outputs)
+    key = _Module(computation.fingerprint, computation.module)
+
+    def call(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(_computation_p.bind(*arrays, key=key, out_avals=out_avals))
+
+    call.__name__ = call.__qualname__ = computation.name or "computation"
+    donated = tuple(number for number, given in enumerate(donate) if given)
+    jitted = jax.jit(call, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated,
+                     keep_unused=True)
+    structs = [jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
+               for type, s in zip(computation.inputs, in_shardings, strict=True)]
+    try:
+        with _jaxlib.ignore_unused_donations():
+            compiled = jitted.lower(*structs).compile()
+    except (RuntimeError, ValueError) as error:
+        raise errors.ComputationError(f"XLA could not compile computation {computation.name!r} for "
+                                      f"{len(devices)} devices: {error}") from error
+    return Executable(_jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
+
+
+def _memory(compiled: Any) -> MemoryStats:
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return MemoryStats(0, 0, 0, 0, 0)
+    return MemoryStats(stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes,
+                       stats.alias_size_in_bytes, stats.generated_code_size_in_bytes)
+
+
+def load(computation: Computation, devices: Sequence[jax.Device],
+         donate: Sequence[bool] = ()) -> Callable[..., tuple[jax.Array, ...]]:
+    """`load_executable`, but only the callable."""
+    return load_executable(computation, devices, donate).call
+
+
+class ExecutableCache:
+    """One executable per (fingerprint, devices, donation). Thread-safe: of several who ask, one compiles."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[Any, Future[Executable]] = {}  # guarded by _lock
+
+    def load(self, computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()) -> Executable:
+        """As `load_executable`; equal modules compile once."""
+        donate = tuple(donate) if any(donate) else ()
+        key = (computation.fingerprint, computation.inputs, computation.outputs, tuple(d.id for d in devices), donate)
+        with self._lock:
+            known = self._loaded.get(key)
+            mine = known is None
+            if known is None:
+                known = self._loaded[key] = Future()
+        if mine:
+            try:
+                known.set_result(load_executable(computation, devices, donate))
+            except BaseException as error:
+                with self._lock:
+                    self._loaded.pop(key, None)
+                known.set_exception(error)
+                raise
+        return known.result()
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def clear(self) -> None:
+        """Forgets every executable; those in use stay alive with their users."""
+        with self._lock:
+            self._loaded.clear()
