@@ -1,0 +1,274 @@
+"""The cluster as its controller sees it: starts the hosts, watches everybody, and keeps the books.
+
+Life: `start` -> all hosts ready -> ... -> `fail` or `end`, once, whichever comes first; then `tear_down`.
+
+    a host ends       -> `fail(HostLostError)`; during start-up `fail(ConnectError)`
+    the owner ends    -> `end`: the cluster goes with it
+    a client ends     -> nothing here: `membership.py` removes it, the others see nothing (OWN-1)
+    the janitor ends  -> `end`, and the controller removes the directory itself
+
+One thread, the event loop's, runs all of it; it is the process's main thread, because the kernel ties the hosts' lives
+to the thread that started them. Nothing here is on the dispatch path: that is the native controller's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from pathways import errors
+from pathways.runtime import environment, fdpass, options
+from pathways.runtime.members import Host, Stage
+from pathways.runtime.options import ControllerConfig, HostConfig
+from pathways.runtime.processes import is_readable
+from pathways.runtime.proto import control_pb2 as pb
+from pathways.runtime.resource_manager import ResourceManager
+from pathways.runtime.topology import Topology
+
+STOP_GRACE_S = 2.0
+
+_T = TypeVar("_T")
+
+
+class Cluster:
+    """Everything the controller process knows. Made and used on the event loop's thread."""
+
+    def __init__(self, config: ControllerConfig, native: Any) -> None:
+        self.config = config
+        self.native = native
+        self.topology = Topology.grid(
+            config.options.islands,
+            config.options.hosts_per_island,
+            config.options.devices_per_host,
+            platform=config.platform,
+            jax_version=importlib.metadata.version("jax"),
+            jaxlib_version=importlib.metadata.version("jaxlib"),
+        )
+        self.resources = ResourceManager(self.topology)
+        self.hosts: list[Host] = []
+        self.startup: list[pb.StartupEvent] = []
+        self.ready = False
+        self.failure: errors.PathwaysError | None = None
+        self.on_end: list[Callable[[errors.PathwaysError], None]] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started_at = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._startup_news = asyncio.Event()
+        self._native_groups: set[int] = set()
+        self._services: list[Any] = []
+        self._segment: Any = None
+        self._controller: Any = None
+        self._janitor_fd = -1
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"unix:{self.config.directory}/control.sock"
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Makes the segments, starts the hosts and listens for clients."""
+        self._janitor_fd = os.pidfd_open(os.getppid())
+        self._loop.add_reader(self.config.owner_fd, self._owner_ended)
+        self._loop.add_reader(self._janitor_fd, self._janitor_ended)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
+        sizes = self.config.options
+        self._segment = self.native.controller_segment()
+        count = self.topology.hosts
+        segments = [
+            self.native.host_segment(host, count, sizes.host_ring_bytes, sizes.host_arena_bytes)
+            for host in range(count)
+        ]
+        self._start_coordinators()
+        for host in range(count):
+            self._start_host(host, segments)
+        self._controller = self.native.Controller(self._segment, segments)
+        self._controller.start()
+        self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
+
+    def _start_coordinators(self) -> None:
+        if self.config.options.hosts_per_island == 1 or self.config.options.driver != options.ClusterOptions.driver:
+            return
+        from pathways import _jaxlib
+
+        for island, hosts in enumerate(self.topology.islands):
+            self._services.append(_jaxlib.start_coordination_service(self._coordinator(island), len(hosts)))
+
+    def _coordinator(self, island: int) -> str:
+        return f"unix:{self.config.directory}/island-{island}.sock"
+
+    def _start_host(self, number: int, segments: list[Any]) -> None:
+        island = self.topology.island_of(number)
+        members = self.topology.islands[island]
+        ours, theirs = fdpass.pair()
+        config = HostConfig(
+            host=number,
+            rank=members.index(number),
+            island_hosts=members,
+            devices_per_host=self.topology.devices_per_host,
+            platform=self.config.platform,
+            address=self.address,
+            coordinator=self._coordinator(island) if len(members) > 1 else "",
+            parent=os.getpid(),
+            socket_fd=theirs.fileno(),
+            controller_fd=self._segment.fd,
+            segment_fds=tuple(segment.fd for segment in segments),
+            start_timeout_s=self.config.options.start_timeout_s,
+            native=self.config.options.native,
+            driver=self.config.options.driver,
+        )
+        log_path = os.path.join(self.config.directory, "logs", f"host-{number}.log")
+        with open(log_path, "wb") as log, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pathways.runtime.host", options.dump(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment.host_environment(self.config.options, self.config.platform, number, os.environ),
+                pass_fds=(config.socket_fd, config.controller_fd, *config.segment_fds),
+            )
+        ours.setblocking(False)
+        host = Host(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path)
+        self.hosts.append(host)
+        self._loop.add_reader(host.pidfd, self._host_ended, host)
+        self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
+
+    def announce(self, event: pb.StartupEvent) -> None:
+        """Tells everybody who watches the start."""
+        event.hosts = self.topology.hosts
+        self.startup.append(event)
+        self._startup_news.set()
+        self._startup_news = asyncio.Event()
+
+    async def startup_news(self) -> None:
+        """Waits for the next event."""
+        await self._startup_news.wait()
+
+    def host_stage(self, host: Host, report: pb.HostStage) -> None:
+        """A host got further in its start; the last one makes the cluster ready."""
+        host.stage = max(host.stage, report.stage)
+        self.announce(pb.StartupEvent(stage=report.stage, host=host.number, pid=host.process.pid, detail=report.detail))
+        if not self.ready and not self.done.done() and all(each.stage >= Stage.HOST_READY for each in self.hosts):
+            self.ready = True
+            self.announce(pb.StartupEvent(stage=Stage.CLUSTER_READY, host=-1, detail=self.topology.describe()))
+
+    def _start_timeout(self) -> None:
+        if self.ready or self.done.done():
+            return
+        late = [host for host in self.hosts if host.stage < Stage.HOST_READY]
+        stages = ", ".join(f"{host.name}: {Stage.Stage.Name(host.stage)}" for host in late)
+        self.fail(
+            errors.ConnectError(
+                f"the cluster was not ready after {self.config.options.start_timeout_s:g} s; waiting for {stages}. "
+                + late[0].obituary()
+            )
+        )
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def fail(self, failure: errors.PathwaysError) -> None:
+        """Ends the cluster with an error that everybody is told; the first end counts."""
+        if not self.done.done():
+            if self._controller is not None:
+                self._controller.fail(f"{type(failure).__name__}: {failure}")
+            self._finish(failure)
+
+    def end(self, reason: str) -> None:
+        """Ends the cluster in order; the first end counts."""
+        if not self.done.done():
+            if self._controller is not None:
+                self._controller.close()
+            self._finish(errors.ClusterClosedError(f"the cluster was closed: {reason}"))
+
+    def _finish(self, failure: errors.PathwaysError) -> None:
+        self.failure = failure
+        error = pb.Error(type=type(failure).__name__, message=str(failure))
+        print(f"{error.type}: {error.message}", file=sys.stderr, flush=True)
+        self.announce(pb.StartupEvent(stage=Stage.FAILED, host=-1, error=error))
+        for callback in self.on_end:
+            callback(failure)
+        self.done.set_result(None)
+
+    async def unless_ended(self, future: asyncio.Future[_T], timeout_s: float | None = None) -> _T:
+        """The future's result.
+
+        Raises:
+            PathwaysError: the cluster ended first. TimeoutError: neither came in time.
+        """
+        both: list[asyncio.Future[Any]] = [future, self.done]
+        await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return future.result()
+        if self.failure is not None:
+            raise self.failure
+        raise TimeoutError
+
+    def _owner_ended(self) -> None:
+        self._loop.remove_reader(self.config.owner_fd)
+        self.end(f"the process that started it (pid {self.config.owner_pid}) is gone")
+
+    def _janitor_ended(self) -> None:
+        self._loop.remove_reader(self._janitor_fd)
+        self.end("its janitor process is gone")
+
+    def _host_ended(self, host: Host) -> None:
+        self._loop.remove_reader(host.pidfd)
+        if self.done.done():
+            return
+        # The members of an island follow each other quickly; the one that did not abort is the one that was lost.
+        time.sleep(0.02)
+        lost = [each for each in self.hosts if each.process.poll() is not None]
+        lost.sort(key=lambda each: each.process.returncode == -signal.SIGABRT)
+        if self.ready:
+            self.fail(errors.HostLostError(f"{lost[0].obituary()}\nThe cluster has ended with it; connect again."))
+        else:
+            self.fail(errors.ConnectError(f"the cluster did not start: {lost[0].obituary()}"))
+
+    async def tear_down(self) -> None:
+        """After `done`: ends every host, in order where there is one, and whatever has a name in the file system."""
+        if isinstance(self.failure, errors.ClusterClosedError):
+            for host in self.hosts:
+                host.commands.put_nowait(pb.HostCommand(stop=pb.Stop()))
+            deadline = time.monotonic() + STOP_GRACE_S
+            while time.monotonic() < deadline and any(host.process.poll() is None for host in self.hosts):
+                await asyncio.sleep(0.01)
+        for host in self.hosts:
+            host.process.kill()
+        for host in self.hosts:
+            host.commands.put_nowait(None)
+            host.process.wait()
+        if self._controller is not None:
+            self._controller.stop()
+        if self._janitor_fd >= 0 and is_readable(self._janitor_fd):
+            shutil.rmtree(self.config.directory, ignore_errors=True)
+
+    # -- the native controller ---------------------------------------------------------------------------------------
+
+    def group(self, hosts: Iterable[int]) -> int:
+        """The group of exactly these hosts, which the sequencer knows."""
+        key = tuple(sorted(set(hosts)))
+        number = self.resources.group(key)
+        if number not in self._native_groups:
+            self._controller.add_group(number, list(key))
+            self._native_groups.add(number)
+        return number
+
+    @property
+    def controller(self) -> Any:
+        """The native controller."""
+        return self._controller
+
+    @property
+    def segment(self) -> Any:
+        """The controller's segment, which every process maps."""
+        return self._segment

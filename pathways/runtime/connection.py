@@ -1,0 +1,405 @@
+"""A client's way to a running cluster: the control plane over gRPC on a Unix socket, and the news of its end.
+
+    control = connect_unix("unix:/tmp/pathways-1000-x1/control.sock")
+    binding = control.allocate_slice((2, 4), ("data", "model"), island=None)
+    program = control.register_program(logical_program, (binding.devices,))
+    control.wait_compiled(program)
+    control.close()
+
+Beside the gRPC channel a client holds one connection on the descriptor socket: over it come its segments and the pidfd
+of the controller, then nothing but, perhaps, the reason of the cluster's end. So `failure()` needs no thread and no
+call: it looks whether that socket has something to read. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+
+from pathways import errors
+from pathways.compiler.ir import LogicalProgram
+from pathways.runtime import fdpass, wire
+from pathways.runtime.members import Stage
+from pathways.runtime.options import PROTOCOL_VERSION
+from pathways.runtime.processes import Deadline, is_readable
+from pathways.runtime.proto import control_pb2 as pb
+from pathways.runtime.proto import control_pb2_grpc as rpc
+from pathways.runtime.serialization import dump_program
+from pathways.runtime.topology import SliceBinding, Topology
+
+__all__ = ["ControlPlane", "RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix"]
+
+HELLO_TIMEOUT_S = 10.0
+LEAVE_TIMEOUT_S = 2.0
+
+StartupEvent = pb.StartupEvent
+
+
+class ControlPlane(Protocol):
+    """What the API needs of a cluster besides dispatch; of a remote one, or of this process itself."""
+
+    @property
+    def topology(self) -> Topology:
+        """What there is."""
+
+    @property
+    def client_id(self) -> int:
+        """This client's number in the cluster."""
+
+    @property
+    def client_segment(self) -> Any:
+        """This client's `_native.Segment`."""
+
+    @property
+    def controller_segment(self) -> Any:
+        """The controller's `_native.Segment`."""
+
+    def allocate_slice(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+    ) -> SliceBinding:
+        """Binds a new slice; raises `SliceError` when that is impossible."""
+
+    def release_slice(self, slice_id: int) -> None:
+        """Ends a slice."""
+
+    def group(self, hosts: tuple[int, ...]) -> int:
+        """The group of exactly these hosts."""
+
+    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+        """Gives a program, bound to devices mesh by mesh, to the hosts concerned; returns while they compile."""
+
+    def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
+        """Waits for the compilers; raises `ComputationError` with host and XLA's message."""
+
+    def cluster_stats(self) -> dict[str, Any]:
+        """Numbers for people."""
+
+    def alive(self) -> bool:
+        """Whether the cluster still works, as far as a look of a few microseconds can tell."""
+
+    def failure(self) -> errors.PathwaysError | None:
+        """Why the cluster works no more; None while it does."""
+
+    def close(self) -> None:
+        """Leaves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """The two sockets of a cluster."""
+
+    control: str
+    descriptors: str
+
+    @classmethod
+    def parse(cls, address: str) -> Address:
+        """From `unix:/path/control.sock` or `unix:/path`.
+
+        Raises:
+            ConnectError: no such address, or nothing there; says what to do.
+        """
+        scheme, _, path = address.partition(":")
+        if scheme != "unix" or not path:
+            raise errors.ConnectError(f"expected an address like unix:/path/control.sock, got {address!r}")
+        path = os.path.abspath("/" + path.lstrip("/") if path.startswith("//") else path)
+        if os.path.isdir(path):
+            path = os.path.join(path, "control.sock")
+        try:
+            if not stat.S_ISSOCK(os.stat(path).st_mode):
+                raise errors.ConnectError(f"{path} is no socket, so no cluster listens at {address}")
+        except OSError as error:
+            raise errors.ConnectError(
+                f"no cluster listens at {address}: {error.strerror}. `pathways up` starts one and prints its address"
+            ) from error
+        return cls(f"unix:{path}", os.path.join(os.path.dirname(path), "fds.sock"))
+
+
+def connect_unix(
+    address: str,
+    *,
+    progress: Callable[[StartupEvent], None] | None = None,
+    timeout_s: float | None = None,
+    native: str = "pathways._native",
+) -> RemoteControl:
+    """Becomes a client of the cluster at `address`; waits for it when it is still starting.
+
+    Args:
+        address: what `pathways up` printed, `unix:/…/control.sock`.
+        progress: called, on this thread, with each event of the start.
+        timeout_s: how long to wait for the cluster to be ready; as long as it takes when not given.
+        native: the module with `Segment`; tests give a double.
+
+    Raises:
+        ConnectError: nobody listens, or the cluster could not start; with the reason and the log's last lines.
+        UnsupportedVersionError: the cluster runs another jax or jaxlib.
+    """
+    where = Address.parse(address)
+    deadline = Deadline(timeout_s)
+    try:
+        connection = fdpass.connect(where.descriptors)
+    except OSError as error:
+        raise errors.ConnectError(f"no cluster listens at {address}: {error.strerror}") from error
+    segment_type = importlib.import_module(native).Segment
+    channel = grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS)
+    control = RemoteControl(address, channel, connection)
+    try:
+        control._hello(segment_type)
+        control._watch_startup(progress, deadline)
+        control._join(segment_type)
+    except BaseException:
+        control._release()
+        raise
+    return control
+
+
+class RemoteControl:
+    """A `ControlPlane` in other processes of this machine. Made by `connect_unix`."""
+
+    topology: Topology
+    client_id: int
+    client_segment: Any
+    controller_segment: Any
+    controller_pid: int
+    host_pids: tuple[int, ...]
+    #: pidfd of the controller: readable once it is gone, for those who poll by themselves.
+    controller_pidfd: int
+
+    def __init__(self, address: str, channel: grpc.Channel, connection: Any) -> None:
+        self.address = address
+        self.controller_pidfd = -1
+        #: Set by who started the cluster: what the controller's log said last.
+        self.last_words: Callable[[], str] = lambda: ""
+        self._channel = channel
+        self._stub = rpc.ControllerStub(channel)
+        self._connection = connection
+        self._connection_number = -1
+        self._failure: errors.PathwaysError | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    def _hello(self, segment_type: Any) -> None:
+        message, fds = self._receive()
+        self._connection_number = int(message["connection"])
+        self.controller_pid = int(message["controller_pid"])
+        self.controller_segment = segment_type.attach(fds[0])
+        self.controller_pidfd = fds[1]
+
+    def _watch_startup(self, progress: Callable[[StartupEvent], None] | None, deadline: Deadline) -> None:
+        events = self._stub.WatchStartup(pb.WatchStartupRequest(), timeout=deadline.left(1e6))
+        last = pb.StartupEvent()
+        try:
+            for last in events:
+                if progress is not None:
+                    progress(last)
+                if last.stage == Stage.FAILED:
+                    raise wire.make_error(last.error.type, last.error.message)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise errors.ConnectError(
+                    f"the cluster at {self.address} was not ready in time; it got as far as "
+                    f"{Stage.Stage.Name(last.stage)} of host {last.host}"
+                ) from error
+            raise self._translated(error) from None
+        finally:
+            events.cancel()
+
+    def _join(self, segment_type: Any) -> None:
+        reply = self._call(
+            self._stub.Join,
+            pb.JoinRequest(
+                connection=self._connection_number,
+                protocol=PROTOCOL_VERSION,
+                jax_version=importlib.metadata.version("jax"),
+                jaxlib_version=importlib.metadata.version("jaxlib"),
+            ),
+        )
+        message, fds = self._receive()
+        if message.get("kind") != "client":
+            raise self._ended_by(message)
+        self.client_segment = segment_type.attach(fds[0])
+        self.client_id = reply.client
+        self.topology = wire.load_topology(reply.topology)
+        self.host_pids = tuple(reply.host_pids)
+
+    def _receive(self) -> tuple[fdpass.Message, list[int]]:
+        try:
+            return fdpass.receive(self._connection, HELLO_TIMEOUT_S)
+        except (fdpass.Closed, TimeoutError) as error:
+            raise errors.ConnectError(f"the controller at {self.address} closed the connection: {error}") from error
+
+    # -- the control plane -------------------------------------------------------------------------------------------
+
+    def allocate_slice(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+    ) -> SliceBinding:
+        """See `ControlPlane`."""
+        try:
+            request = pb.AllocateSliceRequest(client=self.client_id, shape=shape, axis_names=axis_names, island=island)
+        except (TypeError, ValueError) as error:
+            raise errors.SliceError(
+                f"a slice needs a shape of ints, axis names and an island number or None, got {shape!r}, "
+                f"{axis_names!r}, {island!r}"
+            ) from error
+        return wire.load_binding(self._call(self._stub.AllocateSlice, request))
+
+    def release_slice(self, slice_id: int) -> None:
+        """See `ControlPlane`."""
+        self._call(self._stub.ReleaseSlice, pb.ReleaseSliceRequest(client=self.client_id, slice_id=slice_id))
+
+    def group(self, hosts: tuple[int, ...]) -> int:
+        """See `ControlPlane`."""
+        return int(self._call(self._stub.Group, pb.GroupRequest(hosts=hosts)).group)
+
+    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+        """See `ControlPlane`."""
+        request = pb.RegisterProgramRequest(
+            client=self.client_id,
+            program=dump_program(program, texts=False),
+            bindings=[pb.Binding(devices=devices) for devices in bindings],
+        )
+        return int(self._call(self._stub.RegisterProgram, request).program_id)
+
+    def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
+        """See `ControlPlane`.
+
+        Raises:
+            TimeoutError: not done after `timeout` seconds; it goes on.
+        """
+        self._call(
+            self._stub.WaitCompiled, pb.WaitCompiledRequest(client=self.client_id, program_id=program_id), timeout
+        )
+
+    def cluster_stats(self) -> dict[str, Any]:
+        """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
+        reply = self._call(self._stub.Stats, pb.StatsRequest())
+        return {
+            "address": reply.address,
+            "uptime_s": reply.uptime_s,
+            "topology": wire.load_topology(reply.topology),
+            "controller": {
+                "pid": reply.controller_pid,
+                "resident_bytes": reply.controller_resident_bytes,
+                **json.loads(reply.native_json or "{}"),
+            },
+            "hosts": [
+                {
+                    "host": host.host,
+                    "island": host.island,
+                    "pid": host.pid,
+                    "resident_bytes": host.resident_bytes,
+                    "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),
+                    **json.loads(host.driver_json or "{}"),
+                }
+                for host in reply.hosts
+            ],
+            "clients": [
+                {
+                    "client": client.client,
+                    "pid": client.pid,
+                    "owner": client.owner,
+                    "resident_bytes": client.resident_bytes,
+                    "slices": client.slices,
+                    "programs": client.programs,
+                }
+                for client in reply.clients
+            ],
+            "device_load": tuple(int(load) for load in reply.device_load),
+        }
+
+    def shutdown(self) -> None:
+        """Asks the controller to end the whole cluster; returns when it has heard."""
+        self._call(self._stub.Shutdown, pb.ShutdownRequest(), 5.0)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def alive(self) -> bool:
+        """Whether the cluster still works, as far as a look of a few microseconds can tell."""
+        return self.failure() is None
+
+    def failure(self) -> errors.PathwaysError | None:
+        """Why the cluster works no more; None while it does. Once it is not None it stays what it is."""
+        if self._failure is not None:
+            return self._failure
+        with self._lock:
+            if self._failure is None and not self._closed and is_readable(self._connection.fileno()):
+                try:
+                    message, fds = fdpass.receive(self._connection, 0.0)
+                    for fd in fds:
+                        os.close(fd)
+                    self._failure = self._ended_by(message)
+                except fdpass.Closed:
+                    self._failure = self._lost()
+                except (TimeoutError, BlockingIOError):
+                    pass  # another thread was quicker
+            return self._failure
+
+    def close(self) -> None:
+        """Leaves the cluster; whatever this client owned there is freed. Again is nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        if self.failure() is None:
+            with contextlib.suppress(grpc.RpcError):  # the connection's end says the same
+                self._stub.Leave(pb.LeaveRequest(client=self.client_id), timeout=LEAVE_TIMEOUT_S)
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._failure is None:
+                self._failure = errors.ClusterClosedError("this connection to the cluster was closed; connect again")
+        self._channel.close()
+        self._connection.close()
+        if self.controller_pidfd >= 0:
+            os.close(self.controller_pidfd)
+            self.controller_pidfd = -1
+
+    def _ended_by(self, message: fdpass.Message) -> errors.PathwaysError:
+        return wire.make_error(str(message.get("error", "ClusterClosedError")), str(message.get("message", message)))
+
+    def _lost(self) -> errors.ControllerLostError:
+        words = self.last_words()
+        return errors.ControllerLostError(
+            f"the controller (pid {self.controller_pid}) of the cluster at {self.address} is gone, and the cluster "
+            f"with it; connect again.{' ' if words else ''}{words}"
+        )
+
+    def _call(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+        if self._closed:
+            raise self._failure or errors.ClusterClosedError("this connection to the cluster was closed")
+        try:
+            return method(request, timeout=timeout)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(f"no answer from the cluster within {timeout:g} s") from error
+            raise self._translated(error) from None
+        except ValueError as error:  # what grpc says of a channel that another thread closed
+            raise errors.ClusterClosedError("this connection to the cluster was closed") from error
+
+    def _translated(self, error: grpc.RpcError) -> Exception:
+        """What a failed call means: a refusal, the cluster's end, or a fault of the control plane itself."""
+        refusal = wire.raised(error)
+        if refusal is not None:
+            return refusal
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            # The kernel may tell the two sockets' ends a moment apart.
+            deadline = Deadline(1.0)
+            while not deadline.passed:
+                if (failure := self.failure()) is not None:
+                    return failure
+                threading.Event().wait(0.005)
+        return errors.PathwaysError(f"the control plane failed: {error.code().name}: {error.details()}")

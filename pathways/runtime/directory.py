@@ -1,0 +1,74 @@
+"""Where clusters have their sockets: one directory each, and how to find the live ones and sweep the dead.
+
+`<tmp>/pathways-<uid>-<random>/` holds `control.sock`, `fds.sock`, the islands' sockets, `logs/` and `lock`. The lock is
+held (flock) while the cluster lives; nobody else ever takes it for longer than a look.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+import tempfile
+import time
+
+# A Unix socket's path has at most 107 bytes; the longest name inside is `island-<n>.sock`.
+_LONGEST_BASE = 60
+# A directory younger than this may not have its lock yet.
+_SETTLED_S = 30.0
+
+
+def _bases() -> list[str]:
+    own = tempfile.gettempdir()
+    return [own, "/tmp"] if own != "/tmp" else [own]
+
+
+def new_directory() -> str:
+    """A path for a new cluster; nothing is made."""
+    base = next(base for base in _bases() if len(os.fsencode(base)) <= _LONGEST_BASE or base == "/tmp")
+    return os.path.join(base, f"pathways-{os.getuid()}-{secrets.token_hex(4)}")
+
+
+def live_clusters() -> list[str]:
+    """Addresses of this user's live clusters, newest first."""
+    found = [(os.stat(path).st_mtime, path) for path in _candidates() if _is_locked(path)]
+    return [f"unix:{path}/control.sock" for _, path in sorted(found, reverse=True)]
+
+
+def sweep() -> None:
+    """Removes directories whose cluster is dead: only after somebody killed a cluster's janitor, too, is there one."""
+    for path in _candidates():
+        try:
+            if time.time() - os.stat(path).st_mtime > _SETTLED_S and not _is_locked(path):
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _candidates() -> list[str]:
+    paths = []
+    for base in _bases():
+        for path in glob.glob(os.path.join(glob.escape(base), f"pathways-{os.getuid()}-*")):
+            try:
+                status = os.lstat(path)
+            except OSError:
+                continue
+            if os.path.isdir(path) and not os.path.islink(path) and status.st_uid == os.getuid():
+                paths.append(path)
+    return paths
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,132 @@
+"""How a host process is told, by its environment, which devices are its own. Pure functions on dictionaries.
+
+The client and the controller must seize no device, so platforms are chosen from what the machine shows (device files
+and variables), never by asking JAX.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+from pathways.errors import ConnectError
+from pathways.runtime.options import ClusterOptions
+
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "ROCR_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
+_DEVICE_FILES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/dri/renderD*", "tpu": "/dev/accel[0-9]*"}
+_PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin"),
+            "tpu": ("libtpu",)}  # fmt: skip
+_ALIASES = {"gpu": "cuda"}
+# How the chips of one process lie on a TPU host, by their number.
+_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+_TPU_FIRST_PORT = 8476
+
+
+def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
+    """The platform of the hosts: what was asked, else `JAX_PLATFORMS`, else an accelerator that is there, else cpu."""
+    first = (asked or environ.get("JAX_PLATFORMS", "")).split(",")[0].strip().lower()
+    if first:
+        platform = _ALIASES.get(first, first)
+        if platform != "cpu" and platform not in _VISIBLE:
+            raise ConnectError(f"platform {first!r} is unknown; expected cpu, {', '.join(_VISIBLE)} or gpu")
+        return platform
+    for platform, plugins in _PLUGINS.items():
+        if any(importlib.util.find_spec(plugin) for plugin in plugins) and _visible(platform, environ):
+            return platform
+    return "cpu"
+
+
+def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, str]) -> None:
+    """Refuses a cluster that needs more accelerators than the machine has.
+
+    Raises:
+        ConnectError: says what was asked and what there is.
+    """
+    if platform == "cpu":
+        return
+    wanted, there = options.hosts * options.devices_per_host, _visible(platform, environ)
+    if wanted > len(there):
+        raise ConnectError(
+            f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} devices need "
+            f"{wanted} {platform} devices, but this machine shows {len(there)}; ask for fewer, or for platform='cpu'"
+        )
+
+
+def host_environment(options: ClusterOptions, platform: str, host: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of host number `host`: the given one, with this host's devices and no other's."""
+    env = dict(environ)
+    # What would say something else about devices, or about another group, than we do.
+    for name in ("JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORM_NAME"):
+        env.pop(name, None)
+    flags = [flag for flag in env.pop("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT)]
+    each = options.devices_per_host
+    if platform == "cpu":
+        flags.append(f"{_DEVICE_COUNT}={each}")
+        env["JAX_PLATFORMS"] = "cpu"
+    else:
+        mine = _visible(platform, environ)[host * each : (host + 1) * each]
+        env["JAX_PLATFORMS"] = f"{platform},cpu"
+        env[_VISIBLE[platform]] = ",".join(mine)
+        if platform == "tpu":
+            env.update(_tpu_group(options, host))
+    if flags:
+        env["XLA_FLAGS"] = " ".join(flags)
+    # 64-bit values reach the devices as what they are, whatever mode their client is in.
+    env["JAX_ENABLE_X64"] = "1"
+    env["PYTHONUNBUFFERED"] = "1"
+    return quiet_environment(env)
+
+
+def quiet_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the C++ libraries' chatter off, unless the user set it: logs are shown when things fail."""
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR", **environ}
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the controller: the given one, in which the same `pathways` is found, and JAX's settings.
+
+    What the user set by `jax.config` rather than by a variable is said again as a variable.
+    """
+    env = dict(environ)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and path != root]
+    env["PYTHONPATH"] = os.pathsep.join([root, *paths])
+    jax = sys.modules.get("jax")
+    for name in (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+        "jax_default_matmul_precision",
+    ):
+        value = getattr(jax.config, name, None) if jax is not None else None
+        if value is not None:
+            env[name.upper()] = str(value)
+    return quiet_environment(env)
+
+
+def _visible(platform: str, environ: Mapping[str, str]) -> list[str]:
+    """The devices that this environment may use, as the platform's variable names them."""
+    listed = environ.get(_VISIBLE[platform])
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    files = glob.glob(_DEVICE_FILES[platform])
+    return [str(number) for number in range(len([path for path in files if re.search(r"\d+$", path)]))]
+
+
+def _tpu_group(options: ClusterOptions, host: int) -> dict[str, str]:
+    """One machine's TPU chips split between processes: what libtpu asks of each. Not yet tried on a TPU."""
+    island, rank = divmod(host, options.hosts_per_island)
+    first = island * options.hosts_per_island
+    ports = [_TPU_FIRST_PORT + first + member for member in range(options.hosts_per_island)]
+    return {
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": _CHIP_BOUNDS.get(options.devices_per_host, f"1,{options.devices_per_host},1"),
+        "TPU_PROCESS_BOUNDS": f"{options.hosts_per_island},1,1",
+        "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{port}" for port in ports),
+        "TPU_PROCESS_PORT": str(ports[rank]),
+        "CLOUD_TPU_TASK_ID": str(rank),
+    }

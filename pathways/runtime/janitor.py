@@ -1,0 +1,139 @@
+"""The janitor: starts the controller, outlives it, and leaves nothing behind. A script of the standard library only.
+
+It is the parent of the controller and the reaper of all its descendants, so whatever is killed, in whatever order and
+at whatever moment, somebody who is not killed with it knows every process and the one directory, and removes them:
+
+    owner gone        the controller, which watches the owner too, gets some seconds to end in order, then SIGKILL
+    controller gone   every descendant left is killed and reaped, the directory removed
+    janitor killed    the controller ends in order and removes the directory; the next start sweeps what is left
+
+It makes the directory itself, after it has seen its owner alive, so there is no moment at which a directory exists and
+nobody would remove it. While a cluster lives its lock file is held (flock); that tells live directories from stale.
+
+Called with one JSON argument: `directory`, `command` (the controller's; the lock's descriptor is appended), `owner_fd`
+(pidfd of the owner), `report_fd` (pipe to the launcher, one JSON object per line), `grace_s`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36
+_REAP_S = 5.0
+
+
+def main(argument: str) -> int:
+    """Runs a cluster's life; returns the controller's exit status."""
+    config = json.loads(argument)
+    directory, owner_fd, report_fd = config["directory"], config["owner_fd"], config["report_fd"]
+    if _ended(owner_fd, 0.0):
+        return 0
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Handlers rather than SIG_IGN, which children would inherit.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    status = 1
+    try:
+        os.mkdir(directory, 0o700)
+        lock_fd = os.open(os.path.join(directory, "lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        os.mkdir(os.path.join(directory, "logs"), 0o700)
+        log_path = os.path.join(directory, "logs", "controller.log")
+        with open(log_path, "wb") as log:
+            controller = subprocess.Popen(
+                [*config["command"], str(lock_fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(owner_fd, report_fd, lock_fd),
+            )
+        signal.signal(signal.SIGTERM, lambda *_: _signal(controller.pid, signal.SIGTERM))
+        _report(report_fd, {"event": "spawned", "pid": controller.pid})
+        status = _watch(controller, owner_fd, config["grace_s"])
+        _report(report_fd, {"event": "ended", "returncode": status, "log": _tail(log_path)})
+    except OSError as error:
+        _report(report_fd, {"event": "error", "message": f"cannot start a cluster in {directory}: {error}"})
+    finally:
+        _end_descendants()
+        shutil.rmtree(directory, ignore_errors=True)
+    return status if status >= 0 else 128 - status
+
+
+def _watch(controller: subprocess.Popen[bytes], owner_fd: int, grace_s: float) -> int:
+    """Waits for the controller's end; brings it about when the owner ends and it does not follow."""
+    controller_fd = os.pidfd_open(controller.pid)
+    poller = select.poll()
+    poller.register(controller_fd, select.POLLIN)
+    poller.register(owner_fd, select.POLLIN)
+    ready = [fd for fd, _ in poller.poll()]
+    if controller_fd not in ready and not _ended(controller_fd, grace_s):
+        controller.kill()
+    return controller.wait()
+
+
+def _ended(pidfd: int, timeout_s: float) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1e3))
+
+
+def _end_descendants() -> None:
+    """Kills and reaps every child; the children of a killed child become ours, so until there is none."""
+    deadline = time.monotonic() + _REAP_S
+    while time.monotonic() < deadline:
+        for pid in _children():
+            _signal(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0] != 0:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    me, found = os.getpid(), []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as stat:
+                    if int(stat.read().rpartition(")")[2].split()[1]) == me:
+                        found.append(int(entry))
+            except (OSError, ValueError, IndexError):
+                continue
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _report(fd: int, message: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):  # the launcher is gone or has stopped listening
+        os.write(fd, json.dumps(message).encode() + b"\n")
+
+
+def _tail(path: str) -> str:
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - 8192))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return "\n".join(line[:400] for line in lines[-15:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

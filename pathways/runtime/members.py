@@ -1,0 +1,91 @@
+"""The controller's records of who takes part: hosts, clients, programs. Data only; `cluster.py` acts on it.
+
+Everything here belongs to the controller's one event loop thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import subprocess
+from typing import Any
+
+from pathways.runtime import fdpass
+from pathways.runtime.options import HostConfig
+from pathways.runtime.processes import describe_exit, log_tail
+from pathways.runtime.proto import control_pb2 as pb
+
+Stage = pb.StartupEvent
+
+
+@dataclasses.dataclass
+class Host:
+    """One host process."""
+
+    config: HostConfig
+    segment: Any
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    socket: socket.socket
+    log_path: str
+    commands: asyncio.Queue[pb.HostCommand | None] = dataclasses.field(default_factory=asyncio.Queue)
+    stage: int = Stage.HOST_STARTED
+    error: str = ""
+
+    @property
+    def number(self) -> int:
+        """The host's number in the cluster."""
+        return self.config.host
+
+    @property
+    def name(self) -> str:
+        """For messages: `host 1 (pid 4242)`."""
+        return f"host {self.number} (pid {self.process.pid})"
+
+    def obituary(self) -> str:
+        """How it ended, and why: the error that it reported, else the last lines of its log."""
+        returncode = self.process.poll()
+        end = "stopped answering" if returncode is None else describe_exit(returncode)
+        if self.error:
+            return f"{self.name} {end}: {self.error}"
+        return f"{self.name} {end}. {log_tail(self.log_path)}"
+
+
+@dataclasses.dataclass
+class Connection:
+    """An open connection on the descriptor socket; becomes a client by joining."""
+
+    number: int
+    socket: socket.socket
+    pid: int
+    pidfd: int
+    client: Client | None = None
+
+    def tell(self, message: fdpass.Message) -> None:
+        """Sends a message if the other end still takes one."""
+        with contextlib.suppress(OSError):
+            fdpass.send(self.socket, message)
+
+
+@dataclasses.dataclass
+class Client:
+    """One client: what it owns goes with it (OWN-1)."""
+
+    number: int
+    connection: Connection
+    segment: Any
+    owner: bool
+    slices: set[int] = dataclasses.field(default_factory=set)
+    programs: set[int] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass
+class Program:
+    """One registered program, and what each host concerned has done with it."""
+
+    number: int
+    client: int
+    stored: dict[int, asyncio.Future[str]]  # by host: an error's text, or empty
+    compiled: dict[int, asyncio.Future[str]]

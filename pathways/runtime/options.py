@@ -1,0 +1,93 @@
+"""What a local cluster is started with; travels to its processes as JSON on their command lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+# Raised with every change that an older client or host would misread.
+PROTOCOL_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterOptions:
+    """Shape, platform and sizes of a local cluster.
+
+    Segments are sized for the most they may ever hold; the kernel gives memory only to pages that are touched.
+    `native` and `driver` name the code that the processes run (`module` and `module:function`): tests give doubles.
+    """
+
+    islands: int = 1
+    hosts_per_island: int = 1
+    devices_per_host: int = 1
+    platform: str | None = None
+    start_timeout_s: float = 180.0
+    host_ring_bytes: int = 1 << 20
+    host_arena_bytes: int = 1 << 30
+    client_futures: int = 1 << 16
+    client_ring_bytes: int = 1 << 20
+    client_arena_bytes: int = 1 << 30
+    native: str = "pathways._native"
+    driver: str = "pathways.runtime.host:start_jax_driver"
+
+    @property
+    def hosts(self) -> int:
+        """Number of host processes."""
+        return self.islands * self.hosts_per_island
+
+
+@dataclasses.dataclass(frozen=True)
+class ControllerConfig:
+    """What the controller process is told. The descriptors are inherited."""
+
+    options: ClusterOptions
+    platform: str
+    directory: str
+    owner_pid: int
+    owner_fd: int
+    report_fd: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HostConfig:
+    """What a host process is told. The descriptors are inherited; `coordinator` is empty on an island of one host."""
+
+    host: int
+    rank: int
+    island_hosts: tuple[int, ...]
+    devices_per_host: int
+    platform: str
+    address: str
+    coordinator: str
+    parent: int
+    socket_fd: int
+    controller_fd: int
+    segment_fds: tuple[int, ...]
+    start_timeout_s: float
+    native: str
+    driver: str
+
+    @property
+    def first_device(self) -> int:
+        """Global number of this host's first device."""
+        return self.host * self.devices_per_host
+
+
+def dump(config: ControllerConfig | HostConfig) -> str:
+    """The configuration as one line of JSON."""
+    return json.dumps(dataclasses.asdict(config))
+
+
+def load_controller(text: str) -> ControllerConfig:
+    """What `dump` wrote."""
+    fields: dict[str, Any] = json.loads(text)
+    return ControllerConfig(**{**fields, "options": ClusterOptions(**fields["options"])})
+
+
+def load_host(text: str) -> HostConfig:
+    """What `dump` wrote."""
+    fields: dict[str, Any] = json.loads(text)
+    return HostConfig(
+        **{**fields, "island_hosts": tuple(fields["island_hosts"]), "segment_fds": tuple(fields["segment_fds"])}
+    )

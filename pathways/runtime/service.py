@@ -1,0 +1,165 @@
+"""The gRPC services of the controller: requests become calls of `Membership`, errors become refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from pathways import errors
+from pathways.runtime import wire
+from pathways.runtime.cluster import Cluster
+from pathways.runtime.members import Stage
+from pathways.runtime.membership import Membership
+from pathways.runtime.processes import resident_bytes
+from pathways.runtime.proto import control_pb2 as pb
+from pathways.runtime.proto import control_pb2_grpc as rpc
+
+_Reply = TypeVar("_Reply")
+_Handler = Callable[[Any, Any, Any], Awaitable[_Reply]]
+
+
+def _refusing(handler: _Handler[_Reply]) -> _Handler[_Reply]:
+    """Turns a `PathwaysError` into a refusal that the client raises again as the same class."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: Any, context: Any) -> _Reply:
+        try:
+            return await handler(self, request, context)
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+            raise AssertionError("abort raises") from error
+
+    return wrapped
+
+
+class ControllerService(rpc.ControllerServicer):
+    """What clients ask."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._cluster = membership.cluster
+
+    async def WatchStartup(self, request: pb.WatchStartupRequest, context: Any) -> AsyncIterator[pb.StartupEvent]:  # noqa: D102
+        sent = 0
+        while True:
+            while sent < len(self._cluster.startup):
+                event = self._cluster.startup[sent]
+                yield event
+                sent += 1
+                if event.stage in (Stage.CLUSTER_READY, Stage.FAILED) and sent == len(self._cluster.startup):
+                    return
+            await self._cluster.startup_news()
+
+    @_refusing
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:  # noqa: D102
+        client = await self._membership.join(request)
+        return pb.JoinReply(
+            client=client.number,
+            topology=wire.dump_topology(self._cluster.topology),
+            controller_pid=os.getpid(),
+            host_pids=[host.process.pid for host in self._cluster.hosts],
+        )
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:  # noqa: D102
+        self._membership.remove(request.client)
+        return pb.LeaveReply()
+
+    @_refusing
+    async def AllocateSlice(self, request: pb.AllocateSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
+        client = self._membership.client(request.client)
+        island = request.island if request.HasField("island") else None
+        binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
+        self._cluster.group(binding.hosts)
+        client.slices.add(binding.slice_id)
+        return wire.dump_binding(binding)
+
+    @_refusing
+    async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> pb.ReleaseSliceReply:  # noqa: D102
+        client = self._membership.client(request.client)
+        if request.slice_id not in client.slices:
+            raise errors.SliceError(
+                f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
+            )
+        client.slices.remove(request.slice_id)
+        self._cluster.resources.release(request.slice_id)
+        return pb.ReleaseSliceReply()
+
+    @_refusing
+    async def Group(self, request: pb.GroupRequest, context: Any) -> pb.GroupReply:  # noqa: D102
+        return pb.GroupReply(group=self._cluster.group(request.hosts))
+
+    @_refusing
+    async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
+        return pb.RegisterProgramReply(program_id=await self._membership.register(request))
+
+    @_refusing
+    async def WaitCompiled(self, request: pb.WaitCompiledRequest, context: Any) -> pb.WaitCompiledReply:  # noqa: D102
+        await self._membership.wait_compiled(request.client, request.program_id)
+        return pb.WaitCompiledReply()
+
+    @_refusing
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:  # noqa: D102
+        topology = self._cluster.topology
+        reply = pb.StatsReply(
+            topology=wire.dump_topology(topology),
+            address=self._cluster.address,
+            controller_pid=os.getpid(),
+            controller_resident_bytes=resident_bytes(os.getpid()),
+            uptime_s=time.monotonic() - self._cluster.started_at,
+            clients=self._membership.client_stats(),
+            device_load=self._cluster.resources.device_load(),
+            native_json=json.dumps(self._cluster.controller.stats(), default=str),
+        )
+        for host, driver in zip(self._cluster.hosts, await self._membership.host_stats(), strict=True):
+            reply.hosts.add(
+                host=host.number,
+                island=topology.island_of(host.number),
+                pid=host.process.pid,
+                resident_bytes=resident_bytes(host.process.pid),
+                devices=pb.DeviceRange(first=host.config.first_device, count=host.config.devices_per_host),
+                driver_json=driver,
+            )
+        return reply
+
+    async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:  # noqa: D102
+        # After this reply, so that who asked gets it.
+        asyncio.get_running_loop().call_later(0.01, self._cluster.end, "somebody asked it to end")
+        return pb.ShutdownReply()
+
+
+class HostsService(rpc.HostsServicer):
+    """The hosts' sessions."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._cluster: Cluster = membership.cluster
+
+    async def Session(  # noqa: D102
+        self, reports: AsyncIterator[pb.HostReport], context: Any
+    ) -> AsyncIterator[pb.HostCommand]:
+        hello = (await anext(reports)).hello
+        if not 0 <= hello.host < len(self._cluster.hosts) or self._cluster.hosts[hello.host].process.pid != hello.pid:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{hello.pid} is no host of this cluster")
+        host = self._cluster.hosts[hello.host]
+        self._cluster.host_stage(host, pb.HostStage(stage=Stage.HOST_CONNECTED))
+
+        async def read() -> None:
+            try:
+                async for report in reports:
+                    self._membership.report(host, report)
+            finally:
+                host.commands.put_nowait(None)  # its end of the stream is closed: so is ours
+
+        reader = asyncio.ensure_future(read())
+        try:
+            while (command := await host.commands.get()) is not None:
+                yield command
+        finally:
+            reader.cancel()

@@ -1,0 +1,81 @@
+"""What a cluster is made of, as plain data: its hosts and devices, and where a slice lies on them.
+
+Devices have global numbers: `host * devices_per_host + local index`. Hosts are numbered island after island.
+Shared by the resource manager, the processes and the clients; imports nothing of theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The physical cluster: the hosts of each island, how many devices each drives, and what they run."""
+
+    islands: tuple[tuple[int, ...], ...]
+    devices_per_host: int
+    platform: str = "cpu"
+    jax_version: str = ""
+    jaxlib_version: str = ""
+
+    @classmethod
+    def grid(cls, islands: int, hosts_per_island: int, devices_per_host: int, **what: str) -> Topology:
+        """Islands of equal size; `what` sets platform and versions."""
+        for name, value in (
+            ("islands", islands),
+            ("hosts_per_island", hosts_per_island),
+            ("devices_per_host", devices_per_host),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive int, got {value!r}")
+        hosts = tuple(tuple(range(i * hosts_per_island, (i + 1) * hosts_per_island)) for i in range(islands))
+        return cls(hosts, devices_per_host, **what)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return sum(len(hosts) for hosts in self.islands)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.hosts * self.devices_per_host
+
+    def island_of(self, host: int) -> int:
+        """The island that `host` belongs to."""
+        for island, hosts in enumerate(self.islands):
+            if host in hosts:
+                return island
+        raise ValueError(f"no host {host}: the cluster has hosts 0..{self.hosts - 1}")
+
+    def island_devices(self, island: int) -> tuple[int, ...]:
+        """Global numbers of an island's devices, host after host: its mesh of hosts x devices per host, row-major."""
+        each = self.devices_per_host
+        return tuple(host * each + local for host in self.islands[island] for local in range(each))
+
+    def hosts_of(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """The hosts that drive these devices, ascending, each once."""
+        return tuple(sorted({device // self.devices_per_host for device in devices}))
+
+    def describe(self) -> str:
+        """For example `2 islands x 2 hosts x 4 cpu devices`."""
+        sizes = sorted({len(hosts) for hosts in self.islands})
+        span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
+        return f"{len(self.islands)} islands x {span} hosts x {self.devices_per_host} {self.platform} devices"
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceBinding:
+    """Where a slice lies now: entry i of `devices` is the physical device under the slice's i-th virtual one.
+
+    Virtual devices are counted in C order of `shape`. `group` is the controller's group of exactly `hosts`.
+    """
+
+    slice_id: int
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    island: int
+    devices: tuple[int, ...]
+    hosts: tuple[int, ...]
+    group: int

@@ -1,0 +1,98 @@
+"""What both ends of the control plane agree on: channel options, how an error crosses, messages to data and back."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from pathways import errors
+from pathways.runtime.proto import control_pb2 as pb
+from pathways.runtime.topology import SliceBinding, Topology
+
+ERROR_KEY = "pathways-error"
+_MAX_METADATA_BYTES = 1 << 20
+_MAX_ERROR_CHARS = 1 << 16
+
+# Programs carry their modules, so messages may be as long as protobuf allows; error texts travel as metadata.
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:
+    """Ends a call with an error that `raised` turns into the same class again."""
+    text = str(error)
+    if len(text) > _MAX_ERROR_CHARS:
+        text = text[:_MAX_ERROR_CHARS] + " ... (cut)"
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text, ((ERROR_KEY, type(error).__name__),))
+    raise AssertionError("abort raises")
+
+
+def raised(error: grpc.RpcError) -> errors.PathwaysError | None:
+    """The error that the controller refused a call with; None when the call failed by itself."""
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_KEY:
+            return make_error(value, error.details() or "")
+    return None
+
+
+def make_error(kind: str, message: str) -> errors.PathwaysError:
+    """An instance of the class of pathways.errors with this name."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, errors.PathwaysError):
+        return found(message)
+    return errors.PathwaysError(f"{kind}: {message}")
+
+
+def dump_topology(topology: Topology) -> pb.Topology:
+    """As a message."""
+    return pb.Topology(
+        islands=[pb.Island(hosts=hosts) for hosts in topology.islands],
+        devices_per_host=topology.devices_per_host,
+        platform=topology.platform,
+        jax_version=topology.jax_version,
+        jaxlib_version=topology.jaxlib_version,
+    )
+
+
+def load_topology(message: pb.Topology) -> Topology:
+    """What `dump_topology` wrote."""
+    return Topology(
+        islands=tuple(tuple(island.hosts) for island in message.islands),
+        devices_per_host=message.devices_per_host,
+        platform=message.platform,
+        jax_version=message.jax_version,
+        jaxlib_version=message.jaxlib_version,
+    )
+
+
+def dump_binding(binding: SliceBinding) -> pb.SliceBinding:
+    """As a message."""
+    return pb.SliceBinding(
+        slice_id=binding.slice_id,
+        shape=binding.shape,
+        axis_names=binding.axis_names,
+        island=binding.island,
+        devices=binding.devices,
+        hosts=binding.hosts,
+        group=binding.group,
+    )
+
+
+def load_binding(message: pb.SliceBinding) -> SliceBinding:
+    """What `dump_binding` wrote."""
+    return SliceBinding(
+        slice_id=message.slice_id,
+        shape=tuple(message.shape),
+        axis_names=tuple(message.axis_names),
+        island=message.island,
+        devices=tuple(message.devices),
+        hosts=tuple(message.hosts),
+        group=message.group,
+    )
