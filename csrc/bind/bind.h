@@ -1,0 +1,13 @@
+/// What each file of this room registers with the module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pathways::bind {
+
+void register_errors(pybind11::module_& m);
+void register_segments(pybind11::module_& m);
+void register_plans(pybind11::module_& m);
+void register_controller(pybind11::module_& m);
+
+}  // namespace pathways::bind

@@ -1,0 +1,10 @@
+// pathways._native: the rich, rare calls. A table of contents; each part registers itself in its own file.
+#include "bind/bind.h"
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Segments, plans, the controller and the simulation of the native core. The hot path is pathways._core.";
+  pathways::bind::register_errors(m);
+  pathways::bind::register_segments(m);
+  pathways::bind::register_plans(m);
+  pathways::bind::register_controller(m);
+}

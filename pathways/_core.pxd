@@ -1,0 +1,208 @@
+# What _core uses of the native library. Declarations only; logic lives in csrc/ or in Python.
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+
+cdef extern from "<chrono>" namespace "std::chrono" nogil:
+    cdef cppclass nanoseconds:
+        nanoseconds()
+        nanoseconds(int64_t)
+
+cdef extern from "<optional>" namespace "std" nogil:
+    cdef cppclass optional[T]:
+        optional()
+        optional(T)
+
+cdef extern from "<span>" namespace "std" nogil:
+    cdef cppclass const_u64_span "std::span<const uint64_t>":
+        const_u64_span()
+        const_u64_span(const uint64_t*, size_t)
+    cdef cppclass const_byte_span "std::span<const std::byte>":
+        const_byte_span()
+        const_byte_span(const byte*, size_t)
+
+cdef extern from "<cstddef>" namespace "std" nogil:
+    cdef cppclass byte:
+        pass
+
+cdef extern from "base/status.h" namespace "pathways" nogil:
+    cdef enum class Status(uint8_t):
+        kOk
+        kFull
+        kEmpty
+        kTimeout
+        kStale
+        kClosed
+        kInvalid
+        kNoMemory
+        kFailed
+
+cdef extern from "base/ids.h" namespace "pathways" nogil:
+    cdef cppclass Handle:
+        uint64_t raw
+        Handle()
+        uint32_t index()
+
+cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
+    cdef cppclass SpinPolicy:
+        @staticmethod
+        SpinPolicy park()
+        @staticmethod
+        SpinPolicy adaptive()
+
+cdef extern from "futures/future_table.h" namespace "pathways" nogil:
+    cdef enum class FutureState(uint8_t):
+        kFree
+        kPending
+        kReady
+        kFailed
+    cdef cppclass FutureTable:
+        uint32_t capacity()
+        uint32_t in_use()
+
+cdef extern from "memory/arena.h" namespace "pathways" nogil:
+    cdef cppclass Arena:
+        Status allocate(size_t, uint64_t*)
+        void retain(uint64_t)
+        void release(uint64_t)
+        byte* at(uint64_t)
+        uint64_t bytes_in_use()
+        uint64_t high_water()
+        uint64_t capacity()
+
+cdef extern from "plan/plan.h" namespace "pathways" nogil:
+    cdef cppclass Plan:
+        @staticmethod
+        Plan parse(vector[byte]) except +
+
+cdef extern from "channel/records.h" namespace "pathways" nogil:
+    cdef enum class NoteKind(uint16_t):
+        kPut
+        kFetch
+        kRelease
+        kBackend
+
+cdef extern from "executor/backend.h" namespace "pathways" nogil:
+    ctypedef void* Value
+    cdef cppclass NodeContext:
+        uint64_t order
+        uint32_t client
+        uint32_t plan
+        uint32_t node
+        uint32_t computation
+    cdef cppclass Landing:
+        Landing()
+        uint32_t source
+        vector[uint64_t] offsets
+
+# The callbacks hold Python's lock: they are what a host's step calls back into.
+cdef extern from "executor/callback_backend.h" namespace "pathways":
+    cdef cppclass BackendCallbacks:
+        BackendCallbacks()
+        void* self
+        int (*launch)(void*, const NodeContext*, const Value*, size_t, Value*, size_t) noexcept
+        Value (*placeholder)(void*, const NodeContext*, uint32_t) noexcept
+        int (*readiness)(void*, Value) noexcept
+        void (*retain)(void*, Value) noexcept
+        void (*drop)(void*, Value) noexcept
+        int (*transfer)(void*, const NodeContext*, Value, Value*) noexcept
+        int (*begin_receive)(void*, const NodeContext*, vector[Landing]*) noexcept
+        int (*send)(void*, const NodeContext*, Value, uint32_t, const uint64_t*, size_t) noexcept
+        int (*finish_receive)(void*, const NodeContext*, Value*) noexcept
+        void (*abandon_receive)(void*, const NodeContext*) noexcept
+        int (*put)(void*, uint32_t, const byte*, size_t, Value*, uint64_t*) noexcept
+        int (*fetch)(void*, uint32_t, Value, const byte*, size_t) noexcept
+        void (*note)(void*, uint32_t, const byte*, size_t) noexcept
+    cdef cppclass CallbackBackend:
+        CallbackBackend(const BackendCallbacks&)
+        void set_error(string)
+
+cdef extern from "executor/executor.h" namespace "pathways" nogil:
+    cdef cppclass ExecutorFaults:
+        ExecutorFaults()
+        uint32_t swap_every
+    cdef cppclass ExecutorStats:
+        uint64_t runs
+        uint64_t launches
+        uint64_t gangs
+        uint64_t transfers
+        uint64_t objects
+        uint64_t live_runs
+        uint64_t waiting
+    cdef cppclass Executor:
+        void watched(vector[Value]*)
+        ExecutorStats stats()
+        void clear()
+        cbool is_idle()
+
+cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
+    cdef enum class ClusterStatus(uint32_t):
+        kUp
+        kFailed
+        kClosed
+    cdef cppclass ControllerBlock:
+        pass
+    cdef cppclass HostBlock:
+        uint64_t arena
+        Arena* host_arena() except +
+    cdef cppclass ClientBlock:
+        uint64_t arena
+        Arena* client_arena() except +
+
+cdef extern from "runtime/controller.h" namespace "pathways" nogil:
+    cdef cppclass CppController "pathways::Controller":
+        uint32_t step() except +
+
+cdef extern from "runtime/host.h" namespace "pathways" nogil:
+    cdef cppclass HostOptions "pathways::Host::Options":
+        HostOptions()
+        uint32_t host
+        uint32_t devices
+        uint32_t max_in_flight
+        uint32_t batch
+    cdef cppclass CppHost "pathways::Host":
+        CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +
+        void add_plan(uint32_t, Plan) except +
+        void set_compiled(uint32_t, optional[string]) except +
+        void attach_client(uint32_t, ClientBlock*) except +
+        void set_faults(ExecutorFaults) except +
+        uint32_t step() except +
+        uint32_t ticket()
+        Status wait(uint32_t, nanoseconds, SpinPolicy)
+        void ring()
+        Executor& executor()
+
+cdef extern from "runtime/client.h" namespace "pathways" nogil:
+    cdef cppclass ProgramRef:
+        ProgramRef()
+        uint32_t plan
+        uint32_t group
+        vector[uint32_t] result_parts
+    cdef cppclass ClientOptions "pathways::Client::Options":
+        ClientOptions()
+        uint32_t id
+        uint32_t window
+    cdef cppclass CppClient "pathways::Client":
+        CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
+        Status submit(const ProgramRef&, const_u64_span, uint64_t*) except +
+        uint64_t last_tag()
+        Status cancel(uint64_t, const_u64_span, string) except +
+        Status allocate(uint32_t, Handle*)
+        Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span) except +
+        void release(Handle, uint32_t, uint64_t) except +
+        void forget(Handle) except +
+        void flush() except +
+        void poll_inbox() except +
+        FutureState poll(Handle)
+        FutureState wait(Handle, nanoseconds, SpinPolicy)
+        void wait_room(nanoseconds, SpinPolicy)
+        ClusterStatus cluster_status()
+        string cluster_failure() except +
+        string error_of(Handle) except +
+        uint64_t in_flight()
+        uint64_t submitted()
+        FutureTable& futures()
+        Arena* arena()
