@@ -1,0 +1,225 @@
+// memory/arena.h
+//   ARENA-1 disjoint   ArenaTest.PayloadsAreAlignedAndDisjoint, ArenaTest.RandomStress
+//   ARENA-2 counted    ArenaTest.LastReleaseFrees, ArenaTest.CountsAcrossProcesses, ArenaTest.OneReleaseTooManyAborts,
+//   ArenaTest.ThreadStress ARENA-3 merged     ArenaTest.NeighboursMerge, ArenaTest.RandomStress ARENA-4 fits
+//   ArenaTest.FitsExactly, ArenaTest.FailsOnlyWhenFull
+#include "memory/arena.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "support.h"
+
+namespace pathways {
+namespace {
+
+constexpr std::size_t kBytes = 1 << 20;
+
+class ArenaTest : public testing::Test {
+ protected:
+  std::uint64_t allocate(std::size_t bytes) {
+    std::uint64_t offset = 0;
+    EXPECT_EQ(arena->allocate(bytes, &offset), Status::kOk);
+    return offset;
+  }
+  void TearDown() override { arena->validate(); }
+
+  Segment memory = Segment::create("arena-test", kBytes);
+  Arena* arena = Arena::create(memory.data(), memory.size());
+};
+
+TEST_F(ArenaTest, RefusesWrongMemory) {
+  EXPECT_THROW(Arena::create(memory.data() + 8, 4096), Error);
+  EXPECT_THROW(Arena::create(nullptr, kBytes), Error);
+  EXPECT_THROW(Arena::create(memory.data(), Arena::min_bytes() - 1), Error);
+  const Segment zeros = Segment::heap(kBytes);
+  EXPECT_THROW(Arena::attach(zeros.data()), Error);
+  Arena* smallest = Arena::create(zeros.data(), Arena::min_bytes());
+  std::uint64_t offset = 0;
+  EXPECT_EQ(smallest->allocate(64, &offset), Status::kOk);
+  EXPECT_EQ(smallest->allocate(0, &offset), Status::kNoMemory);
+  EXPECT_EQ(offset, 0U);
+}
+
+TEST_F(ArenaTest, PayloadsAreAlignedAndDisjoint) {
+  std::vector<std::pair<std::uint64_t, std::size_t>> blocks;
+  for (const std::size_t bytes : std::initializer_list<std::size_t>{0, 1, 63, 64, 65, 127, 1000, 4096, 100'000}) {
+    const std::uint64_t offset = allocate(bytes);
+    EXPECT_NE(offset, 0U);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(arena->at(offset)) % 64, 0U);
+    EXPECT_GE(arena->block_bytes(offset), std::max<std::size_t>(bytes, 1));
+    EXPECT_LT(arena->block_bytes(offset), bytes + 128);
+    std::memset(arena->at(offset), static_cast<int>(blocks.size()), arena->block_bytes(offset));
+    blocks.emplace_back(offset, arena->block_bytes(offset));
+  }
+  arena->validate();
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (std::size_t b = 0; b < blocks[i].second; ++b)
+      ASSERT_EQ(arena->at(blocks[i].first)[b], static_cast<std::byte>(i));
+  }
+}
+
+TEST_F(ArenaTest, LastReleaseFrees) {
+  const std::uint64_t offset = allocate(1000);
+  const std::uint64_t used = arena->bytes_in_use();
+  EXPECT_EQ(used, 1024 + 64U);
+  arena->retain(offset);
+  EXPECT_EQ(arena->was_references(offset), 2U);
+  arena->release(offset);
+  EXPECT_EQ(arena->bytes_in_use(), used);
+  arena->release(offset);
+  EXPECT_EQ(arena->bytes_in_use(), 0U);
+  EXPECT_EQ(arena->high_water(), used);
+  EXPECT_EQ(allocate(1000), offset) << "the block is used again";
+}
+
+TEST_F(ArenaTest, OneReleaseTooManyAborts) {
+  const std::uint64_t offset = allocate(10);
+  arena->release(offset);
+  EXPECT_DEATH(arena->release(offset), "check failed");
+  EXPECT_DEATH(arena->retain(offset), "check failed");
+  EXPECT_DEATH(static_cast<void>(arena->at(0)), "check failed");
+  EXPECT_DEATH(static_cast<void>(arena->at(offset + 1)), "check failed");
+  EXPECT_DEATH(static_cast<void>(arena->at(1 << 30)), "check failed");
+}
+
+TEST_F(ArenaTest, NeighboursMerge) {
+  std::uint64_t offsets[3];
+  for (std::uint64_t& offset : offsets) offset = allocate(1000);
+  const std::uint64_t wall = allocate(arena->max_block() - 3 * (1024 + 64) - 64);
+  // In each order of release, what they leave is one block.
+  int order[3] = {0, 1, 2};
+  do {
+    for (const int i : order) arena->release(offsets[i]);
+    const std::uint64_t whole = allocate(3 * 1024 + 2 * 64);
+    EXPECT_EQ(whole, offsets[0]);
+    arena->release(whole);
+    for (std::uint64_t& offset : offsets) offset = allocate(1000);
+    arena->validate();
+  } while (std::next_permutation(order, order + 3));
+  for (const std::uint64_t offset : offsets) arena->release(offset);
+  arena->release(wall);
+  EXPECT_NE(allocate(arena->max_block()), 0U);
+}
+
+TEST_F(ArenaTest, FitsExactly) {
+  const std::uint64_t all = allocate(arena->max_block());
+  std::uint64_t offset = 0;
+  EXPECT_EQ(arena->allocate(1, &offset), Status::kNoMemory);
+  EXPECT_EQ(arena->allocate(arena->max_block() + 1, &offset), Status::kInvalid);
+  EXPECT_EQ(arena->allocate(SIZE_MAX, &offset), Status::kInvalid);
+  arena->release(all);
+  EXPECT_EQ(arena->bytes_in_use(), 0U);
+  EXPECT_EQ(arena->high_water(), arena->capacity());
+}
+
+TEST_F(ArenaTest, FailsOnlyWhenFull) {
+  // A hole of 1600 payload bytes shares its size class with 1536: the first of the class is too small, the second fits.
+  const std::uint64_t large = allocate(1600);
+  const std::uint64_t wall = allocate(64);
+  const std::uint64_t small = allocate(1536);
+  allocate(64);
+  allocate(arena->max_block() - (arena->bytes_in_use()) - 64 + 64 - 64);
+  std::uint64_t offset = 0;
+  while (arena->allocate(1, &offset) == Status::kOk) {
+  }
+  arena->release(large);
+  arena->release(small);
+  EXPECT_EQ(allocate(1600), large);
+  EXPECT_EQ(arena->allocate(1600, &offset), Status::kNoMemory);
+  EXPECT_EQ(allocate(1536), small);
+  EXPECT_EQ(arena->was_references(wall), 1U);
+}
+
+TEST_F(ArenaTest, RandomStress) {
+  std::mt19937_64 random(test::seed());
+  struct Live {
+    std::uint64_t offset;
+    std::size_t bytes;
+    int mark;
+  };
+  std::vector<Live> live;
+  int mark = 0;
+  for (int step = 0; step < 6'000 * test::kStressScale; ++step) {
+    if (random() % 100 < 55) {
+      const std::size_t bytes = random() % (std::size_t{1} << (random() % 17));
+      std::uint64_t offset = 0;
+      const Status status = arena->allocate(bytes, &offset);
+      if (status == Status::kOk) {
+        std::memset(arena->at(offset), ++mark & 0xff, bytes);
+        live.push_back({offset, bytes, mark & 0xff});
+      } else {
+        ASSERT_EQ(status, Status::kNoMemory);
+      }
+    } else if (!live.empty()) {
+      const std::size_t at = random() % live.size();
+      const Live gone = live[at];
+      const std::byte* payload = arena->at(gone.offset);
+      for (std::size_t b = 0; b < gone.bytes; b += 61) ASSERT_EQ(payload[b], static_cast<std::byte>(gone.mark));
+      arena->release(gone.offset);
+      live[at] = live.back();
+      live.pop_back();
+    }
+    if (step % 500 == 0) arena->validate();
+  }
+  for (const Live& each : live) arena->release(each.offset);
+  EXPECT_EQ(arena->bytes_in_use(), 0U);
+  arena->validate();
+  EXPECT_NE(allocate(arena->max_block()), 0U) << "one free block is left";
+}
+
+TEST_F(ArenaTest, ThreadStress) {
+  const test::Watchdog watchdog("ArenaTest.ThreadStress");
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(test::seed() + static_cast<std::uint64_t>(t));
+      for (int i = 0; i < 4'000 * test::kStressScale; ++i) {
+        std::uint64_t offset = 0;
+        const std::size_t bytes = 8 + random() % 5000;
+        if (arena->allocate(bytes, &offset) != Status::kOk) continue;
+        std::memset(arena->at(offset), t, bytes);
+        arena->retain(offset);
+        arena->release(offset);
+        for (std::size_t b = 0; b < bytes; b += 97) {
+          if (arena->at(offset)[b] != static_cast<std::byte>(t)) std::abort();
+        }
+        arena->release(offset);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(arena->bytes_in_use(), 0U);
+}
+
+TEST_F(ArenaTest, CountsAcrossProcesses) {
+  constexpr int kBlocks = 200;
+  std::vector<std::uint64_t> offsets;
+  for (int i = 0; i < kBlocks; ++i) {
+    offsets.push_back(allocate(1000));
+    std::memset(arena->at(offsets.back()), i & 0xff, 1000);
+    arena->retain(offsets.back());  // the child's reference
+  }
+  test::Child child([&] {
+    const Segment mine = test::second_view(memory);
+    Arena* view = Arena::attach(mine.data());
+    for (int i = 0; i < kBlocks; ++i) {
+      const std::uint64_t offset = offsets[static_cast<std::size_t>(i)];
+      if (view->at(offset)[999] != static_cast<std::byte>(i & 0xff)) return 1;
+      view->release(offset);
+    }
+    return 0;
+  });
+  const test::Watchdog watchdog("CountsAcrossProcesses");
+  for (const std::uint64_t offset : offsets) arena->release(offset);
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_EQ(arena->bytes_in_use(), 0U) << "whoever was last gave it back";
+  EXPECT_NE(allocate(arena->max_block()), 0U);
+}
+
+}  // namespace
+}  // namespace pathways

@@ -1,0 +1,109 @@
+// What the native tests share: a printed seed, a watchdog, aligned memory, child processes.
+//
+// A stress test takes its randomness from seed() (PATHWAYS_TEST_SEED repeats a run), runs for a short fixed number of
+// steps, and holds a Watchdog: it never asserts a maximum time, but a hang ends with a message instead of a time-out.
+#pragma once
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "memory/segment.h"
+
+namespace pathways::test {
+
+using namespace std::chrono_literals;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr int kStressScale = 2;  // sanitizers are 5 to 20 times slower
+#else
+inline constexpr int kStressScale = 20;
+#endif
+
+/// The seed of this run, printed once.
+inline std::uint64_t seed() {
+  static const std::uint64_t value = [] {
+    const char* given = std::getenv("PATHWAYS_TEST_SEED");
+    const std::uint64_t fresh = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
+    std::printf("PATHWAYS_TEST_SEED=%llu\n", static_cast<unsigned long long>(fresh));
+    std::fflush(stdout);
+    return fresh;
+  }();
+  return value;
+}
+
+/// Aborts the process when it lives longer than `limit`.
+class Watchdog {
+ public:
+  explicit Watchdog(const char* what, std::chrono::seconds limit = 60s)
+      : thread_([this, what, limit] {
+          std::unique_lock lock(mutex_);
+          if (done_.wait_for(lock, limit, [this] { return over_; })) return;
+          std::fprintf(stderr, "watchdog: %s hangs (seed %llu)\n", what, static_cast<unsigned long long>(seed()));
+          std::abort();
+        }) {}
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    done_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+/// A child process that runs `body` and exits with what it returns; fork it before starting threads. It is killed when
+/// this object goes. The body uses no EXPECT_ (nobody would see it) and starts no thread.
+class Child {
+ public:
+  explicit Child(const std::function<int()>& body) : pid_(::fork()) {
+    if (pid_ == 0) {
+      ::alarm(60);  // the child's own watchdog
+      std::_Exit(body());
+    }
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    if (pid_ > 0) kill();
+  }
+
+  /// The exit code, or -signal.
+  int wait() {
+    int status = 0;
+    if (pid_ <= 0 || ::waitpid(pid_, &status, 0) != pid_) return -1000;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  /// kill -9, and wait for the end.
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    wait();
+  }
+
+ private:
+  pid_t pid_;
+};
+
+/// The same memory once more, at another address: what another process would see.
+inline Segment second_view(const Segment& segment) { return Segment::attach(::dup(segment.fd())); }
+
+}  // namespace pathways::test

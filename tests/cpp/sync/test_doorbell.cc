@@ -1,0 +1,135 @@
+// sync/doorbell.h
+//   PARK-1 no lost wake-up     Doorbell.RingBeforeWaitIsSeen, Doorbell.EveryWaiterWakes, Doorbell.PingPongStress,
+//                              Doorbell.AcrossProcesses, Doorbell.KilledWaiterCostsOneWake; all interleavings:
+//                              tests/model
+//   time   a wait that nobody rings ends          Doorbell.TimesOut
+#include "sync/doorbell.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "support.h"
+
+namespace pathways {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kForever = std::chrono::nanoseconds::max();
+
+TEST(Doorbell, RingBeforeWaitIsSeen) {
+  DoorbellWord bell{};
+  const std::uint32_t ticket = bell.ticket();
+  bell.ring();
+  EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::park()), Status::kOk);
+  EXPECT_EQ(bell.wait(ticket, 0ns, SpinPolicy::park()), Status::kOk);
+}
+
+TEST(Doorbell, TimesOut) {
+  DoorbellWord bell{};
+  const std::uint32_t ticket = bell.ticket();
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(bell.wait(ticket, 20ms, SpinPolicy::park()), Status::kTimeout);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 20ms);
+  EXPECT_EQ(bell.wait(ticket, 1us, SpinPolicy::adaptive()), Status::kTimeout);
+  EXPECT_EQ(bell.wait(ticket, 0ns, SpinPolicy::park()), Status::kTimeout);
+  EXPECT_EQ(bell.wait(ticket, -1ns, SpinPolicy::park()), Status::kTimeout);
+  EXPECT_EQ(bell.ticket(), ticket) << "a sleeper's bit is no ring";
+}
+
+TEST(Doorbell, SequenceWraps) {
+  DoorbellWord bell{};
+  bell.word.store(0xfffffffe, std::memory_order_relaxed);
+  const std::uint32_t ticket = bell.ticket();
+  bell.ring();
+  EXPECT_EQ(bell.ticket(), 0U);
+  EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::park()), Status::kOk);
+}
+
+TEST(Doorbell, EveryWaiterWakes) {
+  const test::Watchdog watchdog("EveryWaiterWakes");
+  DoorbellWord bell{};
+  std::atomic<int> asleep{0};
+  std::vector<std::thread> waiters;
+  for (int i = 0; i < 4; ++i) {
+    waiters.emplace_back([&] {
+      const std::uint32_t ticket = bell.ticket();
+      asleep.fetch_add(1);
+      EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::park()), Status::kOk);
+    });
+  }
+  while (asleep.load() != 4) std::this_thread::yield();
+  std::this_thread::sleep_for(5ms);  // most are in the kernel now
+  bell.ring();
+  for (std::thread& waiter : waiters) waiter.join();
+  EXPECT_FALSE(bell.was_parked());
+}
+
+void ping_pong(SpinPolicy spin, int rounds) {
+  DoorbellWord bells[2] = {};
+  std::atomic<int> turn{0};
+  const auto play = [&](int me) {
+    for (int i = 0; i < rounds; ++i) {
+      for (;;) {
+        const std::uint32_t ticket = bells[me].ticket();
+        if (turn.load(std::memory_order_acquire) == me) break;
+        EXPECT_EQ(bells[me].wait(ticket, kForever, spin), Status::kOk);
+      }
+      turn.store(1 - me, std::memory_order_release);
+      bells[1 - me].ring();
+    }
+  };
+  std::thread other(play, 1);
+  play(0);
+  other.join();
+}
+
+TEST(Doorbell, PingPongStress) {
+  const test::Watchdog watchdog("PingPongStress");
+  ping_pong(SpinPolicy::park(), 1000 * test::kStressScale);
+  ping_pong(SpinPolicy::adaptive(), 1000 * test::kStressScale);
+}
+
+TEST(Doorbell, AcrossProcesses) {
+  const Segment segment = Segment::create("doorbell-test", 4096);
+  auto* bells = new (segment.data()) DoorbellWord[2]{};
+  auto* turn = new (segment.data() + 1024) Atomic<std::uint32_t>(0);
+  constexpr int kRounds = 2000;
+  const auto play = [&](std::uint32_t me) {
+    for (int i = 0; i < kRounds; ++i) {
+      for (;;) {
+        const std::uint32_t ticket = bells[me].ticket();
+        if (turn->load(std::memory_order_acquire) == me) break;
+        if (bells[me].wait(ticket, 30s, SpinPolicy::park()) != Status::kOk) return 1;
+      }
+      turn->store(1 - me, std::memory_order_release);
+      bells[1 - me].ring();
+    }
+    return 0;
+  };
+  test::Child child([&] { return play(1); });
+  const test::Watchdog watchdog("AcrossProcesses");
+  EXPECT_EQ(play(0), 0);
+  EXPECT_EQ(child.wait(), 0);
+}
+
+TEST(Doorbell, KilledWaiterCostsOneWake) {
+  const Segment segment = Segment::create("doorbell-test", 4096);
+  auto* bell = new (segment.data()) DoorbellWord{};
+  test::Child child([&] {
+    static_cast<void>(bell->wait(bell->ticket(), kForever, SpinPolicy::park()));
+    return 0;
+  });
+  const test::Watchdog watchdog("KilledWaiterCostsOneWake");
+  while (!bell->was_parked()) std::this_thread::yield();
+  child.kill();
+  EXPECT_TRUE(bell->was_parked());
+  bell->ring();
+  EXPECT_FALSE(bell->was_parked());
+}
+
+}  // namespace
+}  // namespace pathways
