@@ -182,15 +182,18 @@ def page(root: pathlib.Path) -> str:
 
 
 def test_python_imports_follow_the_table(root: pathlib.Path, page: str) -> None:
-    assert list(python_violations(root, layers(page))) == []
+    faults = list(python_violations(root, layers(page)))
+    assert not faults, "\n".join(faults)
 
 
 def test_includes_follow_the_table(root: pathlib.Path, page: str) -> None:
-    assert list(native_violations(root, layers(page))) == []
+    faults = list(native_violations(root, layers(page)))
+    assert not faults, "\n".join(faults)
 
 
 def test_every_room_of_the_table_has_code(root: pathlib.Path, page: str) -> None:
-    assert list(missing_rooms(root, layers(page))) == []
+    faults = list(missing_rooms(root, layers(page)))
+    assert not faults, "\n".join(faults)
 
 
 def test_the_table_has_no_cycle(page: str) -> None:
