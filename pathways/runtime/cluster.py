@@ -92,12 +92,15 @@ class Cluster:
         self._start_coordinators()
         for host in range(count):
             self._start_host(host, segments)
-        self._controller = self.native.Controller(self._segment, segments)
+        self._controller = self.native.Controller(
+            self._segment, segments, [self.topology.island_of(host) for host in range(count)]
+        )
+        self.group(range(count))  # the native controller takes group 0 for all hosts
         self._controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
     def _start_coordinators(self) -> None:
-        if self.config.options.hosts_per_island == 1 or self.config.options.driver != options.ClusterOptions.driver:
+        if self.config.options.hosts_per_island == 1:
             return
         from pathways import _jaxlib
 

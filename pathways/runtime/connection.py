@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
-import json
 import os
 import stat
 import threading
@@ -30,14 +29,14 @@ from pathways import errors
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import fdpass, wire
 from pathways.runtime.members import Stage
-from pathways.runtime.options import PROTOCOL_VERSION
+from pathways.runtime.options import PROTOCOL_VERSION, ClientSizes
 from pathways.runtime.processes import Deadline, is_readable
 from pathways.runtime.proto import control_pb2 as pb
 from pathways.runtime.proto import control_pb2_grpc as rpc
 from pathways.runtime.serialization import dump_program
 from pathways.runtime.topology import SliceBinding, Topology
 
-__all__ = ["ControlPlane", "RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix"]
+__all__ = ["ControlPlane", "RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix", "inspect"]
 
 HELLO_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 2.0
@@ -90,6 +89,9 @@ class ControlPlane(Protocol):
     def failure(self) -> errors.PathwaysError | None:
         """Why the cluster works no more; None while it does."""
 
+    def check(self) -> None:
+        """Raises why the cluster works no more; returns while it does."""
+
     def close(self) -> None:
         """Leaves."""
 
@@ -130,6 +132,7 @@ def connect_unix(
     progress: Callable[[StartupEvent], None] | None = None,
     timeout_s: float | None = None,
     native: str = "pathways._native",
+    sizes: ClientSizes | None = None,
 ) -> RemoteControl:
     """Becomes a client of the cluster at `address`; waits for it when it is still starting.
 
@@ -137,29 +140,47 @@ def connect_unix(
         address: what `pathways up` printed, `unix:/…/control.sock`.
         progress: called, on this thread, with each event of the start.
         timeout_s: how long to wait for the cluster to be ready; as long as it takes when not given.
-        native: the module with `Segment`; tests give a double.
+        native: the module that makes segments; tests give a double.
+        sizes: of this client's segment.
 
     Raises:
         ConnectError: nobody listens, or the cluster could not start; with the reason and the log's last lines.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
     """
     where = Address.parse(address)
+    sizes = sizes or ClientSizes()
     deadline = Deadline(timeout_s)
     try:
         connection = fdpass.connect(where.descriptors)
     except OSError as error:
         raise errors.ConnectError(f"no cluster listens at {address}: {error.strerror}") from error
-    segment_type = importlib.import_module(native).Segment
+    code = importlib.import_module(native)
     channel = grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS)
     control = RemoteControl(address, channel, connection)
     try:
-        control._hello(segment_type)
+        control._hello(code.Segment)
         control._watch_startup(progress, deadline)
-        control._join(segment_type)
+        control._join(code.client_segment(sizes.futures, sizes.ring_bytes, sizes.arena_bytes))
     except BaseException:
         control._release()
         raise
     return control
+
+
+def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    """What `RemoteControl.cluster_stats` says, for somebody who is no client and only looks.
+
+    Raises:
+        ConnectError: nobody listens there, or nobody answers in time.
+    """
+    where = Address.parse(address)
+    with grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel:
+        try:
+            return wire.load_stats(rpc.ControllerStub(channel).Stats(pb.StatsRequest(), timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise wire.raised(error) or errors.ConnectError(
+                f"no cluster answers at {address}: {error.details()}"
+            ) from None
 
 
 class RemoteControl:
@@ -216,7 +237,10 @@ class RemoteControl:
         finally:
             events.cancel()
 
-    def _join(self, segment_type: Any) -> None:
+    def _join(self, segment: Any) -> None:
+        self.client_segment = segment
+        with contextlib.suppress(fdpass.Closed):  # the call says why
+            fdpass.send(self._connection, {"kind": "segment"}, [segment.fd])
         reply = self._call(
             self._stub.Join,
             pb.JoinRequest(
@@ -226,10 +250,6 @@ class RemoteControl:
                 jaxlib_version=importlib.metadata.version("jaxlib"),
             ),
         )
-        message, fds = self._receive()
-        if message.get("kind") != "client":
-            raise self._ended_by(message)
-        self.client_segment = segment_type.attach(fds[0])
         self.client_id = reply.client
         self.topology = wire.load_topology(reply.topology)
         self.host_pids = tuple(reply.host_pids)
@@ -284,40 +304,7 @@ class RemoteControl:
 
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
-        reply = self._call(self._stub.Stats, pb.StatsRequest())
-        return {
-            "address": reply.address,
-            "uptime_s": reply.uptime_s,
-            "topology": wire.load_topology(reply.topology),
-            "controller": {
-                "pid": reply.controller_pid,
-                "resident_bytes": reply.controller_resident_bytes,
-                **json.loads(reply.native_json or "{}"),
-            },
-            "hosts": [
-                {
-                    "host": host.host,
-                    "island": host.island,
-                    "pid": host.pid,
-                    "resident_bytes": host.resident_bytes,
-                    "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),
-                    **json.loads(host.driver_json or "{}"),
-                }
-                for host in reply.hosts
-            ],
-            "clients": [
-                {
-                    "client": client.client,
-                    "pid": client.pid,
-                    "owner": client.owner,
-                    "resident_bytes": client.resident_bytes,
-                    "slices": client.slices,
-                    "programs": client.programs,
-                }
-                for client in reply.clients
-            ],
-            "device_load": tuple(int(load) for load in reply.device_load),
-        }
+        return wire.load_stats(self._call(self._stub.Stats, pb.StatsRequest()))
 
     def shutdown(self) -> None:
         """Asks the controller to end the whole cluster; returns when it has heard."""
@@ -328,6 +315,11 @@ class RemoteControl:
     def alive(self) -> bool:
         """Whether the cluster still works, as far as a look of a few microseconds can tell."""
         return self.failure() is None
+
+    def check(self) -> None:
+        """Raises why the cluster works no more; returns while it does."""
+        if (failure := self.failure()) is not None:
+            raise failure
 
     def failure(self) -> errors.PathwaysError | None:
         """Why the cluster works no more; None while it does. Once it is not None it stays what it is."""

@@ -61,6 +61,7 @@ class Connection:
     socket: socket.socket
     pid: int
     pidfd: int
+    segment: Any = None
     client: Client | None = None
 
     def tell(self, message: fdpass.Message) -> None:
@@ -75,7 +76,6 @@ class Client:
 
     number: int
     connection: Connection
-    segment: Any
     owner: bool
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 
 from pathways import errors
@@ -60,7 +61,7 @@ class Membership:
         record = Connection(self._new("connection"), connection, pid, pidfd)
         self.connections[record.number] = record
         self._loop.add_reader(pidfd, self._lost, record)
-        self._loop.add_reader(connection.fileno(), self._lost, record)
+        self._loop.add_reader(connection.fileno(), self._read, record)
         try:
             hello: fdpass.Message = {"kind": "hello", "connection": record.number, "controller_pid": os.getpid()}
             fdpass.send(connection, hello, [self.cluster.segment.fd, self._pidfd])
@@ -70,8 +71,22 @@ class Membership:
         if self.cluster.failure is not None:
             self._tell_end(self.cluster.failure)
 
+    def _read(self, connection: Connection) -> None:
+        """Takes the one message that a client sends, its segment; anything else is its end."""
+        try:
+            message, fds = fdpass.receive(connection.socket, 0.0)
+            if message.get("kind") != "segment" or len(fds) != 1 or connection.segment is not None:
+                raise ValueError(f"a client sent {message}")
+            connection.segment = self.cluster.native.Segment.attach(fds[0])
+        except TimeoutError:
+            return
+        except Exception as error:
+            if not isinstance(error, fdpass.Closed):
+                print(f"process {connection.pid} was disconnected: {error}", file=sys.stderr, flush=True)
+            self._lost(connection)
+
     def _lost(self, connection: Connection) -> None:
-        """Its process or its socket ended; clients never send on it."""
+        """Its process or its socket ended, or it is not to be trusted."""
         if self.connections.pop(connection.number, None) is None:
             return
         self._loop.remove_reader(connection.pidfd)
@@ -88,29 +103,25 @@ class Membership:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     async def join(self, request: pb.JoinRequest) -> Client:
-        """Makes a client of an open connection: its segment goes to it and to every host.
+        """Makes a client of an open connection on which its segment has come: every host maps that.
 
         Raises:
             UnsupportedVersionError: the client runs another jax or jaxlib than the hosts. ConnectError: no connection.
         """
         self._check_versions(request)
         connection = self.connections.get(request.connection)
-        if connection is None or connection.client is not None:
+        if connection is not None and connection.segment is None:
+            self._read(connection)
+        if connection is None or connection.segment is None or connection.client is not None:
             raise errors.ConnectError(f"connection {request.connection} is not open, or has joined before")
-        sizes = self.cluster.config.options
-        segment = self.cluster.native.client_segment(
-            sizes.client_futures, sizes.client_ring_bytes, sizes.client_arena_bytes
-        )
-        owner = connection.pid == self.cluster.config.owner_pid
-        client = Client(self._new("client"), connection, segment, owner)
+        client = Client(self._new("client"), connection, connection.pid == self.cluster.config.owner_pid)
         connection.client = client
         self.clients[client.number] = client
         try:
             await asyncio.gather(*(self._attach(host, client) for host in self.cluster.hosts))
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
-            self.cluster.controller.add_client(client.number, segment)
-            fdpass.send(connection.socket, {"kind": "client", "client": client.number}, [segment.fd])
+            self.cluster.controller.add_client(client.number, connection.segment)
         except BaseException:
             self.remove(client.number)
             raise
@@ -120,7 +131,7 @@ class Membership:
         key = (host.number, client.number)
         answer = self._attached[key] = self._loop.create_future()
         try:
-            fdpass.send(host.socket, {"kind": "client", "client": client.number}, [client.segment.fd])
+            fdpass.send(host.socket, {"kind": "client", "client": client.number}, [client.connection.segment.fd])
             host.commands.put_nowait(pb.HostCommand(attach_client=pb.AttachClient(client=client.number)))
             error = await self.cluster.unless_ended(answer, ATTACH_TIMEOUT_S)
         except TimeoutError:
@@ -135,7 +146,6 @@ class Membership:
         client = self.clients.pop(number, None)
         if client is None:
             return
-        client.connection.client = None
         for slice_id in client.slices:
             self.cluster.resources.release(slice_id)
         for program in client.programs:

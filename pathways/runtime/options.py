@@ -25,9 +25,6 @@ class ClusterOptions:
     start_timeout_s: float = 180.0
     host_ring_bytes: int = 1 << 20
     host_arena_bytes: int = 1 << 30
-    client_futures: int = 1 << 16
-    client_ring_bytes: int = 1 << 20
-    client_arena_bytes: int = 1 << 30
     native: str = "pathways._native"
     driver: str = "pathways.runtime.host:start_jax_driver"
 
@@ -35,6 +32,15 @@ class ClusterOptions:
     def hosts(self) -> int:
         """Number of host processes."""
         return self.islands * self.hosts_per_island
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSizes:
+    """Sizes of a client's own segment, which it makes itself."""
+
+    futures: int = 1 << 16
+    ring_bytes: int = 1 << 20
+    arena_bytes: int = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,8 @@ class ResourceManager:
         # Island and row of its mesh, by host; immutable.
         self._row = {host: (i, row) for i, hosts in enumerate(topology.islands) for row, host in enumerate(hosts)}
         self._slices: dict[int, SliceBinding] = {}
-        self._groups: dict[tuple[int, ...], int] = {}
+        # Group 0 is all hosts.
+        self._groups: dict[tuple[int, ...], int] = {tuple(range(topology.hosts)): 0}
         self._next_slice = 0
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NoReturn
 
 import grpc
@@ -96,3 +97,40 @@ def load_binding(message: pb.SliceBinding) -> SliceBinding:
         hosts=tuple(message.hosts),
         group=message.group,
     )
+
+
+def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
+    """The statistics of a cluster as plain data; what host drivers and the native controller say is merged in."""
+    return {
+        "address": reply.address,
+        "uptime_s": reply.uptime_s,
+        "topology": load_topology(reply.topology),
+        "controller": {
+            **json.loads(reply.native_json or "{}"),
+            "pid": reply.controller_pid,
+            "resident_bytes": reply.controller_resident_bytes,
+        },
+        "hosts": [
+            {
+                **json.loads(host.driver_json or "{}"),
+                "host": host.host,
+                "island": host.island,
+                "pid": host.pid,
+                "resident_bytes": host.resident_bytes,
+                "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),
+            }
+            for host in reply.hosts
+        ],
+        "clients": [
+            {
+                "client": client.client,
+                "pid": client.pid,
+                "owner": client.owner,
+                "resident_bytes": client.resident_bytes,
+                "slices": client.slices,
+                "programs": client.programs,
+            }
+            for client in reply.clients
+        ],
+        "device_load": tuple(int(load) for load in reply.device_load),
+    }

@@ -17,7 +17,7 @@ from typing import Any
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime.options import HostConfig
 
-OPTIONS = {"native": "tests.python.control_doubles", "driver": "tests.python.control_doubles:start_fake_driver"}
+OPTIONS = {"native": "control_doubles", "driver": "control_doubles:start_fake_driver"}
 
 
 class Segment:
@@ -57,9 +57,9 @@ def client_segment(futures: int, ring_bytes: int, arena_bytes: int) -> Segment:
 class Controller:
     """`_native.Controller`, remembering what it was told."""
 
-    def __init__(self, segment: Segment, hosts: list[Segment]) -> None:
+    def __init__(self, segment: Segment, hosts: list[Segment], islands: list[int]) -> None:
         self.segment = segment
-        self.calls: list[str] = [f"hosts {len(hosts)}"]
+        self.calls: list[str] = [f"hosts {len(hosts)} islands {islands}"]
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def call(*arguments: Any) -> None:

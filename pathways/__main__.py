@@ -1,0 +1,5 @@
+"""`python -m pathways`: the `pathways` command."""
+
+from pathways.cli import main
+
+main()

@@ -1,0 +1,171 @@
+"""The `pathways` command: `up` starts a cluster, `status` shows one, `bench` measures.
+
+Arguments in, tables out; the work is in `pathways.runtime`. Errors of Pathways end it with status 1 and their message.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import signal
+import sys
+import time
+from typing import Any
+
+import click
+
+from pathways import errors
+
+_COUNT = click.IntRange(min=1)
+# Commands imported when they are asked for, as they bring more than the others need: module, name, help.
+_LATER = {"bench": ("pathways.bench.cli", "bench", "Measure Pathways and its rivals.")}
+
+
+class _Commands(click.Group):
+    """The command group, with the commands of `_LATER`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command's name."""
+        return sorted([*super().list_commands(ctx), *_LATER])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        if cmd_name in _LATER:
+            module, name, _ = _LATER[cmd_name]
+            command: click.Command = getattr(importlib.import_module(module), name)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, without importing anything."""
+        rows = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
+        rows += [(name, text) for name, (_, _, text) in _LATER.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command; an error of Pathways becomes a message."""
+        try:
+            return super().invoke(ctx)
+        except errors.PathwaysError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Pathways for JAX: one program drives many accelerators."""
+
+
+@main.command(short_help="Start a cluster on this machine.")
+@click.option("--islands", type=click.IntRange(1), default=1, show_default=True, help="Number of islands.")
+@click.option(
+    "--hosts-per-island", type=click.IntRange(1), default=1, show_default=True, help="Host processes of each island."
+)
+@click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
+@click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
+def up(islands: int, hosts_per_island: int, devices_per_host: int, platform: str | None) -> None:
+    """Start a cluster on this machine and keep it in the foreground.
+
+    Prints its address on standard output, for pathways.connect(ADDRESS). Ctrl-C, or SIGTERM, ends it.
+    """
+    from pathways.runtime.launcher import start_local_cluster
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    try:
+        handle = start_local_cluster(islands, hosts_per_island, devices_per_host, platform=platform)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    try:
+        click.echo(handle.address)
+        sys.stdout.flush()
+        click.echo("Ctrl-C ends it.", err=True)
+        while (failure := handle.control.failure()) is None:
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        click.echo("ending the cluster ...", err=True)
+    else:
+        # Closed by somebody's request is an end like Ctrl-C.
+        if not isinstance(failure, errors.ClusterClosedError):
+            raise failure
+    finally:
+        handle.close()
+
+
+@main.command(short_help="Show a cluster.")
+@click.argument("address", required=False)
+def status(address: str | None) -> None:
+    """Show a cluster: islands, hosts, devices, clients, memory.
+
+    ADDRESS is what `pathways up` printed; this user's newest cluster when not given.
+    """
+    from pathways.runtime.connection import inspect
+    from pathways.runtime.directory import live_clusters
+
+    if address is None:
+        clusters = live_clusters()
+        if not clusters:
+            raise click.ClickException("no cluster of yours runs on this machine; `pathways up` starts one")
+        address = clusters[0]
+    _show(inspect(address))
+
+
+def _show(stats: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    topology, controller = stats["topology"], stats["controller"]
+    console.print(f"[bold]{topology.describe()}[/bold]  jax {topology.jax_version}, jaxlib {topology.jaxlib_version}")
+    console.print(stats["address"], soft_wrap=True, highlight=False)
+    console.print(
+        f"up {_duration(stats['uptime_s'])}, controller pid {controller['pid']}, "
+        f"{_bytes(controller['resident_bytes'])} resident"
+    )
+    hosts = Table("island", "host", "pid", "devices", "slices on each", "resident", "devices hold", box=None)
+    for host in stats["hosts"]:
+        devices, load = host["devices"], stats["device_load"]
+        span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
+        held = host.get("device_bytes", host.get("bytes_by_device"))
+        total = sum(held.values() if isinstance(held, dict) else held) if held else 0
+        hosts.add_row(
+            str(host["island"]),
+            str(host["host"]),
+            str(host["pid"]),
+            span,
+            " ".join(str(load[device]) for device in devices),
+            _bytes(host["resident_bytes"]),
+            _bytes(total),
+        )
+    console.print(hosts)
+    if not stats["clients"]:
+        console.print("no clients")
+        return
+    clients = Table("client", "pid", "slices", "programs", "resident", "", box=None)
+    for client in stats["clients"]:
+        clients.add_row(
+            str(client["client"]),
+            str(client["pid"]),
+            str(client["slices"]),
+            str(client["programs"]),
+            _bytes(client["resident_bytes"]),
+            "started the cluster" if client["owner"] else "",
+        )
+    console.print(clients)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
