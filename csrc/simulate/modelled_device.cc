@@ -1,0 +1,243 @@
+#include "simulate/modelled_device.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace pathways {
+namespace {
+
+uint64_t mix(uint64_t h, uint64_t x) {  // splitmix64's finalizer
+  h += x + 0x9e3779b97f4a7c15ULL;
+  h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
+  return h ^ (h >> 31);
+}
+
+}  // namespace
+
+uint64_t modelled_hash(uint32_t plan, uint32_t node, uint32_t output, std::span<const uint64_t> inputs) {
+  uint64_t h = mix(uint64_t{plan} << 32 | node, output);
+  for (const uint64_t input : inputs) h = mix(h, input);
+  return h | 1;  // never 0, which means "nothing was written"
+}
+
+// --------------------------------------------------------------------------------------------------------- fabric
+
+uint32_t Fabric::add_communicator(std::vector<uint32_t> hosts) {
+  const std::lock_guard lock(mutex_);
+  std::sort(hosts.begin(), hosts.end());
+  Communicator c;
+  c.launched.assign(hosts.size(), 0);
+  c.hosts = std::move(hosts);
+  communicators_.push_back(std::move(c));
+  return static_cast<uint32_t>(communicators_.size() - 1);
+}
+
+uint64_t Fabric::launch(uint32_t communicator, uint32_t host, uint64_t what) {
+  const std::lock_guard lock(mutex_);
+  Communicator& c = communicators_.at(communicator);
+  const auto found = std::lower_bound(c.hosts.begin(), c.hosts.end(), host);
+  PW_CHECK(found != c.hosts.end() && *found == host);
+  const uint64_t k = c.launched[static_cast<size_t>(found - c.hosts.begin())]++;
+  if (k - c.log_begin == c.log.size()) c.log.push_back(what);
+  const uint64_t paired = c.log[k - c.log_begin];
+  if (paired != what) crossed_.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t least = *std::min_element(c.launched.begin(), c.launched.end());
+  for (; c.log_begin < least; ++c.log_begin) c.log.pop_front();
+  return paired;
+}
+
+uint64_t Fabric::incomplete() {
+  const std::lock_guard lock(mutex_);
+  uint64_t open = 0;
+  for (const Communicator& c : communicators_) open += c.log.size();
+  return open;
+}
+
+// -------------------------------------------------------------------------------------------------------- backend
+
+ModelledBackend::ModelledBackend(Options options, const ModelClock& clock, Fabric* fabric)
+    : options_(options),
+      clock_(clock),
+      fabric_(fabric),
+      device_free_ns_(options.devices, 0),
+      last_launch_(options.devices, {0, 0}) {}
+
+ModelledBackend::~ModelledBackend() = default;
+
+void ModelledBackend::learn(uint32_t plan_id, const Plan& plan, std::span<const uint32_t> communicators) {
+  if (plan_id >= plans_.size()) plans_.resize(plan_id + 1);
+  auto& nodes = plans_[plan_id];
+  nodes.clear();
+  for (size_t i = 0; i < plan.nodes().size(); ++i) {
+    const NodeRecord& n = plan.nodes()[i];
+    const auto sources = plan.sources(n);
+    nodes.push_back({n.global_node,
+                     i < communicators.size() ? communicators[i] : Fabric::kNoCommunicator,
+                     n.gang != 0,
+                     n.devices,
+                     {sources.begin(), sources.end()}});
+  }
+}
+
+Value ModelledBackend::make(uint64_t hash, int64_t ready_ns, bool fails) {
+  Record* record;
+  if (free_.empty()) {
+    record = &records_.emplace_back();
+  } else {
+    record = free_.back();
+    free_.pop_back();
+  }
+  *record = {1, fails, hash, ready_ns};
+  ++live_;
+  return record;
+}
+
+Value ModelledBackend::retain(Value value) {
+  PW_CHECK(at(value).references > 0);
+  ++at(value).references;
+  return value;
+}
+
+void ModelledBackend::drop(Value value) {
+  Record& record = at(value);
+  PW_CHECK(record.references > 0);
+  if (--record.references != 0) return;
+  --live_;
+  free_.push_back(&record);
+}
+
+Readiness ModelledBackend::readiness(Value value) {
+  const Record& record = at(value);
+  PW_CHECK(record.references > 0);
+  if (record.ready_ns != 0 && clock_.now_ns() < record.ready_ns) return Readiness::kPending;
+  if (!record.fails) return Readiness::kReady;
+  last_error_ = "a modelled step failed on host " + std::to_string(options_.host);
+  return Readiness::kFailed;
+}
+
+void ModelledBackend::check_order(const NodeContext& context, uint64_t devices) {
+  const std::pair<uint64_t, uint32_t> now{context.order, context.node};
+  for (; devices != 0; devices &= devices - 1) {
+    auto& last = last_launch_[static_cast<size_t>(std::countr_zero(devices))];
+    if (now <= last) ++order_violations_;
+    last = now;
+  }
+}
+
+Status ModelledBackend::launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) {
+  const Node& node = node_of(context);
+  ++launches_;
+  check_order(context, node.devices);
+  uint64_t paired = 0;
+  if (node.gang) {
+    ++gangs_;
+    if (fabric_ != nullptr && node.communicator != Fabric::kNoCommunicator) {
+      const uint64_t what = mix(context.order, node.global_node);
+      paired = what ^ fabric_->launch(node.communicator, options_.host, what);
+    }
+  }
+  if (launches_ == faults_.fail_launch)
+    return refuse("a modelled launch was refused on host " + std::to_string(options_.host));
+  bool fails = launches_ == faults_.fail_value;
+  int64_t ready_ns = 0;
+  hashes_.clear();
+  for (const Value input : inputs) {
+    const Record& record = at(input);
+    PW_CHECK(record.references > 0);
+    fails |= record.fails;
+    ready_ns = std::max(ready_ns, record.ready_ns);
+    hashes_.push_back(record.hash);
+  }
+  if (options_.step_ns != 0) {
+    ready_ns = std::max(ready_ns, clock_.now_ns());
+    for (uint64_t d = node.devices; d != 0; d &= d - 1) {
+      ready_ns = std::max(ready_ns, device_free_ns_[static_cast<size_t>(std::countr_zero(d))]);
+    }
+    ready_ns += options_.step_ns;
+    for (uint64_t d = node.devices; d != 0; d &= d - 1) {
+      device_free_ns_[static_cast<size_t>(std::countr_zero(d))] = ready_ns;
+    }
+  }
+  for (uint32_t i = 0; i < outputs.size(); ++i) {
+    const uint64_t hash = modelled_hash(context.plan, node.global_node, i, hashes_);
+    outputs[i] = make(paired == 0 ? hash : mix(hash, paired), ready_ns, fails);
+  }
+  return Status::kOk;
+}
+
+Value ModelledBackend::placeholder(const NodeContext&, uint32_t) { return make(~uint64_t{0}, 0, false); }
+
+// ------------------------------------------------------------------------------------------------------ transfers
+
+Status ModelledBackend::transfer(const NodeContext& context, Value input, Value* output) {
+  const Record& record = at(input);
+  const uint64_t hash = modelled_hash(context.plan, node_of(context).global_node, 0, {&record.hash, 1});
+  *output = make(hash, std::max(record.ready_ns, clock_.now_ns() + options_.transfer_ns), record.fails);
+  return Status::kOk;
+}
+
+Status ModelledBackend::begin_receive(const NodeContext& context, std::vector<Landing>* landings) {
+  if (faults_.no_memory != 0) {
+    --faults_.no_memory;
+    return Status::kNoMemory;
+  }
+  if (++receive_calls_ == faults_.fail_receive) return refuse("a modelled receive was refused");
+  const Node& node = node_of(context);
+  auto receive = std::make_unique<Receive>();
+  receive->slots.assign(node.sources.size(), kNothing);
+  for (size_t i = 0; i < node.sources.size(); ++i) {
+    landings->push_back({node.sources[i], {reinterpret_cast<uint64_t>(&receive->slots[i])}});
+  }
+  PW_CHECK(receives_.emplace(receive_key(context), std::move(receive)).second);
+  return Status::kOk;
+}
+
+Status ModelledBackend::send(const NodeContext&, Value input, uint32_t, std::span<const uint64_t> offsets) {
+  if (++send_calls_ == faults_.fail_send) return refuse("a modelled send failed");
+  PW_CHECK(offsets.size() == 1 && readiness(input) == Readiness::kReady);
+  *reinterpret_cast<uint64_t*>(offsets[0]) = at(input).hash;
+  return Status::kOk;
+}
+
+Status ModelledBackend::finish_receive(const NodeContext& context, Value* output) {
+  const auto found = receives_.find(receive_key(context));
+  PW_CHECK(found != receives_.end());
+  const std::vector<uint64_t> slots = std::move(found->second->slots);
+  receives_.erase(found);
+  for (const uint64_t slot : slots) {
+    if (slot != slots[0] || slot == kNothing) return refuse("a modelled transfer brought parts of different values");
+  }
+  *output = make(modelled_hash(context.plan, node_of(context).global_node, 0, {slots.data(), 1}),
+                 options_.transfer_ns == 0 ? 0 : clock_.now_ns() + options_.transfer_ns, false);
+  return Status::kOk;
+}
+
+void ModelledBackend::abandon_receive(const NodeContext& context) { receives_.erase(receive_key(context)); }
+
+// ---------------------------------------------------------------------------------------------------------- notes
+
+Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, Value* output, uint64_t* devices) {
+  if (++put_calls_ == faults_.fail_put) return refuse("a modelled put was refused");
+  Put put;
+  PW_CHECK(payload.size() == sizeof put);
+  std::memcpy(&put, payload.data(), sizeof put);
+  *output = make(put.hash, 0, false);
+  *devices = put.devices;
+  return Status::kOk;
+}
+
+Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> payload) {
+  Fetch fetch;
+  PW_CHECK(payload.size() == sizeof fetch && readiness(value) == Readiness::kReady);
+  std::memcpy(&fetch, payload.data(), sizeof fetch);
+  fetch.out[options_.host] = at(value).hash;
+  return Status::kOk;
+}
+
+void ModelledBackend::note(uint32_t, std::span<const std::byte>) { ++notes_; }
+
+}  // namespace pathways

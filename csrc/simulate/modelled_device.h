@@ -1,0 +1,174 @@
+/// The modelled device: the executor's seam to devices without JAX, for stress tests, simulations and measurements.
+///
+/// Each local device runs its launches in FIFO, a fixed time per step. A value holds no data but a checksum of how it
+/// was made, so a test can compare any buffer with a sequential oracle: `modelled_hash(plan, node, output, inputs)`.
+/// Records of values are pooled and counted by references; `live_values()` is zero when nothing leaked.
+///
+/// What it watches for:
+///   ORD-1   the calls on each device come in the cluster's order (order, node): else `order_violations()`.
+///   GANG-1  the k-th launch on a communicator is the same call on all its hosts (`Fabric`). Crossed gangs are counted
+///           and spoil the values, as real collectives do without an error.
+///   MEM-4   a reference dropped twice aborts.
+/// Transfers hand the checksum over through memory whose address travels as the landing's offset: all hosts are in one
+/// process, and ThreadSanitizer sees whether the posts and arrivals order the writes.
+///
+/// Threading: a backend belongs to its host's thread, `learn` and the options before it starts; `Fabric` and
+/// `ModelClock` are shared and may be used by any thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "executor/backend.h"
+#include "plan/plan.h"
+#include "sync/atomic.h"
+
+namespace pathways {
+
+/// Time in nanoseconds: the machine's, or one that a driver advances.
+class ModelClock {
+ public:
+  enum class Kind : uint8_t { kVirtual, kReal };
+  explicit ModelClock(Kind kind) : kind_(kind) {}
+  int64_t now_ns() const { return kind_ == Kind::kReal ? monotonic_ns() : virtual_ns_.load(std::memory_order_relaxed); }
+  void advance(int64_t ns) { virtual_ns_.fetch_add(ns, std::memory_order_relaxed); }
+
+ private:
+  const Kind kind_;
+  Atomic<int64_t> virtual_ns_{0};
+};
+
+/// The collectives' fabric: pairs the k-th launches of a communicator's hosts, whatever they are.
+class Fabric {
+ public:
+  static constexpr uint32_t kNoCommunicator = 0xffffffffu;
+  uint32_t add_communicator(std::vector<uint32_t> hosts);
+  /// `host` launches `what` next on the communicator. What it is paired with: `what` itself when nothing is crossed.
+  uint64_t launch(uint32_t communicator, uint32_t host, uint64_t what);
+  uint64_t crossed() const { return crossed_.load(std::memory_order_relaxed); }
+  /// Gangs that some host of a communicator has launched and another has not (GANG-1).
+  uint64_t incomplete();
+
+ private:
+  struct Communicator {
+    std::vector<uint32_t> hosts;
+    std::vector<uint64_t> launched;  ///< per host
+    std::deque<uint64_t> log;        ///< what the first to come launched, from `log_begin`
+    uint64_t log_begin = 0;
+  };
+  std::mutex mutex_;  ///< guards communicators_
+  std::vector<Communicator> communicators_;
+  Atomic<uint64_t> crossed_{0};
+};
+
+/// The checksum of output `output` of node `node` (its number in the program).
+uint64_t modelled_hash(uint32_t plan, uint32_t node, uint32_t output, std::span<const uint64_t> inputs);
+
+struct ModelledFaults {
+  uint64_t fail_launch = 0;   ///< the n-th launch is refused; 0: none
+  uint64_t fail_value = 0;    ///< the outputs of the n-th launch fail when they should be ready
+  uint32_t no_memory = 0;     ///< the first n calls of begin_receive find no room
+  uint64_t fail_receive = 0;  ///< the n-th begin_receive fails
+  uint64_t fail_send = 0;     ///< the n-th send fails
+  uint64_t fail_put = 0;      ///< the n-th put fails
+};
+
+class ModelledBackend final : public Backend {
+ public:
+  struct Options {
+    uint32_t host = 0;
+    uint32_t devices = 1;
+    int64_t step_ns = 0;      ///< of one launch; 0: outputs are ready as soon as its inputs are
+    int64_t transfer_ns = 0;  ///< from the last arrival to a ready value
+  };
+  /// Payload of a put: what the buffer is.
+  struct Put {
+    uint64_t hash;
+    uint64_t devices;
+  };
+  /// Payload of a fetch: where each host writes what it holds, `out[host]`.
+  struct Fetch {
+    uint64_t* out;
+  };
+
+  ModelledBackend(Options options, const ModelClock& clock, Fabric* fabric);
+  ~ModelledBackend() override;
+
+  /// `communicators`: one per node, kNoCommunicator where it is no gang; empty: gangs are not paired.
+  void learn(uint32_t plan_id, const Plan& plan, std::span<const uint32_t> communicators);
+  void set_faults(ModelledFaults faults) { faults_ = faults; }
+
+  uint64_t live_values() const { return live_; }
+  uint64_t launches() const { return launches_; }
+  uint64_t gangs() const { return gangs_; }
+  uint64_t order_violations() const { return order_violations_; }
+  uint64_t open_receives() const { return receives_.size(); }
+  uint64_t notes() const { return notes_; }
+
+  Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) override;
+  Value placeholder(const NodeContext& context, uint32_t input) override;
+  Readiness readiness(Value value) override;
+  Value retain(Value value) override;
+  void drop(Value value) override;
+  Status transfer(const NodeContext& context, Value input, Value* output) override;
+  Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) override;
+  Status send(const NodeContext& context, Value input, uint32_t destination,
+              std::span<const uint64_t> offsets) override;
+  Status finish_receive(const NodeContext& context, Value* output) override;
+  void abandon_receive(const NodeContext& context) override;
+  Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) override;
+  Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
+  void note(uint32_t client, std::span<const std::byte> payload) override;
+  std::string_view last_error() const override { return last_error_; }
+
+ private:
+  struct Record {
+    uint32_t references = 0;
+    bool fails = false;
+    uint64_t hash = 0;
+    int64_t ready_ns = 0;
+  };
+  struct Node {
+    uint32_t global_node = 0;
+    uint32_t communicator = Fabric::kNoCommunicator;
+    bool gang = false;
+    uint64_t devices = 0;
+    std::vector<uint32_t> sources;
+  };
+  struct Receive {
+    std::vector<uint64_t> slots;  ///< one per source; the source writes the checksum there
+  };
+  static constexpr uint64_t kNothing = 0;
+
+  Record& at(Value value) const { return *static_cast<Record*>(value); }
+  Value make(uint64_t hash, int64_t ready_ns, bool fails);
+  const Node& node_of(const NodeContext& context) const { return plans_[context.plan][context.node]; }
+  static uint64_t receive_key(const NodeContext& context) { return context.order << 20 | context.node; }
+  void check_order(const NodeContext& context, uint64_t devices);
+  Status refuse(std::string text) {
+    last_error_ = std::move(text);
+    return Status::kFailed;
+  }
+
+  const Options options_;
+  const ModelClock& clock_;
+  Fabric* fabric_;
+  ModelledFaults faults_;
+  std::vector<std::vector<Node>> plans_;
+  std::deque<Record> records_;
+  std::vector<Record*> free_;
+  std::vector<int64_t> device_free_ns_;                     ///< per device: when its last launch ends
+  std::vector<std::pair<uint64_t, uint32_t>> last_launch_;  ///< per device: (order, node)
+  std::unordered_map<uint64_t, std::unique_ptr<Receive>> receives_;
+  std::vector<uint64_t> hashes_;  ///< scratch of launch()
+  std::string last_error_;
+  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0;
+  uint64_t receive_calls_ = 0, send_calls_ = 0, put_calls_ = 0;
+};
+
+}  // namespace pathways

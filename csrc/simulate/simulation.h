@@ -1,0 +1,113 @@
+/// A whole cluster in one process: controller, hosts with modelled devices, clients.
+///
+/// Two ways to run it: `step` (one thread, everybody in turn, or in a seeded random order, so that interleavings are
+/// explored and can be repeated) and `start` (the controller's own thread and one thread per host).
+///
+/// Threading: building and stepping by one thread; after `start`, each client by one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "memory/segment.h"
+#include "runtime/client.h"
+#include "runtime/controller.h"
+#include "runtime/host.h"
+#include "simulate/modelled_device.h"
+#include "simulate/program.h"
+
+namespace pathways {
+
+struct SimulationOptions {
+  uint32_t hosts = 1;
+  uint32_t devices = 1;   ///< per host
+  uint32_t window = 256;  ///< runs granted to a host and not done there
+  uint32_t client_window = 1024;
+  uint32_t max_in_flight = 0;  ///< launches per device, 0: no bound
+  int64_t step_ns = 0;
+  int64_t transfer_ns = 0;
+  ModelClock::Kind clock = ModelClock::Kind::kVirtual;
+  bool pair_gangs = true;  ///< a Fabric watches the gangs
+  uint32_t ring_bytes = 1u << 16;
+  uint32_t peer_ring_bytes = 1u << 14;
+  uint32_t futures = 1u << 12;
+  uint32_t client_ring_bytes = 1u << 16;
+};
+
+class Simulation {
+ public:
+  /// A program that all its hosts know.
+  struct Program {
+    ModelledProgram program;
+    ProgramRef ref;
+    std::vector<uint32_t> hosts;
+  };
+
+  explicit Simulation(SimulationOptions options);
+  ~Simulation();
+  Simulation(const Simulation&) = delete;
+  Simulation& operator=(const Simulation&) = delete;
+
+  Client& add_client();
+  Client& client(uint32_t id) { return *clients_.at(id).client; }
+  /// OWN-1. Returns when controller and hosts no longer touch the client's memory.
+  void remove_client(uint32_t id);
+  /// Registers a program on its hosts. Only before `start`. The reference lives as long as the simulation.
+  const Program& add_program(ModelledProgram program, bool compiled = true);
+  void set_compiled(const Program& program, std::optional<std::string> error = std::nullopt);
+  /// A group of hosts that no program has, for puts and fetches.
+  GroupId add_group(std::vector<uint32_t> hosts);
+
+  Controller& controller() { return *controller_; }
+  Host& host(uint32_t index) { return *hosts_[index]; }
+  ModelledBackend& backend(uint32_t index) { return *backends_[index]; }
+  Fabric& fabric() { return fabric_; }
+  ModelClock& clock() { return clock_; }
+  ControllerBlock* controller_block() { return controller_block_; }
+  const SimulationOptions& options() const { return options_; }
+
+  /// One step of everybody; advances a virtual clock. The number of things done.
+  uint32_t step();
+  /// One step of somebody, drawn.
+  uint32_t step(std::mt19937_64& random);
+  /// Steps until nothing is left to do. False when that takes more than `most` rounds.
+  bool run_until_idle(uint32_t most = 100000);
+  bool is_idle();
+
+  void start();
+  void stop();
+
+  // Sums over hosts, for tests; only while nobody runs.
+  uint64_t live_values() const;
+  uint64_t order_violations() const;
+  uint64_t live_objects();
+  uint64_t open_receives() const;
+
+ private:
+  struct ClientSlot {
+    Segment segment;
+    ClientBlock* block = nullptr;
+    std::unique_ptr<Client> client;
+  };
+  void host_loop(uint32_t index);
+
+  const SimulationOptions options_;
+  ModelClock clock_;
+  Fabric fabric_;
+  Segment controller_segment_;
+  ControllerBlock* controller_block_ = nullptr;
+  std::vector<Segment> host_segments_;
+  std::vector<std::unique_ptr<ModelledBackend>> backends_;
+  std::vector<ClientSlot> clients_;  ///< by id; segments outlive the hosts
+  std::unique_ptr<Controller> controller_;
+  std::vector<std::unique_ptr<Host>> hosts_;
+  std::vector<std::unique_ptr<Program>> programs_;
+  GroupId next_group_ = 1;
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace pathways
