@@ -25,7 +25,7 @@ import jax
 import jaxlib
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import core, pjit, sharding_impls, xla_bridge
+from jax._src import core, dtypes, pjit, sharding_impls, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax.sharding import AbstractMesh
 from jaxlib.mlir import ir, passmanager
@@ -110,6 +110,21 @@ def physical(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype as XLA sees them: a PRNG key array is its uint32 words."""
     aval = core.physical_aval(aval)
     return tuple(aval.shape), np.dtype(aval.dtype)
+
+
+def is_key(dtype: Any) -> bool:
+    """True for the dtype of PRNG key arrays."""
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def wrap_key(words: jax.Array, dtype: Any) -> jax.Array:
+    """The PRNG key array of key dtype `dtype` over its uint32 words."""
+    return jax.random.wrap_key_data(words, impl=dtype._impl.name)
+
+
+def is_sub_byte(dtype: np.dtype) -> bool:
+    """True for integers and floats of 2 or 4 bits."""
+    return bool(dtypes.itemsize_bits(dtype) < 8) if np.dtype(dtype) != np.bool_ else False
 
 
 def is_tracer(value: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
 from typing import Any
 
 from pathways import _jaxlib, errors
@@ -227,17 +226,3 @@ def _callback_name(eqn: Any) -> str:
             break
         callback = inner
     return str(getattr(callback, "__qualname__", None) or callback)
-
-
-def bound_and_free(step_inputs: Sequence[Any], constants: dict[Any, Any]) -> tuple[dict[int, Any], list[int]]:
-    """Splits inputs into those whose value is known (literals and constants, by position) and the positions left."""
-    bound: dict[int, Any] = {}
-    free: list[int] = []
-    for position, v in enumerate(step_inputs):
-        if isinstance(v, _jaxlib.Literal):
-            bound[position] = v.val
-        elif v in constants:
-            bound[position] = constants[v]
-        else:
-            free.append(position)
-    return bound, free

@@ -175,12 +175,12 @@ class _Builder:
                                (False,) * len(inputs)))
 
     def _names(self, sites: list[Site]) -> tuple[str, str, int]:
-        placed = [site for site in sites if site.kind is StepKind.PLACED]
-        if not placed:
+        if not sites:
             self._inferred += 1
             return f"inferred.{self._inferred - 1}", "", 0
-        return ("+".join(site.name for site in placed), "+".join(dict.fromkeys(site.origin for site in placed)),
-                min(site.transposes for site in placed))
+        placed = [site for site in sites if site.kind is StepKind.PLACED]
+        return ("+".join(site.name for site in placed or sites), "+".join(dict.fromkeys(s.origin for s in placed)),
+                min((site.transposes for site in placed), default=0))
 
     def _transfer(self, source: int, target: int) -> None:
         before = self.known[source]

@@ -5,15 +5,19 @@ Every mesh is bound to this process's own devices; transfers are `jax.device_put
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pathways import _jaxlib
 from pathways.compiler import specs
-from pathways.compiler.ir import ArrayType, LogicalProgram, NodeKind
+from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec, NodeKind
+from pathways.compiler.pipeline import compile_traced
+from pathways.compiler.trace import as_argument, trace
 from pathways.runtime.executable import ExecutableCache
 
 
@@ -69,3 +73,43 @@ def _spread(program: LogicalProgram) -> list[list[jax.Device]]:
         out.append(devices[start:start + mesh.size])
         start += mesh.size
     return out
+
+
+def run(fun: Callable[..., Any], *args: Any, at: Sequence[Any] = (), options: Any = None,
+        default_mesh: MeshSpec | None = None, devices: Sequence[Sequence[jax.Device]] | None = None,
+        static_argnums: Sequence[int] = (), donate_argnums: Sequence[int] = (), **kwargs: Any,
+        ) -> tuple[Any, LogicalProgram]:
+    """Traces, compiles and runs `fun(*args, **kwargs)`; returns its result as a pytree, and the program.
+
+    `at` gives, per positional argument, None or (mesh, pytree prefix of PartitionSpecs): where it lives.
+    """
+    abstract = list(args)
+    for number, place in enumerate(at):
+        if place is not None:
+            abstract[number] = _place(args[number], *place)
+    traced = trace(fun, abstract, kwargs, static_argnums=static_argnums, donate_argnums=donate_argnums)
+    program = compile_traced(traced, options, default_mesh=default_mesh)
+    dynamic = tuple(x for n, x in enumerate(args) if n not in static_argnums)
+    leaves = [_words(leaf) for leaf in jax.tree_util.tree_leaves((dynamic, kwargs))]
+    out = Reference(program, devices)(*leaves)
+    results = [_wrap(array, aval) for array, aval in zip(out, traced.results, strict=True)]
+    return jax.tree_util.tree_unflatten(traced.out_tree, results), program
+
+
+def _place(tree: Any, mesh: MeshSpec, prefix: Any) -> Any:
+    wanted = specs.broadcast(prefix if prefix is not None else PartitionSpec(), tree, "test placement")
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    placed = []
+    for leaf, spec in zip(leaves, wanted, strict=True):
+        argument = as_argument(leaf, "argument")
+        placed.append(dataclasses.replace(argument, mesh=mesh,
+                                          spec=specs.normalize(spec, argument.shape, mesh, "argument")))
+    return jax.tree_util.tree_unflatten(treedef, placed)
+
+
+def _words(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _jaxlib.is_key(getattr(leaf, "dtype", None)) else leaf
+
+
+def _wrap(array: jax.Array, aval: jax.ShapeDtypeStruct) -> jax.Array:
+    return _jaxlib.wrap_key(array, aval.dtype) if _jaxlib.is_key(aval.dtype) else array

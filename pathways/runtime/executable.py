@@ -131,7 +131,10 @@ def load_executable(computation: Computation, devices: Sequence[jax.Device],
     except (RuntimeError, ValueError) as error:
         raise errors.ComputationError(f"XLA could not compile computation {computation.name!r} for "
                                       f"{len(devices)} devices: {error}") from error
-    return Executable(_jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
+    # Arrays of less than a byte per element carry layouts that an ahead-of-time call refuses; jit's own cache already
+    # holds what was just compiled.
+    narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
+    return Executable(jitted if narrow else _jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
 
 
 def _memory(compiled: Any) -> MemoryStats:

@@ -1,0 +1,184 @@
+"""Where plain operations run: groups them into computations of their own, each on one slice.
+
+jaxlib's compiler has a mesh inference too, but it refuses a program in which an inferred operation finds no
+neighbour to merge into (an optimiser update after the last placed call), and merging would make equal calls unequal.
+So every operation goes to the compiler with a slice: that of the bytes it reads and of the placed calls that read it.
+Cheap operations on nothing but constants (zeros, iotas, the 1.0 that a gradient starts from) are repeated inside each
+computation that reads them, and never transferred.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways import _jaxlib
+from pathways.compiler.flatten import FlatProgram, Step, StepKind
+from pathways.compiler.ir import MeshSpec
+from pathways.compiler.trace import Argument
+
+#: Constant expressions of more operations than this run once, on the slice that first reads them.
+_CHEAP_OPERATIONS = 8
+
+
+@dataclasses.dataclass
+class Group:
+    """Steps that become one computation: one placed call, one transfer, or a run of plain operations.
+
+    `steps` starts with the cheap constant operations it repeats. `inputs` and `outputs` are variables.
+    """
+
+    kind: StepKind
+    steps: list[Step]
+    mesh: MeshSpec
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> list[Group]:
+    """The whole program as groups in a valid order."""
+    cheap = _cheap_constants(program)
+    meshes = _infer(program, arguments, default, cheap)
+    readers = _readers(program, cheap)
+    runs: list[list[Step]] = []
+    for step in program.steps:
+        if step.kind is StepKind.PLAIN:
+            if any(v in cheap for v in step.outputs):
+                continue
+            if runs and runs[-1][0].kind is StepKind.PLAIN:
+                runs[-1].append(step)
+                continue
+        runs.append([step])
+    groups: list[Group] = []
+    for run in runs:
+        if run[0].kind is StepKind.PLAIN:
+            for steps in _split_by_mesh(run, meshes):
+                groups.append(_make(StepKind.PLAIN, steps, meshes[id(steps[0])], cheap, program, readers))
+        else:
+            assert run[0].mesh is not None
+            groups.append(_make(run[0].kind, run, run[0].mesh, cheap, program, readers))
+    returned = list(dict.fromkeys(v for v in program.outvars if not isinstance(v, _jaxlib.Literal) and v in cheap))
+    if returned:
+        steps = _ancestors(returned, cheap)
+        groups.append(Group(StepKind.PLAIN, steps, default, [], returned))
+    return groups
+
+
+def _make(kind: StepKind, steps: list[Step], mesh: MeshSpec, cheap: Mapping[Any, Step], program: FlatProgram,
+          readers: Mapping[Any, set[int]]) -> Group:
+    read = [v for step in steps for v in step.inputs if not isinstance(v, _jaxlib.Literal)]
+    repeated = [] if kind is StepKind.TRANSFER else _ancestors(read, cheap)
+    written = {v for step in (*repeated, *steps) for v in step.outputs}
+    inputs = [v for v in dict.fromkeys(read) if v not in written and v not in program.constants]
+    inside = {id(step) for step in steps}
+    outputs = [v for step in steps for v in step.outputs if kind is not StepKind.PLAIN or readers.get(v, set()) - inside]
+    return Group(kind, [*repeated, *steps], mesh, inputs, outputs)
+
+
+def _readers(program: FlatProgram, cheap: Mapping[Any, Step]) -> dict[Any, set[int]]:
+    """For each variable, the ids of the steps that read it; 0 stands for the program's results."""
+    readers: dict[Any, set[int]] = {}
+    for step in program.steps:
+        for v in step.inputs:
+            if not isinstance(v, _jaxlib.Literal):
+                readers.setdefault(v, set()).add(id(step))
+    for v in program.outvars:
+        if not isinstance(v, _jaxlib.Literal):
+            readers.setdefault(v, set()).add(0)
+    return readers
+
+
+def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
+    """Variables made from constants by few plain operations, and the step that writes each."""
+    cheap: dict[Any, Step] = {}
+    cost: dict[Any, int] = {}
+    for step in program.steps:
+        if step.kind is not StepKind.PLAIN or next(_jaxlib.sub_jaxprs(step.eqn.params), None) is not None:
+            continue
+        reads = [v for v in step.inputs if not isinstance(v, _jaxlib.Literal)]
+        if all(v in cheap or v in program.constants for v in reads):
+            total = 1 + sum(cost.get(v, 0) for v in reads)
+            if total <= _CHEAP_OPERATIONS:
+                for v in step.outputs:
+                    cheap[v], cost[v] = step, total
+    return cheap
+
+
+def _ancestors(variables: Iterable[Any], cheap: Mapping[Any, Step]) -> list[Step]:
+    """The cheap steps behind those variables, in order."""
+    found: dict[int, Step] = {}
+
+    def visit(v: Any) -> None:
+        step = cheap.get(v) if not isinstance(v, _jaxlib.Literal) else None
+        if step is not None and id(step) not in found:
+            for other in step.inputs:
+                visit(other)
+            found[id(step)] = step
+
+    for v in variables:
+        visit(v)
+    return list(found.values())
+
+
+def _nbytes(v: Any) -> int:
+    shape, dtype = _jaxlib.physical(v.aval)
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def _infer(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec,
+           cheap: Mapping[Any, Step]) -> dict[int, MeshSpec]:
+    """The mesh of each plain step, by the step's id."""
+    known = {v: a.mesh for v, a in zip(program.invars, arguments, strict=True) if a.mesh is not None}
+    wanted: dict[Any, dict[MeshSpec, int]] = {}
+    for step in program.steps:
+        if step.kind is not StepKind.PLAIN:
+            assert step.mesh is not None
+            known.update((v, step.mesh) for v in step.outputs)
+            for v in step.inputs:
+                if not isinstance(v, _jaxlib.Literal):
+                    votes = wanted.setdefault(v, {})
+                    votes[step.mesh] = votes.get(step.mesh, 0) + _nbytes(v)
+    meshes: dict[int, MeshSpec] = {}
+    plain = [step for step in program.steps if step.kind is StepKind.PLAIN and not any(v in cheap for v in step.outputs)]
+    for step in plain:
+        votes = {}
+        for v in step.inputs:
+            if not isinstance(v, _jaxlib.Literal) and v in known:
+                votes[known[v]] = votes.get(known[v], 0) + _nbytes(v)
+        if votes:
+            for v in step.outputs:
+                for mesh, weight in wanted.get(v, {}).items():
+                    votes[mesh] = votes.get(mesh, 0) + weight
+            meshes[id(step)] = max(votes, key=votes.__getitem__)
+            known.update((v, meshes[id(step)]) for v in step.outputs)
+    for step in reversed(plain):  # what reads nothing that is placed goes to where it is read first
+        if id(step) not in meshes:
+            readers = [mesh for v in step.outputs for mesh in wanted.get(v, {})]
+            meshes[id(step)] = readers[-1] if readers else default
+        for v in step.inputs:
+            if not isinstance(v, _jaxlib.Literal) and v not in known:
+                votes = wanted.setdefault(v, {})
+                votes.pop(meshes[id(step)], None)
+                votes[meshes[id(step)]] = _nbytes(v)
+    return meshes
+
+
+def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
+    """A run of plain steps as few pieces, each on one mesh, in an order in which each reads only earlier ones."""
+    level: dict[Any, tuple[int, MeshSpec]] = {}
+    pieces: dict[tuple[int, MeshSpec], list[Step]] = {}
+    for step in run:
+        mesh = meshes[id(step)]
+        depth = 0
+        for v in step.inputs:
+            if not isinstance(v, _jaxlib.Literal) and v in level:
+                before, other = level[v]
+                depth = max(depth, before if other == mesh else before + 1)
+        level.update((v, (depth, mesh)) for v in step.outputs)
+        pieces.setdefault((depth, mesh), []).append(step)
+    return [pieces[key] for key in sorted(pieces, key=lambda key: key[0])]
