@@ -61,10 +61,12 @@ def flatten(traced: Traced) -> FlatProgram:
 
     Raises:
         CallbackError: a host callback, anywhere.
+        TraceError: a traced value that escaped from the function it belongs to.
         ProgramError: a placed call or a device_put inside a loop, a branch or a shard_map.
     """
     closed = traced.jaxpr
     _refuse_callbacks(closed.jaxpr, traced.name, None)
+    _refuse_leaks(closed, traced.name)
     program = FlatProgram(list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [],
                           [])
     env: dict[Any, Any] = {}
@@ -218,11 +220,36 @@ def _refuse_callbacks(jaxpr: Any, name: str, where: str | None, seen: set[tuple[
 def _callback_name(eqn: Any) -> str:
     if "fmt" in eqn.params:
         return f"format {eqn.params['fmt']!r}"
-    callback = eqn.params.get("callback")
-    for _ in range(4):  # JAX wraps the user's function a few times
-        inner = getattr(callback, "callback_func", None) or getattr(callback, "func", None) \
-            or getattr(callback, "__wrapped__", None)
-        if inner is None:
-            break
-        callback = inner
+    callback = _users_function(eqn.params.get("callback"))
     return str(getattr(callback, "__qualname__", None) or callback)
+
+
+def _users_function(callback: Any, depth: int = 6) -> Any:
+    """The user's function inside JAX's wrappers of it, as well as it can be found."""
+    if depth == 0 or callback is None:
+        return callback
+    inner = [getattr(callback, name, None) for name in ("callback_func", "func", "__wrapped__")]
+    if str(getattr(callback, "__module__", "")).split(".")[0] == "jax":
+        for cell in getattr(callback, "__closure__", None) or ():
+            try:
+                inner.append(cell.cell_contents)
+            except ValueError:  # an empty cell
+                continue
+    found = [f for f in inner if callable(f) and not isinstance(f, type)]
+    return _users_function(found[0], depth - 1) if found else callback
+
+
+def _refuse_leaks(closed: Any, name: str, where: str | None = None) -> None:
+    """A traced value that escaped by a Python side effect comes back as a constant of some jaxpr."""
+    for value in closed.consts:
+        if _jaxlib.is_tracer(value):
+            place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
+            raise errors.TraceError(
+                f"{place} uses a traced value of another function ({value.aval}), which escaped from it by a Python side "
+                "effect, such as appending to a list or setting an attribute. Return it as a result instead")
+    for eqn in closed.jaxpr.eqns:
+        placement = _placement(eqn)
+        for sub in eqn.params.values():
+            for item in sub if isinstance(sub, (tuple, list)) else (sub,):
+                if _jaxlib.is_closed(item):
+                    _refuse_leaks(item, name, placement.name if placement else where)

@@ -1,0 +1,168 @@
+"""Bad input to the compiler path: refused before jaxlib's compiler sees it, with the argument named and nothing left."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+from jax.sharding import PartitionSpec as P
+from pathways import errors
+from pathways.compiler import Argument, MeshSpec, compile_traced, device_put, placed, trace
+
+LEFT = MeshSpec("left", (("x", 2),))
+X = Argument((4,), np.float32, False, LEFT, (("x",),))
+
+
+def compiled(fun, *args, options=None, **kwargs):
+    return compile_traced(trace(fun, args, **kwargs), options)
+
+
+def unit(**shardings):
+    return placed(lambda x, y=None: x, LEFT, name="unit", **shardings)
+
+
+@pytest.mark.parametrize(("shardings", "message"), [
+    ({"in_shardings": P("x")}, r"argument x of placed function 'unit': dimension 0 of size 3 .* 2 parts over .*'x'"),
+    ({"out_shardings": P("x")}, r"result  ?of placed function 'unit': dimension 0 of size 3"),
+    ({"in_shardings": P("z")}, r"names the axis 'z', but the slice 'left' has only the axes \['x'\]"),
+    ({"in_shardings": P(None, "x")}, r"2 entries, but the array has only 1 dimensions"),
+    ({"in_shardings": (P(), P(), P())}, r"argument shardings of placed function 'unit': .* no prefix"),
+    ({"in_shardings": "x"}, r"expected a PartitionSpec, got 'x'"),
+])
+def test_shardings_that_do_not_fit(shardings, message):
+    with pytest.raises(errors.ShardingError, match=message):
+        compiled(unit(**shardings), np.ones(3, np.float32))
+
+
+def test_sharding_that_does_not_divide_names_the_leaf():
+    f = placed(lambda params: params["w"], LEFT, in_shardings=({"w": P("x")},), name="f")
+    with pytest.raises(errors.ShardingError, match=r"argument params\['w'\] of placed function 'f'"):
+        compiled(f, {"w": np.ones(3, np.float32)})
+    with pytest.raises(errors.ShardingError, match=r"device_put to slice 'left': dimension 0 of size 3"):
+        compiled(lambda x: device_put(x, LEFT, P("x")), np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"schedule": "1f1b"}, "unknown schedule '1f1b'; expected one of"),
+    ({"merged": True}, "unknown compiler option 'merged'; did you mean 'merge'"),
+    ({"merge": "yes"}, "expected True or False, got 'yes'"),
+    ({"mpmd_pipeline_schedule": "x"}, "unknown compiler option"),
+    ({"platforms": ()}, "expected names of platforms"),
+])
+def test_options(options, message):
+    with pytest.raises(errors.OptionError, match=message):
+        compiled(unit(), X, options=options)
+
+
+def test_results_that_are_no_arrays():
+    with pytest.raises(errors.ProgramError, match=r"result\['a'\]\[1\] of 'prog' is 'text' of type str"):
+        compiled(lambda x: {"a": (x, "text")}, X, name="prog")
+    with pytest.raises(TypeError):
+        compiled(lambda x: object(), X)
+
+
+def test_arguments_that_are_no_arrays():
+    with pytest.raises(errors.ProgramError, match=r"argument p\['a'\] of 'f' is 'text'"):
+        compiled(lambda p: p, {"a": "text"}, name="f")
+    with pytest.raises(errors.ProgramError, match="NumPy array of dtype <U1"):
+        compiled(lambda p: p, np.array(["a"]))
+    with pytest.raises(errors.ProgramError, match="argnums 3 is out of range"):
+        compiled(unit(), X, donate_argnums=3)
+
+
+def printing(x):
+    jax.debug.print("x is {}", x)
+    return x
+
+
+def pure(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def logger(x):
+    io_callback(logger_callback, None, x)
+    return x
+
+
+def logger_callback(x):
+    return None
+
+
+@pytest.mark.parametrize(("fun", "name"), [
+    (printing, r"jax.debug.print.*x is \{\}"), (pure, "jax.pure_callback.*sin"), (logger, "io_callback.*logger_callback"),
+    (lambda x: jax.debug.callback(logger_callback, x), "jax.debug.callback.*logger_callback"),
+    (lambda x: jax.lax.scan(lambda c, y: (printing(c), y), x, x)[0], "jax.debug.print"),
+])
+def test_callbacks_are_refused_by_name(fun, name):
+    with pytest.raises(errors.CallbackError, match=f"placed function 'speaks' of program 'prog' calls {name}|{name}"):
+        compiled(placed(fun, LEFT, name="speaks"), X, name="prog")
+    with pytest.raises(errors.CallbackError, match="program 'prog' calls"):
+        compiled(lambda x: placed(jnp.sin, LEFT)(x) + jnp.sum(jnp.asarray(fun(x) if fun(x) is not None else 0)), X,
+                 name="prog")
+
+
+@pytest.mark.parametrize(("construct", "loop"), [
+    ("jax.lax.scan", lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0]),
+    ("jax.lax.while_loop", lambda f, x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x)),
+    ("jax.lax.cond", lambda f, x: jax.lax.cond(x.sum() < 9, f, lambda y: y, x)),
+    ("jax.lax.scan", lambda f, x: jax.lax.map(f, x)),
+    ("jax.lax.scan", lambda f, x: jax.lax.fori_loop(0, 2, lambda _, c: f(c), x)),
+    ("jax.lax.cond", lambda f, x: jax.lax.switch(x.astype(int)[0], [f, f, f], x)),
+])
+def test_placed_calls_inside_control_flow_name_the_construct(construct, loop):
+    f = placed(lambda x: x + 1, LEFT, name="f")
+    with pytest.raises(errors.ProgramError, match=f"inside {construct}.*"):
+        compiled(functools.partial(loop, f), X, name="prog")
+    with pytest.raises(errors.ProgramError, match=construct):
+        compiled(functools.partial(loop, lambda x: device_put(x, LEFT)), X)
+
+
+def test_traced_values_do_not_leak_unseen():
+    f = placed(lambda x: x if x.sum() > 0 else -x, LEFT, name="f")
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        compiled(f, X)
+    leaked = []
+    g = placed(lambda x: leaked.append(x) or x, LEFT, name="g")
+    with pytest.raises(errors.TraceError, match="side effect"):
+        compiled(lambda x: g(x) + leaked[0], X)
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        compiled(lambda x: np.asarray(x), X)
+
+
+def test_no_slice_and_two_slices_of_one_name():
+    with pytest.raises(errors.PlacementError, match="runs nowhere"):
+        compiled(lambda x: x + 1, np.ones(3))
+    other = placed(lambda x: x, MeshSpec("left", (("x", 4),)), name="other")
+    with pytest.raises(errors.PlacementError, match="two different slices named 'left'"):
+        compiled(lambda x: other(unit()(x)), X)
+
+
+def test_complex_numbers_across_computations():
+    f = placed(lambda x: x * 1j, LEFT, name="f")
+    with pytest.raises(errors.ProgramError, match="complex"):
+        compiled(f, X)
+    inside = placed(lambda x: jnp.abs(jnp.fft.fft(x)), LEFT, name="inside")
+    with warnings.catch_warnings():
+        assert len(compiled(inside, X).nodes) == 1
+
+
+def test_not_a_function():
+    with pytest.raises(errors.ProgramError, match="expected a function"):
+        placed(3, LEFT)
+
+
+def test_the_tree_of_errors():
+    for name, builtin in (("ShardingError", ValueError), ("SliceError", ValueError), ("ProgramError", TypeError),
+                          ("ResourceExhaustedError", MemoryError), ("HostLostError", ConnectionError),
+                          ("ControllerLostError", ConnectionError), ("ConnectError", ConnectionError),
+                          ("ClusterClosedError", RuntimeError), ("ComputationError", RuntimeError),
+                          ("DeletedArrayError", RuntimeError), ("PlanError", ValueError), ("TraceError", TypeError),
+                          ("CallbackError", TypeError), ("CancelledError", RuntimeError),
+                          ("UnsupportedVersionError", RuntimeError)):
+        error = getattr(errors, name)
+        assert issubclass(error, errors.PathwaysError) and issubclass(error, builtin) and error.__doc__

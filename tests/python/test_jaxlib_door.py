@@ -1,0 +1,126 @@
+"""Each function of the one door to jaxlib's private parts, on the jaxlib that is installed.
+
+Map: versions; no backend for a client; quiet compiler; portable modules; fast calls.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from pathways import _jaxlib, errors
+from pathways.compiler import Argument, MeshSpec, compile_traced, placed, trace
+
+ROOT = Path(__file__).resolve().parents[2]
+MESH = MeshSpec("m", (("x", 2),))
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True,
+                          timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.parametrize("version", ["0.10.1", "0.13.0", "0.9", "1.0.0", "0.4.38"])
+def test_unknown_versions_are_refused(version):
+    with pytest.raises(errors.UnsupportedVersionError, match=rf"knows jaxlib >=0.10.2,<0.13, but jaxlib {version}"):
+        _jaxlib.check_versions("0.10.2", version)
+    with pytest.raises(errors.UnsupportedVersionError, match="knows jax >=0.10.2"):
+        _jaxlib.check_versions(version, "0.10.2")
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.10.3.dev20260101", "0.11.0", "0.12.0.1", "0.12.9"])
+def test_known_versions(version):
+    _jaxlib.check_versions(version, version)
+
+
+def test_a_client_initialises_no_backend_and_hears_nothing():
+    done = python("""
+        import numpy as np
+        from jax.sharding import PartitionSpec as P
+        import jax, jax.numpy as jnp
+        from pathways import _jaxlib
+        from pathways.compiler import *
+        mesh = MeshSpec("m", (("x", 4),))
+        other = MeshSpec("n", (("y", 2),))
+        f = placed(lambda x, k: x @ x.T + jax.random.normal(k, (4, 4)) + jnp.arange(4.0), mesh)
+        g = placed(lambda x: jax.shard_map(lambda y: jax.lax.psum(y, "y"), in_specs=P("y"), out_specs=P())(x).sum(), other)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        program = compile_traced(trace(jax.grad(lambda x, k: g(f(x, k)) + 1), [np.ones((4, 4), "f"), key]),
+                                 {"platforms": ("tpu", "cuda")[:1]})
+        assert program.nodes, program
+        assert _jaxlib.initialized_backends() == (), _jaxlib.initialized_backends()
+        from jax._src import xla_bridge
+        assert not xla_bridge._backends
+    """)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "" and done.stderr == ""
+
+
+def test_quiet_passes_on_what_others_print(capfd):
+    with _jaxlib.quiet():
+        os.write(1, b"I1121 00:16:1795220192.630874 3335 a/file.cc:186] Importing.\n")
+        os.write(1, b"I1121 00:16:1795220192.630874 3335 a/file.cc:88] Introduced 0 control dependencies\n\n")
+        os.write(1, b"a user's line\n")
+        thread = threading.Thread(target=lambda: os.write(1, b"another thread's line\n"))
+        thread.start()
+        thread.join()
+        os.write(1, b"I1121 00:16:1795220192.630874 3335 a/file.cc:186] More.\n")
+    assert capfd.readouterr().out == "a user's line\nanother thread's line\n"
+
+
+def test_quiet_lets_errors_through(capfd):
+    with pytest.raises(ZeroDivisionError), _jaxlib.quiet():
+        os.write(1, b"kept\n")
+        raise ZeroDivisionError
+    assert capfd.readouterr().out == "kept\n"
+    print("still works")
+    assert capfd.readouterr().out == "still works\n"
+
+
+def test_the_compiler_is_quiet(capfd):
+    f = placed(lambda x: x + 1, MESH, in_shardings=P("x"))
+    compile_traced(trace(f, [np.ones(4, np.float32)]))
+    captured = capfd.readouterr()
+    assert captured.out == "" and captured.err == ""
+
+
+def test_portable_modules_round_trip_and_are_deterministic():
+    def modules():
+        f = placed(lambda x: jax.lax.with_sharding_constraint(x + 1, P("x")), MESH, in_shardings=P("x"))
+        (computation,) = compile_traced(trace(f, [np.ones(4, np.float32)])).computations
+        return computation
+
+    one, two = modules(), modules()
+    assert one.module == two.module and one.fingerprint == two.fingerprint
+    with _jaxlib.mlir_context():
+        text = str(_jaxlib.parse_portable(one.module))
+        assert "stablehlo.add" in text and '@mesh, [{"x"}]' in text and "loc(" not in text
+        assert _jaxlib.mesh_axes(_jaxlib.parse_portable(one.module)) == (("x", 2),)
+
+
+def test_a_compiler_that_refuses_raises_its_message():
+    with _jaxlib.mlir_context():
+        module = _jaxlib.parse('module { func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n'
+                               '%0 = mpmd.named_computation<"f"> (%a) (%p: tensor<4xf32>) {\n'
+                               '%q = stablehlo.add %p, %p : tensor<4xf32>\n mpmd.return %q : tensor<4xf32> } : (tensor<4xf32>) -> tensor<4xf32>\n'
+                               '%1 = stablehlo.add %0, %a : tensor<4xf32>\n return %1 : tensor<4xf32> } }')
+        with pytest.raises(RuntimeError, match="not assigned to a mesh"):
+            _jaxlib.partition(module, meshes=[("m", [("x", 2)])], assignment={"g": ("m", 0)}, input_meshes=[None],
+                              output_meshes=[None], options={})
+
+
+def test_keys_and_physical_types():
+    key = jax.random.key(1)
+    assert _jaxlib.is_key(key.dtype) and not _jaxlib.is_key(np.float32) and not _jaxlib.is_key(None)
+    assert _jaxlib.physical(jax.typeof(key)) == ((2,), np.dtype(np.uint32))
+    words = jax.random.key_data(key)
+    assert _jaxlib.wrap_key(words, key.dtype) == key
+    assert Argument((), key.dtype).struct().dtype == key.dtype
