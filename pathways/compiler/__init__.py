@@ -11,12 +11,12 @@ from pathways.compiler.options import SCHEDULES, Options
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import Placement, PlacedFunction, placed
 from pathways.compiler.printing import logical_text
-from pathways.compiler.signature import signature
+from pathways.compiler.signature import modes, signature
 from pathways.compiler.specs import abstract_mesh, normalize, to_partition_spec
 from pathways.compiler.trace import Argument, Traced, as_argument, device_put, trace
 
 __all__ = [
     "SCHEDULES", "Argument", "ArrayType", "Computation", "LogicalProgram", "MeshSpec", "Node", "NodeKind", "Options",
     "PlacedFunction", "Placement", "Spec", "Traced", "abstract_mesh", "as_argument", "compile_traced", "device_put",
-    "logical_text", "normalize", "placed", "signature", "to_partition_spec", "trace",
+    "logical_text", "modes", "normalize", "placed", "signature", "to_partition_spec", "trace",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -104,14 +104,11 @@ def emit(traced: Traced, program: FlatProgram, meshes: tuple[MeshSpec, ...], opt
         for g in groups:
             writer.group(g)
         func.ReturnOp([writer.result(v, meshes[0]) for v in results])
-    arg_attrs = []
-    for v in inputs:
-        argument, attrs = argument_of[v], {}
-        if argument.mesh is not None and argument.spec is not None:
-            rank = len(_jaxlib.physical(v.aval)[0])
-            attrs["sdy.sharding"] = sharding_attr(numbers[argument.mesh], argument.spec, rank)
-        arg_attrs.append(ir.DictAttr.get(attrs))
-    main.attributes["arg_attrs"] = ir.ArrayAttr.get(arg_attrs)
+    on = {v: (numbers[a.mesh], a.spec) for v, a in argument_of.items() if a.mesh is not None and a.spec is not None}
+    main.attributes["arg_attrs"] = _attributes(inputs, on)
+    made_on = {v: numbers[g.mesh] for g in groups for v in g.outputs}
+    main.attributes["res_attrs"] = _attributes(
+        results, {v: (made_on[v], spec) for v, spec in program.declared.items() if v in made_on})
     link(module, bodies.all, numbers)
     placed_on = [argument_of[v].mesh for v in inputs]
     return Emitted(module, meshes, writer.sites, inputs, results,
@@ -164,6 +161,18 @@ def link(module: ir.Module, bodies: Sequence[Body], numbers: dict[MeshSpec, str]
         for op in list(source.body.operations):
             op.attributes["sym_visibility"] = ir.StringAttr.get("private")
             module.body.append(op)
+
+
+def _attributes(variables: Sequence[Any], placed: Mapping[Any, tuple[str, Spec]]) -> ir.Attribute:
+    """One dictionary per variable, with its sharding where it is known."""
+    dicts = []
+    for v in variables:
+        attrs = {}
+        if not isinstance(v, _jaxlib.Literal) and v in placed:
+            mesh, spec = placed[v]
+            attrs["sdy.sharding"] = sharding_attr(mesh, spec, len(_jaxlib.physical(v.aval)[0]))
+        dicts.append(ir.DictAttr.get(attrs))
+    return ir.ArrayAttr.get(dicts)
 
 
 def _tensor(v: Any) -> ir.Type:

@@ -48,12 +48,14 @@ class Step:
 
 @dataclasses.dataclass
 class FlatProgram:
-    """A flat program: `constants` maps variables to the values that the program closes over."""
+    """A flat program: `constants` maps variables to the values that the program closes over, `declared` maps variables
+    to the shardings that the user wrote for them."""
 
     invars: list[Any]
     constants: dict[Any, Any]
     steps: list[Step]
     outvars: list[Any]
+    declared: dict[Any, Spec] = dataclasses.field(default_factory=dict)
 
 
 def flatten(traced: Traced) -> FlatProgram:
@@ -73,6 +75,11 @@ def flatten(traced: Traced) -> FlatProgram:
     _inline(closed.jaxpr, env, program, traced.name, fresh=False)
     program.outvars = [_read(env, v) for v in closed.jaxpr.outvars]
     _drop_dead(program)
+    memo: dict[int, list[Spec | None]] = {}
+    for step in program.steps:
+        if step.kind is StepKind.PLACED:
+            specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)
+            program.declared.update((v, spec) for v, spec in zip(step.outputs, specs, strict=True) if spec is not None)
     _send_cotangents_home(program, traced)
     return program
 
@@ -145,6 +152,22 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
             env[v] = _read(inner_env, result)
 
 
+def _declared(jaxpr: Any, memo: dict[int, list[Spec | None]]) -> list[Spec | None]:
+    """For each result of a placed function that is a sharding constraint with all dimensions declared, its spec."""
+    known = memo.get(id(jaxpr))
+    if known is None:
+        known = memo[id(jaxpr)] = []
+        writers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        for v in jaxpr.outvars:
+            eqn = writers.get(v) if not isinstance(v, _jaxlib.Literal) else None
+            known.append(None)
+            if eqn is not None and eqn.primitive.name == "sharding_constraint" and not eqn.params["unconstrained_dims"]:
+                rank = len(v.aval.shape)
+                entries = (*eqn.params["sharding"].spec, *(None,) * rank)[:rank]
+                known[-1] = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries)
+    return known
+
+
 def _constant(program: FlatProgram, v: Any, value: Any) -> Any:
     for known, other in program.constants.items():
         if other is value:
@@ -176,7 +199,8 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
         step.inputs = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in step.inputs]
         if step.kind is StepKind.PLACED:
             for v in step.outputs:
-                home[v] = (step.mesh, ((),) * len(v.aval.shape))  # type: ignore[assignment]
+                assert step.mesh is not None
+                home[v] = (step.mesh, program.declared.get(v, ((),) * len(v.aval.shape)))
         elif step.kind is StepKind.TRANSFER:
             (source,), (result,), uid = step.inputs, step.outputs, step.eqn.params["uid"]
             if step.eqn.params["back"]:
@@ -190,6 +214,7 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
                 sources[uid] = home[source]
             assert step.mesh is not None and step.spec is not None
             home[result] = (step.mesh, step.spec)
+            program.declared[result] = step.spec
         kept.append(step)
     program.steps = kept
     program.outvars = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in program.outvars]
@@ -239,8 +264,12 @@ def _users_function(callback: Any, depth: int = 6) -> Any:
     return _users_function(found[0], depth - 1) if found else callback
 
 
-def _refuse_leaks(closed: Any, name: str, where: str | None = None) -> None:
+def _refuse_leaks(closed: Any, name: str, where: str | None = None, seen: set[int] | None = None) -> None:
     """A traced value that escaped by a Python side effect comes back as a constant of some jaxpr."""
+    seen = set() if seen is None else seen
+    if id(closed) in seen:
+        return
+    seen.add(id(closed))
     for value in closed.consts:
         if _jaxlib.is_tracer(value):
             place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
@@ -252,4 +281,4 @@ def _refuse_leaks(closed: Any, name: str, where: str | None = None) -> None:
         for sub in eqn.params.values():
             for item in sub if isinstance(sub, (tuple, list)) else (sub,):
                 if _jaxlib.is_closed(item):
-                    _refuse_leaks(item, name, placement.name if placement else where)
+                    _refuse_leaks(item, name, placement.name if placement else where, seen)
