@@ -181,26 +181,21 @@ class Cluster:
 
     def fail(self, failure: errors.PathwaysError) -> None:
         """Ends the cluster with an error that everybody is told; the first end counts."""
-        if not self.done.done():
-            if self._controller is not None:
-                self._controller.fail(f"{type(failure).__name__}: {failure}")
-            self._finish(failure)
-
-    def end(self, reason: str) -> None:
-        """Ends the cluster in order; the first end counts."""
-        if not self.done.done():
-            if self._controller is not None:
-                self._controller.close()
-            self._finish(errors.ClusterClosedError(f"the cluster was closed: {reason}"))
-
-    def _finish(self, failure: errors.PathwaysError) -> None:
+        if self.done.done():
+            return
         self.failure = failure
         error = pb.Error(type=type(failure).__name__, message=str(failure))
         print(f"{error.type}: {error.message}", file=sys.stderr, flush=True)
+        if self._controller is not None:
+            self._controller.fail(f"{error.type}: {error.message}")
         self.announce(pb.StartupEvent(stage=Stage.FAILED, host=-1, error=error))
         for callback in self.on_end:
             callback(failure)
         self.done.set_result(None)
+
+    def end(self, reason: str) -> None:
+        """Ends the cluster in order; the first end counts."""
+        self.fail(errors.ClusterClosedError(f"the cluster was closed: {reason}"))
 
     async def unless_ended(self, future: asyncio.Future[_T], timeout_s: float | None = None) -> _T:
         """The future's result.

@@ -117,12 +117,13 @@ class Address:
         if os.path.isdir(path):
             path = os.path.join(path, "control.sock")
         try:
-            if not stat.S_ISSOCK(os.stat(path).st_mode):
-                raise errors.ConnectError(f"{path} is no socket, so no cluster listens at {address}")
+            is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
         except OSError as error:
             raise errors.ConnectError(
                 f"no cluster listens at {address}: {error.strerror}. `pathways up` starts one and prints its address"
             ) from error
+        if not is_socket:
+            raise errors.ConnectError(f"{path} is no socket, so no cluster listens at {address}")
         return cls(f"unix:{path}", os.path.join(os.path.dirname(path), "fds.sock"))
 
 

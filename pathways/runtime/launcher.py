@@ -135,14 +135,16 @@ class LocalClusterHandle:
             return
         atexit.unregister(self.close)
         control = getattr(self, "control", None)
+        controller_fd, asked = -1, False
         if control is not None:
-            if control.alive():
-                # It may end by itself meanwhile; or it hears the signal below.
-                with contextlib.suppress(errors.PathwaysError, TimeoutError):
-                    control.shutdown()
+            controller_fd = os.dup(control.controller_pidfd)
+            with contextlib.suppress(errors.PathwaysError, TimeoutError):
+                control.check()
+                control.shutdown()
+                asked = True
             control.close()
-        # Passed on to the controller; ends a cluster that is still starting, or that did not answer.
-        self._janitor.terminate()
+        if not asked:
+            self._janitor.terminate()  # passes it on to a controller that is still starting, or did not answer
         for last_resort in (self._janitor.terminate, self._janitor.kill):
             try:
                 self._janitor.wait(CLOSE_GRACE_S)
@@ -150,6 +152,9 @@ class LocalClusterHandle:
             except subprocess.TimeoutExpired:
                 last_resort()
         self._janitor.wait()
+        if controller_fd >= 0:  # where somebody killed the janitor, the controller comes after it
+            wait_readable(controller_fd, CLOSE_GRACE_S)
+            os.close(controller_fd)
         os.close(self._report_fd)
         self._report_fd = -1
 

@@ -1,0 +1,100 @@
+"""The `pathways` command: `up` in the foreground until it is told to end, `status` of what runs, with doubles inside."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from pathways import cli
+from pathways.runtime import directory
+
+HERE = pathlib.Path(__file__).parent
+UP = """
+import functools, sys
+import control_doubles
+from pathways.runtime import launcher
+launcher.start_local_cluster = functools.partial(launcher.start_local_cluster, **control_doubles.OPTIONS)
+from pathways.cli import main
+main(sys.argv[1:], prog_name="pathways")
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Clusters of this test only: they are found in a folder of its own."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr(directory, "_bases", lambda: [str(folder)])
+    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(folder)}
+
+
+@pytest.fixture
+def up(environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """`pathways up` of one island of two hosts."""
+    arguments = ["up", "--hosts-per-island", "2", "--devices-per-host", "3", "--platform", "cpu"]
+    with subprocess.Popen(
+        [sys.executable, "-c", UP, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_up_prints_its_address_and_ends_in_order(
+    up: subprocess.Popen[str], environ: dict[str, str], end: signal.Signals
+) -> None:
+    assert up.stdout is not None and up.stderr is not None
+    address = up.stdout.readline().strip()
+    assert address.startswith(f"unix:{environ['TMPDIR']}/pathways-") and directory.live_clusters() == [address]
+    for arguments in (["status"], ["status", address]):
+        shown = CliRunner().invoke(cli.main, arguments)
+        assert shown.exit_code == 0, shown.output
+        assert "1 islands x 2 hosts x 3 cpu devices" in shown.output and "started the cluster" in shown.output
+        assert "0-2" in shown.output and "3-5" in shown.output
+    up.send_signal(end)
+    assert up.wait(30) == 0
+    assert "ending the cluster" in up.stderr.read()
+    assert os.listdir(environ["TMPDIR"]) == []
+
+
+def test_up_says_what_went_wrong(environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UP, "up", "--platform", "cpu"],
+        capture_output=True,
+        text=True,
+        env={**environ, "FAKE_HOST_0": "exit"},
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert "Error: the cluster did not start: host 0" in done.stderr and "the last thing it said" in done.stderr
+    assert "Traceback" not in done.stderr and os.listdir(environ["TMPDIR"]) == []
+
+
+def test_status_of_nothing(environ: dict[str, str]) -> None:
+    shown = CliRunner().invoke(cli.main, ["status"])
+    assert shown.exit_code == 1 and "`pathways up` starts one" in shown.output
+    shown = CliRunner().invoke(cli.main, ["status", "nonsense"])
+    assert shown.exit_code == 1 and "expected an address like unix:/path/control.sock, got 'nonsense'" in shown.output
+
+
+def test_bad_sizes_are_refused_by_name() -> None:
+    shown = CliRunner().invoke(cli.main, ["up", "--islands", "0"])
+    assert shown.exit_code == 2 and "--islands" in shown.output
+
+
+def test_help_lists_every_command_without_importing_it() -> None:
+    shown = CliRunner().invoke(cli.main, ["--help"])
+    assert shown.exit_code == 0
+    for command in ("up", "status", "bench"):
+        assert f"\n  {command}" in shown.output

@@ -1,0 +1,427 @@
+"""The small parts of the control plane, each alone: messages, descriptors, environments, directories, the janitor."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathways import errors
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+from pathways.runtime import directory, environment, fdpass, janitor, options, processes, wire
+from pathways.runtime.connection import Address
+from pathways.runtime.options import ClusterOptions, ControllerConfig, HostConfig
+from pathways.runtime.proto import control_pb2, generate, program_pb2
+from pathways.runtime.serialization import dump_program, load_dtype, load_program
+from pathways.runtime.topology import SliceBinding, Topology
+
+# -- programs as bytes ---------------------------------------------------------------------------------------------
+
+DTYPES = [
+    np.dtype(name) for name in ("float32", "float64", "int8", "uint32", "int64", "bool", "complex64", "float16")
+] + [np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.int4)]
+
+texts = st.text(max_size=8)
+flags = st.lists(st.booleans(), max_size=3).map(tuple)
+axis_tuples = st.lists(st.sampled_from(["x", "y", "z"]), max_size=2, unique=True).map(tuple)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> LogicalProgram:
+    mesh_axes = st.lists(st.tuples(texts, st.integers(1, 2**40)), max_size=3).map(tuple)
+    meshes = tuple(draw(st.lists(st.builds(MeshSpec, texts, mesh_axes), min_size=1, max_size=3)))
+
+    def array_type() -> ArrayType:
+        shape = tuple(draw(st.lists(st.integers(0, 2**40), max_size=3)))
+        spec = tuple(draw(axis_tuples) for _ in shape)
+        return ArrayType(shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, len(meshes) - 1)), spec)
+
+    def array_types() -> tuple[ArrayType, ...]:
+        return tuple(array_type() for _ in range(draw(st.integers(0, 2))))
+
+    values = (array_type(), *array_types())
+    numbers = st.lists(st.integers(0, len(values) - 1), max_size=3).map(tuple)
+    computations = tuple(
+        Computation(
+            draw(texts), draw(st.binary(max_size=20)), draw(texts), 0, array_types(), array_types(), draw(flags)
+        )
+        for _ in range(draw(st.integers(0, 2)))
+    )
+    nodes = []
+    for _ in range(draw(st.integers(0, 3))):
+        call = bool(computations) and draw(st.booleans())
+        nodes.append(
+            Node(
+                NodeKind.CALL if call else NodeKind.TRANSFER,
+                draw(texts),
+                draw(st.integers(0, len(computations) - 1)) if call else -1,
+                draw(numbers),
+                draw(numbers),
+                draw(texts),
+                draw(st.integers(0, 1)),
+                draw(flags),
+            )
+        )
+    return LogicalProgram(
+        draw(texts), meshes, values, computations, tuple(nodes), draw(numbers), draw(numbers), draw(flags), draw(texts)
+    )
+
+
+@given(programs())
+def test_a_program_survives_the_wire(program: LogicalProgram) -> None:
+    assert load_program(dump_program(program)) == program
+    assert load_program(dump_program(program, texts=False)) == dataclasses.replace(program, mpmd_text="", ifrt_text="")
+
+
+@given(programs(), st.data())
+def test_broken_bytes_are_refused_or_harmless(program: LogicalProgram, data: st.DataObject) -> None:
+    whole = dump_program(program)
+    if not whole:
+        return
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    flipped = bytearray(whole)
+    flipped[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    for broken in (cut, bytes(flipped)):
+        with contextlib.suppress(errors.PlanError):
+            load_program(broken)
+
+
+def small_program(**changes: object) -> program_pb2.LogicalProgram:
+    message = program_pb2.LogicalProgram.FromString(
+        dump_program(
+            LogicalProgram(
+                "p",
+                (MeshSpec("m", (("x", 2),)),),
+                (ArrayType((4,), np.dtype("float32"), 0, (("x",),)),),
+                (),
+                (Node(NodeKind.TRANSFER, "t", -1, (0,), (0,)),),
+                (0,),
+                (0,),
+                (False,),
+            )
+        )
+    )
+    for name, value in changes.items():
+        del getattr(message, name)[:]
+        getattr(message, name).extend([value])
+    return message
+
+
+def test_malformed_programs_are_named() -> None:
+    value = small_program().values[0]
+    for broken, words in (
+        (small_program(arguments=7), "no value 7: the program has 1"),
+        (small_program(results=-1), "no value -1"),
+        (
+            small_program(values=program_pb2.ArrayType(shape=[2], dtype="float32", mesh=0)),
+            "1 dimensions has a spec for",
+        ),
+        (small_program(values=program_pb2.ArrayType(dtype="float99", mesh=0)), "float99"),
+        (small_program(values=program_pb2.ArrayType(dtype="object", mesh=0)), "object"),
+        (small_program(values=program_pb2.ArrayType(dtype=value.dtype, mesh=3)), "no mesh 3"),
+        (small_program(nodes=program_pb2.Node(kind=program_pb2.Node.CALL, computation=0)), "no computation 0"),
+        (small_program(nodes=program_pb2.Node(name="odd")), "'odd' is of unknown kind 0"),
+    ):
+        with pytest.raises(errors.PlanError) as refusal:
+            load_program(broken.SerializeToString())
+        assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_element_types_come_back(dtype: np.dtype) -> None:
+    assert load_dtype(dtype.name) == dtype
+
+
+def test_a_program_too_long_for_a_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways.runtime.serialization.MAX_PROGRAM_BYTES", 10)
+    module = Computation("f", b"x" * 20, "f", 0, (), (), ())
+    with pytest.raises(errors.PlanError, match="constants as arguments"):
+        dump_program(LogicalProgram("p", (MeshSpec("m", ()),), (), (module,), (), (), (), ()))
+
+
+def test_generated_messages_match_the_protos() -> None:
+    for name in generate.SOURCES:
+        proto = generate.FOLDER / name
+        for generated in generate.FOLDER.glob(f"{proto.stem}_pb2*.py*"):
+            assert generated.read_text().startswith(generate.header(proto)), f"run generate.py: {generated.name} is old"
+
+
+def test_topology_and_bindings_cross_the_wire() -> None:
+    topology = Topology(((0, 1), (2,)), 4, "cuda", "1", "2")
+    assert wire.load_topology(wire.dump_topology(topology)) == topology
+    binding = SliceBinding(3, (2, 2), ("a", "b"), 1, (8, 9, 10, 11), (2,), 5)
+    assert (
+        wire.load_binding(control_pb2.SliceBinding.FromString(wire.dump_binding(binding).SerializeToString()))
+        == binding
+    )
+
+
+def test_errors_keep_their_class_across_the_wire() -> None:
+    assert type(wire.make_error("SliceError", "x")) is errors.SliceError
+    strange = wire.make_error("SystemExit", "x")
+    assert type(strange) is errors.PathwaysError and str(strange) == "SystemExit: x"
+
+
+def test_configurations_survive_the_command_line() -> None:
+    cluster = ControllerConfig(ClusterOptions(2, 2, 2, "cpu"), "cpu", "/d", 1, 2, 3)
+    assert options.load_controller(options.dump(cluster)) == cluster
+    host = HostConfig(1, 1, (0, 1), 2, "cpu", "unix:/a", "unix:/c", 1, 3, 4, (5, 6), 1.5, "n", "d")
+    assert options.load_host(options.dump(host)) == host
+    assert host.first_device == 2
+
+
+# -- descriptors ---------------------------------------------------------------------------------------------------
+
+
+def test_descriptors_are_passed_and_closed_on_exec(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "s")
+    server = fdpass.listen(path)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    client = fdpass.connect(path)
+    accepted, _ = server.accept()
+    assert fdpass.peer(accepted) == (os.getpid(), os.getuid())
+    file = os.memfd_create("x")
+    os.write(file, b"hello")
+    fdpass.send(accepted, {"kind": "a"}, [file, file])
+    fdpass.send(accepted, {"kind": "b"})
+    message, fds = fdpass.receive(client, 1.0)
+    assert message == {"kind": "a"} and len(fds) == 2
+    assert os.pread(fds[0], 9, 0) == b"hello" and not os.get_inheritable(fds[0])
+    assert fdpass.receive(client, 1.0) == ({"kind": "b"}, [])
+    with pytest.raises(TimeoutError):
+        fdpass.receive(client, 0.01)
+    accepted.close()
+    with pytest.raises(fdpass.Closed):
+        fdpass.receive(client, 1.0)
+    for fd in (file, *fds):
+        os.close(fd)
+    client.close()
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        fdpass.connect(path)
+
+
+def test_a_last_message_is_read_after_its_sender_died() -> None:
+    ours, theirs = fdpass.pair()
+    fdpass.send(theirs, {"kind": "failed", "message": "x" * 200_000})
+    theirs.close()
+    message, _ = fdpass.receive(ours, 1.0)
+    assert message["kind"] == "failed" and message["message"].endswith("x ...")
+    with pytest.raises(fdpass.Closed):
+        fdpass.receive(ours, 1.0)
+    with pytest.raises(fdpass.Closed):
+        fdpass.send(ours, {"kind": "late"})
+    ours.close()
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_exits_are_described() -> None:
+    assert processes.describe_exit(3) == "ended with exit status 3"
+    assert processes.describe_exit(-9) == "was killed by SIGKILL"
+    assert processes.describe_exit(-60) == "was killed by signal 60"
+
+
+def test_log_tails(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"\n".join(b"line %d" % number for number in range(100_000)) + b"\n\xff\n")
+    tail = processes.log_tail(str(log), 3)
+    assert tail.splitlines() == ["The last lines of its log:", "    line 99998", "    line 99999", "    �"]
+    log.write_bytes(b"\n")
+    assert processes.log_tail(str(log)) == "Its log is empty."
+    assert "cannot be read" in processes.log_tail(str(tmp_path / "none"))
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    """Also the parent that was gone before the child could ask."""
+    child = (
+        "import os, sys, time; from pathways.runtime.processes import *; die_with_parent(os.getppid()); "
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    parent = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
+    environ = environment.child_environment(os.environ)
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, env=environ)
+    assert process.stdout is not None
+    pidfd = os.pidfd_open(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    assert processes.wait_readable(pidfd, 10.0), "the child outlived its parent"
+    os.close(pidfd)
+    process.stdout.close()
+    with pytest.raises(processes.ParentLost):
+        subprocess_with_wrong_parent()
+
+
+def subprocess_with_wrong_parent() -> None:
+    code = "from pathways.runtime.processes import *\ntry: die_with_parent(1)\nexcept ParentLost: print('lost')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment.child_environment(os.environ)
+    )
+    if done.stdout.strip() == "lost":
+        raise processes.ParentLost
+
+
+# -- environments --------------------------------------------------------------------------------------------------
+
+
+def test_cpu_hosts_get_their_devices_and_nobody_elses_settings() -> None:
+    given = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_cpu_use_thunk_runtime=true",
+        "JAX_NUM_CPU_DEVICES": "3",
+        "JAX_COORDINATOR_ADDRESS": "elsewhere:1",
+        "JAX_PLATFORMS": "cuda",
+        "KEPT": "yes",
+    }
+    env = environment.host_environment(ClusterOptions(1, 2, 4), "cpu", 1, given)
+    assert env["JAX_PLATFORMS"] == "cpu" and env["KEPT"] == "yes"
+    assert env["XLA_FLAGS"] == "--xla_cpu_use_thunk_runtime=true --xla_force_host_platform_device_count=4"
+    assert "JAX_NUM_CPU_DEVICES" not in env and "JAX_COORDINATOR_ADDRESS" not in env
+    assert given["JAX_PLATFORMS"] == "cuda", "the caller's environment is not touched"
+
+
+def test_accelerators_are_split_between_hosts() -> None:
+    given = {"CUDA_VISIBLE_DEVICES": "4,5,GPU-6,7", "JAX_PLATFORMS": "cuda"}
+    wanted = ClusterOptions(2, 1, 2)
+    assert environment.choose_platform(None, given) == "cuda"
+    environment.check_devices(wanted, "cuda", given)
+    devices = [environment.host_environment(wanted, "cuda", host, given)["CUDA_VISIBLE_DEVICES"] for host in range(2)]
+    assert devices == ["4,5", "GPU-6,7"]
+    assert environment.host_environment(wanted, "cuda", 0, given)["JAX_PLATFORMS"] == "cuda,cpu"
+    with pytest.raises(errors.ConnectError, match=r"need 6 cuda devices, but this machine shows 4.*platform='cpu'"):
+        environment.check_devices(ClusterOptions(3, 1, 2), "cuda", given)
+
+
+def test_tpu_hosts_of_an_island_form_a_group() -> None:
+    env = environment.host_environment(ClusterOptions(2, 2, 1), "tpu", 3, {"TPU_VISIBLE_CHIPS": "0,1,2,3"})
+    assert env["TPU_VISIBLE_CHIPS"] == "3" and env["CLOUD_TPU_TASK_ID"] == "1"
+    assert env["TPU_PROCESS_ADDRESSES"] == "localhost:8478,localhost:8479" and env["TPU_PROCESS_PORT"] == "8479"
+
+
+def test_platforms_are_asked_for_or_found() -> None:
+    assert environment.choose_platform("gpu", {}) == "cuda"
+    assert environment.choose_platform("cpu", {"JAX_PLATFORMS": "cuda"}) == "cpu"
+    with pytest.raises(errors.ConnectError, match="'quantum' is unknown; expected cpu, cuda, rocm, tpu or gpu"):
+        environment.choose_platform("quantum", {})
+
+
+# -- directories and addresses -------------------------------------------------------------------------------------
+
+
+def test_addresses(tmp_path: pathlib.Path) -> None:
+    server = fdpass.listen(str(tmp_path / "control.sock"))
+    expected = Address(f"unix:{tmp_path}/control.sock", f"{tmp_path}/fds.sock")
+    for address in (f"unix:{tmp_path}/control.sock", f"unix:{tmp_path}", f"unix://{tmp_path}/control.sock"):
+        assert Address.parse(address) == expected
+    server.close()
+    (tmp_path / "file").touch()
+    for address, words in (
+        ("localhost:1", "expected an address like unix:/path"),
+        ("unix:", "expected an address"),
+        (f"unix:{tmp_path}/nobody", "No such file or directory. `pathways up`"),
+        (f"unix:{tmp_path}/file", "is no socket"),
+    ):
+        with pytest.raises(errors.ConnectError) as refusal:
+            Address.parse(address)
+        assert words in str(refusal.value)
+
+
+def test_dead_directories_are_swept_and_live_ones_are_not(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    monkeypatch.setattr(directory, "_bases", lambda: [str(tmp_path)])
+    old = time.time() - 1000
+    made = []
+    for name in ("dead", "live", "new"):
+        path = tmp_path / f"pathways-{os.getuid()}-{name}"
+        path.mkdir()
+        (path / "lock").touch()
+        os.utime(path, (time.time(), time.time()) if name == "new" else (old, old))
+        made.append(path)
+    with open(made[1] / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        directory.sweep()
+        assert [path.exists() for path in made] == [False, True, True]
+        assert directory.live_clusters() == [f"unix:{made[1]}/control.sock"]
+    assert directory.live_clusters() == []
+
+
+def test_directories_fit_a_socket_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/x" * 60)
+    assert len(directory.new_directory() + "/island-10000.sock") < 108
+
+
+# -- the janitor ---------------------------------------------------------------------------------------------------
+
+
+def run_janitor(
+    path: pathlib.Path, owner_fd: int, code: str, grace_s: float = 0.2
+) -> tuple[int, list[dict[str, object]]]:
+    """Runs a janitor over a stand-in for the controller; its status and its reports."""
+    read_fd, write_fd = os.pipe()
+    argument = {
+        "directory": str(path),
+        "command": [sys.executable, "-c", code],
+        "owner_fd": owner_fd,
+        "report_fd": write_fd,
+        "grace_s": grace_s,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", janitor.__file__, json.dumps(argument)], pass_fds=(owner_fd, write_fd)
+    )
+    os.close(write_fd)
+    status = process.wait(30)
+    with open(read_fd) as reports:
+        return status, [json.loads(line) for line in reports]
+
+
+def test_the_janitor_removes_what_a_dead_controller_left(tmp_path: pathlib.Path) -> None:
+    """Its directory, and a grandchild that nobody else knows."""
+    orphan = "import os, subprocess, sys, time; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    code = f"{orphan}; print('the orphan is', p.pid, flush=True); os.kill(os.getpid(), 9)"
+    pidfd = os.pidfd_open(os.getpid())
+    status, reports = run_janitor(tmp_path / "d", pidfd, code)
+    os.close(pidfd)
+    assert status == 128 + 9 and not (tmp_path / "d").exists()
+    assert [report["event"] for report in reports] == ["spawned", "ended"]
+    words = str(reports[1]["log"])
+    assert reports[1]["returncode"] == -9 and words.startswith("the orphan is")
+    assert not os.path.exists(f"/proc/{words.split()[-1]}")
+
+
+def test_the_janitor_ends_a_controller_that_outlives_the_owner(tmp_path: pathlib.Path) -> None:
+    owner = subprocess.Popen(["sleep", "0.5"])
+    pidfd = os.pidfd_open(owner.pid)
+    status, _ = run_janitor(tmp_path / "d", pidfd, "import time; time.sleep(1000)")
+    os.close(pidfd)
+    owner.wait()
+    assert status == 128 + 9 and not (tmp_path / "d").exists()
+
+
+def test_the_janitor_of_an_owner_already_gone_makes_nothing(tmp_path: pathlib.Path) -> None:
+    owner = subprocess.Popen(["true"])
+    pidfd = os.pidfd_open(owner.pid)
+    owner.wait()
+    status, reports = run_janitor(tmp_path / "d", pidfd, "raise SystemExit(5)")
+    os.close(pidfd)
+    assert (status, reports) == (0, [])
+
+
+def test_the_janitor_says_when_it_cannot_make_the_directory(tmp_path: pathlib.Path) -> None:
+    pidfd = os.pidfd_open(os.getpid())
+    _, reports = run_janitor(tmp_path / "no" / "such", pidfd, "pass")
+    os.close(pidfd)
+    assert "No such file or directory" in str(reports[0]["message"])

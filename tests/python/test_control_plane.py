@@ -1,0 +1,445 @@
+"""A whole cluster of processes under the control plane, with doubles for the native core and the driver.
+
+What is proved here: joining, slices, programs, errors, and every end that a cluster can come to, told apart and clean.
+OWN-1: `test_a_client_that_dies_is_forgotten`.
+ERR-2, as far as this goes: the cluster ends with its host, `test_a_lost_host_ends_the_cluster`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import control_doubles
+import numpy as np
+import psutil
+import pytest
+
+from pathways import errors
+from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec
+from pathways.runtime import directory
+from pathways.runtime.connection import RemoteControl, StartupEvent, connect_unix, inspect
+from pathways.runtime.launcher import LocalClusterHandle, start_local_cluster
+from pathways.runtime.options import ClientSizes
+
+SMALL = {**control_doubles.OPTIONS, "host_ring_bytes": 4096, "host_arena_bytes": 4096}
+SIZES = ClientSizes(16, 4096, 4096)
+HERE = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def doubles_are_found() -> Iterator[None]:
+    """Every process of the cluster finds the doubles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LocalClusterHandle]:
+    """One cluster of two islands of two hosts of two devices, for tests that leave it whole."""
+    handle = start_local_cluster(2, 2, 2, **SMALL)
+    yield handle
+    handle.close()
+    assert_gone(handle)
+
+
+@pytest.fixture
+def control(shared: LocalClusterHandle) -> Iterator[RemoteControl]:
+    """A further client of the shared cluster."""
+    client = connect_unix(shared.address, native="control_doubles", sizes=SIZES)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def own() -> Iterator[LocalClusterHandle]:
+    """A cluster of one's own, to destroy."""
+    handle = start_local_cluster(1, 2, 1, **SMALL)
+    yield handle
+    handle.close()
+    assert_gone(handle)
+
+
+def assert_gone(handle: LocalClusterHandle) -> None:
+    assert not os.path.exists(handle.directory)
+    assert handle.address not in directory.live_clusters()
+    for name, pid in handle.pids().items():
+        assert not is_running(pid), f"{name} is left"
+
+
+def is_running(pid: int) -> bool:
+    """A zombie that nobody reaps is none."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def who(stats: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(client["client"], client["slices"]) for client in stats["clients"]]
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+def program(name: str) -> LogicalProgram:
+    value = ArrayType((4,), np.dtype("float32"), 0, (("x",),))
+    return LogicalProgram(name, (MeshSpec("m", (("x", 2),)),), (value,), (), (), (0,), (0,), (False,), "text", "text")
+
+
+# -- joining -------------------------------------------------------------------------------------------------------
+
+
+def test_the_start_is_told_event_by_event(shared: LocalClusterHandle) -> None:
+    events: list[StartupEvent] = []
+    client = connect_unix(shared.address, native="control_doubles", sizes=SIZES, progress=events.append)
+    client.close()
+    stages = [event.stage for event in events]
+    for stage in (1, 2, 3, 4):
+        assert sorted(event.host for event in events if event.stage == stage) == [0, 1, 2, 3]
+    assert stages[-1] == StartupEvent.CLUSTER_READY and {event.hosts for event in events} == {4}
+
+
+def test_what_a_client_learns(shared: LocalClusterHandle, control: RemoteControl) -> None:
+    topology = control.topology
+    assert topology.islands == ((0, 1), (2, 3)) and topology.devices == 8 and topology.platform == "cpu"
+    assert control.client_id != shared.control.client_id
+    assert control.client_segment.nbytes == 8192 and control.controller_segment.nbytes == 4096
+    assert control.controller_pid == shared.control.controller_pid and len(set(control.host_pids)) == 4
+    assert control.alive() and control.failure() is None
+    control.check()
+
+
+def test_only_the_user_can_open_the_sockets(shared: LocalClusterHandle) -> None:
+    assert os.stat(shared.directory).st_mode & 0o777 == 0o700
+    for name in ("control.sock", "fds.sock"):
+        assert os.stat(os.path.join(shared.directory, name)).st_mode & 0o777 == 0o600
+
+
+def test_every_host_maps_the_client_before_it_may_submit(control: RemoteControl) -> None:
+    stats = control.cluster_stats()
+    assert [host["attached"][str(control.client_id)] for host in stats["hosts"]] == [8192] * 4
+    assert f"add_client {control.client_id}" in stats["controller"]["calls"]
+    assert [host["environment"]["JAX_PLATFORMS"] for host in stats["hosts"]] == ["cpu"] * 4
+
+
+def test_other_versions_are_refused(shared: LocalClusterHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+
+    real = importlib.metadata.version
+    for package in ("jax", "jaxlib"):
+        monkeypatch.setattr(
+            "importlib.metadata.version", lambda name, package=package: "0.0.1" if name == package else real(name)
+        )
+        with pytest.raises(errors.UnsupportedVersionError) as refusal:
+            connect_unix(shared.address, native="control_doubles", sizes=SIZES)
+        assert f"the client runs {package} 0.0.1, the cluster's hosts {package} {real(package)}" in str(refusal.value)
+    monkeypatch.setattr("pathways.runtime.connection.PROTOCOL_VERSION", 0)
+    with pytest.raises(errors.UnsupportedVersionError, match="control protocol"):
+        connect_unix(shared.address, native="control_doubles", sizes=SIZES)
+
+
+def test_nobody_listens(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.ConnectError, match="no cluster listens"):
+        connect_unix(f"unix:{tmp_path}/control.sock", native="control_doubles")
+
+
+# -- slices, groups, programs --------------------------------------------------------------------------------------
+
+
+def test_slices_over_the_wire(control: RemoteControl) -> None:
+    binding = control.allocate_slice((2, 2), ("x", "y"), 1)
+    assert binding.island == 1 and binding.devices == (4, 5, 6, 7) and binding.hosts == (2, 3)
+    assert control.group((3, 2)) == binding.group and control.group((0, 1, 2, 3)) == 0
+    assert f"add_group {binding.group} [2, 3]" in control.cluster_stats()["controller"]["calls"]
+    control.release_slice(binding.slice_id)
+    with pytest.raises(errors.SliceError, match="no slice"):
+        control.release_slice(binding.slice_id)
+    with pytest.raises(errors.SliceError, match="9 devices was asked for"):
+        control.allocate_slice((9,), ("x",), None)
+    with pytest.raises(errors.SliceError, match="a shape of ints"):
+        control.allocate_slice(("a",), ("x",), None)  # type: ignore[arg-type]
+
+
+def test_programs_are_stored_by_the_hosts_concerned_and_compile_behind(control: RemoteControl) -> None:
+    number = control.register_program(program("good"), ((4, 6),))
+    control.wait_compiled(number, 10.0)
+    registered = [host["registered"].get(str(number)) for host in control.cluster_stats()["hosts"]]
+    assert registered == [None, None, "good ((4, 6),)", "good ((4, 6),)"]
+    assert control.register_program(program("good"), ((0, 1),)) != number
+
+
+def test_programs_that_fail(control: RemoteControl) -> None:
+    broken = control.register_program(program("broken"), ((0, 1),))
+    with pytest.raises(
+        errors.ComputationError, match=f"host 0 could not compile program {broken}: XLA says no to broken"
+    ):
+        control.wait_compiled(broken)
+    with pytest.raises(errors.PlanError, match="host 1 refused the program: ValueError: this program is refused"):
+        control.register_program(program("refused"), ((2, 3),))
+    slow = control.register_program(program("slow"), ((0, 1),))
+    with pytest.raises(TimeoutError):
+        control.wait_compiled(slow, 0.05)
+    with pytest.raises(errors.PlanError, match="no program 9999"):
+        control.wait_compiled(9999)
+    with pytest.raises(errors.SliceError, match=r"devices 0\.\.7"):
+        control.register_program(program("good"), ((0, 8),))
+
+
+def test_a_long_compiler_message_arrives(control: RemoteControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the 8 KiB that gRPC allows metadata by default."""
+    name = "long" * 5000
+    with pytest.raises(errors.SliceError, match="a shape of ints"):
+        control.allocate_slice((1,), (name,), name)  # type: ignore[arg-type]
+    with pytest.raises(errors.SliceError, match=name):
+        control.allocate_slice((1, 1), (name,), None)
+
+
+# -- clients come and go -------------------------------------------------------------------------------------------
+
+
+def test_leaving_frees_what_was_owned(shared: LocalClusterHandle) -> None:
+    before = shared.control.cluster_stats()
+    client = connect_unix(shared.address, native="control_doubles", sizes=SIZES)
+    client.allocate_slice((2,), ("x",), None)
+    number = client.register_program(program("good"), ((0, 1),))
+    client.wait_compiled(number)
+    assert sum(shared.control.cluster_stats()["device_load"]) == sum(before["device_load"]) + 2
+    client.close()
+    client.close()
+    after = shared.control.cluster_stats()
+    assert after["device_load"] == before["device_load"] and who(after) == who(before)
+    assert f"remove_client {client.client_id}" in after["controller"]["calls"]
+    eventually(
+        lambda: all(str(client.client_id) not in host["attached"] for host in shared.control.cluster_stats()["hosts"]),
+        "the hosts forget the client",
+    )
+    with pytest.raises(errors.ClusterClosedError):
+        client.allocate_slice((1,), ("x",), None)
+    assert isinstance(client.failure(), errors.ClusterClosedError)
+
+
+GUEST = """
+import json, os, sys
+from pathways.runtime.connection import connect_unix
+from pathways.runtime.options import ClientSizes
+control = connect_unix(sys.argv[1], native="control_doubles", sizes=ClientSizes(16, 4096, 4096))
+control.allocate_slice((2,), ("x",), None)
+print(control.client_id, flush=True)
+if len(sys.argv) > 2: os.fork()  # a child that keeps the socket open
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_client_that_dies_is_forgotten(shared: LocalClusterHandle, fork: bool) -> None:
+    """OWN-1, by its process's end, and also when a forked child of it holds its socket."""
+    before = shared.control.cluster_stats()
+    environ = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    guest = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", GUEST, shared.address, *(["fork"] if fork else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ,
+    )
+    assert guest.stdout is not None and guest.stdin is not None
+    number = int(guest.stdout.readline())
+    during = shared.control.cluster_stats()
+    assert [client["pid"] for client in during["clients"] if client["client"] == number] == [guest.pid]
+    assert during["device_load"] != before["device_load"]
+    guest.kill()
+    guest.wait()
+    eventually(lambda: who(shared.control.cluster_stats()) == who(before), "the client is forgotten")
+    assert shared.control.cluster_stats()["device_load"] == before["device_load"]
+    assert shared.control.alive()
+    guest.stdin.close()
+    guest.stdout.close()
+
+
+def test_ctrl_c_stops_a_wait_and_nothing_else(control: RemoteControl) -> None:
+    slow = control.register_program(program("slow"), ((0, 1),))
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        control.wait_compiled(slow, 30.0)
+    timer.join()
+    assert time.monotonic() - started < 20.0
+    assert control.alive() and control.allocate_slice((1,), ("x",), None)
+
+
+def test_a_stranger_on_the_sockets_disturbs_nobody(shared: LocalClusterHandle) -> None:
+    from pathways.runtime import fdpass
+
+    stranger = fdpass.connect(os.path.join(shared.directory, "fds.sock"))
+    _, fds = fdpass.receive(stranger, 5.0)
+    fdpass.send(stranger, {"kind": "nonsense"})
+    with pytest.raises(fdpass.Closed):
+        fdpass.receive(stranger, 5.0)
+    stranger.close()
+    for fd in fds:
+        os.close(fd)
+    assert shared.control.alive()
+
+
+def test_a_cluster_can_be_looked_at_without_joining(shared: LocalClusterHandle) -> None:
+    stats = inspect(shared.address)
+    assert [client["owner"] for client in stats["clients"]].count(True) == 1
+    assert stats["topology"] == shared.control.topology and all(host["resident_bytes"] > 0 for host in stats["hosts"])
+
+
+# -- ends ----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_leaves_nothing(own: LocalClusterHandle) -> None:
+    guest = connect_unix(own.address, native="control_doubles", sizes=SIZES)
+    own.close()
+    assert_gone(own)
+    own.close()
+    assert not own.is_alive()
+    assert isinstance(own.control.failure(), errors.ClusterClosedError)
+    failure = guest.failure()
+    assert isinstance(failure, errors.ClusterClosedError) and "asked it to end" in str(failure)
+    guest.close()
+
+
+def test_a_lost_host_ends_the_cluster(own: LocalClusterHandle) -> None:
+    guest = connect_unix(own.address, native="control_doubles", sizes=SIZES)
+    slow = own.control.register_program(program("slow"), ((0, 1),))
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            own.control.wait_compiled(slow)
+        except BaseException as error:
+            caught.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    time.sleep(0.1)
+    os.kill(own.control.host_pids[1], signal.SIGKILL)
+    waiter.join(10.0)
+    for failure in (*caught, eventually(own.control.failure, "failure"), eventually(guest.failure, "failure")):
+        assert isinstance(failure, errors.HostLostError)
+        words = f"host 1 (pid {own.control.host_pids[1]}) was killed by SIGKILL"
+        assert words in str(failure) and "fake host 1 starts" in str(failure)
+    assert len(caught) == 1
+    with pytest.raises(errors.HostLostError):
+        guest.allocate_slice((1,), ("x",), None)
+    with pytest.raises(errors.HostLostError):
+        own.control.check()
+    guest.close()
+
+
+def test_a_lost_controller_ends_the_cluster(own: LocalClusterHandle) -> None:
+    slow = own.control.register_program(program("slow"), ((0, 1),))
+    threading.Timer(0.2, os.kill, (own.control.controller_pid, signal.SIGKILL)).start()
+    with pytest.raises(errors.ControllerLostError, match="was killed by SIGKILL"):
+        own.control.wait_compiled(slow)
+    assert isinstance(own.control.failure(), errors.ControllerLostError)
+    eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
+
+
+def test_a_lost_janitor_ends_the_cluster(own: LocalClusterHandle) -> None:
+    os.kill(own.janitor_pid, signal.SIGKILL)
+    failure = eventually(own.control.failure, "failure")
+    assert isinstance(failure, errors.ClusterClosedError) and "janitor" in str(failure)
+    eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_controller_told_to_end_ends_in_order(own: LocalClusterHandle, number: signal.Signals) -> None:
+    os.kill(own.control.controller_pid, number)
+    failure = eventually(own.control.failure, "failure")
+    assert isinstance(failure, errors.ClusterClosedError) and number.name in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("raise", ["host 1 (pid ", "ended with exit status 1: RuntimeError: no devices today"]),
+        ("exit", ["host 1 (pid ", "ended with exit status 3", "the last thing it said"]),
+        ("hang", ["was not ready after 3 s", "host 1 (pid ", "HOST_CONNECTED", "fake host 1 starts"]),
+    ],
+)
+def test_a_host_that_fails_at_start_fails_connect(
+    monkeypatch: pytest.MonkeyPatch, trouble: str, words: list[str]
+) -> None:
+    monkeypatch.setenv("FAKE_HOST_1", trouble)
+    before = set(directory.live_clusters())
+    with pytest.raises(errors.ConnectError) as failure:
+        start_local_cluster(1, 2, 1, start_timeout_s=3.0 if trouble == "hang" else 60.0, **SMALL)
+    for word in words:
+        assert word in str(failure.value)
+    assert set(directory.live_clusters()) == before
+
+
+def test_a_controller_that_fails_at_start_fails_connect() -> None:
+    with pytest.raises(errors.ConnectError) as failure:
+        start_local_cluster(1, 1, 1, **{**SMALL, "native": "no_such_module"})
+    assert "No module named 'no_such_module'" in str(failure.value)
+
+
+def test_a_failed_start_is_told_to_everybody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_HOST_0", "hang")
+    guests: list[BaseException] = []
+    threads: list[threading.Thread] = []
+
+    def join_too(address: str) -> None:
+        try:
+            connect_unix(address, native="control_doubles", sizes=SIZES)
+        except BaseException as error:
+            guests.append(error)
+
+    def tell(event: StartupEvent) -> None:
+        if event.stage == StartupEvent.HOST_CONNECTED and event.host == 0:
+            (address,) = [each for each in directory.live_clusters() if each not in before]
+            threads.append(threading.Thread(target=join_too, args=(address,)))
+            threads[0].start()
+            threading.Timer(1.0, os.kill, (event.pid, signal.SIGKILL)).start()
+
+    before = directory.live_clusters()
+    with pytest.raises(errors.ConnectError, match="was killed by SIGKILL"):
+        start_local_cluster(1, 1, 1, progress=tell, **SMALL)
+    threads[0].join(10.0)
+    assert len(guests) == 1 and isinstance(guests[0], errors.ConnectError) and "SIGKILL" in str(guests[0])
+
+
+def test_sizes_are_checked_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match="islands must be a positive int, got 0"):
+        start_local_cluster(0, 1, 1)
+    with pytest.raises(ValueError, match=r"devices_per_host must be a positive int, got 1\.5"):
+        start_local_cluster(1, 1, 1.5)  # type: ignore[arg-type]
+
+
+def test_a_forked_child_does_not_close_its_parents_cluster(shared: LocalClusterHandle) -> None:
+    code = "\n".join(
+        [
+            "import os, control_doubles",
+            "from pathways.runtime.launcher import start_local_cluster",
+            f"handle = start_local_cluster(1, 1, 1, **{SMALL!r})",
+            "if os.fork() == 0:",
+            "    handle.close(); raise SystemExit(0)",
+            "assert os.wait()[1] == 0 and handle.is_alive()",
+            "print('alive'); import json; print(json.dumps(handle.pids()))",
+        ]
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environ)
+    assert done.stdout.startswith("alive"), done.stderr
+    for pid in json.loads(done.stdout.splitlines()[1]).values():
+        assert not is_running(pid), "the interpreter's end closes the cluster"

@@ -1,0 +1,128 @@
+"""A client of the kill matrix, in a process of its own: says how far it is on stdout, one JSON object per line.
+
+    python kill_matrix_client.py owner PHASE [--doubles]       starts the cluster, brings it to PHASE, waits for its end
+    python kill_matrix_client.py guest ADDRESS [--doubles]     joins it, waits for its end
+
+The last line says what became of it: `{"event": "end", "error": class, "message": text}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+ISLANDS, HOSTS, DEVICES = 1, 2, 1
+
+
+def say(event: str, **fields: Any) -> None:
+    os.write(1, json.dumps({"event": event, **fields}).encode() + b"\n")
+
+
+def options(doubles: bool) -> dict[str, Any]:
+    if not doubles:
+        return {}
+    import control_doubles
+
+    return {**control_doubles.OPTIONS, "host_arena_bytes": 4096}
+
+
+def owner(phase: str, doubles: bool) -> None:
+    from pathways.runtime.launcher import start_local_cluster
+
+    def tell(event: Any) -> None:
+        say("start", stage=int(event.stage), host=event.host, pid=event.pid)
+
+    handle = start_local_cluster(ISLANDS, HOSTS, DEVICES, progress=tell, platform="cpu", **options(doubles))
+    control = handle.control
+    say("ready", address=handle.address, controller=control.controller_pid, hosts=list(control.host_pids))
+    if phase == "compile":
+        number = control.register_program(slow_program(doubles), (tuple(range(HOSTS * DEVICES)),))
+        say("phase")
+        control.wait_compiled(number)
+    elif phase == "run" and not doubles:
+        run_for_ever(handle)
+    else:
+        say("phase")
+    wait_for_the_end(control)
+
+
+def guest(address: str, doubles: bool) -> None:
+    from pathways.runtime.connection import connect_unix
+    from pathways.runtime.options import ClientSizes
+
+    native = {"native": "control_doubles"} if doubles else {}
+    control = connect_unix(address, sizes=ClientSizes(1024, 1 << 16, 1 << 20), **native)
+    say("phase")
+    wait_for_the_end(control)
+
+
+def wait_for_the_end(control: Any) -> None:
+    while True:
+        control.check()
+        time.sleep(0.02)
+
+
+def slow_program(doubles: bool) -> Any:
+    """A program that a compiler has work with for a while; for the doubles, one whose name says so."""
+    import numpy as np
+
+    from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+
+    mesh = MeshSpec("m", (("x", HOSTS * DEVICES),))
+    value = ArrayType((HOSTS * DEVICES, 64, 64), np.dtype("float32"), 0, (("x",), (), ()))
+    if doubles:
+        return LogicalProgram("slow", (mesh,), (value,), (), (), (0,), (0,), (False,))
+    import jax
+    import jax.numpy as jnp
+    from jax import export
+
+    def body(x: Any) -> Any:
+        for number in range(3000):
+            x = jnp.sin(x @ jnp.swapaxes(x, 1, 2) + float(number))
+        return x
+
+    module = export.export(jax.jit(body), platforms=["cpu"])(jax.ShapeDtypeStruct(value.shape, value.dtype))
+    computation = Computation("slow", module.mlir_module_serialized, "slow", 0, (value,), (value,), (False,))
+    node = Node(NodeKind.CALL, "slow", 0, (0,), (1,), "slow", 0, (False,))
+    return LogicalProgram("slow", (mesh,), (value, value), (computation,), (node,), (0,), (1,), (False,))
+
+
+def run_for_ever(handle: Any) -> None:
+    """Calls a program with a collective, again and again, many calls ahead of their results."""
+    import jax
+    import numpy as np
+
+    import pathways as pw
+
+    with pw.connect(handle.address) as cluster:
+        part = pw.make_virtual_device_set().add_slice(devices=HOSTS * DEVICES)
+        spec = jax.sharding.PartitionSpec(part.mesh.axis_names[0])
+        step = pw.jit(lambda x: x + x.sum() * 0.0, devices=part, in_shardings=spec, out_shardings=spec)
+        x = pw.device_put(np.ones((HOSTS * DEVICES, 64), np.float32), part, spec)
+        x = step(x)
+        jax.block_until_ready(x)
+        say("phase")
+        while True:
+            for _ in range(32):
+                x = step(x)
+            jax.block_until_ready(x)
+        del cluster
+
+
+def main() -> None:
+    role, where, doubles = sys.argv[1], sys.argv[2], "--doubles" in sys.argv
+    timer = threading.Timer(90.0, os._exit, (99,))  # bounded, whatever happens
+    timer.daemon = True
+    timer.start()
+    try:
+        (owner if role == "owner" else guest)(where, doubles)
+    except BaseException as error:
+        say("end", error=type(error).__name__, message=str(error)[:2000])
+
+
+if __name__ == "__main__":
+    main()
