@@ -110,7 +110,27 @@ def load_executable(computation: Computation, devices: Sequence[jax.Device],
         ComputationError: XLA refused the module; carries its message.
     """
     _jaxlib.initialize_lapack()
-    mesh = device_mesh(computation, devices)
+    try:
+        mesh = device_mesh(computation, devices)
+        jitted, in_shardings, out_shardings = _jit(computation, mesh, donate)
+        structs = [jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
+                   for type, s in zip(computation.inputs, in_shardings, strict=True)]
+        with _jaxlib.ignore_unused_donations():
+            compiled = jitted.lower(*structs).compile()
+    except errors.PathwaysError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise errors.ComputationError(f"XLA could not compile computation {computation.name!r} for "
+                                      f"{len(devices)} devices: {error}") from error
+    # Arrays of less than a byte per element carry layouts that an ahead-of-time call refuses; jit's own cache already
+    # holds what was just compiled.
+    narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
+    return Executable(jitted if narrow else _jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
+
+
+def _jit(computation: Computation, mesh: Mesh, donate: Sequence[bool],
+         ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+    """A `jax.jit` that inlines the computation's module, and the shardings of its arguments and results."""
     in_shardings = tuple(sharding(type, mesh) for type in computation.inputs)
     out_shardings = tuple(sharding(type, mesh) for type in computation.outputs)
     out_avals = tuple(jax.core.ShapedArray(type.shape, type.dtype) for type in computation.outputs)
@@ -123,18 +143,7 @@ def load_executable(computation: Computation, devices: Sequence[jax.Device],
     donated = tuple(number for number, given in enumerate(donate) if given)
     jitted = jax.jit(call, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated,
                      keep_unused=True)
-    structs = [jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
-               for type, s in zip(computation.inputs, in_shardings, strict=True)]
-    try:
-        with _jaxlib.ignore_unused_donations():
-            compiled = jitted.lower(*structs).compile()
-    except (RuntimeError, ValueError) as error:
-        raise errors.ComputationError(f"XLA could not compile computation {computation.name!r} for "
-                                      f"{len(devices)} devices: {error}") from error
-    # Arrays of less than a byte per element carry layouts that an ahead-of-time call refuses; jit's own cache already
-    # holds what was just compiled.
-    narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
-    return Executable(jitted if narrow else _jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
+    return jitted, in_shardings, out_shardings
 
 
 def _memory(compiled: Any) -> MemoryStats:
