@@ -320,6 +320,18 @@ cdef class Client:
         if self.host is not None:
             self.pump()
 
+    def pause(self, double seconds):
+        """Waits a little for something to happen; embedded, runs what is ready meanwhile."""
+        cdef int64_t nanos = <int64_t>(seconds * 1e9)
+        if self.host is not None:
+            if not self.pump():
+                self.host.wait_oldest(seconds)
+        else:
+            with nogil:
+                self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.park())
+            self.core.get().poll_inbox()
+        PyErr_CheckSignals()
+
     @property
     def last_tag(self):
         return self.core.get().last_tag()
@@ -495,7 +507,9 @@ cdef class Host:
         for segment in host_segments:
             block = <HostBlock*><size_t>segment.host_block
             blocks.push_back(block)
-            self.arenas.push_back(NULL if block.arena == 0 else block.host_arena())
+            self.arenas.push_back(<Arena*>NULL)
+            if block.arena != 0:
+                self.arenas[self.arenas.size() - 1] = block.host_arena()
         self.keep = (tuple(host_segments), controller_segment)
         self.driver = driver
         self.number = number
@@ -585,7 +599,7 @@ cdef class Host:
                 continue
             self.core.get().executor().watched(&self.scratch)
             if self.scratch.size() != 0:
-                arm([<object>value for value in self.scratch])
+                arm([<object><PyObject*>value for value in self.scratch])
             with nogil:
                 self.core.get().wait(ticket, nanoseconds(_LOOK_NS), spin)
             PyErr_CheckSignals()
@@ -609,7 +623,7 @@ cdef class Host:
                 self.core.get().wait(self.core.get().ticket(), nanoseconds(<int64_t>(min(seconds, 0.001) * 1e9)),
                                      SpinPolicy.park())
             return
-        self.driver.block((<object>self.scratch[0]), seconds)
+        self.driver.block(<object><PyObject*>self.scratch[0], seconds)
 
     def clear(self):
         """Drops every value."""

@@ -25,7 +25,7 @@ import jax
 import jaxlib
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import core, dtypes, pjit, sharding_impls, xla_bridge
+from jax._src import config, core, dtypes, pjit, sharding_impls, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax.sharding import AbstractMesh
 from jaxlib.mlir import ir, passmanager
@@ -120,6 +120,16 @@ def is_key(dtype: Any) -> bool:
 def wrap_key(words: jax.Array, dtype: Any) -> jax.Array:
     """The PRNG key array of key dtype `dtype` over its uint32 words."""
     return jax.random.wrap_key_data(words, impl=dtype._impl.name)
+
+
+def physical_struct(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """`physical` of an array of this logical shape and dtype."""
+    return physical(core.ShapedArray(shape, dtype))
+
+
+def trace_modes() -> Any:
+    """Every global JAX setting that what a trace gives depends on, as one comparable value; a fifth of a microsecond."""
+    return config.trace_context()
 
 
 def is_sub_byte(dtype: np.dtype) -> bool:
@@ -300,14 +310,26 @@ def drop_main_attributes(module: ir.Module) -> None:
                     del op.attributes[name]
 
 
+def axes_of_mesh(op: Any) -> tuple[tuple[str, int], ...]:
+    """Axes of an `sdy.mesh`."""
+    return tuple((axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(op.attributes["mesh"]).axes))
+
+
+def set_mesh_axes(op: Any, axes: Sequence[tuple[str, int]]) -> None:
+    """Gives an `sdy.mesh` other axes, also in the copy of them that StableHLO reads."""
+    op.attributes["mesh"] = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in axes])
+    if "stablehlo.mesh" in op.attributes:
+        integer = ir.IntegerType.get_signless(64)
+        op.attributes["stablehlo.mesh"] = ir.DictAttr.get({"axes": ir.ArrayAttr.get([
+            ir.DictAttr.get({"name": ir.StringAttr.get(name), "size": ir.IntegerAttr.get(integer, size)})
+            for name, size in axes])})
+
+
 def mesh_axes(module: ir.Module) -> tuple[tuple[str, int], ...]:
     """Axes of the first `sdy.mesh` that has any."""
     for op in module.body.operations:
-        if op.operation.name == "sdy.mesh":
-            axes = tuple((axis.name, axis.size)
-                         for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(op.attributes["mesh"]).axes))
-            if axes:
-                return axes
+        if op.operation.name == "sdy.mesh" and axes_of_mesh(op):
+            return axes_of_mesh(op)
     return ()
 
 

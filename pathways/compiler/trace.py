@@ -82,10 +82,10 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] |
     kwargs = dict(kwargs or {})
     name = name or getattr(fun, "__name__", type(fun).__name__)
     parameters = placed.parameter_names(fun, len(args))
-    static = _which(static_argnums, static_argnames, parameters)
-    donate = _which(donate_argnums, donate_argnames, parameters)
-    static_names = _names(static_argnames)
-    donate_names = _names(donate_argnames)
+    static = which(static_argnums, static_argnames, parameters)
+    donate = which(donate_argnums, donate_argnames, parameters)
+    static_names = names_of(static_argnames)
+    donate_names = names_of(donate_argnames)
     dynamic = [n for n in range(len(args)) if n not in static]
     static_kwargs = {k: v for k, v in kwargs.items() if k in static_names}
     tree = (tuple(args[n] for n in dynamic), {k: v for k, v in kwargs.items() if k not in static_names})
@@ -124,18 +124,19 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] |
                   tuple(donated))
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names given as one string or several, as a tuple."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _which(numbers: int | Sequence[int], names: str | Sequence[str], parameters: Sequence[str]) -> set[int]:
+def which(numbers: int | Sequence[int], names: str | Sequence[str], parameters: Sequence[str]) -> set[int]:
     """Which positional arguments are meant by those numbers and names."""
     numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     count = len(parameters)
     for number in numbers:
         if not -count <= number < count:
             raise errors.ProgramError(f"argnums {number} is out of range: the call has {count} positional arguments")
-    return {n % count for n in numbers} | {n for n, parameter in enumerate(parameters) if parameter in _names(names)}
+    return {n % count for n in numbers} | {n for n, parameter in enumerate(parameters) if parameter in names_of(names)}
 
 
 def device_put(x: Any, mesh: MeshSpec, spec: Any = None) -> Any:

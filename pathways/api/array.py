@@ -1,0 +1,248 @@
+"""`pw.Array`: a sharded buffer that may still be being computed, with a handle and an owner.
+
+It stands wherever a JAX array does: in pytrees, under NumPy functions, in arithmetic (which runs on its own slice, see
+`operators`). Only what needs the value waits for it: `np.asarray`, `float`, `print`, a comparison used as a condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _core, _jaxlib, errors
+from pathways.compiler.ir import ArrayType
+from pathways.runtime import payloads
+from pathways.runtime.failures import to_error
+
+_READY, _FAILED = "ready", "failed"
+
+
+class Array(_core.Buffer):
+    """A logical array on a slice. Made by programs and by `pw.device_put`; never directly."""
+
+    __slots__ = ()
+
+    # ---- what it is; none of these waits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Element type."""
+        return self.layout.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether JAX would promote it like a Python number."""
+        return bool(self.layout.weak_type)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.layout.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.layout.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, each element once."""
+        return int(self.layout.nbytes)
+
+    @property
+    def slice(self) -> Any:
+        """The slice it lives on."""
+        return self.layout.slice
+
+    @property
+    def sharding(self) -> jax.sharding.NamedSharding:
+        """Its sharding over the slice's abstract mesh."""
+        from pathways.compiler import specs
+
+        spec = specs.to_partition_spec(self.layout.spec[:len(self.layout.shape)])
+        return jax.sharding.NamedSharding(self.layout.slice.mesh, spec)
+
+    def is_ready(self) -> bool:
+        """Whether its value exists (or its computation failed); never blocks."""
+        if self.is_deleted():
+            raise self._deleted_error("is_ready()")
+        self.client.pump()
+        return bool(self.client.state(self) != "pending")
+
+    # ---- waiting and reading
+
+    def block_until_ready(self) -> Array:
+        """Waits for the value and returns the array itself.
+
+        Raises:
+            ComputationError: what it depends on failed; names the computation, host and devices, with XLA's message.
+            HostLostError, ControllerLostError, ClusterClosedError: the cluster is gone.
+            DeletedArrayError: it was deleted or donated.
+        """
+        if self.is_deleted():
+            raise self._deleted_error("block_until_ready()")
+        if self.client.wait(self) == _FAILED:
+            raise self._failure()
+        return self
+
+    def copy_to_host_async(self) -> None:
+        """Starts reading the value back; a later `np.asarray` finds it here."""
+        if self.is_deleted():
+            raise self._deleted_error("copy_to_host_async()")
+        if self.cached is None:
+            self.cached = _Fetch(self)
+
+    def delete(self) -> None:
+        """Gives the buffer back now. Any later use is refused."""
+        self._forget()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The value, fetched once and kept; read-only."""
+        value = self._value()
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{self!r} has the extended dtype {self.dtype}; NumPy has nothing like it")
+        if dtype is not None and np.dtype(dtype) != value.dtype:
+            if copy is False:
+                raise ValueError(f"a copy is needed to make {dtype} of {value.dtype}, but copy=False was asked for")
+            return value.astype(dtype)
+        return value.copy() if copy else value
+
+    def __jax_array__(self) -> jax.Array:
+        """What a plain `jax.jit` gets: the fetched value."""
+        value = self._value()
+        if not isinstance(value, np.ndarray):
+            return value
+        return jax.numpy.asarray(value)
+
+    def _value(self) -> Any:
+        """The whole logical array on this machine: read-only NumPy, or a JAX array for PRNG keys."""
+        if self.is_deleted():
+            raise self._deleted_error("reading it")
+        self.copy_to_host_async()
+        fetched = self.cached
+        if isinstance(fetched, _Fetch):
+            self.cached = fetched = fetched.result(self)
+        return fetched
+
+    def _failure(self) -> errors.PathwaysError:
+        return to_error(self.client.error_text(self.raw_handle), errors.ComputationError)
+
+    def _deleted_error(self, doing: str) -> errors.DeletedArrayError:
+        return errors.DeletedArrayError(f"{doing}: the array {self!r} was deleted, or donated to a program")
+
+    # ---- Python's own protocols; each of these waits
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("bool"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    def __index__(self) -> int:
+        if not np.issubdtype(self.dtype, np.integer) or self.shape:
+            raise TypeError(f"only integer scalars can be an index, got {self!r}")
+        return int(self._value())
+
+    def item(self, *args: int) -> Any:
+        """The value as a Python number."""
+        return np.asarray(self).item(*args)
+
+    def tolist(self) -> Any:
+        """The value as nested lists."""
+        return np.asarray(self).tolist()
+
+    def _scalar(self, what: str) -> Any:
+        if self.size != 1:
+            raise TypeError(f"only arrays of one element can be converted to {what}, got {self!r}")
+        return np.asarray(self).reshape(())[()]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-dimensional array")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-dimensional array")
+        return (self[index] for index in range(self.shape[0]))  # type: ignore[index]
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value()[()] if not self.shape else self._value(), spec) if spec else str(self)
+
+    def __str__(self) -> str:
+        if self.is_deleted():
+            return repr(self)
+        return str(self._value())
+
+    def __repr__(self) -> str:
+        """Never waits."""
+        if self.is_deleted():
+            state = ", deleted"
+        else:
+            state = "" if self.client.closed or self.client.state(self) == _READY else f", {self.client.state(self)}"
+        dims = ",".join(map(str, self.shape))
+        weak = ", weak_type" if self.weak_type else ""
+        spec = tuple(self.layout.spec)
+        return f"pw.Array({self.dtype}[{dims}]{weak} on {self.layout.slice.mesh_spec.name}, spec={spec}{state})"
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Fetch:
+    """A read-back under way: a token to wait for, and where the bytes land."""
+
+    def __init__(self, array: Array) -> None:
+        from pathways.api import put
+
+        layout = array.layout
+        self._client = array.client
+        kind: ArrayType = layout.cache
+        self._token = 0
+        self._block = None
+        self._driver = layout.slice.cluster.driver
+        parts = layout.parts
+        if self._driver is None:
+            self._block = put.allocate(self._client, max(kind.nbytes, 1), f"reading {array!r}")
+            self._block.retain(parts)
+            payload = payloads.fetch_arena(self._block.offset, kind.nbytes)
+        self._token = self._client.new_token(parts)
+        if self._driver is not None:
+            payload = payloads.fetch_local(self._token)
+        self._client.note(2, layout.group, array.raw_handle, self._token, payload)
+
+    def result(self, array: Array) -> Any:
+        """Waits and returns the value; raises what befell it."""
+        state = self._client.wait_raw(self._token)
+        layout = array.layout
+        kind: ArrayType = layout.cache
+        if state == _FAILED:
+            text = self._client.error_text(self._token)
+            array.cached = None
+            raise to_error(text, errors.ComputationError)
+        if self._driver is not None:
+            value = self._driver.local.pop(self._token)
+        else:
+            count = int(np.prod(kind.shape, dtype=np.int64))
+            value = np.frombuffer(self._block, kind.dtype, count).reshape(kind.shape)
+            value.flags.writeable = False
+        if _jaxlib.is_key(layout.dtype):
+            return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype)
+        return value
+
+    def __del__(self) -> None:
+        if self._token and not self._client.closed:
+            self._client.forget_token(self._token)

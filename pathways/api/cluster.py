@@ -1,0 +1,247 @@
+"""Clusters as a user sees them: connect to one, see what is there, leave it.
+
+    cluster = pw.connect()                                              # this process's own devices
+    cluster = pw.connect(pw.LocalCluster(islands=2, devices_per_host=4))  # host processes on this machine
+    cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a running one
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+from pathways import _core, errors
+from pathways.api.slices import Device, Slice
+from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.runtime import payloads
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCluster:
+    """Real host processes on this machine; a value, started by `connect`. Equal ones are one cluster.
+
+    Args:
+        islands: groups of hosts whose devices share a collective fabric.
+        hosts_per_island: host processes in each.
+        devices_per_host: devices that each host drives.
+        platform: "cpu", "cuda", "rocm" or "tpu"; what JAX_PLATFORMS or the machine says when None.
+    """
+
+    islands: int = 1
+    hosts_per_island: int = 1
+    devices_per_host: int = 1
+    platform: str | None = None
+
+
+_lock = threading.RLock()
+_live: dict[Any, Cluster] = {}  # by target; guarded by _lock
+_current: list[Cluster] = []  # the last one is current; guarded by _lock
+
+
+def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -> Cluster:
+    """A `Cluster`, which is also a context manager. Connecting again to an equal target gives the same one.
+
+    Args:
+        target: None for this process's own devices; a `LocalCluster` to start host processes here; or the address of a
+            running cluster, "unix:/…".
+        progress: see `pathways.runtime.launcher.start_local_cluster`.
+
+    Raises:
+        ConnectError: nobody listens there, or a process did not start; with its log's last lines.
+        UnsupportedVersionError: the cluster runs another jax or jaxlib.
+    """
+    with _lock:
+        known = _live.get(target)
+        if known is not None and known.is_alive():
+            _make_current(known)
+            return known
+        if target is None:
+            from pathways.api.embedded import EmbeddedControl
+
+            cluster = Cluster(EmbeddedControl(), target)
+        elif isinstance(target, LocalCluster):
+            from pathways.runtime.launcher import start_local_cluster
+
+            handle = start_local_cluster(target.islands, target.hosts_per_island, target.devices_per_host,
+                                         platform=target.platform, progress=progress)
+            cluster = Cluster(handle.control, target, handle)
+        elif isinstance(target, str):
+            from pathways.runtime.connection import connect_unix
+
+            cluster = Cluster(connect_unix(target), target)
+        else:
+            raise errors.ConnectError("connect expects None (this process's devices), a LocalCluster, or an address "
+                                      f"like unix:/path, got {target!r} of type {type(target).__name__}")
+        _live[target] = cluster
+        _make_current(cluster)
+        return cluster
+
+
+def current() -> Cluster:
+    """The cluster connected to last and not closed; the embedded one when there is none."""
+    with _lock:
+        while _current and not _current[-1].is_open:
+            _current.pop()
+        return _current[-1] if _current else connect()
+
+
+def _make_current(cluster: Cluster) -> None:
+    if cluster in _current:
+        _current.remove(cluster)
+    _current.append(cluster)
+
+
+class Cluster:
+    """A connection to a cluster. Made by `connect`; `close` it, or use it in a `with` statement."""
+
+    def __init__(self, control: Any, target: Any, handle: Any = None) -> None:
+        from pathways.api.array import Array
+
+        self._control = control
+        self._handle = handle
+        self._target = target
+        self._layouts: dict[Any, _core.Layout] = {}
+        self._placements: dict[tuple[int, Any], int] = {}  # what hosts of a group were told
+        self._lock = threading.RLock()
+        topology = control.topology
+        each = topology.devices_per_host
+        self.platform: str = topology.platform
+        self.devices = tuple(Device(number, number // each, topology.island_of(number // each), topology.platform)
+                             for number in range(topology.devices))
+        self.lowering_platform = {"gpu": "cuda"}.get(topology.platform, topology.platform)
+        self.is_embedded = target is None
+        liveness = None if self.is_embedded else control.check
+        self.native = _core.Client(control.client_id, control.client_segment, control.controller_segment, Array,
+                                   liveness)
+        self.driver = None
+        if self.is_embedded:
+            self.driver = control.driver
+            self.native.embed(control.controller, control.driver.core)
+        self._home: Slice | None = None
+
+    # ---- what is there
+
+    @property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """Host numbers, island by island."""
+        return tuple(self._control.topology.islands)
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """Host numbers."""
+        return tuple(range(self._control.topology.hosts))
+
+    @property
+    def address(self) -> str | None:
+        """Where other clients reach it; None when embedded."""
+        return getattr(self._control, "address", None)
+
+    @property
+    def is_open(self) -> bool:
+        """False after `close`."""
+        return not self.native.closed
+
+    def is_alive(self) -> bool:
+        """Whether it can be used: open, and none of its processes lost."""
+        return self.is_open and bool(self._control.alive())
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this client and of the cluster.
+
+        `dispatches`: runs this client submitted. `launches`: XLA launches, summed over hosts. `bytes_moved`: bytes that
+        transfers brought from host to host. `compiles`: XLA compilations, by host. The rest under `controller`,
+        `hosts`.
+        """
+        stats = dict(self._control.cluster_stats())
+        hosts = [host.get("driver", host) if isinstance(host, dict) else {} for host in stats.get("hosts", ())]
+        return {
+            "dispatches": self.native.dispatches,
+            "in_flight": self.native.in_flight,
+            "futures": self.native.futures_in_use,
+            "launches": sum(int(host.get("launches", 0)) for host in hosts),
+            "gangs": [int(host.get("gangs", 0)) for host in hosts],
+            "bytes_moved": sum(int(host.get("bytes_sent", 0)) for host in hosts),
+            "compiles": [int(host.get("compiles", 0)) for host in hosts],
+            **stats,
+        }
+
+    # ---- for the rest of this room
+
+    def control(self) -> Any:
+        """The control plane of an open cluster; raises what befell it otherwise."""
+        self.native.check_alive()
+        return self._control
+
+    def home_mesh(self) -> MeshSpec:
+        """Where a program runs that names no slice: one device, taken the first time it is needed."""
+        from pathways.api.program import remember
+
+        with self._lock:
+            if self._home is None:
+                self._home = Slice(self, self.control().allocate_slice((1,), ("x",), None))
+                remember(self._home)
+            return self._home.mesh_spec
+
+    def layout(self, kind: ArrayType, slice: Slice, *, dtype: Any = None, shape: tuple[int, ...] | None = None,
+               weak_type: bool = False) -> _core.Layout:
+        """The interned layout of arrays of physical type `kind` on `slice`.
+
+        `dtype` and `shape` are the logical ones where they differ (PRNG keys).
+        """
+        dtype = kind.dtype if dtype is None else dtype
+        shape = kind.shape if shape is None else shape
+        key = (shape, dtype, kind.shape, kind.dtype, kind.spec, slice.mesh_spec.name, weak_type)
+        known = self._layouts.get(key)
+        if known is None:
+            binding = slice.binding
+            known = _core.Layout(shape, dtype, weak_type, slice, kind.spec, binding.group, len(binding.hosts),
+                                 kind.nbytes)
+            known.cache = kind
+            with self._lock:
+                known = self._layouts.setdefault(key, known)
+        return known
+
+    def placement(self, layout: _core.Layout) -> int:
+        """The number by which a layout's hosts know its placement; tells them the first time."""
+        kind: ArrayType = layout.cache
+        key = (layout.group, (kind.shape, kind.dtype, kind.spec, layout.slice.mesh_spec.name))
+        known = self._placements.get(key)
+        if known is None:
+            with self._lock:
+                known = self._placements.get(key)
+                if known is None:
+                    known = len(self._placements) + 1
+                    self.native.note(4, layout.group, 0, 0, payloads.define(known, layout.slice.placed(kind)))
+                    self._placements[key] = known
+        return known
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Leaves the cluster: what this client owns there is freed. A LocalCluster started here ends. Idempotent."""
+        with _lock:
+            if self.native.closed:
+                return
+            try:
+                if not self.is_embedded and self._control.alive():
+                    self.native.flush()
+            except errors.PathwaysError:
+                pass
+            self.native.close()
+            if _live.get(self._target) is self:
+                del _live[self._target]
+            if self in _current:
+                _current.remove(self)
+        (self._handle or self._control).close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self.is_open else " (closed)"
+        where = "embedded" if self.is_embedded else self.address
+        return f"Cluster({where}, {self._control.topology.describe()}){state}"

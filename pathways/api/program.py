@@ -1,0 +1,306 @@
+"""Programs: a user's Python, traced once per signature into one dataflow, then one message per call.
+
+A call with arguments of a known signature goes straight to `_core.Call`; everything else here runs once per signature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from pathways import _core, _jaxlib, errors
+from pathways.api import put
+from pathways.api.array import Array
+from pathways.api.cluster import Cluster, current
+from pathways.api.slices import Slice
+from pathways.compiler import compile_traced, logical_text
+from pathways.compiler.ir import LogicalProgram, MeshSpec
+from pathways.compiler.options import Options
+from pathways.compiler.placed import parameter_names
+from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
+from pathways.runtime.binding import BoundProgram, plan_text
+
+_tracing = threading.local()
+_slices: dict[str, Slice] = {}  # by mesh name; names are never reused
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside the trace of a program."""
+    return getattr(_tracing, "depth", 0) > 0
+
+
+def remember(slice_: Slice) -> None:
+    """Lets programs find a slice by its mesh's name."""
+    _slices.setdefault(slice_.mesh_spec.name, slice_)
+
+
+class Program:
+    """A program and its compiled signatures. Made by `program` and `jit`."""
+
+    def __init__(self, fun: Callable[..., Any], *, name: str | None = None, home: Slice | None = None,
+                 static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
+                 donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = (),
+                 options: Mapping[str, Any] | Options | None = None) -> None:
+        if not callable(fun):
+            raise errors.ProgramError(f"expected a function, got {fun!r} of type {type(fun).__name__}")
+        functools.update_wrapper(self, fun, updated=())
+        self._fun = fun
+        self._name = name or getattr(fun, "__name__", type(fun).__name__)
+        self._home = home
+        self._static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+        self._donate = {"donate_argnums": donate_argnums, "donate_argnames": donate_argnames}
+        self._has_static = bool(static_argnums or static_argnames) or static_argnums == 0
+        self._options = Options.of(options)
+        self._compiled: dict[Hashable, Compiled] = {}
+        self._last: Compiled | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Submits one run and returns its results as arrays that are still to come."""
+        if not self._has_static:
+            leaves, tree = tree_flatten((args, kwargs))
+            last = self._last
+            if last is not None and last.modes == _jaxlib.trace_modes() and tree == last.in_tree:
+                out = last.call(leaves)
+                if out is not None:
+                    return tree_unflatten(last.out_tree, out)
+        return self._call_slowly(args, kwargs)
+
+    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_tracing():
+            return self._fun(*args, **kwargs)
+        if any(_jaxlib.is_tracer(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
+            raise errors.TraceError(
+                f"program {self._name!r} was called on a value that JAX is tracing. Put the transformation inside: "
+                f"pw.program(jax.grad({self._name}.__wrapped__)) instead of jax.grad({self._name})")
+        compiled, leaves = self._find(args, kwargs)
+        self._last = compiled
+        return tree_unflatten(compiled.out_tree, compiled.run(leaves))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces, partitions and lowers for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing."""
+        split = self._split(args, kwargs)
+        return Lowered(self, split, self._lower(split))
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
+        parameters = parameter_names(self._fun, len(args))
+        static = which(self._static["static_argnums"], self._static["static_argnames"], parameters)
+        static_names = names_of(self._static["static_argnames"])
+        dynamic = tuple(arg for n, arg in enumerate(args) if n not in static)
+        dynamic_kwargs = {key: value for key, value in kwargs.items() if key not in static_names}
+        leaves, tree = tree_flatten((dynamic, dynamic_kwargs))
+        constants = (tuple(args[n] for n in sorted(static)),
+                     tuple(sorted((key, value) for key, value in kwargs.items() if key in static_names)))
+        return _Split(args, kwargs, leaves, tree, constants)
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]]:
+        split = self._split(args, kwargs)
+        cluster = self._cluster(split.leaves)
+        abstract = tuple(abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
+                         for number, leaf in enumerate(split.leaves))
+        try:
+            key = (split.tree, abstract, split.constants, _jaxlib.trace_modes(), id(cluster))
+            known = self._compiled.get(key)
+        except TypeError as error:
+            raise errors.ProgramError(f"a static argument of program {self._name!r} is not hashable: {error}") from None
+        if known is None:
+            with self._lock:
+                known = self._compiled.get(key)
+                if known is None:
+                    known = self._compiled[key] = self._lower(split).compile_on(cluster, split)
+        return known, split.leaves
+
+    def _cluster(self, leaves: Sequence[Any]) -> Cluster:
+        if self._home is not None:
+            return self._home.cluster
+        for leaf in leaves:
+            if type(leaf) is Array:
+                return leaf.layout.slice.cluster
+        return current()
+
+    def _lower(self, split: _Split) -> _Lowering:
+        cluster = self._cluster(split.leaves)
+        arguments = [abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
+                     for number, leaf in enumerate(split.leaves)]
+        dynamic, dynamic_kwargs = tree_unflatten(split.tree, arguments)
+        parameters = parameter_names(self._fun, len(split.args))
+        static = which(self._static["static_argnums"], self._static["static_argnames"], parameters)
+        merged, rest = [], iter(dynamic)
+        for number, arg in enumerate(split.args):
+            merged.append(arg if number in static else next(rest))
+        kwargs = {key: dynamic_kwargs.get(key, value) for key, value in split.kwargs.items()}
+        _tracing.depth = getattr(_tracing, "depth", 0) + 1
+        try:
+            traced = trace(self._fun, merged, kwargs, name=self._name, **self._static, **self._donate)
+        finally:
+            _tracing.depth -= 1
+        home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
+        options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
+        return _Lowering(traced, compile_traced(traced, options, default_mesh=home))
+
+    def __repr__(self) -> str:
+        return f"<pathways program {self._name!r}>"
+
+
+class _Split:
+    """A call's arguments, static ones apart."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
+                 constants: Hashable) -> None:
+        self.args, self.kwargs, self.leaves, self.tree, self.constants = args, kwargs, leaves, tree, constants
+
+
+class _Lowering:
+    """A traced and lowered program, on no devices yet."""
+
+    def __init__(self, traced: Traced, program: LogicalProgram) -> None:
+        self.traced = traced
+        self.program = program
+
+    def slices(self) -> list[Slice]:
+        return [_slices[mesh.name] for mesh in self.program.meshes]
+
+    def bind(self, cluster: Cluster) -> BoundProgram:
+        slices = self.slices()
+        for slice_ in slices:
+            if slice_.cluster is not cluster:
+                raise errors.PlacementError(f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
+                                            f"cluster than its arguments or its other slices ({cluster!r})")
+        return BoundProgram(self.program, tuple(slice_.binding.devices for slice_ in slices),
+                            cluster.control().topology.devices_per_host)
+
+    def compile_on(self, cluster: Cluster, split: _Split) -> Compiled:
+        bound = self.bind(cluster)
+        control = cluster.control()
+        number = control.register_program(self.program, bound.bindings)
+        control.wait_compiled(number)
+        slices = self.slices()
+
+        def layout(value: int, struct: Any) -> _core.Layout:
+            kind = self.program.values[value]
+            return cluster.layout(kind, slices[kind.mesh], dtype=_layout_dtype(struct.dtype, kind.dtype),
+                                  shape=tuple(struct.shape), weak_type=bool(struct.weak_type))
+
+        inputs = tuple(layout(value, argument)
+                       for value, argument in zip(self.program.arguments, self.traced.arguments, strict=True))
+        outputs = tuple(layout(value, result)
+                        for value, result in zip(self.program.results, self.traced.results, strict=True))
+        donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
+        call = _core.Call(cluster.native, number, control.group(bound.hosts()), inputs, outputs, donated)
+        return Compiled(call, split.tree, self.traced, bound)
+
+
+def _layout_dtype(logical: Any, physical: Any) -> Any:
+    return logical if _jaxlib.is_key(logical) else physical
+
+
+class Compiled:
+    """One signature of a program, ready to run."""
+
+    def __init__(self, call: _core.Call, in_tree: Any, traced: Traced, bound: BoundProgram) -> None:
+        self.call = call
+        self.in_tree = in_tree
+        self.out_tree = traced.out_tree
+        self.names = traced.argument_names
+        self.modes = _jaxlib.trace_modes()
+        self.bound = bound
+
+    def run(self, leaves: list[Any]) -> list[Array]:
+        """Puts what is no array yet where the program wants it, and submits."""
+        ready = [leaf if type(leaf) is Array and leaf.layout is layout else
+                 put.put_leaf(leaf, layout, f"argument {name}")
+                 for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True)]
+        out = self.call(ready)
+        if out is None:
+            raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
+        return out  # type: ignore[no-any-return]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs on arguments of this very signature."""
+        leaves, tree = tree_flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise errors.ProgramError(f"compiled for arguments of structure {self.in_tree}, got {tree}")
+        return tree_unflatten(self.out_tree, self.run(leaves))
+
+
+class Lowered:
+    """A lowered program: text at each level, and `compile()`."""
+
+    def __init__(self, program: Program, split: _Split, lowering: _Lowering) -> None:
+        self._program = program
+        self._split = split
+        self._lowering = lowering
+
+    def as_text(self, level: str = "plan") -> str:
+        """The program as "mpmd" (after partitioning), "ifrt", "program" (ours, no devices yet) or "plan"."""
+        program = self._lowering.program
+        if level == "mpmd":
+            return program.mpmd_text
+        if level == "ifrt":
+            return program.ifrt_text
+        if level == "program":
+            return logical_text(program)
+        if level == "plan":
+            return plan_text(self.bound)
+        raise errors.ProgramError(f'expected "mpmd", "ifrt", "program" or "plan", got {level!r}')
+
+    @property
+    def logical(self) -> LogicalProgram:
+        """The program, free of physical devices."""
+        return self._lowering.program
+
+    @property
+    def bound(self) -> BoundProgram:
+        """The program on the physical devices that its slices are bound to now."""
+        return self._lowering.bind(self._program._cluster(self._split.leaves))
+
+    def compile(self) -> Compiled:
+        """Registers it with the hosts and waits until they have compiled it."""
+        return self._lowering.compile_on(self._program._cluster(self._split.leaves), self._split)
+
+
+def abstractify(leaf: Any, what: str, cluster: Cluster) -> Argument:
+    """The `Argument` of one leaf of a call."""
+    if isinstance(leaf, Array):
+        layout = leaf.layout
+        if layout.slice.cluster is not cluster:
+            raise errors.PlacementError(f"{what} lives on {layout.slice!r}, which belongs to another cluster: "
+                                        f"{layout.slice.cluster!r}; the program runs on {cluster!r}")
+        return Argument(layout.shape, layout.dtype, layout.weak_type, layout.slice.mesh_spec,
+                              layout.spec[:len(layout.shape)])
+    return as_argument(leaf, what)
+
+
+def program(fun: Callable[..., Any] | None = None, *, name: str | None = None,
+            static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
+            donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = (),
+            **options: Any) -> Any:
+    """Traces calls of placed functions into one program; use it as a decorator, with or without arguments.
+
+    Differentiation and batching go inside: `pw.program(jax.value_and_grad(loss))`.
+
+    Args:
+        fun: Python over placed functions (`pw.jit`), `pw.device_put` and JAX.
+        name: shown in plans and errors.
+        static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
+        **options: see `pathways.compiler.options.Options`: `schedule`, `merge`.
+
+    Returns:
+        A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.
+    """
+    if fun is None:
+        return functools.partial(program, name=name, static_argnums=static_argnums, static_argnames=static_argnames,
+                                 donate_argnums=donate_argnums, donate_argnames=donate_argnames, **options)
+    return Program(fun, name=name, static_argnums=static_argnums, static_argnames=static_argnames,
+                   donate_argnums=donate_argnums, donate_argnames=donate_argnames, options=options)
+
+
+def find_mesh(mesh: MeshSpec) -> Slice:
+    """The slice of a mesh."""
+    return _slices[mesh.name]

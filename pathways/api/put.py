@@ -1,0 +1,128 @@
+"""Host values onto slices: `pw.device_put`, and what a call does to arguments that are no `pw.Array` yet."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten
+
+from pathways import _core, _jaxlib, errors
+from pathways.api.array import Array
+from pathways.api.slices import Slice
+from pathways.compiler import specs
+from pathways.compiler import device_put as traced_put
+from pathways.compiler.ir import ArrayType
+from pathways.compiler.trace import as_argument
+from pathways.runtime import payloads
+
+#: Up to here bytes travel inside the note; above, through shared memory.
+INLINE_BYTES = 1024
+_keys = itertools.count(1)
+
+
+def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
+    """Puts a pytree of host values, or of arrays of other slices, onto a slice. Inside a program: a transfer.
+
+    Args:
+        x: NumPy or JAX arrays, numbers, `pw.Array`s, or a pytree of them.
+        devices: the slice.
+        spec: a pytree prefix of `PartitionSpec`s; None replicates.
+
+    Returns:
+        The same pytree of `pw.Array`s. The call copies the bytes and returns; it does not wait for devices.
+
+    Raises:
+        ShardingError: a dimension does not divide; names it.
+    """
+    from pathways.api import program
+
+    if not isinstance(devices, Slice):
+        raise errors.SliceError(f"pw.device_put expects a slice, got {devices!r} of type {type(devices).__name__}")
+    program.remember(devices)
+    if program.is_tracing():
+        return traced_put(x, devices.mesh_spec, spec)
+    leaves, tree = tree_flatten(x)
+    wanted = specs.broadcast(spec, x, f"shardings of device_put to {devices!r}")
+    out = []
+    for number, (leaf, leaf_spec) in enumerate(zip(leaves, wanted, strict=True)):
+        what = f"value {number} of device_put"
+        if isinstance(leaf, Array):
+            out.append(_move(leaf, devices, leaf_spec, what))
+        else:
+            argument = as_argument(leaf, what)
+            kind = physical(argument.shape, argument.dtype, devices, devices.spec(leaf_spec, argument.shape, what))
+            layout = devices.cluster.layout(kind, devices, dtype=_logical_dtype(argument.dtype, kind),
+                                            shape=argument.shape, weak_type=argument.weak_type)
+            out.append(put_leaf(leaf, layout, what))
+    return tree.unflatten(out)
+
+
+def _logical_dtype(dtype: Any, kind: ArrayType) -> Any:
+    return dtype if _jaxlib.is_key(dtype) else kind.dtype
+
+
+def physical(shape: tuple[int, ...], dtype: Any, slice_: Slice, spec: Any) -> ArrayType:
+    """The physical type of an array: PRNG keys are their words."""
+    full, words = _jaxlib.physical_struct(shape, dtype)
+    return ArrayType(full, words, 0, (*spec, *((),) * (len(full) - len(shape))))
+
+
+def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
+    """One host value as an array of `layout`. The bytes are copied before this returns."""
+    if isinstance(leaf, Array):
+        if leaf.layout is layout:
+            return leaf
+        raise errors.ProgramError(f"{what}: expected {layout.dtype}{list(layout.shape)} on {layout.slice!r}, got {leaf!r}")
+    kind: ArrayType = layout.cache
+    client = layout.slice.cluster.native
+    if _jaxlib.is_key(layout.dtype):
+        leaf = jax.random.key_data(leaf)
+    placement = layout.slice.cluster.placement(layout)
+    array: Array = client.new_array(layout)
+    driver = layout.slice.cluster.driver
+    if driver is not None:
+        # This process is the host: hand the value over as it is, but never memory that the caller can change.
+        key = next(_keys)
+        driver.local[key] = leaf if isinstance(leaf, jax.Array) else np.array(leaf, dtype=kind.dtype, copy=True)
+        client.note(1, layout.group, array.raw_handle, 0, payloads.put_local(placement, key))
+        return array
+    data = np.asarray(leaf, dtype=kind.dtype)
+    if data.shape != kind.shape:
+        raise errors.ProgramError(f"{what}: expected shape {kind.shape}, got {data.shape}")
+    if data.nbytes <= INLINE_BYTES:
+        client.note(1, layout.group, array.raw_handle, 0, payloads.put_inline(placement, data.tobytes()))
+        return array
+    block = allocate(client, data.nbytes, what)
+    np.copyto(np.frombuffer(block, kind.dtype, data.size).reshape(kind.shape), data)
+    block.retain(layout.parts)
+    client.note(1, layout.group, array.raw_handle, 0, payloads.put_arena(placement, block.offset, data.nbytes))
+    return array
+
+
+def allocate(client: _core.Client, nbytes: int, what: str) -> _core.BlockView:
+    """A block of the client's shared memory; waits while others give theirs back, and refuses what can never fit."""
+    capacity = client.arena_stats()[2]
+    if nbytes > capacity:
+        raise errors.ResourceExhaustedError(f"{what} has {nbytes} bytes, but this client's shared memory only "
+                                            f"{capacity}; connect with more")
+    waited = 0.0
+    while (block := client.allocate(nbytes)) is None:
+        client.flush()
+        client.check_alive()
+        client.pause(0.001)
+        waited += 0.001
+        if waited > 30:
+            raise errors.ResourceExhaustedError(
+                f"{what} needs {nbytes} bytes of this client's shared memory, and none of its {capacity} bytes became "
+                f"free for 30 s: {client.arena_stats()[0]} are in use by arrays that are still alive")
+    return block
+
+
+def _move(array: Array, devices: Slice, spec: Any, what: str) -> Array:
+    """An array of the cluster on another slice, or sharded otherwise."""
+    from pathways.api import operators
+
+    return operators.move(array, devices, devices.spec(spec, array.shape, what))

@@ -1,0 +1,119 @@
+"""Virtual devices: a client asks for a mesh of them, computes on it, and never learns which physical ones they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from pathways import errors
+from pathways.compiler import specs
+from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.runtime.routes import Placed
+from pathways.runtime.topology import SliceBinding
+
+if TYPE_CHECKING:
+    from pathways.api.cluster import Cluster
+
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One device of a cluster: a global number, and the host and island it belongs to."""
+
+    id: int
+    host: int
+    island: int
+    platform: str
+
+    def __repr__(self) -> str:
+        return f"Device({self.platform}:{self.id}, host {self.host}, island {self.island})"
+
+
+class Slice:
+    """A named mesh of virtual devices. Made by `VirtualDeviceSet.add_slice`; compared by identity."""
+
+    def __init__(self, cluster: Cluster, binding: SliceBinding) -> None:
+        self.cluster = cluster
+        self.binding = binding
+        axes = tuple(zip(binding.axis_names, binding.shape, strict=True))
+        self.mesh_spec = MeshSpec(f"s{next(_numbers)}", axes)
+        self.mesh: AbstractMesh = specs.abstract_mesh(self.mesh_spec)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Size of each axis, by name."""
+        return dict(self.mesh_spec.axes)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the axes, major first."""
+        return self.binding.axis_names
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.mesh_spec.size
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The physical devices behind it now, in C order of its shape."""
+        by_number = self.cluster.devices
+        return tuple(by_number[number] for number in self.binding.devices)
+
+    def placed(self, kind: ArrayType) -> Placed:
+        """An array type of this slice on its physical devices."""
+        return Placed(kind, self.mesh_spec, self.binding.devices)
+
+    def spec(self, spec: PartitionSpec | None, shape: Sequence[int], what: str) -> tuple[tuple[str, ...], ...]:
+        """A PartitionSpec normalized for an array of `shape` on this slice; raises `ShardingError`."""
+        return specs.normalize(spec, shape, self.mesh_spec, what)
+
+    def __repr__(self) -> str:
+        shape = " x ".join(f"{name}={size}" for name, size in self.mesh_spec.axes)
+        return f"Slice({self.mesh_spec.name}: {shape} on {self.cluster.platform} devices of island {self.binding.island})"
+
+
+class VirtualDeviceSet:
+    """Where slices come from. Made by `make_virtual_device_set`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def add_slice(self, devices: int | None = None, *, shape: Sequence[int] | None = None,
+                  axis_names: Sequence[str] | None = None, island: int | None = None) -> Slice:
+        """A new slice of `devices` devices, or of a mesh of `shape` with named axes; contiguous in one island.
+
+        Args:
+            devices: how many, as a mesh of one axis.
+            shape: one to three sizes, instead of `devices`.
+            axis_names: one name per axis; "x", "y", "z" when not given.
+            island: on which island; the least loaded one when not given.
+
+        Raises:
+            SliceError: there are not so many devices in one island; says what there is.
+        """
+        if (devices is None) == (shape is None):
+            raise errors.SliceError("add_slice expects either devices=n or shape=(…), "
+                                    f"got devices={devices!r} and shape={shape!r}")
+        if shape is None:
+            if isinstance(devices, bool) or not isinstance(devices, int):
+                raise errors.SliceError(f"devices must be a positive int, got {devices!r}")
+            shape = (devices,)
+        sizes = tuple(shape)
+        if axis_names is None and len(sizes) > 3:
+            raise errors.SliceError(f"a slice has one to three axes, got shape {sizes}")
+        names = ("x", "y", "z")[:len(sizes)] if axis_names is None else tuple(axis_names)
+        control = self.cluster.control()
+        return Slice(self.cluster, control.allocate_slice(sizes, names, island))
+
+
+def make_virtual_device_set(cluster: Cluster | None = None) -> VirtualDeviceSet:
+    """Virtual devices of `cluster`; of the current one when not given (embedded, if none is connected)."""
+    from pathways.api.cluster import current
+
+    return VirtualDeviceSet(cluster or current())

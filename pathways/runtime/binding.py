@@ -1,0 +1,179 @@
+"""Binding: a logical program on physical devices, cut into one plan per host.
+
+The map from virtual to physical is data: `bind` is the only step that runs again when it changes. Hosts bind for
+themselves, from the same program and the same map, so what travels is the program, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pathways import _native
+from pathways.compiler.ir import LogicalProgram, Node, NodeKind
+from pathways.runtime.routes import Placed, Route, route
+
+Bindings = tuple[tuple[int, ...], ...]  # per mesh of the program: global device numbers, row-major
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launchable of a plan: a computation, where, and which inputs it may take over (MEM-4)."""
+
+    computation: int
+    donates: tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostPlan:
+    """What one host needs of a bound program: the encoded plan, and what its numbers mean.
+
+    `launches[n.computation]` is meant by a call, `routes[n.computation]` by a transfer. `transfers[i]` is the node of
+    route i; `values` maps a local value to the program's.
+    """
+
+    block: bytes
+    launches: tuple[Launch, ...]
+    routes: tuple[Route, ...]
+    transfers: tuple[Node, ...]
+    values: tuple[int, ...]
+    calls: tuple[Node, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundProgram:
+    """A logical program and its map."""
+
+    program: LogicalProgram
+    bindings: Bindings
+    devices_per_host: int
+
+    def placed(self, value: int) -> Placed:
+        """A value's type on physical devices."""
+        kind = self.program.values[value]
+        return Placed(kind, self.program.meshes[kind.mesh], self.bindings[kind.mesh])
+
+    def hosts_of_mesh(self, mesh: int) -> tuple[int, ...]:
+        """Hosts with devices in a mesh, ascending."""
+        return hosts_of(self.bindings[mesh], self.devices_per_host)
+
+    def hosts_of_value(self, value: int) -> tuple[int, ...]:
+        """Hosts that hold shards of a value."""
+        return self.hosts_of_mesh(self.program.values[value].mesh)
+
+    def hosts(self) -> tuple[int, ...]:
+        """All hosts concerned."""
+        used = {self.program.values[v].mesh for node in self.program.nodes for v in (*node.inputs, *node.outputs)}
+        used |= {self.program.values[v].mesh for v in (*self.program.arguments, *self.program.results)}
+        used |= {self.program.computations[n.computation].mesh for n in self.program.nodes if n.computation >= 0}
+        return tuple(sorted({host for mesh in used for host in self.hosts_of_mesh(mesh)}))
+
+
+def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
+    """Hosts of those devices, ascending."""
+    return tuple(sorted({device // devices_per_host for device in devices}))
+
+
+def host_plan(bound: BoundProgram, host: int) -> HostPlan:
+    """The plan of one host. Its work and its size follow from the host's own part (COST-2)."""
+    program = bound.program
+    holders = [frozenset(bound.hosts_of_mesh(mesh)) for mesh in range(len(program.meshes))]
+    masks = [_mask(devices, host, bound.devices_per_host) for devices in bound.bindings]
+    local: dict[int, int] = {}
+
+    def number(value: int) -> int:
+        return local.setdefault(value, len(local))
+
+    def is_here(value: int) -> bool:
+        return host in holders[program.values[value].mesh]
+
+    # First find out what is here: values are numbered in the order of their making.
+    for value in program.arguments:
+        if is_here(value):
+            number(value)
+    launches: dict[Launch, int] = {}
+    routes: list[Route] = []
+    transfers: list[Node] = []
+    calls: list[Node] = []
+    steps = []
+    for index, node in enumerate(program.nodes):
+        if node.kind is NodeKind.CALL:
+            mesh = program.computations[node.computation].mesh
+            if host not in holders[mesh]:
+                continue
+            launch = launches.setdefault(Launch(node.computation, node.donates), len(launches))
+            inputs = [number(v) for v in node.inputs]
+            outputs = [number(v) for v in node.outputs]
+            steps.append(("call", launch, index, inputs, outputs, masks[mesh], len(holders[mesh]) > 1))
+            calls.append(node)
+        else:
+            source, target = node.inputs[0], node.outputs[0]
+            if not (is_here(source) or is_here(target)):
+                continue
+            way = route(bound.placed(source), bound.placed(target), bound.devices_per_host)
+            sends, receives = way.destinations(host), way.sources(host) if is_here(target) else ()
+            if not sends and not is_here(target):
+                continue  # a replica of the source that nobody reads from
+            inputs = [number(source)] if sends else []
+            outputs = [number(target)] if is_here(target) else []
+            steps.append(("transfer", len(routes), index, inputs, outputs, masks[program.values[source].mesh],
+                          masks[program.values[target].mesh], receives, sends))
+            routes.append(way)
+            transfers.append(node)
+
+    builder = _native.PlanBuilder(host, bound.devices_per_host, len(local))
+    absent = _native.NO_VALUE
+    builder.set_arguments([local[v] if is_here(v) else absent for v in program.arguments])
+    builder.set_results([local[v] if is_here(v) else absent for v in program.results])
+    for step in steps:
+        if step[0] == "call":
+            builder.call(*step[1:])
+        else:
+            builder.transfer(*step[1:6], devices=step[6], sources=list(step[7]), destinations=list(step[8]))
+    return HostPlan(builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(local), tuple(calls))
+
+
+def _mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
+    mask = 0
+    for device in devices:
+        if device // devices_per_host == host:
+            mask |= 1 << (device % devices_per_host)
+    return mask
+
+
+def plan_text(bound: BoundProgram) -> str:
+    """The physical plan as text: where each node runs, and each transfer's route. What `as_text("plan")` prints."""
+    program = bound.program
+    lines = [f"program {program.name}: {len(program.nodes) + 2} nodes on hosts {list(bound.hosts())}"]
+    for index, mesh in enumerate(program.meshes):
+        devices = bound.bindings[index]
+        span = f"{devices[0]}..{devices[-1]}" if len(devices) > 8 else ", ".join(map(str, devices))
+        lines.append(f"  slice {mesh.name} {dict(mesh.axes)}: devices {span} on hosts {list(bound.hosts_of_mesh(index))}")
+    lines.append(f"  0 argument -> {_values(program, program.arguments)}")
+    for number, node in enumerate(program.nodes, 1):
+        where = program.values[node.outputs[0]].mesh if node.outputs else program.computations[node.computation].mesh
+        slice_name = program.meshes[where].name
+        if node.kind is NodeKind.CALL:
+            what = f"call {node.name}"
+            if node.transposes:
+                what += " (backward)"
+            donated = [v for v, gives in zip(node.inputs, node.donates, strict=False) if gives]
+            tail = f" donating {_values(program, donated)}" if donated else ""
+        else:
+            way = route(bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host)
+            what = "transfer"
+            hops = ", ".join(f"{a}->{b} x{len(copies)}" for (a, b), copies in sorted(way.copies.items()))
+            itemsize = program.values[node.inputs[0]].dtype.itemsize
+            tail = f" by hosts {hops}; {way.elements * itemsize} bytes between hosts"
+        lines.append(f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
+                     f"{_values(program, node.outputs)}{tail}")
+    lines.append(f"  {len(program.nodes) + 1} result <- {_values(program, program.results)}")
+    return "\n".join(lines)
+
+
+def _values(program: LogicalProgram, values: Sequence[int]) -> str:
+    shown = []
+    for value in values:
+        kind = program.values[value]
+        shown.append(f"%{value}:{kind.dtype}{list(kind.shape)}")
+    return "(" + ", ".join(shown) + ")"

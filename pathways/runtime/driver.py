@@ -1,0 +1,333 @@
+"""A host's rare half: registers programs, compiles them, and does what the executor asks beside launches.
+
+`pathways._core.Host` owns the enqueue loop and calls in here with Python's lock held, from one thread; registration
+comes from control threads, compilation runs on threads of its own. Values are `jax.Array`s over the devices of a slice,
+of which this process sees its own shards.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from pathways import _core
+from pathways.compiler import specs
+from pathways.compiler.ir import LogicalProgram
+from pathways.runtime import executable, payloads
+from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
+from pathways.runtime.payloads import Mode
+from pathways.runtime.routes import Placed, Region, slices
+from pathways.runtime.transport import Landings, Transport
+
+#: Launches that a CPU device takes before the enqueue itself blocks, other devices' too (32, less one).
+CPU_IN_FLIGHT = 31
+
+
+class Program:
+    """A registered program on one host. Immutable after it is compiled."""
+
+    def __init__(self, bound: BoundProgram, plan: HostPlan) -> None:
+        self.bound = bound
+        self.plan = plan
+        self.targets = [bound.placed(node.outputs[0]) for node in plan.transfers]
+        donated = {value for node in plan.calls for value, gives in zip(node.inputs, node.donates, strict=False)
+                   if gives}
+        #: Per route: whether the result may share memory with the source (MEM-4: not when somebody takes it over).
+        self.may_alias = [node.outputs[0] not in donated for node in plan.transfers]
+
+
+class HostDriver:
+    """One host on JAX. `run` is the enqueue thread's loop."""
+
+    def __init__(self, host: int, devices: Sequence[jax.Device], all_devices: Sequence[jax.Device], first_device: int,
+                 segments: Sequence[Any], controller: Any) -> None:
+        """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on."""
+        self.host = host
+        self._devices = tuple(devices)
+        self._all_devices = tuple(all_devices)
+        self._first_device = first_device
+        self._platform = devices[0].platform
+        # A host of one CPU device runs what it enqueues inline, so nothing is ever in flight there.
+        bound = CPU_IN_FLIGHT if self._platform == "cpu" and len(devices) > 1 else 0
+        self.core = _core.Host(self, host, len(devices), bound, list(segments), controller)
+        self._transport = Transport(self.core, host, len(devices))
+        self._programs: dict[int, Program] = {}
+        self._executables = executable.ExecutableCache()
+        self._placements: dict[tuple[int, int], Placed] = {}  # by client and number
+        self._shardings: dict[Any, NamedSharding] = {}
+        self._landings: dict[tuple[int, int, int], Landings] = {}  # by order, plan and route
+        self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._compiler_thread: threading.Thread | None = None
+        self._watchers = Watchers(self.core)
+        self._compiles = CompileCounter()
+        self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
+
+    # ------------------------------------------------------------------------------------- registration, any thread
+
+    def attach_client(self, client: int, segment: Any) -> None:
+        """Starts completing a client's futures."""
+        self.core.attach_client(client, segment)
+
+    def detach_client(self, client: int) -> None:
+        """Forgets a client that the order has said to be gone. What it owned was dropped then (OWN-1)."""
+        self.core.detach_client(client)
+        for key in [key for key in self._placements if key[0] == client]:
+            self._placements.pop(key, None)
+
+    def register_program(self, client: int, program_id: int, program: LogicalProgram, bindings: Bindings,
+                         on_compiled: Callable[[int, str | None], None]) -> None:
+        """Stores a program and compiles it in the background; then `on_compiled(program_id, error or None)`."""
+        bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
+        registered = Program(bound, host_plan(bound, self.host))
+        self._programs[program_id] = registered
+        self.core.add_plan(program_id, registered.plan.block)
+        if self._compiler_thread is None:
+            self._compiler_thread = threading.Thread(target=self._compile_loop, name="pw-compile", daemon=True)
+            self._compiler_thread.start()
+        self._compiler.put(lambda: self._compile(program_id, registered, on_compiled))
+
+    def _compile_loop(self) -> None:
+        while (job := self._compiler.get()) is not None:
+            job()
+
+    def _compile(self, program_id: int, registered: Program, on_compiled: Callable[[int, str | None], None]) -> None:
+        error = None
+        try:
+            self.core.set_launchables(program_id, self.compile_now(registered))
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem} (on host {self.host})"
+            self.core.set_failed(program_id, error)
+        on_compiled(program_id, error)
+
+    def compile_now(self, registered: Program) -> tuple[Callable[..., Any], ...]:
+        """The callables of a program's launches; equal modules are compiled once per host."""
+        bound = registered.bound
+        calls = []
+        for launch in registered.plan.launches:
+            computation = bound.program.computations[launch.computation]
+            devices = [self._device(number) for number in bound.bindings[computation.mesh]]
+            calls.append(self._executables.load(computation, devices, launch.donates).call)
+        return tuple(calls)
+
+    def _device(self, number: int) -> jax.Device:
+        return self._all_devices[number - self._first_device]
+
+    # ---------------------------------------------------------------------------------------------- the enqueue thread
+
+    def run(self) -> None:
+        """Runs until `stop`."""
+        try:
+            self.core.run(self._watchers.arm)
+        finally:
+            self._watchers.stop()
+            self._compiler.put(None)
+            self.core.clear()
+
+    def stop(self) -> None:
+        """Makes `run` return; any thread."""
+        self.core.stop()
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for people."""
+        return {**self.core.stats(), "compiles": self._compiles.count, "executables": len(self._executables),
+                "bytes_sent": self._transport.bytes_sent, "programs": len(self._programs)}
+
+    def set_faults(self, swap_every: int) -> None:
+        """Test hook: makes this host break the order."""
+        self.core.set_faults(swap_every)
+
+    def describe(self, doing: str, error: BaseException | None, plan: int, node: int) -> str:
+        """One line of an error for the client: what failed, where, and XLA's own words (ERR-1)."""
+        name = ""
+        if plan in self._programs and node > 0:
+            program = self._programs[plan].bound.program
+            name = self._node_name(plan, node)
+            name = f" of computation {name!r} of program {program.name!r}" if name else f" of program {program.name!r}"
+        devices = ", ".join(str(device) for device in self._devices)
+        return f"ComputationError: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
+
+    def _node_name(self, plan: int, node: int) -> str:
+        from pathways import _native
+
+        registered = self._programs[plan]
+        nodes = _native.describe_plan(registered.plan.block)
+        return registered.bound.program.nodes[nodes[node]["node"]].name if node < len(nodes) - 1 else ""
+
+    def placeholder(self, plan: int, node: int, index: int) -> jax.Array:
+        """Zeros in place of a failed input, so that a gang stays whole (GANG-1)."""
+        from pathways import _native
+
+        registered = self._programs[plan]
+        value = _native.describe_plan(registered.plan.block)[node]["inputs"][index]
+        placed = registered.bound.placed(registered.plan.values[value])
+        return self._from_full(placed, np.zeros(placed.type.shape, placed.type.dtype))
+
+    def block(self, value: jax.Array, seconds: float) -> None:
+        """Embedded: waits for a value; its error is found when it is looked at."""
+        try:
+            value.block_until_ready()
+        except Exception:  # deleted, or failed: the executor's look will tell
+            pass
+
+    # ------------------------------------------------------------------------------------------------------ transfers
+
+    def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
+        """A transfer whose two ends are on this host alone."""
+        registered = self._programs[plan]
+        return jax.device_put(value, self._sharding(registered.targets[route]),
+                              may_alias=registered.may_alias[route])
+
+    def begin_receive(self, order: int, plan: int, route: int) -> list[tuple[int, list[int]]] | None:
+        """Takes room for what comes; (source host, offsets of all blocks) per source, or None: no room now."""
+        registered = self._programs[plan]
+        way = registered.plan.routes[route]
+        landings = self._transport.allocate(way.blocks[self.host], registered.targets[route].type.dtype)
+        if landings is None:
+            return None
+        self._landings[order, plan, route] = landings
+        return [(source, landings.offsets) for source in way.sources(self.host)]
+
+    def send(self, plan: int, route: int, value: jax.Array, destination: int, offsets: list[int]) -> None:
+        """Writes this host's pieces of a ready value into the destination's blocks."""
+        way = self._programs[plan].plan.routes[route]
+        self._transport.send(value, {device: self._device(device) for device in
+                                     {copy.device for copy in way.copies[self.host, destination]}},
+                             way.copies[self.host, destination], way.blocks[destination], destination, offsets)
+
+    def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
+        """Makes an array of blocks that are all written; on CPU the array is the blocks."""
+        landings = self._landings.pop((order, plan, route))
+        registered = self._programs[plan]
+        target = registered.targets[route]
+        shards = [jax.device_put(view, self._device(device))
+                  for block, view in zip(registered.plan.routes[route].blocks[self.host], landings.views, strict=True)
+                  for device in block.devices]
+        return jax.make_array_from_single_device_arrays(target.type.shape, self._sharding(target), shards)
+
+    def abandon_receive(self, order: int, plan: int, route: int) -> None:
+        """Gives the room of a failed transfer back."""
+        self._landings.pop((order, plan, route), None)
+
+    # ---------------------------------------------------------------------------------------------- the client's notes
+
+    def note(self, client: int, payload: bytes) -> None:
+        """A placement's description."""
+        number, placed = payloads.parse_define(payload)
+        self._placements[client, number] = placed
+
+    def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
+        """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
+        number, mode, what = payloads.parse_put(payload)
+        placed = self._placements[client, number]
+        mask = 0
+        for device in placed.devices:
+            local = device - self.host * len(self._devices)
+            if 0 <= local < len(self._devices):
+                mask |= 1 << local
+        if mode is Mode.LOCAL:
+            return jax.device_put(self.local.pop(int(what)), self._sharding(placed)), mask  # type: ignore[call-overload]
+        data: Any = what
+        if mode is Mode.ARENA:
+            offset, nbytes = what  # type: ignore[misc]
+            data = self.core.client_block(client, offset, nbytes, True)
+        count = int(np.prod(placed.type.shape, dtype=np.int64))
+        full = np.frombuffer(data, placed.type.dtype, count) if count else np.empty(0, placed.type.dtype)
+        return self._from_full(placed, full.reshape(placed.type.shape)), mask
+
+    def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
+        """Writes this host's share of a ready buffer where the client reads it: each distinct part once."""
+        mode, what = payloads.parse_fetch(payload)
+        if mode is Mode.LOCAL:
+            self.local[what[0]] = np.asarray(value)
+            return
+        offset, nbytes = what
+        if nbytes == 0:
+            return
+        block = self.core.client_block(client, offset, nbytes, True)
+        full = np.frombuffer(block, value.dtype, value.size).reshape(value.shape)
+        for shard in value.addressable_shards:
+            if shard.replica_id == 0:
+                full[shard.index] = np.asarray(shard.data)
+
+    def _from_full(self, placed: Placed, full: np.ndarray) -> jax.Array:
+        """A global array whose shards here are cut from `full`."""
+        first = self.host * len(self._devices)
+        shards = []
+        for device, cell in zip(placed.devices, placed.cells, strict=True):
+            if first <= device < first + len(self._devices):
+                region: Region = placed.region(cell)
+                shards.append(jax.device_put(full[slices(region)], self._device(device)))
+        return jax.make_array_from_single_device_arrays(placed.type.shape, self._sharding(placed), shards)
+
+    def _sharding(self, placed: Placed) -> NamedSharding:
+        key = (placed.mesh.axes, placed.devices, placed.type.spec)
+        known = self._shardings.get(key)
+        if known is None:
+            devices = np.empty(len(placed.devices), dtype=object)
+            devices[:] = [self._device(number) for number in placed.devices]
+            axes = placed.mesh.axes or (("_devices", len(placed.devices)),)
+            mesh = Mesh(devices.reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+            known = self._shardings[key] = NamedSharding(mesh, specs.to_partition_spec(placed.type.spec))
+        return known
+
+
+class CompileCounter:
+    """Counts XLA compilations of this process, by JAX's own monitoring events."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.count += 1
+
+
+class Watchers:
+    """Threads that sleep in `block_until_ready` so that the enqueue thread need not.
+
+    The enqueue thread, when it has nothing else to do, names the oldest value of each lane; a watcher waits for it with
+    Python's lock released and then rings the host's doorbell.
+    """
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._watched: set[int] = set()  # ids of values being waited for; they are kept alive by their waiter
+        self._idle = 0
+        self._threads = 0
+
+    def arm(self, values: list[Any]) -> None:
+        """Sees to it that the doorbell rings when one of `values` is ready. Enqueue thread only."""
+        for value in values:
+            if id(value) in self._watched:
+                continue
+            self._watched.add(id(value))
+            if self._threads < len(self._watched):
+                self._threads += 1
+                threading.Thread(target=self._loop, name="pw-watch", daemon=True).start()
+            self._work.put(value)
+
+    def stop(self) -> None:
+        """Ends the threads as they come out of their waits."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _loop(self) -> None:
+        while (value := self._work.get()) is not None:
+            try:
+                value.block_until_ready()
+            except Exception:  # failed or donated: the executor's look will tell
+                pass
+            except BaseException:
+                traceback.print_exc()
+            self._watched.discard(id(value))
+            value = None
+            self._core.ring()

@@ -1,0 +1,99 @@
+"""What notes carry between a client and the hosts: descriptions of placements once, then puts and fetches by number.
+
+    define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (a backend note)
+    put       "P", placement id, mode, then: bytes inline | offset and length in the client's arena | a local key
+    fetch     "F", mode, then: offset and length in the client's arena | a local key
+
+Little-endian, fixed width. "Local" is embedded mode: client and host are one process and hand objects over as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Sequence
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8s with NumPy)
+import numpy as np
+
+from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.runtime.routes import Placed
+
+_PUT = struct.Struct("<cIB")
+_FETCH = struct.Struct("<cB")
+_SPAN = struct.Struct("<QQ")
+_KEY = struct.Struct("<Q")
+
+
+class Mode(enum.IntEnum):
+    """How the bytes travel."""
+
+    INLINE = 0
+    ARENA = 1
+    LOCAL = 2
+
+
+def define(number: int, placed: Placed) -> bytes:
+    """Describes a placement, to be meant by `number` from then on."""
+    return b"D" + json.dumps({
+        "id": number, "shape": placed.type.shape, "dtype": placed.type.dtype.name, "axes": placed.mesh.axes,
+        "spec": placed.type.spec, "devices": placed.devices,
+    }).encode()
+
+
+def parse_define(payload: bytes) -> tuple[int, Placed]:
+    """What `define` wrote."""
+    fields = json.loads(payload[1:])
+    mesh = MeshSpec("put", tuple((name, size) for name, size in fields["axes"]))
+    spec = tuple(tuple(axes) for axes in fields["spec"])
+    kind = ArrayType(tuple(fields["shape"]), dtype_of(fields["dtype"]), 0, spec)
+    return fields["id"], Placed(kind, mesh, tuple(fields["devices"]))
+
+
+def dtype_of(name: str) -> np.dtype:
+    """A dtype by the name NumPy or ml_dtypes gives it."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def put_inline(placement: int, data: bytes) -> bytes:
+    """A put whose bytes (C order) travel with the note."""
+    return _PUT.pack(b"P", placement, Mode.INLINE) + data
+
+
+def put_arena(placement: int, offset: int, nbytes: int) -> bytes:
+    """A put whose bytes lie in the client's arena; each host adopts one reference."""
+    return _PUT.pack(b"P", placement, Mode.ARENA) + _SPAN.pack(offset, nbytes)
+
+
+def put_local(placement: int, key: int) -> bytes:
+    """A put of an object that the driver finds under `key`."""
+    return _PUT.pack(b"P", placement, Mode.LOCAL) + _KEY.pack(key)
+
+
+def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]:
+    """(placement, mode, what the mode needs)."""
+    _, placement, mode = _PUT.unpack_from(payload)
+    rest = payload[_PUT.size:]
+    if mode == Mode.ARENA:
+        return placement, Mode.ARENA, _SPAN.unpack(rest)
+    if mode == Mode.LOCAL:
+        return placement, Mode.LOCAL, _KEY.unpack(rest)[0]
+    return placement, Mode.INLINE, rest
+
+
+def fetch_arena(offset: int, nbytes: int) -> bytes:
+    """A fetch into the client's arena; each host adopts one reference."""
+    return _FETCH.pack(b"F", Mode.ARENA) + _SPAN.pack(offset, nbytes)
+
+
+def fetch_local(key: int) -> bytes:
+    """A fetch whose value the driver leaves under `key`."""
+    return _FETCH.pack(b"F", Mode.LOCAL) + _KEY.pack(key)
+
+
+def parse_fetch(payload: bytes) -> tuple[Mode, Sequence[int]]:
+    """(mode, what it needs)."""
+    mode = _FETCH.unpack_from(payload)[1]
+    return (Mode.ARENA, _SPAN.unpack(payload[_FETCH.size:])) if mode == Mode.ARENA else \
+        (Mode.LOCAL, _KEY.unpack(payload[_FETCH.size:]))
