@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "channel/news_board.h"
 #include "sync/byte_ring.h"
 #include "sync/doorbell.h"
 
@@ -20,7 +21,9 @@ namespace pathways {
 class Outbox {
  public:
   Outbox() = default;
-  Outbox(ByteRing* ring, DoorbellWord* doorbell) : producer_(ring->claim_producer()), doorbell_(doorbell) {}
+  /// `news`, if given, is told between publishing and ringing, so that a reader of many rings knows which to look at.
+  Outbox(ByteRing* ring, DoorbellWord* doorbell, NewsBoard* news = nullptr, uint32_t place = 0)
+      : producer_(ring->claim_producer()), doorbell_(doorbell), news_(news), place_(place) {}
   Outbox(Outbox&&) = default;
   Outbox& operator=(Outbox&&) = default;
 
@@ -44,13 +47,17 @@ class Outbox {
     if (!overflow_.empty()) drain();
     if (is_dirty_) {
       producer_.publish();
+      if (news_ != nullptr) news_->post(place_);
       doorbell_->ring();
       is_dirty_ = false;
     }
     return !overflow_.empty();
   }
 
+  bool is_connected() const { return doorbell_ != nullptr; }
   bool has_overflow() const { return !overflow_.empty(); }
+  /// The longest record that `send` takes.
+  uint32_t max_record() const { return producer_.max_record(); }
 
  private:
   void drain() {
@@ -66,6 +73,8 @@ class Outbox {
 
   ByteRing::Producer producer_;
   DoorbellWord* doorbell_ = nullptr;
+  NewsBoard* news_ = nullptr;
+  uint32_t place_ = 0;
   std::deque<std::vector<std::byte>> overflow_;
   bool is_dirty_ = false;
 };

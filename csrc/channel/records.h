@@ -70,12 +70,14 @@ struct ClientGoneRecord {
 
 struct RunDoneRecord {
   RecordHeader header;
-  uint64_t tag;    ///< the entry's id
-  uint32_t gangs;  ///< gang launches of this run on this host (GANG-1)
+  uint64_t tag;       ///< the entry's id
+  uint32_t gangs;     ///< gang launches of this run on this host (GANG-1)
+  uint32_t expected;  ///< what its plan has of them: a host launches all or none
   uint32_t host;
+  uint32_t reserved;
 };
 
-/// Followed by `bytes` bytes of UTF-8 text, padded to 8.
+/// Followed by `bytes` bytes of UTF-8 text, padded to 8. Handle 0: the client itself was put out, and why.
 struct FailedRecord {
   RecordHeader header;
   uint64_t handle;
@@ -85,7 +87,7 @@ struct FailedRecord {
 
 /// A transfer's destination to one of its sources. Followed by `count` offsets into the destination's arena.
 struct PostRecord {
-  RecordHeader header;
+  RecordHeader header;  ///< detail: 1 when more offsets of the same post follow in the next record
   uint64_t order;
   uint32_t node;  ///< global node
   uint32_t host;  ///< who posts

@@ -5,7 +5,8 @@
 /// moves it about, never looks inside, and owes one `drop` for each reference it was given.
 ///
 /// Threading: all calls come from the executor's thread, one at a time.
-/// Errors: kFailed means that the operation failed and `last_error()` says why; the executor poisons what depends on it.
+/// Errors: kFailed means that the operation failed and `last_error()` says why; the executor poisons what depends on
+/// it.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +60,7 @@ class Backend {
                       std::span<const uint64_t> offsets) = 0;
   /// Everything has been written: makes the value of it.
   virtual Status finish_receive(const NodeContext& context, Value* output) = 0;
-  /// Gives back what `begin_receive` took, when the source failed.
+  /// Gives back what `begin_receive` took, when a source failed.
   virtual void abandon_receive(const NodeContext& context) = 0;
 
   /// Makes a buffer of a client's bytes; says which local devices it lies on.
@@ -80,7 +81,8 @@ class HostLink {
   /// This host's part of a buffer is ready, or a fetch is written.
   virtual void complete(uint32_t client, Handle future) = 0;
   virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
-  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs) = 0;
+  /// `gangs` launched of the `expected` that the run has on this host.
+  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
   virtual void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
   virtual void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
 };

@@ -5,11 +5,13 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/status.h"
 
 namespace pathways {
 namespace {
 
 constexpr size_t kErrorsKept = 4096;
+constexpr uint32_t kHeldPolls = 256;  // after so many the swap fault gives up waiting for a second run
 
 template <typename F>
 void for_each_device(uint64_t mask, F&& f) {
@@ -43,11 +45,19 @@ void Executor::clear() {
     c = Client{};
   }
   exchanges_.clear();
+  stalled_receives_.clear();
   runs_.clear();
   free_runs_.clear();
   ready_.clear();
   throttled_.clear();
+  fetches_.clear();
+  free_fetches_.clear();
+  held_.clear();
   for (auto& fifo : fifos_) fifo.clear();
+  std::fill(in_flight_.begin(), in_flight_.end(), 0u);
+  for (auto& plan : plans_) {
+    if (plan) plan->live = 0, plan->waiting.clear();
+  }
   live_runs_ = 0;
   stats_.waiting = 0;
 }
@@ -55,6 +65,14 @@ void Executor::clear() {
 // ---------------------------------------------------------------------------------------------- plans and clients
 
 void Executor::add_plan(uint32_t id, Plan plan) {
+  if (id < plans_.size() && plans_[id]) {
+    throw Error(Status::kInvalid, "plan " + std::to_string(id) + " is registered already");
+  }
+  if (plan.host() != options_.host || plan.devices() != options_.devices) {
+    throw Error(Status::kInvalid, "plan " + std::to_string(id) + " is for host " + std::to_string(plan.host()) +
+                                      " of " + std::to_string(plan.devices()) + " devices; this is host " +
+                                      std::to_string(options_.host) + " of " + std::to_string(options_.devices));
+  }
   if (id >= plans_.size()) plans_.resize(id + 1);
   plans_[id] = std::make_unique<PlanEntry>();
   plans_[id]->id = id;
@@ -62,10 +80,10 @@ void Executor::add_plan(uint32_t id, Plan plan) {
 }
 
 void Executor::set_compiled(uint32_t id, std::optional<std::string> error) {
+  if (id >= plans_.size() || !plans_[id] || plans_[id]->compiled) return;
   PlanEntry& entry = *plans_[id];
-  if (entry.compiled) return;
   entry.compiled = true;
-  if (error) entry.error = new_error(std::move(*error));
+  entry.failure = std::move(error);
   for (uint32_t slot : entry.waiting) {
     const auto nodes = entry.plan.nodes();
     for (uint32_t i = 0; i < nodes.size(); ++i) {
@@ -85,9 +103,10 @@ void Executor::remove_plan(uint32_t id) {
   }
 }
 
-void Executor::add_client(uint32_t id) {
+void Executor::add_client(uint32_t id, uint32_t capacity) {
   if (id >= clients_.size()) clients_.resize(id + 1);
   clients_[id].present = true;
+  clients_[id].capacity = capacity;
 }
 
 void Executor::on_client_gone(uint32_t id) {
@@ -124,17 +143,58 @@ uint32_t Executor::acquire_run() {
 
 void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
   ++stats_.runs;
-  if (faults_.swap_every != 0) {  // test hook: breaks ORD-1
-    if (held_.empty() && ++fault_counter_ % faults_.swap_every == 0) {
-      const size_t extra = size_t{record.arguments + record.results} * sizeof(uint64_t);
-      held_.resize(sizeof record + extra);
-      std::memcpy(held_.data(), &record, sizeof record);
-      std::memcpy(held_.data() + sizeof record, handles, extra);
-      return;
+  if (const std::string why = unsound(record, handles); !why.empty()) {
+    for (uint32_t i = 0; i < record.results; ++i) {
+      link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
+    link_.run_done(record.header.client, record.tag, 0, 1);  // whatever gangs it has: none of them
+    return;
   }
+  if (faults_.swap_every != 0 && hold_back(record, handles)) return;
   prepare(record, handles);
   if (!held_.empty()) release_held();
+}
+
+std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) {
+  const std::string where = " on host " + std::to_string(options_.host);
+  if (record.plan >= plans_.size() || !plans_[record.plan]) {
+    return "plan " + std::to_string(record.plan) + " is not known" + where;
+  }
+  const Plan& plan = plans_[record.plan]->plan;
+  if (record.arguments != plan.argument_count() || record.results != plan.result_count()) {
+    return "plan " + std::to_string(record.plan) + " takes " + std::to_string(plan.argument_count()) +
+           " arguments and gives " + std::to_string(plan.result_count()) + " results, the run has " +
+           std::to_string(record.arguments) + " and " + std::to_string(record.results) + where;
+  }
+  if (const Client* c = client(record.header.client)) {
+    for (uint32_t i = 0; i < record.results; ++i) {
+      if (Handle{handles[record.arguments + i]}.index() >= c->capacity)
+        return "a result's handle is out of range" + where;
+    }
+  }
+  return {};
+}
+
+bool Executor::hold_back(const RunRecord& record, const uint64_t* handles) {
+  if (!held_.empty()) {
+    if (needs_held(record, handles)) release_held();
+    return false;
+  }
+  if (++fault_counter_ % faults_.swap_every != 0) return false;
+  const size_t extra = size_t{record.arguments + record.results} * sizeof(uint64_t);
+  held_.resize(sizeof record + extra);
+  std::memcpy(held_.data(), &record, sizeof record);
+  if (extra != 0) std::memcpy(held_.data() + sizeof record, handles, extra);
+  held_polls_ = 0;
+  return true;
+}
+
+bool Executor::needs_held(const RunRecord& record, const uint64_t* handles) const {
+  const auto& held = *reinterpret_cast<const RunRecord*>(held_.data());
+  const auto* results = reinterpret_cast<const uint64_t*>(held_.data() + sizeof(RunRecord)) + held.arguments;
+  return held.header.client == record.header.client &&
+         std::find_first_of(handles, handles + record.arguments, results, results + held.results) !=
+             handles + record.arguments;
 }
 
 void Executor::release_held() {
@@ -145,10 +205,8 @@ void Executor::release_held() {
 }
 
 void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
-  PW_CHECK(record.plan < plans_.size() && plans_[record.plan]);
   PlanEntry& entry = *plans_[record.plan];
   const Plan& plan = entry.plan;
-  PW_CHECK(record.arguments == plan.argument_count() && record.results == plan.result_count());
   const uint32_t slot = acquire_run();
   Run& run = *runs_[slot];
   ++entry.live;
@@ -169,7 +227,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   if (Client* c = client(run.client)) {
     const auto results = plan.results();
     for (uint32_t i = 0; i < results.size(); ++i) {
-      if (results[i] != kNoValue) c->objects.announce(Handle{run.results[i]});
+      if (results[i] != kNoValue) make_object(*c, Handle{run.results[i]}, ObjectState::kAnnounced);
     }
   }
   if (!entry.compiled) entry.waiting.push_back(slot);
@@ -197,16 +255,16 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   Client* c = client(runs_[slot]->client);
   Object* object = c == nullptr ? nullptr : c->objects.find(handle);
   if (object == nullptr) {
-    poison(slot, value, new_error("an argument is no buffer on host " + std::to_string(options_.host) +
-                                  ": it was deleted, or its client is gone"));
+    poison(slot, value,
+           new_error("an argument is no buffer on host " + std::to_string(options_.host) +
+                     ": it was deleted, or its client is gone"));
   } else if (object->state == ObjectState::kAnnounced) {
     ++runs_[slot]->open;  // the run must not end before its argument came
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});
   } else if (object->state == ObjectState::kFailed) {
     poison(slot, value, object->error);
   } else {
-    define(slot, value, backend_.retain(object->value), object->devices);
-    watch_result(slot, value, object->devices);
+    deliver(slot, value, backend_.retain(object->value), object->devices, object->age);
   }
 }
 
@@ -244,11 +302,12 @@ void Executor::launch(NodeRef ref) {
       return;
     }
   }
-  uint32_t error = run.plan->error != 0 ? run.plan->error : run.poison[ref.node];
+  const auto& failure = run.plan->failure;
+  uint32_t error = failure ? new_error(*failure) : run.poison[ref.node];
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
   outputs_.assign(outputs.size(), nullptr);
   // A failed plan has no executable on any host, so no host launches it; a failed input is no excuse for a gang.
-  const bool is_launched = run.plan->error == 0 && (error == 0 || node.gang != 0);
+  const bool is_launched = !failure && (error == 0 || node.gang != 0);
   if (is_launched) {
     const NodeContext where = context(run, ref.node);
     inputs_.clear();
@@ -260,20 +319,23 @@ void Executor::launch(NodeRef ref) {
     for (uint32_t i = 0; i < inputs.size(); ++i) {
       if (run.values[inputs[i]] == nullptr) backend_.drop(inputs_[i]);
     }
+    ++age_;
     ++stats_.launches;
     if (node.gang != 0) {  // GANG-1
       ++run.gangs;
       ++stats_.gangs;
     }
-    if (status != Status::kOk) error = new_error(std::string(backend_.last_error()));
+    // What befell an input says more than how its stand-in fared.
+    if (status != Status::kOk && error == 0) error = new_error(std::string(backend_.last_error()));
   }
   leave_fifos(node.devices);
   const bool counts = options_.max_in_flight != 0 && is_launched && error == 0 && !outputs.empty();
   Value watched = nullptr;
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     if (error == 0) {
-      if (watched == nullptr && (counts || !plan.results_of(outputs[i]).empty())) watched = backend_.retain(outputs_[i]);
-      define(ref.run, outputs[i], outputs_[i], node.devices);
+      if (watched == nullptr && (counts || !plan.results_of(outputs[i]).empty()))
+        watched = backend_.retain(outputs_[i]);
+      define(ref.run, outputs[i], outputs_[i], node.devices, age_);
     } else {
       if (outputs_[i] != nullptr) backend_.drop(outputs_[i]);
       poison(ref.run, outputs[i], error);
@@ -281,7 +343,7 @@ void Executor::launch(NodeRef ref) {
   }
   if (watched != nullptr) {
     ++run.open;
-    watch(node.devices, {Watch::Kind::kNode, counts, ref.run, ref.node, watched, 0});
+    watch(node.devices, {Watch::Kind::kNode, counts, ref.run, ref.node, watched, 0, age_});
   }
   read_done(run, inputs);
   close_step(ref.run);
@@ -289,17 +351,17 @@ void Executor::launch(NodeRef ref) {
 
 void Executor::leave_fifos(uint64_t devices) {
   for_each_device(devices, [&](uint32_t d) {
-    fifos_[d].pop_front();
+    fifos_[d].pop_front();  // ORD-1: it heads each of them
     if (!fifos_[d].empty()) satisfy(fifos_[d].front().run, fifos_[d].front().node);
   });
 }
 
-void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices) {
+void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
   Run& run = *runs_[slot];
   const Plan& plan = run.plan->plan;
   run.values[value] = ref;
   for (uint32_t result : plan.results_of(value)) {
-    define_object(run.client, Handle{run.results[result]}, backend_.retain(ref), devices);
+    define_object(run.client, Handle{run.results[result]}, backend_.retain(ref), devices, age);
   }
   for (uint32_t consumer : plan.consumers(value)) satisfy(slot, consumer);
   if (run.readers[value] == 0) {
@@ -308,15 +370,14 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   }
 }
 
-void Executor::watch_result(uint32_t slot, uint32_t value, uint64_t devices) {
+/// Defines a value that no launch of this run made; when it is a result, the run ends only when it is ready.
+void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
   Run& run = *runs_[slot];
-  const auto results = run.plan->plan.results_of(value);
-  if (results.empty() || run.errors[value] != 0) return;
-  Client* c = client(run.client);
-  Object* object = c == nullptr ? nullptr : find_object(*c, Handle{run.results[results[0]]});
-  if (object == nullptr || object->value == nullptr) return;
-  ++run.open;
-  watch(devices, {Watch::Kind::kValue, false, slot, value, backend_.retain(object->value), 0});
+  if (!run.plan->plan.results_of(value).empty()) {
+    ++run.open;
+    watch(devices, {Watch::Kind::kValue, false, slot, value, backend_.retain(ref), 0, age});
+  }
+  define(slot, value, ref, devices, age);
 }
 
 void Executor::poison(uint32_t slot, uint32_t value, uint32_t error) {
@@ -325,7 +386,7 @@ void Executor::poison(uint32_t slot, uint32_t value, uint32_t error) {
   run.errors[value] = error;
   for (uint32_t result : plan.results_of(value)) fail_object(run.client, Handle{run.results[result]}, error);
   for (uint32_t consumer : plan.consumers(value)) {
-    run.poison[consumer] = error;
+    if (run.poison[consumer] == 0) run.poison[consumer] = error;
     satisfy(slot, consumer);
   }
 }
@@ -342,7 +403,7 @@ void Executor::close_step(uint32_t slot) {
   Run& run = *runs_[slot];
   PW_DCHECK(run.open > 0);
   if (--run.open != 0) return;
-  link_.run_done(run.client, run.tag, run.gangs);
+  link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count());
   if (--run.plan->live == 0 && run.plan->removed) plans_[run.plan->id].reset();
   run.plan = nullptr;
   free_runs_.push_back(slot);
@@ -354,19 +415,16 @@ void Executor::close_step(uint32_t slot) {
 void Executor::watch(uint64_t devices, Watch item) {
   if (item.counts) for_each_device(devices, [&](uint32_t d) { ++in_flight_[d]; });
   ++stats_.waiting;
-  for (Lane& lane : lanes_) {
-    if (lane.devices == devices) {
-      lane.watches.push_back(item);
-      return;
-    }
-  }
-  lanes_.push_back({devices, {}});
-  lanes_.back().watches.push_back(item);
+  auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == devices; });
+  if (lane == lanes_.end()) lane = lanes_.insert(lane, Lane{devices, {}});
+  auto at = lane->watches.end();
+  while (at != lane->watches.begin() && std::prev(at)->age > item.age) --at;
+  lane->watches.insert(at, item);
 }
 
 uint32_t Executor::poll() {
   uint32_t done = 0;
-  if (!held_.empty() && live_runs_ == 0) release_held();
+  if (!held_.empty() && (live_runs_ == 0 || ++held_polls_ > kHeldPolls)) release_held();
   for (size_t i = 0; i < lanes_.size(); ++i) {  // settling may add lanes
     while (!lanes_[i].watches.empty()) {
       const Watch item = lanes_[i].watches.front();
@@ -378,10 +436,9 @@ uint32_t Executor::poll() {
       ++done;
     }
   }
-  if (!stalled_receives_.empty()) {
-    std::vector<uint64_t> stalled = std::move(stalled_receives_);
-    stalled_receives_.clear();
-    for (uint64_t key : stalled) done += post_receive(key) ? 1U : 0U;
+  while (!stalled_receives_.empty() && post_receive(stalled_receives_.front())) {
+    stalled_receives_.pop_front();
+    ++done;
   }
   if (!throttled_.empty() && done != 0) {
     ready_.insert(ready_.end(), throttled_.rbegin(), throttled_.rend());
@@ -453,141 +510,6 @@ void Executor::watched(std::vector<Value>* out) const {
   }
 }
 
-// -------------------------------------------------------------------------------------------------------- objects
-
-Object* Executor::find_object(Client& c, Handle handle) {
-  if (Object* object = c.objects.find(handle)) return object;
-  const auto orphan = c.orphans.find(handle.raw);
-  return orphan == c.orphans.end() ? nullptr : &orphan->second;
-}
-
-void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t devices) {
-  Object* object = id < clients_.size() ? find_object(clients_[id], handle) : nullptr;
-  if (object == nullptr) {
-    backend_.drop(ref);
-    return;
-  }
-  object->state = ObjectState::kDefined;
-  object->value = ref;
-  object->devices = devices;
-  wake_waiters(*object);
-  drop_orphan(clients_[id], handle);
-}
-
-void Executor::fail_object(uint32_t id, Handle handle, uint32_t error) {
-  Object* object = id < clients_.size() ? find_object(clients_[id], handle) : nullptr;
-  if (client(id) != nullptr) link_.failed(id, handle, error_text(error));
-  if (object == nullptr) return;
-  object->state = ObjectState::kFailed;
-  object->error = error;
-  wake_waiters(*object);
-  drop_orphan(clients_[id], handle);
-}
-
-void Executor::drop_orphan(Client& c, Handle handle) {
-  const auto orphan = c.orphans.find(handle.raw);
-  if (orphan == c.orphans.end()) return;
-  if (orphan->second.value != nullptr) backend_.drop(orphan->second.value);
-  c.orphans.erase(orphan);
-}
-
-void Executor::wake_waiters(Object& object) {
-  const std::vector<ObjectWaiter> waiters = std::move(object.waiters);
-  object.waiters.clear();
-  for (const ObjectWaiter& waiter : waiters) {
-    if (waiter.kind == ObjectWaiter::Kind::kFetch) {
-      start_fetch(waiter.index, object);
-    } else if (object.state == ObjectState::kFailed) {
-      poison(waiter.index, waiter.value, object.error);
-      close_step(waiter.index);
-    } else {
-      define(waiter.index, waiter.value, backend_.retain(object.value), object.devices);
-      watch_result(waiter.index, waiter.value, object.devices);
-      close_step(waiter.index);
-    }
-  }
-}
-
-void Executor::release(Client& c, Handle handle) {
-  Object* object = c.objects.find(handle);
-  if (object == nullptr) return;
-  if (object->state == ObjectState::kAnnounced) {
-    c.orphans.emplace(handle.raw, std::move(*object));  // the index may be used again before it is defined
-  } else if (object->value != nullptr) {
-    backend_.drop(object->value);
-  }
-  c.objects.forget(*object);
-}
-
-void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payload) {
-  const uint32_t id = record.header.client;
-  Client* c = client(id);
-  if (c == nullptr) return;
-  const Handle handle{record.handle};
-  switch (static_cast<NoteKind>(record.header.detail)) {
-    case NoteKind::kPut: {
-      Value value = nullptr;
-      uint64_t devices = 0;
-      const Status status = backend_.put(id, payload, &value, &devices);
-      Object& object = c->objects.announce(handle, ObjectState::kDefined);
-      if (status != Status::kOk) {
-        fail_object(id, handle, new_error(std::string(backend_.last_error())));
-        break;
-      }
-      object.value = value;
-      object.devices = devices;
-      watch(devices, {Watch::Kind::kPut, false, id, 0, backend_.retain(value), handle.raw});
-      break;
-    }
-    case NoteKind::kFetch: {
-      uint32_t slot;
-      if (free_fetches_.empty()) {
-        slot = static_cast<uint32_t>(fetches_.size());
-        fetches_.emplace_back();
-      } else {
-        slot = free_fetches_.back();
-        free_fetches_.pop_back();
-      }
-      Fetch& fetch = fetches_[slot];
-      fetch.client = id;
-      fetch.handle = record.handle;
-      fetch.token = record.token;
-      fetch.payload.assign(payload.begin(), payload.end());
-      Object* object = c->objects.find(handle);
-      if (object != nullptr && object->state == ObjectState::kAnnounced) {
-        object->waiters.push_back({ObjectWaiter::Kind::kFetch, slot, 0});
-      } else if (object != nullptr) {
-        start_fetch(slot, *object);
-      } else {
-        link_.failed(id, Handle{record.token}, "the buffer to read was deleted");
-        free_fetches_.push_back(slot);
-      }
-      break;
-    }
-    case NoteKind::kRelease:
-      for (size_t at = 0; at + sizeof(uint64_t) <= payload.size(); at += sizeof(uint64_t)) {
-        uint64_t raw;
-        std::memcpy(&raw, payload.data() + at, sizeof raw);
-        release(*c, Handle{raw});
-      }
-      break;
-    case NoteKind::kBackend:
-      backend_.note(id, payload);
-      break;
-  }
-  drain();
-}
-
-void Executor::start_fetch(uint32_t slot, Object& object) {
-  if (object.state == ObjectState::kFailed) {
-    link_.failed(fetches_[slot].client, Handle{fetches_[slot].token}, error_text(object.error));
-    fetches_[slot].payload.clear();
-    free_fetches_.push_back(slot);
-    return;
-  }
-  watch(object.devices, {Watch::Kind::kFetch, false, kNone, slot, backend_.retain(object.value), 0});
-}
-
 // --------------------------------------------------------------------------------------------------------- errors
 
 uint32_t Executor::new_error(std::string text) {
@@ -607,6 +529,7 @@ std::string_view Executor::error_text(uint32_t error) const {
 ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
   stats.live_runs = live_runs_;
+  stats.exchanges = exchanges_.size();
   for (const Client& c : clients_) stats.objects += c.objects.count();
   return stats;
 }

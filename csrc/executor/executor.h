@@ -36,7 +36,8 @@ namespace pathways {
 
 /// Test hooks: faults that the runtime itself never makes.
 struct ExecutorFaults {
-  uint32_t swap_every = 0;  ///< breaks ORD-1: each n-th pair of neighbouring runs changes places on this host
+  /// Breaks ORD-1: each n-th pair of neighbouring runs changes places on this host, unless the second needs the first.
+  uint32_t swap_every = 0;
 };
 
 struct ExecutorStats {
@@ -46,7 +47,8 @@ struct ExecutorStats {
   uint64_t transfers = 0;
   uint64_t objects = 0;
   uint64_t live_runs = 0;
-  uint64_t waiting = 0;  ///< values watched for readiness
+  uint64_t waiting = 0;    ///< values watched for readiness
+  uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
 };
 
 class Executor {
@@ -62,12 +64,15 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
+  /// Throws Error(kInvalid) when the id is taken or the plan is another host's.
   void add_plan(uint32_t id, Plan plan);
   /// The plan may be launched; or, with a text, its runs fail with it.
   void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt);
   void remove_plan(uint32_t id);
-  void add_client(uint32_t client);
+  /// `capacity`: futures that the client can have; handles beyond it are refused. Numbers of clients are never reused.
+  void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
 
+  /// A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
   void on_run(const RunRecord& record, const uint64_t* handles);
   void on_note(const NoteRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
@@ -92,8 +97,8 @@ class Executor {
     uint32_t id = 0;
     Plan plan;
     bool compiled = false;
-    uint32_t error = 0;
-    uint32_t live = 0;  ///< runs that use it
+    std::optional<std::string> failure;  ///< why it could not be compiled
+    uint32_t live = 0;                   ///< runs that use it
     bool removed = false;
     std::vector<uint32_t> waiting;  ///< run slots that came before it was compiled
   };
@@ -126,9 +131,11 @@ class Executor {
     uint32_t index;  ///< node, value, or fetch slot
     Value value;     ///< a reference of its own
     uint64_t key;    ///< kSend: the exchange; kPut: the handle
+    uint64_t age;    ///< of the value
   };
 
-  /// Values on one set of devices become ready roughly in the order they were enqueued.
+  /// Values on one set of devices become ready in the order they were enqueued: only the first is looked at. Kept by
+  /// age, so that who asks late for an old value does not wait for young ones.
   struct Lane {
     uint64_t devices;
     std::deque<Watch> watches;
@@ -144,47 +151,52 @@ class Executor {
     uint32_t sends_left = 0;
     uint32_t arrivals_left = 0;
     bool is_prepared = false;
-    bool is_posted = false;
+    bool has_room = false;  ///< begin_receive took some
     uint32_t receive_error = 0;
     std::vector<Landing> posts;  ///< `source` names the destination that posted
   };
 
   struct Fetch {
     uint32_t client = 0;
-    uint64_t handle = 0;
     uint64_t token = 0;
     std::vector<std::byte> payload;
   };
 
   struct Client {
     bool present = false;
+    uint32_t capacity = 0;
     ObjectStore objects;
     std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
   };
 
   NodeContext context(const Run& run, uint32_t node) const;
   uint32_t acquire_run();
+  std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
+  bool hold_back(const RunRecord& record, const uint64_t* handles);
+  bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
   void bind_argument(uint32_t slot, uint32_t value, Handle handle);
-  void drain();                        // launches and starts everything in ready_
+  void drain();  // launches and starts everything in ready_
   void satisfy(uint32_t slot, uint32_t node);
   void launch(NodeRef ref);
   void leave_fifos(uint64_t devices);
-  void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices);
+  void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
   void poison(uint32_t slot, uint32_t value, uint32_t error);
-  void watch_result(uint32_t slot, uint32_t value, uint64_t devices);
+  void deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
   void read_done(Run& run, std::span<const uint32_t> values);
   void close_step(uint32_t slot);
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
   void watch(uint64_t devices, Watch item);
 
   static Object* find_object(Client& c, Handle handle);
-  void define_object(uint32_t client, Handle handle, Value ref, uint64_t devices);  // takes over ref
+  Object& make_object(Client& c, Handle handle, ObjectState state);
+  void define_object(uint32_t client, Handle handle, Value ref, uint64_t devices, uint64_t age);  // takes over ref
   void fail_object(uint32_t client, Handle handle, uint32_t error);
   void drop_orphan(Client& c, Handle handle);
   void wake_waiters(Object& object);
-  void release(Client& c, Handle handle);
+  void release(Client& c, Object& object);
+  void fetch(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
   void start_fetch(uint32_t slot, Object& object);
 
   void prepare_transfer(uint32_t slot, uint32_t node);
@@ -206,6 +218,7 @@ class Executor {
   ExecutorFaults faults_;
   uint64_t fault_counter_ = 0;
   std::vector<std::byte> held_;  ///< the run that the swap fault holds back
+  uint32_t held_polls_ = 0;
 
   std::vector<std::unique_ptr<PlanEntry>> plans_;
   std::vector<Client> clients_;
@@ -217,7 +230,7 @@ class Executor {
   std::vector<NodeRef> throttled_;
   std::vector<Lane> lanes_;
   std::unordered_map<uint64_t, Exchange> exchanges_;
-  std::vector<uint64_t> stalled_receives_;
+  std::deque<uint64_t> stalled_receives_;  ///< in the order of their runs: nobody takes room before them
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_fetches_;
   std::deque<std::string> errors_;  ///< the newest; error n is errors_[n - first_error_]
@@ -225,6 +238,7 @@ class Executor {
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   bool draining_ = false;
   uint32_t live_runs_ = 0;
+  uint64_t age_ = 0;  ///< launches so far
   ExecutorStats stats_;
 };
 

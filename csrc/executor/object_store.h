@@ -33,6 +33,7 @@ struct Object {
   uint32_t error = 0;
   Value value = nullptr;
   uint64_t devices = 0;
+  uint64_t age = 0;  ///< of its value, in launches of this host
   std::vector<ObjectWaiter> waiters;
 };
 
@@ -45,7 +46,13 @@ class ObjectStore {
     return object.state != ObjectState::kAbsent && object.generation == handle.generation() ? &object : nullptr;
   }
 
-  /// Makes a fresh object in state `state`.
+  /// Whatever object has this handle's place, of any generation; nullptr when the place is free.
+  Object* occupant(Handle handle) {
+    if (handle.index() >= objects_.size() || objects_[handle.index()].state == ObjectState::kAbsent) return nullptr;
+    return &objects_[handle.index()];
+  }
+
+  /// Makes a fresh object in state `state`, in a free place.
   Object& announce(Handle handle, ObjectState state = ObjectState::kAnnounced) {
     if (handle.index() >= objects_.size()) objects_.resize(std::max<size_t>(handle.index() + 1, objects_.size() * 2));
     Object& object = objects_[handle.index()];
@@ -55,6 +62,7 @@ class ObjectStore {
     object.error = 0;
     object.value = nullptr;
     object.devices = 0;
+    object.age = 0;
     object.waiters.clear();
     ++count_;
     return object;

@@ -3,8 +3,6 @@
 /// A destination takes room when its run is prepared and tells each source where to write (a post); a source writes
 /// straight there once its value is ready, so each byte is copied once, and says so (an arrival). Posts and arrivals
 /// may come before the run itself is prepared here: the exchange is then made by whoever comes first.
-#include <algorithm>
-
 #include "base/check.h"
 #include "executor/executor.h"
 
@@ -23,7 +21,10 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
   exchange.node = index;
   exchange.sends_left += node.destination_count;
   exchange.arrivals_left += node.source_count;
-  if (node.output_count != 0) post_receive(key);
+  if (node.output_count == 0) return;
+  // Room is given in the order of the runs: a younger receive that took the last room could wait for an older one's
+  // consumer, which waits for room.
+  if (!stalled_receives_.empty() || !post_receive(key)) stalled_receives_.push_back(key);
 }
 
 bool Executor::is_local(const Plan& plan, const NodeRecord& node) const {
@@ -45,8 +46,7 @@ void Executor::start_transfer(NodeRef ref) {
     if (error != 0) {
       poison(ref.run, output, error);
     } else if (backend_.transfer(context(run, ref.node), run.values[input], &moved) == Status::kOk) {
-      define(ref.run, output, moved, node.devices);
-      watch_result(ref.run, output, node.devices);
+      deliver(ref.run, output, moved, node.devices, age_);
     } else {
       poison(ref.run, output, new_error(std::string(backend_.last_error())));
     }
@@ -61,7 +61,8 @@ void Executor::start_transfer(NodeRef ref) {
     exchange.source_error = error;
   } else {
     exchange.source = backend_.retain(run.values[input]);
-    watch(node.input_devices, {Watch::Kind::kSend, false, ref.run, ref.node, backend_.retain(exchange.source), key});
+    watch(node.input_devices,
+          {Watch::Kind::kSend, false, ref.run, ref.node, backend_.retain(exchange.source), key, age_});
   }
   read_done(run, plan.inputs(node));
   if (error != 0) try_send(key);
@@ -73,11 +74,8 @@ bool Executor::post_receive(uint64_t key) {
   const NodeRecord& node = run.plan->plan.node(exchange.node);
   std::vector<Landing> landings;
   const Status status = backend_.begin_receive(context(run, exchange.node), &landings);
-  if (status == Status::kNoMemory) {
-    stalled_receives_.push_back(key);
-    return false;
-  }
-  exchange.is_posted = true;
+  if (status == Status::kNoMemory) return false;
+  exchange.has_room = status == Status::kOk;
   if (status != Status::kOk) {
     // The sources still hear from us, with nowhere to write, so that they are done with it.
     exchange.receive_error = new_error(std::string(backend_.last_error()));
@@ -112,22 +110,26 @@ void Executor::try_send(uint64_t key) {
   Run& run = *runs_[exchange.run];
   const NodeContext where = context(run, exchange.node);
   const uint32_t global = run.plan->plan.node(exchange.node).global_node;
-  bool to_self = false;
+  bool to_self = false, self_failed = false;
   std::string self_error;
   for (const Landing& post : posts) {
+    bool failed = false;
     std::string text;
     if (exchange.source_error != 0) {
+      failed = true;
       text = error_text(exchange.source_error);
     } else if (!post.offsets.empty() &&
                backend_.send(where, exchange.source, post.source, post.offsets) != Status::kOk) {
+      failed = true;
       text = backend_.last_error();
     }
     --exchange.sends_left;
     if (post.source == options_.host) {
       to_self = true;
+      self_failed = failed;
       self_error = text;
     } else {
-      link_.arrived(post.source, where.order, global, !text.empty(), text);
+      link_.arrived(post.source, where.order, global, failed, text);
     }
   }
   if (exchange.sends_left == 0 && exchange.source != nullptr) {
@@ -135,7 +137,7 @@ void Executor::try_send(uint64_t key) {
     exchange.source = nullptr;
   }
   if (to_self) {
-    on_arrived(where.order, global, !self_error.empty(), self_error);
+    on_arrived(where.order, global, self_failed, self_error);
   } else {
     finish_exchange(key);
   }
@@ -160,11 +162,10 @@ void Executor::receive_done(uint64_t key) {
   const uint32_t output = plan.outputs(node)[0];
   Value landed = nullptr;
   if (exchange.receive_error != 0) {
-    backend_.abandon_receive(where);
+    if (exchange.has_room) backend_.abandon_receive(where);
     poison(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &landed) == Status::kOk) {
-    define(exchange.run, output, landed, node.devices);
-    watch_result(exchange.run, output, node.devices);
+    deliver(exchange.run, output, landed, node.devices, age_);
   } else {
     poison(exchange.run, output, new_error(std::string(backend_.last_error())));
   }

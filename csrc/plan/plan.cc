@@ -1,6 +1,8 @@
 #include "plan/plan.h"
 
+#include <algorithm>
 #include <cstring>
+#include <unordered_set>
 
 #include "base/status.h"
 
@@ -47,12 +49,21 @@ void Plan::validate() const {
   require(h.nodes >= 2, "fewer than two nodes");
   const uint64_t known = h.devices == 64 ? ~uint64_t{0} : (uint64_t{1} << h.devices) - 1;
   const auto in_words = [&](uint32_t begin, uint32_t count) { return uint64_t{begin} + count <= h.words; };
-  require(in_words(h.argument_begin, h.arguments), "argument table out of bounds");
-  require(in_words(h.result_begin, h.results), "result table out of bounds");
+  require(in_words(h.argument_begin, h.arguments), "PLAN-4, the argument table leaves the table of words");
+  require(in_words(h.result_begin, h.results), "PLAN-4, the result table leaves the table of words");
+  require(h.values <= h.words, "PLAN-4, more values than words to write them with");
+  // The ranges lie one behind the other, so that no word is counted twice and what is derived stays in proportion.
+  uint64_t cursor = 0;
+  const auto next_range = [&](uint32_t begin, uint32_t count) {
+    const bool fits = begin == cursor && in_words(begin, count);
+    cursor += count;
+    return fits;
+  };
   for (uint32_t value : arguments()) require(value == kNoValue || value < h.values, "argument of an unknown value");
   for (uint32_t value : results()) require(value == kNoValue || value < h.values, "result of an unknown value");
 
   std::vector<bool> written(h.values, false);
+  std::unordered_set<uint32_t> transfers;
   for (uint32_t i = 0; i < h.nodes; ++i) {
     const NodeRecord& n = nodes_[i];
     const bool first = i == 0, last = i + 1 == h.nodes;
@@ -60,18 +71,23 @@ void Plan::validate() const {
     if ((n.kind == NodeKind::kArgument) != first || (n.kind == NodeKind::kResult) != last) {
       refuse(at("node", i) + ": PLAN-3, arguments come first, results last, each once");
     }
-    if (!in_words(n.input_begin, n.input_count) || !in_words(n.output_begin, n.output_count) ||
-        !in_words(n.source_begin, n.source_count) || !in_words(n.destination_begin, n.destination_count)) {
-      refuse(at("node", i) + ": PLAN-4, a range leaves the table of words");
+    if (!next_range(n.input_begin, n.input_count) || !next_range(n.output_begin, n.output_count) ||
+        !next_range(n.source_begin, n.source_count) || !next_range(n.destination_begin, n.destination_count)) {
+      refuse(at("node", i) + ": PLAN-4, a range leaves its place in the table of words");
     }
     if (((n.devices | n.input_devices) & ~known) != 0) refuse(at("node", i) + ": PLAN-4, a device the host lacks");
     if (n.kind == NodeKind::kCall && n.devices == 0) refuse(at("node", i) + ": a call without local devices");
-    if (n.kind == NodeKind::kTransfer && (n.input_count > 1 || n.output_count > 1 || n.input_count + n.output_count == 0)) {
-      refuse(at("node", i) + ": a transfer moves exactly one value");
+    if (n.kind == NodeKind::kTransfer) {
+      validate_transfer(i);
+      if (!transfers.insert(n.global_node).second) refuse(at("node", i) + ": PLAN-4, two transfers of one number");
+    } else if (n.source_count + n.destination_count != 0) {
+      refuse(at("node", i) + ": PLAN-4, only transfers have sources and destinations");
     }
+    if (n.gang > 1 || (n.gang != 0 && n.kind != NodeKind::kCall)) refuse(at("node", i) + ": PLAN-4, no gang");
     for (uint32_t value : inputs(n)) {
       if (value >= h.values) refuse(at("node", i) + ": PLAN-4, reads an unknown value");
-      if (!written[value]) refuse(at("node", i) + ": PLAN-2, reads value " + std::to_string(value) + " before it is written");
+      if (!written[value])
+        refuse(at("node", i) + ": PLAN-2, reads value " + std::to_string(value) + " before it is written");
     }
     for (uint32_t value : outputs(n)) {
       if (value >= h.values) refuse(at("node", i) + ": PLAN-4, writes an unknown value");
@@ -82,6 +98,8 @@ void Plan::validate() const {
   for (uint32_t value = 0; value < h.values; ++value) {
     if (!written[value]) refuse(at("value", value) + ": PLAN-1, nobody writes it");
   }
+  require(next_range(h.argument_begin, h.arguments) && next_range(h.result_begin, h.results) && cursor == h.words,
+          "PLAN-4, the tables do not fill the table of words");
   // The argument and result nodes restate the two tables; they must agree with them.
   size_t bound = 0;
   for (uint32_t value : arguments()) {
@@ -90,7 +108,8 @@ void Plan::validate() const {
     if (bound >= outs.size() || outs[bound] != value) refuse("the argument node and the argument table differ");
     ++bound;
   }
-  require(bound == nodes_[0].output_count && nodes_[0].input_count == 0, "the argument node and the argument table differ");
+  require(bound == nodes_[0].output_count && nodes_[0].input_count == 0,
+          "the argument node and the argument table differ");
   bound = 0;
   const NodeRecord& tail = nodes_[h.nodes - 1];
   for (uint32_t value : results()) {
@@ -100,6 +119,25 @@ void Plan::validate() const {
     ++bound;
   }
   require(bound == tail.input_count && tail.output_count == 0, "the result node and the result table differ");
+}
+
+void Plan::validate_transfer(uint32_t index) const {
+  const NodeRecord& n = nodes_[index];
+  const auto from = sources(n), to = destinations(n);
+  // It reads its value exactly when it sends to somebody, and makes one exactly when somebody sends to it.
+  if (n.input_count > 1 || n.output_count > 1 || n.input_count + n.output_count == 0 ||
+      (n.input_count == 0) != to.empty() || (n.output_count == 0) != from.empty()) {
+    refuse(at("node", index) + ": PLAN-4, a transfer moves exactly one value, from its sources to its destinations");
+  }
+  const auto has_repeated = [](std::span<const uint32_t> hosts) {
+    return std::unordered_set<uint32_t>(hosts.begin(), hosts.end()).size() != hosts.size();
+  };
+  if (has_repeated(from) || has_repeated(to)) refuse(at("node", index) + ": PLAN-4, a transfer names a host twice");
+  const auto has_self = [&](std::span<const uint32_t> hosts) {
+    return std::find(hosts.begin(), hosts.end(), header().host) != hosts.end();
+  };
+  if (has_self(from) != has_self(to)) refuse(at("node", index) + ": PLAN-4, sends to itself but does not receive it");
+  if (n.global_node >= kMaxGlobalNodes) refuse(at("node", index) + ": PLAN-4, its number in the program is too big");
 }
 
 void Plan::derive() {
@@ -125,12 +163,13 @@ void Plan::derive() {
   readers_.resize(h.values);
   for (uint32_t v = 0; v < h.values; ++v) readers_[v] = static_cast<uint32_t>(consumers(v).size());
   missing_.resize(h.nodes);
-  steps_ = 0;
+  steps_ = gangs_ = 0;
   for (uint32_t i = 0; i < h.nodes; ++i) {
     const NodeRecord& n = nodes_[i];
     const auto held = n.kind == NodeKind::kCall ? static_cast<uint32_t>(__builtin_popcountll(n.devices)) : 0u;
     missing_[i] = n.input_count + held;
     if (n.kind == NodeKind::kCall || n.kind == NodeKind::kTransfer) ++steps_;
+    gangs_ += n.gang;
   }
 }
 

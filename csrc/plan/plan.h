@@ -11,7 +11,8 @@
 ///   PLAN-1  single assignment: each value is the output of exactly one node.
 ///   PLAN-2  order: a node reads only values written by nodes before it.
 ///   PLAN-3  shape: node 0 is the argument node, the last is the result node, and no other node is of these kinds.
-///   PLAN-4  bounds: every index, count and mask lies inside its table, and the tables fill the block exactly.
+///   PLAN-4  bounds: every index, count and mask lies inside its table; the tables fill the block exactly, and the
+///           ranges of nodes, arguments and results lie in the table of words one behind the other.
 ///   COST-2  the size does not depend on the number of shards: devices are a mask, peers appear on transfers only.
 #pragma once
 
@@ -25,6 +26,7 @@ namespace pathways {
 
 inline constexpr uint32_t kNoValue = 0xffffffffu;
 inline constexpr uint32_t kMaxLocalDevices = 64;
+inline constexpr uint32_t kMaxGlobalNodes = 1u << 20;  ///< of transfers: the executor packs the number into a key
 
 /// What one node asks of a host.
 enum class NodeKind : uint8_t {
@@ -37,10 +39,10 @@ enum class NodeKind : uint8_t {
 /// One node, 64 bytes. Ranges index the plan's table of words.
 struct NodeRecord {
   NodeKind kind;
-  uint8_t gang;           ///< 1 when hosts other than this one launch their part of the same call
+  uint8_t gang;  ///< 1 when hosts other than this one launch their part of the same call
   uint16_t reserved;
-  uint32_t computation;   ///< kCall: index of the launchable; kTransfer: index of the route
-  uint32_t global_node;   ///< the node's number in the program, the same on all hosts
+  uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the route
+  uint32_t global_node;  ///< the node's number in the program, the same on all hosts
   uint32_t input_begin, input_count;
   uint32_t output_begin, output_count;
   uint32_t source_begin, source_count;            ///< kTransfer: hosts that send to this one, itself included
@@ -102,6 +104,8 @@ class Plan {
   std::span<const uint32_t> initial_missing() const { return missing_; }
   /// Nodes of kind kCall and kTransfer: what must have been done before the run is over on this host.
   uint32_t step_count() const { return steps_; }
+  /// Calls that other hosts launch too (GANG-1).
+  uint32_t gang_count() const { return gangs_; }
 
  private:
   const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(block_.data()); }
@@ -111,13 +115,14 @@ class Plan {
     return {items.data() + begin[value], begin[value + 1] - begin[value]};
   }
   void validate() const;
+  void validate_transfer(uint32_t index) const;
   void derive();
 
   std::vector<std::byte> block_;
   const NodeRecord* nodes_ = nullptr;
   const uint32_t* words_ = nullptr;
   std::vector<uint32_t> consumer_begin_, consumers_, result_begin_, results_, readers_, missing_;
-  uint32_t steps_ = 0;
+  uint32_t steps_ = 0, gangs_ = 0;
 };
 
 /// Writes the block that `Plan::parse` reads. Nodes in order; the builder adds the argument and the result node.

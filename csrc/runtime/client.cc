@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/status.h"
+
 namespace pathways {
 namespace {
 
@@ -42,7 +44,7 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   }
   RunRecord record{};
   record.header = {RecordKind::kRun, 0, options_.id};
-  record.tag = ++submitted_;
+  record.tag = submitted() + 1;
   record.plan = program.plan;
   record.group = program.group;
   record.arguments = static_cast<uint32_t>(arguments.size());
@@ -53,6 +55,7 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   if (!arguments.empty()) std::memcpy(out, arguments.data(), arguments.size_bytes());
   out += arguments.size_bytes();
   if (result_count != 0) std::memcpy(out, results, size_t{result_count} * sizeof(uint64_t));
+  submitted_.store(record.tag, std::memory_order_relaxed);
   publish();
   return Status::kOk;
 }
@@ -122,15 +125,22 @@ void Client::poll_inbox() {
     const std::span<const std::byte> bytes = inbox_.try_front();
     if (bytes.empty()) return;
     FailedRecord record;
+    if (bytes.size() < sizeof record) throw Error(Status::kInvalid, "the controller sent a short record");
     std::memcpy(&record, bytes.data(), sizeof record);
+    const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
+    std::string why(text, std::min<size_t>(record.bytes, bytes.size() - sizeof record));
     const Handle handle{record.handle};
-    if (table_->poll(handle) != FutureState::kFree) {
+    if (!handle.valid()) {
+      put_out_text_ = std::move(why);
+      // SYNC client/put_out: pairs with cluster_status().
+      put_out_.store(1, std::memory_order_release);
+    } else if (table_->poll(handle) != FutureState::kFree) {
       // A result may be known to be ready and fail afterwards only if its parts differ; the first word stands.
-      errors_.emplace(record.handle,
-                      std::string(reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes));
+      errors_.emplace(record.handle, std::move(why));
       (void)table_->fail(handle);
     }
     inbox_.pop();
+    taken_.store(taken_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 }
 
@@ -138,7 +148,9 @@ FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPo
   DoorbellWord& bell = table_->doorbell();
   const uint32_t ticket = bell.ticket();
   if (!table_->mark_waited(handle)) return table_->poll(handle);
-  if (!inbox_.was_empty() || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
+  // SYNC client/told: pairs with Controller::flush(), which rings after it; what is told later wakes this ticket.
+  const bool has_news = block_->told.load(std::memory_order_acquire) != taken_.load(std::memory_order_relaxed);
+  if (has_news || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
   (void)bell.wait(ticket, timeout, spin);
   return table_->poll(handle);
 }
@@ -146,16 +158,19 @@ FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPo
 void Client::wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin) {
   DoorbellWord& bell = table_->doorbell();
   const uint32_t ticket = bell.ticket();
-  const uint64_t kept = options_.window - std::max(options_.window / 4, 1u);
-  const uint64_t wanted = submitted_ > kept ? submitted_ - kept : 1;
-  // SYNC client/wanted: pairs with the controller's exchange; the doorbell's ticket was drawn before.
-  block_->wanted.store(wanted, std::memory_order_seq_cst);
-  if (block_->retired.load(std::memory_order_seq_cst) < wanted) {
-    (void)bell.wait(ticket, timeout, spin);
-  } else {  // credits are there: ring space or futures are short, and nobody rings for those
+  if (in_flight() < options_.window) {
+    // Credits are there: ring space or futures are short, and nobody rings for those.
     (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::park());
+    return;
   }
-  block_->wanted.store(0, std::memory_order_relaxed);
+  const uint64_t kept = options_.window - std::max(options_.window / 4, 1u);
+  const uint64_t wanted = submitted() - kept;
+  // SYNC client/wanted: the store before the look at `retired`, and in Controller::flush() the other way round: one of
+  // the two sees the other, and the doorbell's ticket was drawn before.
+  block_->wanted.store(wanted, std::memory_order_seq_cst);
+  if (block_->retired.load(std::memory_order_seq_cst) < wanted && cluster_status() == ClusterStatus::kUp) {
+    (void)bell.wait(ticket, timeout, spin);
+  }
 }
 
 std::string Client::error_of(Handle handle) const {

@@ -6,8 +6,12 @@
 /// FUT-3: a handle goes back to the table only after the note that releases it is in the ring, so no host can see a new
 /// use of an index before the end of the old one.
 ///
-/// Threading: `submit`, `release`, `note`, `flush`, `cancel` and `poll_inbox` by one thread at a time (Python's lock
-/// sees to it); `wait*` by any thread, they call back into nothing.
+/// OWN-1: a client whose records the controller cannot read is put out: everything it owns is freed, and from then on
+/// `cluster_status` says kFailed and `cluster_failure` why. Others see nothing.
+///
+/// Threading: `submit`, `release`, `note`, `flush`, `cancel`, `poll_inbox` and the failures' texts by one thread at a
+/// time (Python's lock sees to it); `wait*`, `in_flight` and `cluster_status` by any thread, they call back into
+/// nothing.
 #pragma once
 
 #include <chrono>
@@ -42,7 +46,7 @@ class Client {
   /// Submits one run. Writes the handles of the results. kFull: nothing happened, try again later; kClosed: the
   /// cluster is gone; kInvalid: too long for the ring, ever.
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results);
-  uint64_t last_tag() const { return submitted_; }
+  uint64_t last_tag() const { return submitted(); }
   /// Drops a run that no host has been granted, and fails its results in any case.
   Status cancel(uint64_t tag, std::span<const uint64_t> results, std::string text);
 
@@ -64,15 +68,20 @@ class Client {
   /// Waits until a quarter of the window is free again, or the time is over.
   void wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin);
 
-  ClusterStatus cluster_status() const { return controller_->cluster_status(); }
-  std::string cluster_failure() const { return controller_->failure(); }
+  ClusterStatus cluster_status() const {
+    // SYNC client/put_out: pairs with poll_inbox(); the text is written.
+    return put_out_.load(std::memory_order_acquire) != 0 ? ClusterStatus::kFailed : controller_->cluster_status();
+  }
+  std::string cluster_failure() const {
+    return put_out_.load(std::memory_order_acquire) != 0 ? put_out_text_ : controller_->failure();
+  }
   /// Why a future failed; empty when nothing is known.
   std::string error_of(Handle handle) const;
   uint64_t in_flight() const {
     // SYNC client/retired: pairs with the controller's store; reading it late only delays credit.
-    return submitted_ - block_->retired.load(std::memory_order_acquire);
+    return submitted() - block_->retired.load(std::memory_order_acquire);
   }
-  uint64_t submitted() const { return submitted_; }
+  uint64_t submitted() const { return submitted_.load(std::memory_order_relaxed); }
   FutureTable& futures() { return *table_; }
   Arena* arena() { return arena_; }
   bool inbox_was_empty() const { return inbox_.was_empty(); }
@@ -92,8 +101,11 @@ class Client {
   Arena* arena_;
   ByteRing::Producer outgoing_;
   ByteRing::Consumer inbox_;
-  uint64_t submitted_ = 0;
-  std::unordered_map<uint32_t, Releases> releases_;  ///< by group
+  Atomic<uint64_t> submitted_{0};  ///< written by the submitting thread
+  Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::told
+  Atomic<uint32_t> put_out_{0};    ///< the controller has put this client out
+  std::string put_out_text_;       ///< written before put_out_
+  std::unordered_map<uint32_t, Releases> releases_;   ///< by group
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
 };
 

@@ -13,8 +13,9 @@
 namespace pathways {
 namespace {
 
-constexpr uint32_t kBatch = 256;  // records taken from one ring in one pass
+constexpr uint32_t kMostGroups = 1u << 24;
 constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::microseconds kOverflowLook{100};  // nobody rings when a full ring has room again
 
 }  // namespace
 
@@ -23,14 +24,19 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       block_(block),
       sequencer_(static_cast<uint32_t>(hosts.size()), options_.window),
       hosts_(hosts.size()) {
+  if (hosts.empty() || hosts.size() > NewsBoard::kPlaces) {
+    throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
+  }
+  max_record_ = UINT32_MAX;
   for (uint32_t h = 0; h < hosts_.size(); ++h) {
     hosts_[h].block = hosts[h];
     hosts_[h].inbox = hosts[h]->ring_to_controller()->claim_consumer();
     hosts_[h].outbox = Outbox(hosts[h]->ring_from_controller(), &hosts[h]->doorbell);
-    hosts_[h].island = h < options_.islands.size() ? options_.islands[h] : 0;
+    max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
   }
   std::vector<uint32_t> all(hosts_.size());
   std::iota(all.begin(), all.end(), 0u);
+  news_ = all;  // a host may have spoken before
   sequencer_.add_group(kAllHosts, std::move(all));
 }
 
@@ -60,13 +66,43 @@ void Controller::read_mail() {
   for (auto& item : mail) item();
 }
 
+void Controller::run_mail(std::function<void()> mail) {
+  std::promise<void> done;
+  auto result = done.get_future();
+  bool is_running;
+  {
+    const std::lock_guard lock(mutex_);
+    mail_.push_back([&] {
+      try {
+        mail();
+        done.set_value();
+      } catch (...) {
+        done.set_exception(std::current_exception());
+      }
+    });
+    has_mail_.store(true, std::memory_order_release);
+    is_running = is_running_;
+  }
+  if (is_running) {
+    block_->doorbell.ring();  // the loop reads mail until it says under the lock that it no longer does
+  } else {
+    read_mail();
+    flush();
+  }
+  result.get();
+}
+
 void Controller::add_group(GroupId group, std::vector<uint32_t> hosts) {
-  if (hosts.empty()) throw Error(Status::kInvalid, "a group needs at least one host");
-  for (uint32_t host : hosts) {
-    if (host >= hosts_.size()) {
-      throw Error(Status::kInvalid, "group " + std::to_string(group) + " names host " + std::to_string(host) +
-                                        ", the cluster has " + std::to_string(hosts_.size()));
-    }
+  const std::string name = "group " + std::to_string(group);
+  if (group >= kMostGroups) throw Error(Status::kInvalid, name + " is above the greatest number, 2^24 - 1");
+  if (hosts.empty()) throw Error(Status::kInvalid, name + " needs at least one host");
+  std::sort(hosts.begin(), hosts.end());
+  if (hosts.back() >= hosts_.size()) {
+    throw Error(Status::kInvalid, name + " names host " + std::to_string(hosts.back()) + ", the cluster has " +
+                                      std::to_string(hosts_.size()));
+  }
+  if (std::adjacent_find(hosts.begin(), hosts.end()) != hosts.end()) {
+    throw Error(Status::kInvalid, name + " names a host twice");
   }
   post_mail([this, group, hosts = std::move(hosts)] {
     if (!sequencer_.has_group(group)) sequencer_.add_group(group, hosts);
@@ -74,29 +110,26 @@ void Controller::add_group(GroupId group, std::vector<uint32_t> hosts) {
 }
 
 void Controller::add_client(uint32_t id, ClientBlock* block) {
-  post_mail([this, id, block] {
-    auto client = std::make_unique<Client>();
-    client->id = id;
-    client->block = block;
-    client->inbox = block->ring_to_controller()->claim_consumer();
-    client->outbox = Outbox(block->ring_from_controller(), &block->futures()->doorbell());
-    by_id_[id] = client.get();
-    clients_.push_back(std::move(client));
+  auto client = std::make_shared<std::unique_ptr<Client>>(std::make_unique<Client>());
+  {
+    const std::lock_guard lock(mutex_);
+    if (!client_ids_.insert(id).second) {
+      throw Error(Status::kInvalid,
+                  "client " + std::to_string(id) + " was there before; every client has its own number");
+    }
+  }
+  (*client)->id = id;
+  (*client)->block = block;
+  (*client)->inbox = block->ring_to_controller()->claim_consumer();
+  (*client)->outbox = Outbox(block->ring_from_controller(), &block->futures()->doorbell());
+  post_mail([this, client] {
+    by_id_[(*client)->id] = client->get();
+    clients_.push_back(std::move(*client));
   });
 }
 
 void Controller::remove_client(uint32_t id) {
-  auto done = std::make_shared<std::promise<void>>();
-  auto gone = done->get_future();
-  post_mail([this, id, done] {
-    drop_client(id);
-    done->set_value();
-  });
-  if (!thread_.joinable()) {
-    read_mail();
-    flush();
-  }
-  gone.wait();
+  run_mail([this, id] { drop_client(id); });
 }
 
 void Controller::drop_client(uint32_t id) {
@@ -104,13 +137,16 @@ void Controller::drop_client(uint32_t id) {
   if (found == by_id_.end()) return;
   Client* client = found->second;
   std::vector<EntryId> waiting;
-  for (const auto& [entry, record] : kept_) {
-    if (sequencer_.entry(entry).client == id) waiting.push_back(entry);
+  for (EntryId entry = 0; entry < kept_.size(); ++entry) {
+    if (!kept_[entry].empty() && sequencer_.entry(entry).client == id) waiting.push_back(entry);
   }
   by_id_.erase(found);  // from here on nothing is written to its memory
-  for (EntryId entry : waiting) {
+  // The youngest first, so that none is granted because an older one went.
+  std::sort(waiting.begin(), waiting.end(),
+            [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
+  for (const EntryId entry : waiting) {
     sequencer_.cancel(entry);
-    settle_granted({}, UINT32_MAX);
+    settle_granted();
   }
   const ClientGoneRecord record{{RecordKind::kClientGone, 0, id}};
   submit_record(*client, std::as_bytes(std::span{&record, 1}), kAllHosts, EntryKind::kNote, 0);
@@ -121,62 +157,22 @@ void Controller::drop_client(uint32_t id) {
 
 uint32_t Controller::step() {
   read_mail();
-  uint32_t done = 0;
-  for (uint32_t h = 0; h < hosts_.size(); ++h) done += drain_host(h);
-  for (size_t i = 0; i < clients_.size(); ++i) done += drain_client(*clients_[i]);
+  uint32_t done = drain_hosts();
+  done += drain_clients();
   ++stats_.passes;
   flush();
   return done;
 }
 
-uint32_t Controller::drain_client(Client& client) {
-  uint32_t done = 0;
-  for (; done < kBatch; ++done) {
-    const std::span<const std::byte> bytes = client.inbox.try_front();
-    if (bytes.empty()) break;
-    RecordHeader header;
-    std::memcpy(&header, bytes.data(), sizeof header);
-    switch (header.kind) {
-      case RecordKind::kRun: {
-        RunRecord record;
-        std::memcpy(&record, bytes.data(), sizeof record);
-        ++stats_.runs;
-        submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
-        break;
-      }
-      case RecordKind::kNote: {
-        NoteRecord record;
-        std::memcpy(&record, bytes.data(), sizeof record);
-        ++stats_.notes;
-        submit_record(client, bytes, record.group, EntryKind::kNote, 0);
-        break;
-      }
-      case RecordKind::kCancel: {
-        CancelRecord record;
-        std::memcpy(&record, bytes.data(), sizeof record);
-        cancel(client.id, record.tag);
-        break;
-      }
-      default:
-        throw Error(Status::kInvalid, "client " + std::to_string(client.id) + " sent a record of kind " +
-                                          std::to_string(static_cast<int>(header.kind)));
-    }
-    client.inbox.pop();
-  }
-  if (done != 0) client.inbox.release();
-  return done;
-}
-
 void Controller::submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
                                uint64_t tag) {
-  if (!sequencer_.has_group(group)) read_mail();  // it was registered before the record was written
-  if (!sequencer_.has_group(group)) {
-    throw Error(Status::kInvalid,
-                "client " + std::to_string(client.id) + " names group " + std::to_string(group) + ", which nobody made");
-  }
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
   const bool was_granted = !sequencer_.granted().empty() && sequencer_.granted().front() == id;
-  if (!was_granted) kept_.emplace(id, std::vector<std::byte>(record.begin(), record.end()));
+  if (!was_granted) {
+    if (id >= kept_.size()) kept_.resize(id + 1);
+    kept_[id].assign(record.begin(), record.end());
+    return;
+  }
   settle_granted(record, id);
 }
 
@@ -185,34 +181,43 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
   auto& granted = sequencer_.granted();
   for (const EntryId id : granted) {
     const Entry entry = sequencer_.entry(id);
-    const auto kept = kept_.find(id);
     if (entry.state == EntryState::kDropped) {
       ++stats_.dropped;
-      retire(entry.client);
+      if (entry.kind == EntryKind::kRun) retire(entry.client);
     } else {
-      forward(entry, id, id == fresh_id ? fresh : std::span<const std::byte>(kept->second));
+      forward(entry, id, id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]));
     }
-    if (kept != kept_.end()) kept_.erase(kept);
+    if (id != fresh_id) {
+      kept_[id].clear();
+      if (kept_[id].capacity() > 4096) kept_[id].shrink_to_fit();
+    }
     sequencer_.settle(id);
   }
   granted.clear();
 }
 
 void Controller::forward(const Entry& entry, EntryId id, std::span<const std::byte> record) {
+  const auto bytes = static_cast<uint32_t>(record.size());
   RecordHeader header;
   std::memcpy(&header, record.data(), sizeof header);
   header.client = entry.client;
-  if (entry.kind == EntryKind::kRun) ++stats_.granted;
-  for (uint32_t h : sequencer_.hosts_of(entry.group)) {
-    ++stats_.records_out;
-    hosts_[h].outbox.send(static_cast<uint32_t>(record.size()), [&](std::byte* out) {
-      std::memcpy(out, record.data(), record.size());
+  const uint64_t tag = id;
+  const bool is_run = entry.kind == EntryKind::kRun;
+  if (is_run) ++stats_.granted;
+  const auto hosts = sequencer_.hosts_of(entry.group);
+  stats_.records_out += hosts.size();
+  for (const uint32_t h : hosts) {
+    Host& host = hosts_[h];
+    if (!host.is_dirty) {
+      host.is_dirty = true;
+      dirty_.push_back(h);
+    }
+    host.outbox.send(bytes, [&](std::byte* out) {
+      std::memcpy(out, record.data(), bytes);
       std::memcpy(out, &header, sizeof header);
-      if (entry.kind == EntryKind::kRun) {
-        const uint64_t tag = id;
-        std::memcpy(out + offsetof(RunRecord, tag), &tag, sizeof tag);
-        std::memcpy(out + offsetof(RunRecord, order), &entry.order, sizeof entry.order);
-      }
+      if (!is_run) return;
+      std::memcpy(out + offsetof(RunRecord, tag), &tag, sizeof tag);
+      std::memcpy(out + offsetof(RunRecord, order), &entry.order, sizeof entry.order);
     });
   }
 }
@@ -226,79 +231,63 @@ void Controller::retire(uint32_t id) {
 }
 
 void Controller::cancel(uint32_t client, uint64_t tag) {
-  for (const auto& [id, record] : kept_) {
+  for (EntryId id = 0; id < kept_.size(); ++id) {
+    if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
     if (entry.client == client && entry.kind == EntryKind::kRun && entry.tag == tag) {
       sequencer_.cancel(id);
-      settle_granted({}, UINT32_MAX);
+      settle_granted();
       return;
     }
   }
 }
 
-uint32_t Controller::drain_host(uint32_t index) {
-  Host& host = hosts_[index];
-  uint32_t done = 0;
-  for (; done < kBatch; ++done) {
-    const std::span<const std::byte> bytes = host.inbox.try_front();
-    if (bytes.empty()) break;
-    RecordHeader header;
-    std::memcpy(&header, bytes.data(), sizeof header);
-    if (header.kind == RecordKind::kRunDone) {
-      RunDoneRecord record;
-      std::memcpy(&record, bytes.data(), sizeof record);
-      run_done(record);
-    } else if (header.kind == RecordKind::kFailed) {
-      if (const auto found = by_id_.find(header.client); found != by_id_.end()) {
-        found->second->outbox.send(static_cast<uint32_t>(bytes.size()),
-                                   [&](std::byte* out) { std::memcpy(out, bytes.data(), bytes.size()); });
-      }
-    } else {
-      throw Error(Status::kInvalid, "host " + std::to_string(index) + " sent a record of kind " +
-                                        std::to_string(static_cast<int>(header.kind)));
-    }
-    host.inbox.pop();
-  }
-  if (done != 0) host.inbox.release();
-  return done;
-}
-
-void Controller::run_done(const RunDoneRecord& record) {
+void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
   const auto id = static_cast<EntryId>(record.tag);
   Entry& entry = sequencer_.entry(id);
-  Host& host = hosts_[record.host];
-  host.gangs += record.gangs;
-  const auto in_group = sequencer_.hosts_of(entry.group);
-  const bool one_island = hosts_[in_group.front()].island == hosts_[in_group.back()].island;
-  if (!entry.counted) {
+  hosts_[h].gangs += record.gangs;
+  if (record.expected != 0) {  // GANG-1: all or none, and all hosts the same
+    const bool ganged = record.gangs != 0;
+    if (record.gangs != 0 && record.gangs != record.expected) {
+      fail("GANG-1 broken: host " + std::to_string(h) + " launched " + std::to_string(record.gangs) + " of the " +
+           std::to_string(record.expected) + " gangs of run " + std::to_string(entry.order) +
+           "; results can no longer be trusted");
+    } else if (entry.counted && entry.ganged != ganged) {
+      fail("GANG-1 broken: host " + std::to_string(h) + " launched " + (ganged ? "the" : "no") + " gangs of run " +
+           std::to_string(entry.order) + ", another of its hosts " + (ganged ? "none" : "did") +
+           "; results can no longer be trusted");
+    }
     entry.counted = true;
-    entry.gangs = record.gangs;
-  } else if (one_island && entry.gangs != record.gangs) {  // GANG-1
-    fail("GANG-1 broken: host " + std::to_string(record.host) + " launched " + std::to_string(record.gangs) +
-         " gangs of run " + std::to_string(entry.order) + ", another host of its island " +
-         std::to_string(entry.gangs) + "; results can no longer be trusted");
+    entry.ganged = ganged;
   }
   const uint32_t client = entry.client;
-  if (sequencer_.complete(id, record.host)) retire(client);
-  settle_granted({}, UINT32_MAX);
+  if (sequencer_.complete(id, h)) retire(client);
+  if (!sequencer_.granted().empty()) settle_granted();
 }
 
 void Controller::flush() {
-  for (Host& host : hosts_) host.outbox.flush();
+  // A host whose ring is full stays in the list.
+  std::erase_if(dirty_, [&](uint32_t h) { return !(hosts_[h].is_dirty = hosts_[h].outbox.flush()); });
   for (auto& client : clients_) {
+    if (client->told != client->block->told.load(std::memory_order_relaxed)) {
+      // SYNC client/told: pairs with Client::wait(); the doorbell rings after it.
+      client->block->told.store(client->told, std::memory_order_release);
+    }
     client->outbox.flush();
     if (!client->has_news) continue;
     client->has_news = false;
-    // SYNC client/retired: pairs with Client::in_flight() and wait_room().
+    // SYNC client/retired: pairs with Client::in_flight(); SYNC client/wanted: see Client::wait_room().
     client->block->retired.store(client->retired, std::memory_order_seq_cst);
-    const uint64_t wanted = client->block->wanted.load(std::memory_order_seq_cst);
-    if (wanted != 0 && client->retired >= wanted) client->block->futures()->doorbell().ring();
+    uint64_t wanted = client->block->wanted.load(std::memory_order_seq_cst);
+    if (wanted == 0 || client->retired < wanted) continue;
+    (void)client->block->wanted.compare_exchange(wanted, 0, std::memory_order_relaxed, std::memory_order_relaxed);
+    client->block->futures()->doorbell().ring();
   }
 }
 
 bool Controller::is_idle() const {
-  if (sequencer_.live() != 0) return false;
-  return std::none_of(hosts_.begin(), hosts_.end(), [](const Host& h) { return h.outbox.has_overflow(); });
+  return sequencer_.live() == 0 && dirty_.empty() &&
+         std::none_of(clients_.begin(), clients_.end(), [](const auto& c) { return c->outbox.has_overflow(); });
 }
 
 // --------------------------------------------------------------------------------------------------- life and end
@@ -314,6 +303,10 @@ void Controller::finish(ClusterStatus status, std::string_view text) {
 void Controller::start() {
   PW_CHECK(!thread_.joinable());
   stopping_.store(false, std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(mutex_);
+    is_running_ = true;
+  }
   thread_ = std::thread([this] { loop(); });
   pthread_setname_np(thread_.native_handle(), "pw-sequencer");
 }
@@ -323,42 +316,48 @@ void Controller::stop() {
   stopping_.store(true, std::memory_order_release);
   block_->doorbell.ring();
   thread_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    is_running_ = false;
+  }
+  read_mail();  // what was posted while it still seemed to run
 }
 
 void Controller::loop() {
   const SpinPolicy spin = SpinPolicy::adaptive();
+  bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t ticket = block_->doorbell.ticket();
     uint32_t done = 0;
     try {
-      done = step();
+      if (is_broken) {
+        read_mail();
+      } else {
+        done = step();
+      }
     } catch (const std::exception& error) {
+      is_broken = true;
       fail(std::string("the controller stopped: ") + error.what());
-      read_mail();
-      return;
+      continue;
     }
-    {
-      const std::lock_guard lock(mutex_);
-      published_ = stats_;
-      published_.clients = clients_.size();
-      published_.waiting = kept_.size();
-      published_.gangs.clear();
-      for (const Host& host : hosts_) published_.gangs.push_back(host.gangs);
-    }
-    if (done == 0) (void)block_->doorbell.wait(ticket, kLook, spin);
+    if (done != 0) continue;
+    const bool is_held_up = !dirty_.empty() && !is_broken;
+    (void)block_->doorbell.wait(ticket, is_held_up ? std::chrono::nanoseconds(kOverflowLook) : kLook, spin);
   }
-  read_mail();
+}
+
+ControllerStats Controller::snapshot() const {
+  ControllerStats stats = stats_;
+  stats.clients = clients_.size();
+  stats.waiting = static_cast<uint64_t>(
+      std::count_if(kept_.begin(), kept_.end(), [](const auto& record) { return !record.empty(); }));
+  for (const Host& host : hosts_) stats.gangs.push_back(host.gangs);
+  return stats;
 }
 
 ControllerStats Controller::stats() {
-  if (thread_.joinable()) {
-    const std::lock_guard lock(mutex_);
-    return published_;
-  }
-  ControllerStats stats = stats_;
-  stats.clients = clients_.size();
-  stats.waiting = kept_.size();
-  for (const Host& host : hosts_) stats.gangs.push_back(host.gangs);
+  ControllerStats stats;
+  run_mail([&] { stats = snapshot(); });
   return stats;
 }
 

@@ -5,9 +5,12 @@
 /// a value. `start` runs the passes on a native thread that never takes Python's lock (GIL-1); embedded, the submitting
 /// thread calls `step` itself.
 ///
-/// GANG-1 is checked here: hosts of one island that complete a run must have launched the same number of gangs for it;
-/// otherwise the cluster is failed, for its results can no longer be trusted.
-/// COST-3: per run and host one record out and one in; nothing else depends on the number of hosts.
+/// GANG-1 is checked here: a host says of each run whether it launched all of its gangs or none, and all hosts of the
+/// run must say the same; otherwise the cluster is failed, for its results can no longer be trusted.
+/// COST-3: per run and host one record out and one in; a pass looks only at hosts that have news (NewsBoard) and
+/// flushes only those it wrote to.
+/// OWN-1: a client whose records make no sense is put out, with the reason; the others see nothing. Hosts are ours: a
+/// senseless record of theirs fails the cluster, naming the host.
 ///
 /// Threading: `step` by one thread; the registration calls by any thread, they leave mail that the next step reads.
 #pragma once
@@ -19,6 +22,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "channel/outbox.h"
@@ -29,10 +33,10 @@
 namespace pathways {
 
 struct ControllerStats {
-  uint64_t runs = 0;      ///< submitted
+  uint64_t runs = 0;  ///< submitted
   uint64_t granted = 0;
   uint64_t retired = 0;
-  uint64_t dropped = 0;   ///< cancelled before they were granted
+  uint64_t dropped = 0;  ///< cancelled before they were granted
   uint64_t notes = 0;
   uint64_t records_out = 0;
   uint64_t passes = 0;
@@ -44,18 +48,21 @@ struct ControllerStats {
 class Controller {
  public:
   struct Options {
-    uint32_t window = 256;             ///< runs granted to a host and not done there
-    std::vector<uint32_t> islands;     ///< per host, its island; empty: all in one
+    uint32_t window = 256;          ///< runs granted to a host and not done there
+    std::vector<uint32_t> islands;  ///< per host, its island; for statistics
   };
   static constexpr GroupId kAllHosts = 0;
 
   Controller(Options options, ControllerBlock* block, std::vector<HostBlock*> hosts);
   ~Controller();
 
+  /// Throws Error(kInvalid) for no hosts, an unknown or a repeated one, or a group number above 2^24.
   void add_group(GroupId group, std::vector<uint32_t> hosts);
+  /// Numbers of clients are never used again.
   void add_client(uint32_t client, ClientBlock* block);
   /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone. Returns when the
-  /// client's memory is no longer touched.
+  /// controller no longer touches the client's memory; each host goes on until the order tells it
+  /// (Host::attached_clients).
   void remove_client(uint32_t client);
 
   /// One pass. The number of records handled; 0 when there was nothing to do.
@@ -75,43 +82,59 @@ class Controller {
     ByteRing::Consumer inbox;
     Outbox outbox;
     uint64_t retired = 0;
+    uint64_t told = 0;
     bool has_news = false;
+    std::string fault;  ///< why it is to be put out
   };
   struct Host {
     HostBlock* block = nullptr;
     ByteRing::Consumer inbox;
     Outbox outbox;
     uint64_t gangs = 0;
-    uint32_t island = 0;
+    bool is_dirty = false;  ///< in dirty_
   };
 
   void post_mail(std::function<void()> mail);
   void read_mail();
+  uint32_t drain_clients();
   uint32_t drain_client(Client& client);
+  uint32_t drain_hosts();
   uint32_t drain_host(uint32_t index);
+  bool take(Client& client, std::span<const std::byte> record);
+  std::string unsound(std::span<const std::byte> record) const;
+  void take(uint32_t host, std::span<const std::byte> record);
+  void put_out(Client& client);
+  void tell(Client& client, Handle handle, std::string_view text);
   void submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
-  void settle_granted(std::span<const std::byte> fresh, EntryId fresh_id);
+  void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);
   void forward(const Entry& entry, EntryId id, std::span<const std::byte> record);
   void retire(uint32_t client);
   void cancel(uint32_t client, uint64_t tag);
-  void run_done(const RunDoneRecord& record);
+  void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
   void flush();
   void finish(ClusterStatus status, std::string_view text);
   void loop();
+  /// Runs `mail` on the stepping thread, and returns when it has run.
+  void run_mail(std::function<void()> mail);
+  ControllerStats snapshot() const;
 
   const Options options_;
   ControllerBlock* block_;
   Sequencer sequencer_;
   std::vector<Host> hosts_;
-  std::vector<std::unique_ptr<Client>> clients_;            ///< owner: the stepping thread
+  std::vector<std::unique_ptr<Client>> clients_;  ///< owner: the stepping thread
   std::unordered_map<uint32_t, Client*> by_id_;
-  std::unordered_map<EntryId, std::vector<std::byte>> kept_;  ///< records of entries that wait for their grant
+  std::vector<std::vector<std::byte>> kept_;  ///< by entry: the record of one that waits for its grant
+  std::vector<uint32_t> dirty_;               ///< hosts that were written to
+  std::vector<uint32_t> news_;                ///< hosts to look at
+  uint32_t max_record_ = 0;                   ///< that fits every host's ring
   ControllerStats stats_;
 
-  std::mutex mutex_;  ///< guards mail_ and the copy of the statistics
+  std::mutex mutex_;  ///< guards mail_, is_running_ and client_ids_
+  std::unordered_set<uint32_t> client_ids_;
   std::vector<std::function<void()>> mail_;
-  ControllerStats published_;
+  bool is_running_ = false;  ///< the thread reads mail
   std::atomic<bool> has_mail_{false};
   std::atomic<bool> stopping_{false};
   std::mutex finish_mutex_;

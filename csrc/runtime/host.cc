@@ -10,6 +10,7 @@ namespace pathways {
 namespace {
 
 constexpr uint32_t kMostText = 4096;  // of one error
+constexpr std::chrono::microseconds kOverflowLook{100};
 
 }  // namespace
 
@@ -17,11 +18,12 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
     : options_(options),
       block_(hosts.at(options.host)),
       inbox_(block_->ring_from_controller()->claim_consumer()),
-      to_controller_(block_->ring_to_controller(), &controller->doorbell),
+      to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
       executor_({options.host, options.devices, options.max_in_flight}, backend, *this) {
   if (block_->peers == 0) return;
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
+  partial_posts_.resize(hosts.size());
   for (uint32_t peer = 0; peer < hosts.size(); ++peer) {
     if (peer == options.host) continue;
     from_peers_[peer] = block_->ring_from(peer)->claim_consumer();
@@ -56,6 +58,25 @@ void Host::read_mail() {
 }
 
 void Host::add_plan(uint32_t id, Plan plan) {
+  const std::string name = "plan " + std::to_string(id);
+  if (plan.host() != options_.host || plan.devices() != options_.devices) {
+    throw Error(Status::kInvalid, name + " is for host " + std::to_string(plan.host()) + " of " +
+                                      std::to_string(plan.devices()) + " devices; this is host " +
+                                      std::to_string(options_.host) + " of " + std::to_string(options_.devices));
+  }
+  for (const NodeRecord& node : plan.nodes()) {
+    for (const auto& peers : {plan.sources(node), plan.destinations(node)}) {
+      for (uint32_t peer : peers) {
+        if (peer == options_.host || (peer < to_peers_.size() && to_peers_[peer].is_connected())) continue;
+        throw Error(Status::kInvalid, name + " moves data between host " + std::to_string(options_.host) +
+                                          " and host " + std::to_string(peer) + ", which it has no ring to");
+      }
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (!plans_.insert(id).second) throw Error(Status::kInvalid, name + " is registered already");
+  }
   post_mail([this, id, plan = std::make_shared<Plan>(std::move(plan))] { executor_.add_plan(id, std::move(*plan)); });
 }
 
@@ -66,8 +87,9 @@ void Host::set_compiled(uint32_t id, std::optional<std::string> error) {
 void Host::attach_client(uint32_t client, ClientBlock* block) {
   post_mail([this, client, block] {
     if (client >= tables_.size()) tables_.resize(client + 1, nullptr);
+    if (tables_[client] == nullptr) attached_.fetch_add(1, std::memory_order_relaxed);
     tables_[client] = block->futures();
-    executor_.add_client(client);
+    executor_.add_client(client, tables_[client]->capacity());
   });
 }
 
@@ -100,9 +122,14 @@ uint32_t Host::step() {
     }
   }
   done += executor_.poll();
-  to_controller_.flush();
-  for (Outbox& peer : to_peers_) peer.flush();
+  has_overflow_ = to_controller_.flush();
+  for (Outbox& peer : to_peers_) has_overflow_ = peer.flush() || has_overflow_;
   return done;
+}
+
+Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) {
+  if (has_overflow_) timeout = std::min<std::chrono::nanoseconds>(timeout, kOverflowLook);
+  return block_->doorbell.wait(ticket, timeout, spin);
 }
 
 void Host::take(std::span<const std::byte> bytes) {
@@ -123,7 +150,10 @@ void Host::take(std::span<const std::byte> bytes) {
     }
     case RecordKind::kClientGone:
       executor_.on_client_gone(header.client);
-      if (header.client < tables_.size()) tables_[header.client] = nullptr;
+      if (header.client < tables_.size() && tables_[header.client] != nullptr) {
+        tables_[header.client] = nullptr;
+        attached_.fetch_sub(1, std::memory_order_release);
+      }
       return;
     default:
       throw Error(Status::kInvalid,
@@ -137,8 +167,18 @@ void Host::take_peer(std::span<const std::byte> bytes) {
   if (header.kind == RecordKind::kPost) {
     PostRecord record;
     std::memcpy(&record, bytes.data(), sizeof record);
-    executor_.on_post(record.order, record.node, record.host,
-                      {reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count});
+    const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
+    std::vector<uint64_t>& partial = partial_posts_.at(record.host);
+    if (header.detail != 0) {  // more of it follows
+      partial.insert(partial.end(), offsets.begin(), offsets.end());
+    } else if (partial.empty()) {
+      executor_.on_post(record.order, record.node, record.host, offsets);
+    } else {
+      partial.insert(partial.end(), offsets.begin(), offsets.end());
+      const std::vector<uint64_t> whole = std::move(partial);
+      partial.clear();
+      executor_.on_post(record.order, record.node, record.host, whole);
+    }
   } else if (header.kind == RecordKind::kArrived) {
     ArrivedRecord record;
     std::memcpy(&record, bytes.data(), sizeof record);
@@ -156,7 +196,7 @@ void Host::complete(uint32_t client, Handle future) {
 }
 
 void Host::failed(uint32_t client, Handle future, std::string_view text) {
-  text = text.substr(0, kMostText);
+  text = text.substr(0, std::min(kMostText, to_controller_.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
   to_controller_.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
     const FailedRecord record{{RecordKind::kFailed, 0, client}, future.raw, bytes, 0};
@@ -165,29 +205,38 @@ void Host::failed(uint32_t client, Handle future, std::string_view text) {
   });
 }
 
-void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs) {
+void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) {
   to_controller_.send(sizeof(RunDoneRecord), [&](std::byte* out) {
-    const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, options_.host};
+    const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0};
     std::memcpy(out, &record, sizeof record);
   });
 }
 
 void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
-  const auto count = static_cast<uint32_t>(offsets.size());
-  const auto bytes = static_cast<uint32_t>(sizeof(PostRecord) + offsets.size_bytes());
-  to_peers_.at(host).send(bytes, [&](std::byte* out) {
-    const PostRecord record{{RecordKind::kPost, 0, 0}, order, node, options_.host, count, 0};
-    std::memcpy(out, &record, sizeof record);
-    if (count != 0) std::memcpy(out + sizeof record, offsets.data(), offsets.size_bytes());
-  });
+  Outbox& peer = to_peers_.at(host);
+  const size_t most = (peer.max_record() - sizeof(PostRecord)) / sizeof(uint64_t);
+  do {
+    const auto piece = offsets.first(std::min(most, offsets.size()));
+    offsets = offsets.subspan(piece.size());
+    peer.send(static_cast<uint32_t>(sizeof(PostRecord) + piece.size_bytes()), [&](std::byte* out) {
+      const PostRecord record{{RecordKind::kPost, static_cast<uint16_t>(offsets.empty() ? 0 : 1), 0},
+                              order,
+                              node,
+                              options_.host,
+                              static_cast<uint32_t>(piece.size()),
+                              0};
+      std::memcpy(out, &record, sizeof record);
+      if (!piece.empty()) std::memcpy(out + sizeof record, piece.data(), piece.size_bytes());
+    });
+  } while (!offsets.empty());
 }
 
 void Host::arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
-  text = text.substr(0, kMostText);
+  text = text.substr(0, std::min(kMostText, to_peers_.at(host).max_record() - uint32_t{sizeof(ArrivedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
   to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ArrivedRecord)) + padded(bytes), [&](std::byte* out) {
-    const ArrivedRecord record{{RecordKind::kArrived, static_cast<uint16_t>(failed ? 1 : 0), 0},
-                               order, node, options_.host, bytes, 0};
+    const ArrivedRecord record{
+        {RecordKind::kArrived, static_cast<uint16_t>(failed ? 1 : 0), 0}, order, node, options_.host, bytes, 0};
     std::memcpy(out, &record, sizeof record);
     if (bytes != 0) std::memcpy(out + sizeof record, text.data(), bytes);
   });

@@ -4,9 +4,9 @@
 /// `wait` sleeps on the host's doorbell. Whoever owns the enqueue thread calls the two in turn: pathways/_core.pyx with
 /// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
 ///
-/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client` and `set_faults` by any
-/// thread, they leave mail that the next step reads before it takes a record, so what was registered before a record
-/// was submitted is known when it comes.
+/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client` and `set_faults` by
+/// any thread, they leave mail that the next step reads before it takes a record, so what was registered before a
+/// record was submitted is known when it comes.
 #pragma once
 
 #include <atomic>
@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "channel/outbox.h"
@@ -35,6 +36,8 @@ class Host final : private HostLink {
   Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* controller, Backend& backend);
   ~Host() override;
 
+  /// Throws Error(kInvalid) when the id is taken, or the plan is another host's or moves data to hosts that are not
+  /// there.
   void add_plan(uint32_t id, Plan plan);
   void set_compiled(uint32_t id, std::optional<std::string> error);
   void attach_client(uint32_t client, ClientBlock* block);
@@ -44,9 +47,9 @@ class Host final : private HostLink {
   uint32_t step();
   /// Sleeps until somebody rings since `ticket`.
   uint32_t ticket() const { return block_->doorbell.ticket(); }
-  Status wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) {
-    return block_->doorbell.wait(ticket, timeout, spin);
-  }
+  Status wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin);
+  /// Clients whose memory this host may still touch. It forgets one when the order tells it that the client is gone.
+  uint32_t attached_clients() const { return attached_.load(std::memory_order_acquire); }
   void ring() { block_->doorbell.ring(); }
 
   Executor& executor() { return executor_; }
@@ -55,7 +58,7 @@ class Host final : private HostLink {
  private:
   void complete(uint32_t client, Handle future) override;
   void failed(uint32_t client, Handle future, std::string_view text) override;
-  void run_done(uint32_t client, uint64_t tag, uint32_t gangs) override;
+  void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
@@ -70,10 +73,14 @@ class Host final : private HostLink {
   Outbox to_controller_;
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
-  std::vector<FutureTable*> tables_;  ///< by client; nullptr: none, or gone
+  std::vector<std::vector<uint64_t>> partial_posts_;  ///< by peer: the first pieces of a long post
+  bool has_overflow_ = false;                         ///< some record waits for room in a ring; nobody rings for that
+  std::vector<FutureTable*> tables_;                  ///< by client; nullptr: none, or gone
+  std::atomic<uint32_t> attached_{0};
   Executor executor_;
 
-  std::mutex mutex_;  ///< guards mail_
+  std::mutex mutex_;  ///< guards mail_ and plans_
+  std::unordered_set<uint32_t> plans_;
   std::vector<std::function<void()>> mail_;
   std::atomic<bool> has_mail_{false};
 };

@@ -4,9 +4,9 @@
 /// anywhere, and the same layout serves the heap when all of them are one process. A block's doorbell belongs to the
 /// process that the block is named after: whoever publishes to it rings there.
 ///
-///   controller   doorbell, status of the cluster and the text of its failure
+///   controller   doorbell, status of the cluster and the text of its failure, which hosts' rings have news
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for each other host g, arena
-///   client c     rings c -> controller, controller -> c, counters of retired runs, future table (with c's doorbell), arena
+///   client c     rings c -> controller, controller -> c, counters, future table (with c's doorbell), arena
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "channel/news_board.h"
 #include "futures/future_table.h"
 #include "memory/arena.h"
 #include "memory/segment.h"
@@ -32,6 +33,7 @@ struct ControllerBlock {
   Atomic<uint32_t> status;  ///< ClusterStatus; leaves kUp once
   uint32_t text_bytes;      ///< written before `status`
   DoorbellWord doorbell;
+  NewsBoard news;  ///< hosts whose ring to the controller has records
   char text[kTextBytes];
 
   static Segment make(bool shared);
@@ -54,7 +56,7 @@ struct HostBlock {
 
   struct Sizes {
     uint32_t ring_bytes = 1u << 20;
-    uint32_t peer_ring_bytes = 1u << 16;  ///< 0: no rings between hosts
+    uint32_t peer_ring_bytes = 1u << 16;    ///< 0: no rings between hosts
     size_t arena_bytes = size_t{64} << 20;  ///< 0: no arena
   };
   static Segment make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared);
@@ -73,7 +75,8 @@ struct ClientBlock {
   uint64_t magic;
   uint64_t to_controller, from_controller, table, arena;
   alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes
-  Atomic<uint64_t> wanted;                       ///< ring the doorbell when `retired` reaches it; 0: nobody waits
+  Atomic<uint64_t> wanted;  ///< ring the doorbell when `retired` reaches it, and clear it; 0: nobody waits
+  Atomic<uint64_t> told;    ///< records sent to the client; the controller writes, before it rings
 
   struct Sizes {
     uint32_t futures = 1u << 16;

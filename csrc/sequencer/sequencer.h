@@ -39,8 +39,8 @@ struct Entry {
   GroupId group = 0;
   uint32_t blocked = 0;    ///< hosts where it does not head the FIFO, or finds no room
   uint32_t remaining = 0;  ///< hosts that have not completed it
-  uint32_t gangs = 0;      ///< gang launches reported by the first host that completed it
-  bool counted = false;
+  bool counted = false;    ///< some host has said whether it launched the run's gangs
+  bool ganged = false;     ///< what it said
   EntryKind kind = EntryKind::kRun;
   EntryState state = EntryState::kFree;
 };
@@ -69,6 +69,10 @@ class Sequencer {
   void settle(EntryId entry);
 
   Entry& entry(EntryId id) { return entries_[id]; }
+  /// True for a run that was granted and that some host has not completed.
+  bool is_running(EntryId id) const {
+    return id < entries_.size() && entries_[id].state == EntryState::kGranted && entries_[id].kind == EntryKind::kRun;
+  }
   uint64_t next_order() const { return next_order_; }
   uint32_t live() const { return live_; }
   /// Every invariant above that can be read off the state; for tests and debug builds.

@@ -1,0 +1,151 @@
+/// The executor's half of buffers: define, fail and release the clients' objects; puts, fetches and other notes.
+#include <cstring>
+
+#include "executor/executor.h"
+
+namespace pathways {
+
+Object* Executor::find_object(Client& c, Handle handle) {
+  if (Object* object = c.objects.find(handle)) return object;
+  const auto orphan = c.orphans.find(handle.raw);
+  return orphan == c.orphans.end() ? nullptr : &orphan->second;
+}
+
+/// A place that a client names again without having released it is taken from its old object.
+Object& Executor::make_object(Client& c, Handle handle, ObjectState state) {
+  if (Object* old = c.objects.occupant(handle)) release(c, *old);
+  return c.objects.announce(handle, state);
+}
+
+void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t devices, uint64_t age) {
+  Object* object = id < clients_.size() ? find_object(clients_[id], handle) : nullptr;
+  if (object == nullptr || object->state != ObjectState::kAnnounced) {
+    backend_.drop(ref);
+    return;
+  }
+  object->state = ObjectState::kDefined;
+  object->value = ref;
+  object->devices = devices;
+  object->age = age;
+  wake_waiters(*object);
+  drop_orphan(clients_[id], handle);
+}
+
+void Executor::fail_object(uint32_t id, Handle handle, uint32_t error) {
+  Object* object = id < clients_.size() ? find_object(clients_[id], handle) : nullptr;
+  if (client(id) != nullptr) link_.failed(id, handle, error_text(error));
+  if (object == nullptr) return;
+  object->state = ObjectState::kFailed;
+  object->error = error;
+  wake_waiters(*object);
+  drop_orphan(clients_[id], handle);
+}
+
+void Executor::drop_orphan(Client& c, Handle handle) {
+  const auto orphan = c.orphans.find(handle.raw);
+  if (orphan == c.orphans.end()) return;
+  if (orphan->second.value != nullptr) backend_.drop(orphan->second.value);
+  c.orphans.erase(orphan);
+}
+
+void Executor::wake_waiters(Object& object) {
+  const std::vector<ObjectWaiter> waiters = std::move(object.waiters);
+  object.waiters.clear();
+  for (const ObjectWaiter& waiter : waiters) {
+    if (waiter.kind == ObjectWaiter::Kind::kFetch) {
+      start_fetch(waiter.index, object);
+    } else if (object.state == ObjectState::kFailed) {
+      poison(waiter.index, waiter.value, object.error);
+      close_step(waiter.index);
+    } else {
+      deliver(waiter.index, waiter.value, backend_.retain(object.value), object.devices, object.age);
+      close_step(waiter.index);
+    }
+  }
+}
+
+void Executor::release(Client& c, Object& object) {
+  if (object.state == ObjectState::kAnnounced) {  // the index may be used again before it is defined
+    c.orphans.emplace(Handle::make(object.generation, object.index).raw, std::move(object));
+  } else if (object.value != nullptr) {
+    backend_.drop(object.value);
+  }
+  c.objects.forget(object);
+}
+
+void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payload) {
+  const uint32_t id = record.header.client;
+  Client* c = client(id);
+  if (c == nullptr) return;
+  if (!held_.empty()) release_held();  // the swap fault swaps runs, not a run and the release of its results
+  const Handle handle{record.handle};
+  switch (static_cast<NoteKind>(record.header.detail)) {
+    case NoteKind::kPut: {
+      if (handle.index() >= c->capacity) {
+        link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(options_.host));
+        break;
+      }
+      Value value = nullptr;
+      uint64_t devices = 0;
+      const Status status = backend_.put(id, payload, &value, &devices);
+      Object& object = make_object(*c, handle, ObjectState::kDefined);
+      if (status != Status::kOk) {
+        fail_object(id, handle, new_error(std::string(backend_.last_error())));
+        break;
+      }
+      object.value = value;
+      object.devices = devices;
+      object.age = age_;
+      watch(devices, {Watch::Kind::kPut, false, id, 0, backend_.retain(value), handle.raw, age_});
+      break;
+    }
+    case NoteKind::kFetch:
+      fetch(id, *c, record, payload);
+      break;
+    case NoteKind::kRelease:
+      for (size_t at = 0; at + sizeof(uint64_t) <= payload.size(); at += sizeof(uint64_t)) {
+        uint64_t raw;
+        std::memcpy(&raw, payload.data() + at, sizeof raw);
+        if (Object* object = c->objects.find(Handle{raw})) release(*c, *object);
+      }
+      break;
+    case NoteKind::kBackend:
+      backend_.note(id, payload);
+      break;
+  }
+  drain();
+}
+
+void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span<const std::byte> payload) {
+  Object* object = c.objects.find(Handle{record.handle});
+  if (object == nullptr) {
+    link_.failed(id, Handle{record.token}, "the buffer to read was deleted");
+    return;
+  }
+  uint32_t slot;
+  if (free_fetches_.empty()) {
+    slot = static_cast<uint32_t>(fetches_.size());
+    fetches_.emplace_back();
+  } else {
+    slot = free_fetches_.back();
+    free_fetches_.pop_back();
+  }
+  fetches_[slot] = {id, record.token, {payload.begin(), payload.end()}};
+  if (object->state == ObjectState::kAnnounced) {
+    object->waiters.push_back({ObjectWaiter::Kind::kFetch, slot, 0});
+  } else {
+    start_fetch(slot, *object);
+  }
+}
+
+void Executor::start_fetch(uint32_t slot, Object& object) {
+  if (object.state == ObjectState::kFailed) {
+    link_.failed(fetches_[slot].client, Handle{fetches_[slot].token}, error_text(object.error));
+    fetches_[slot].payload.clear();
+    free_fetches_.push_back(slot);
+    return;
+  }
+  watch(object.devices, {Watch::Kind::kFetch, false, kNone, slot, backend_.retain(object.value), 0, object.age});
+}
+
+}  // namespace pathways

@@ -1,0 +1,182 @@
+/// The controller's reading half: what clients and hosts send, and what becomes of senders that make no sense.
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.h"
+#include "runtime/controller.h"
+
+namespace pathways {
+namespace {
+
+constexpr uint32_t kBatch = 256;      // records taken from one ring in one pass
+constexpr uint32_t kMostText = 4096;  // of one error
+
+template <typename Record>
+Record read(std::span<const std::byte> bytes) {
+  Record record;
+  std::memcpy(&record, bytes.data(), sizeof record);
+  return record;
+}
+
+}  // namespace
+
+// -------------------------------------------------------------------------------------------------------- clients
+
+uint32_t Controller::drain_clients() {
+  uint32_t done = 0;
+  for (auto& client : clients_) done += drain_client(*client);
+  for (size_t i = 0; i < clients_.size();) {
+    if (clients_[i]->fault.empty()) {
+      ++i;
+    } else {
+      put_out(*clients_[i]);  // it leaves the list
+    }
+  }
+  return done;
+}
+
+uint32_t Controller::drain_client(Client& client) {
+  uint32_t done = 0;
+  try {
+    for (; done < kBatch; ++done) {
+      const std::span<const std::byte> bytes = client.inbox.try_front();
+      if (bytes.empty() || !take(client, bytes)) break;
+      client.inbox.pop();
+    }
+  } catch (const Error& error) {  // its ring is corrupt
+    client.fault = error.what();
+  }
+  if (done != 0) client.inbox.release();
+  return done;
+}
+
+/// False when the record must wait for mail, or when the client is to be put out for it.
+bool Controller::take(Client& client, std::span<const std::byte> bytes) {
+  client.fault = unsound(bytes);
+  if (!client.fault.empty()) return false;
+  const auto header = read<RecordHeader>(bytes);
+  if (header.kind == RecordKind::kCancel) {
+    cancel(client.id, read<CancelRecord>(bytes).tag);
+    return true;
+  }
+  const bool is_run = header.kind == RecordKind::kRun;
+  const GroupId group = is_run ? read<RunRecord>(bytes).group : read<NoteRecord>(bytes).group;
+  if (!sequencer_.has_group(group)) {
+    // A group is registered before the first record that names it is written: then it is in the mail.
+    // SYNC controller/mail: pairs with post_mail().
+    if (!has_mail_.load(std::memory_order_acquire)) {
+      client.fault = "a record names group " + std::to_string(group) + ", which nobody made";
+    }
+    return false;
+  }
+  ++(is_run ? stats_.runs : stats_.notes);
+  submit_record(client, bytes, group, is_run ? EntryKind::kRun : EntryKind::kNote,
+                is_run ? read<RunRecord>(bytes).tag : 0);
+  return true;
+}
+
+/// What is wrong with a client's record; empty when nothing is.
+std::string Controller::unsound(std::span<const std::byte> bytes) const {
+  if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
+  const auto header = read<RecordHeader>(bytes);
+  const auto expect = [&](uint64_t size) {
+    return bytes.size() == size ? std::string()
+                                : "a record of kind " + std::to_string(static_cast<int>(header.kind)) + " has " +
+                                      std::to_string(bytes.size()) + " bytes, expected " + std::to_string(size);
+  };
+  if (bytes.size() > max_record_) {
+    return "a record of " + std::to_string(bytes.size()) + " bytes does not fit the hosts' rings, which take " +
+           std::to_string(max_record_);
+  }
+  switch (header.kind) {
+    case RecordKind::kRun: {
+      if (bytes.size() < sizeof(RunRecord)) return expect(sizeof(RunRecord));
+      const auto record = read<RunRecord>(bytes);
+      return expect(sizeof record + (uint64_t{record.arguments} + record.results) * sizeof(uint64_t));
+    }
+    case RecordKind::kNote: {
+      if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));
+      return expect(sizeof(NoteRecord) + ((uint64_t{read<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
+    }
+    case RecordKind::kCancel:
+      return expect(sizeof(CancelRecord));
+    default:
+      return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which clients do not send";
+  }
+}
+
+/// OWN-1: it alone goes, and is told why.
+void Controller::put_out(Client& client) {
+  const uint32_t id = client.id;
+  tell(client, Handle{}, "the controller put client " + std::to_string(id) + " out: " + client.fault);
+  flush();
+  drop_client(id);
+}
+
+void Controller::tell(Client& client, Handle handle, std::string_view text) {
+  text = text.substr(0, std::min(kMostText, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
+  const auto bytes = static_cast<uint32_t>(text.size());
+  ++client.told;
+  client.outbox.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
+    const FailedRecord record{{RecordKind::kFailed, 0, client.id}, handle.raw, bytes, 0};
+    std::memcpy(out, &record, sizeof record);
+    std::memcpy(out + sizeof record, text.data(), bytes);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------- hosts
+
+uint32_t Controller::drain_hosts() {
+  // SYNC news/collect: a host publishes before it posts.
+  block_->news.collect(&news_);
+  uint32_t done = 0;
+  size_t left = 0;
+  for (const uint32_t h : news_) {
+    if (h >= hosts_.size()) throw Error(Status::kInvalid, "host " + std::to_string(h) + " has news but is not there");
+    const uint32_t taken = drain_host(h);
+    done += taken;
+    if (taken == kBatch) news_[left++] = h;  // perhaps there is more
+  }
+  news_.resize(left);
+  return done;
+}
+
+uint32_t Controller::drain_host(uint32_t index) {
+  Host& host = hosts_[index];
+  uint32_t done = 0;
+  for (; done < kBatch; ++done) {
+    const std::span<const std::byte> bytes = host.inbox.try_front();
+    if (bytes.empty()) break;
+    take(index, bytes);
+    host.inbox.pop();
+  }
+  if (done != 0) host.inbox.release();
+  return done;
+}
+
+void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
+  const auto refuse = [&](const char* what) {
+    throw Error(Status::kInvalid, "host " + std::to_string(index) + " sent " + what);
+  };
+  if (bytes.size() < sizeof(RecordHeader)) refuse("a record shorter than its header");
+  const auto header = read<RecordHeader>(bytes);
+  if (header.kind == RecordKind::kRunDone) {
+    if (bytes.size() != sizeof(RunDoneRecord)) refuse("a completion of the wrong size");
+    const auto record = read<RunDoneRecord>(bytes);
+    if (record.host != index || record.tag > UINT32_MAX || !sequencer_.is_running(static_cast<EntryId>(record.tag))) {
+      refuse("a completion of a run that does not run");
+    }
+    run_done(index, record);
+  } else if (header.kind == RecordKind::kFailed) {
+    if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
+    const auto record = read<FailedRecord>(bytes);
+    const auto found = by_id_.find(header.client);
+    if (found == by_id_.end() || !Handle{record.handle}.valid()) return;
+    const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
+    tell(*found->second, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
+  } else {
+    refuse("a record of a kind that hosts do not send");
+  }
+}
+
+}  // namespace pathways
