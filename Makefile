@@ -85,7 +85,8 @@ wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
 	@python scripts/check_wheel.py
 
 docs: $(DEV) $(BUILT) ## write the API's pages to build/docs, and run the examples in README and docs
-	@pdoc --docformat google --output-directory build/docs pathways
+	@mkdir -p build && cd build && pdoc --docformat google --output-directory docs pathways \
+	    '!pathways.libpathways_core' '!pathways.bench' '!pathways.runtime'
 	@python -m pytest -q tests/python/test_docs.py
 	@echo "build/docs/index.html"
 
