@@ -102,7 +102,7 @@ def start_jax_driver(
         host=config.host,
         devices=local,
         all_devices=everyone,
-        first_device=config.first_device,
+        first_device=config.island_hosts[0] * config.devices_per_host,
         segments=list(segments),
         controller=controller,
     )

@@ -168,7 +168,9 @@ class LocalClusterHandle:
                 self.address, progress=tell, timeout_s=self.options.start_timeout_s, native=self.options.native
             )
         except errors.ControllerLostError as error:
-            raise errors.ConnectError(f"the cluster did not start: {self._last_words()}") from error
+            raise errors.ConnectError(
+                f"the cluster did not start: the controller is gone. {self._last_words()}"
+            ) from error
         self.control.last_words = self._last_words
 
     def _wait_listening(self, deadline: Deadline) -> str:
@@ -181,7 +183,9 @@ class LocalClusterHandle:
                 if report["event"] == "error":
                     raise errors.ConnectError(f"the cluster did not start: {report['message']}")
                 if report["event"] == "ended":
-                    raise errors.ConnectError(f"the cluster did not start: {self._ended(report)}")
+                    raise errors.ConnectError(
+                        f"the cluster did not start: the controller is gone. {self._ended(report)}"
+                    )
             if self._janitor.poll() is not None:
                 raise errors.ConnectError("the cluster did not start: its janitor process ended too early")
         raise errors.ConnectError(f"the controller did not listen within {self.options.start_timeout_s:g} s")
@@ -208,10 +212,10 @@ class LocalClusterHandle:
                     return self._ended(report)
             if self._janitor.poll() is not None and not is_readable(self._report_fd):
                 break
-        return "the controller ended"
+        return ""
 
     def _ended(self, report: dict[str, Any]) -> str:
         log = str(report.get("log", ""))
         quoted = "\n".join(f"    {line}" for line in log.splitlines())
-        end = f"the controller (pid {self._controller_pid}) {describe_exit(int(report['returncode']))}."
+        end = f"Process {self._controller_pid} {describe_exit(int(report['returncode']))}."
         return f"{end} The last lines of its log:\n{quoted}" if quoted else f"{end} Its log is empty."

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,6 +123,55 @@ class FakeDriver:
             "segments": [segment.nbytes for segment in self.segments],
             "environment": {name: os.environ.get(name) for name in ("JAX_PLATFORMS", "XLA_FLAGS")},
         }
+
+
+def start_driver_on_jax(
+    config: HostConfig, segments: Sequence[Segment], controller: Segment, joined: Callable[[], None]
+) -> Any:
+    """The real start of a host's devices and group, with a driver that only looks at them and sums over the island."""
+    from pathways.runtime import host
+
+    class LookingDriver(FakeDriver):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(config, arguments["segments"])
+            self.devices, self.all_devices = arguments["devices"], arguments["all_devices"]
+            self.first_device = arguments["first_device"]
+            self.sum = self._sum_over_the_island()
+
+        def _sum_over_the_island(self) -> float:
+            import jax
+            import numpy as np
+
+            mesh = jax.sharding.Mesh(np.array(self.all_devices), ("x",))
+            cut, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("x",), ()))
+            mine = np.arange(self.first_device, self.first_device + len(self.devices), dtype=np.float32)
+            x = jax.make_array_from_process_local_data(cut, mine)
+            return float(jax.jit(lambda x: x.sum(), out_shardings=whole)(x).addressable_data(0))
+
+        def stats(self) -> dict[str, Any]:
+            import jax
+
+            return {
+                "sum": self.sum,
+                "local": [device.id for device in self.devices],
+                "all": [device.id for device in self.all_devices],
+                "process": jax.process_index(),
+                "x64": jax.config.jax_enable_x64,
+                "connections": tcp_listeners(),
+            }
+
+    module = types.ModuleType("pathways.runtime.driver")
+    module.HostDriver = LookingDriver  # type: ignore[attr-defined]
+    sys.modules["pathways.runtime.driver"] = module
+    return host.start_jax_driver(config, segments, controller, joined)
+
+
+def tcp_listeners() -> list[str]:
+    """The addresses on which this process accepts TCP connections."""
+    import psutil
+
+    connections = psutil.Process().net_connections(kind="tcp")
+    return sorted({connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN})
 
 
 def start_fake_driver(

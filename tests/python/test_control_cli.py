@@ -1,4 +1,4 @@
-"""The `pathways` command: `up` in the foreground until it is told to end, `status` of what runs, with doubles inside."""
+"""The `pathways` command, with doubles inside: `up` stays until it is told to end, `status` shows what runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -27,13 +28,12 @@ main(sys.argv[1:], prog_name="pathways")
 
 
 @pytest.fixture
-def environ(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Clusters of this test only: they are found in a folder of its own."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr(directory, "_bases", lambda: [str(folder)])
+def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Clusters of this test only: they are found in a folder of its own, whose name is short enough for a socket's."""
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(folder)}
+    with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp") as folder:
+        monkeypatch.setattr(directory, "_bases", lambda: [folder])
+        yield {**os.environ, "PYTHONPATH": paths, "TMPDIR": folder}
 
 
 @pytest.fixture

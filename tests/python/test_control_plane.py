@@ -13,6 +13,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,11 +37,13 @@ HERE = pathlib.Path(__file__).parent
 
 
 @pytest.fixture(scope="module", autouse=True)
-def doubles_are_found() -> Iterator[None]:
-    """Every process of the cluster finds the doubles."""
-    with pytest.MonkeyPatch.context() as patch:
+def surroundings() -> Iterator[None]:
+    """Every process finds the doubles, and these tests' clusters are in a folder of their own, empty in the end."""
+    with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        patch.setattr(directory, "_bases", lambda: [folder])
         yield
+        assert os.listdir(folder) == []
 
 
 @pytest.fixture(scope="module")
@@ -380,12 +383,12 @@ def test_a_host_that_fails_at_start_fails_connect(
     monkeypatch: pytest.MonkeyPatch, trouble: str, words: list[str]
 ) -> None:
     monkeypatch.setenv("FAKE_HOST_1", trouble)
-    before = set(directory.live_clusters())
+    before = directory.live_clusters()
     with pytest.raises(errors.ConnectError) as failure:
         start_local_cluster(1, 2, 1, start_timeout_s=3.0 if trouble == "hang" else 60.0, **SMALL)
     for word in words:
         assert word in str(failure.value)
-    assert set(directory.live_clusters()) == before
+    assert directory.live_clusters() == before
 
 
 def test_a_controller_that_fails_at_start_fails_connect() -> None:
@@ -419,6 +422,23 @@ def test_a_failed_start_is_told_to_everybody_who_waits(monkeypatch: pytest.Monke
     assert len(guests) == 1 and isinstance(guests[0], errors.ConnectError) and "SIGKILL" in str(guests[0])
 
 
+def test_real_hosts_form_their_islands() -> None:
+    """JAX processes, each with its own devices; the hosts of an island sum over all of them; no port is open outside."""
+    wanted = {**SMALL, "driver": "control_doubles:start_driver_on_jax", "platform": "cpu"}
+    handle = start_local_cluster(2, 2, 2, **wanted)
+    try:
+        stats = handle.control.cluster_stats()
+    finally:
+        handle.close()
+    assert_gone(handle)
+    assert [host["sum"] for host in stats["hosts"]] == [0 + 1 + 2 + 3] * 2 + [4 + 5 + 6 + 7] * 2
+    assert [host["process"] for host in stats["hosts"]] == [0, 1, 0, 1]
+    for host in stats["hosts"]:
+        assert len(host["local"]) == 2 and len(host["all"]) == 4 and host["x64"] is True
+        assert host["local"] == host["all"][2 * host["process"] :][:2]
+        assert set(host["connections"]) <= {"127.0.0.1"}
+
+
 def test_sizes_are_checked_before_anything_starts() -> None:
     with pytest.raises(ValueError, match="islands must be a positive int, got 0"):
         start_local_cluster(0, 1, 1)
@@ -435,6 +455,7 @@ def test_a_forked_child_does_not_close_its_parents_cluster(shared: LocalClusterH
             "if os.fork() == 0:",
             "    handle.close(); raise SystemExit(0)",
             "assert os.wait()[1] == 0 and handle.is_alive()",
+            "from pathways import _jaxlib; assert _jaxlib.initialized_backends() == (), 'a client seizes no device'",
             "print('alive'); import json; print(json.dumps(handle.pids()))",
         ]
     )

@@ -9,6 +9,7 @@ PATHWAYS_SEED. With doubles for devices and native core when `pathways._native` 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -83,10 +84,8 @@ class Case:
 
     def clean(self) -> None:
         for pid in self.processes():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         for client in self.clients:
             client.process.wait()
             client.output.close()
@@ -97,7 +96,7 @@ class Client:
     """A client process; `until` reads what it says."""
 
     def __init__(self, case: Case, arguments: tuple[str, ...]) -> None:
-        self.output = tempfile.TemporaryFile()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, str(CLIENT), *arguments, *case.flags],
             stdout=self.output,
