@@ -8,6 +8,7 @@ started afresh for the next workload.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -46,6 +47,7 @@ class Settings:
     repeats: int = 5
     seconds: float = 1.0
     watchdog: float = 60.0
+    fits: Callable[[str, int], bool] = lambda system, hosts: True
 
 
 @dataclasses.dataclass
@@ -130,8 +132,8 @@ class _Seat:
         cell.latency_us.extend(ns / 1000 for ns in taken)
 
     def failed(self) -> None:
-        self._failures += 1
         if self._child is not None:
+            self._failures += 1
             self._child.kill()
             self._child = None
 
@@ -141,36 +143,44 @@ class _Seat:
             self._child = None
 
 
+@contextlib.contextmanager
+def _said_in(cell: Cell, seat: _Seat) -> Iterator[None]:
+    """A failure inside ends the system's process and stands in the cell; the round goes on."""
+    try:
+        yield
+    except processes.ChildError as error:
+        cell.error = str(error)
+        seat.failed()
+
+
 def _measure_workload(seats: Sequence[_Seat], workload: Workload, shape: tuple[int, int], repeats: int) -> list[Cell]:
-    cells = {seat: Cell(seat.system, workload, *shape) for seat in seats}
-    paces: dict[_Seat, tuple[int, int]] = {}
-
-    def attempt(seat: _Seat, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except processes.ChildError as error:
-            cells[seat].error = str(error)
-            seat.failed()
-
-    for seat in seats:
-        attempt(seat, lambda seat=seat: paces.update({seat: seat.calibrate(workload)}))  # type: ignore[misc]
+    cells = [Cell(seat.system, workload, *shape) for seat in seats]
+    paces: dict[str, tuple[int, int]] = {}
+    for seat, cell in zip(seats, cells, strict=True):
+        with _said_in(cell, seat):
+            paces[seat.system] = seat.calibrate(workload)
     for _ in range(repeats):
-        for seat in seats:
-            if cells[seat].error is None:
-                attempt(seat, lambda seat=seat: seat.measure(cells[seat], *paces[seat]))  # type: ignore[misc]
-    return list(cells.values())
+        for seat, cell in zip(seats, cells, strict=True):
+            if cell.error is None:
+                with _said_in(cell, seat):
+                    seat.measure(cell, *paces[seat.system])
+    return cells
 
 
 def measure(settings: Settings, open_system: Open = open_child) -> Iterator[list[Cell]]:
     """Yields the cells of one workload at a time, all systems together."""
     for hosts, devices in settings.shapes:
-        seats = [_Seat(system, hosts, devices, settings, open_system) for system in settings.systems]
+        present = [system for system in settings.systems if settings.fits(system, hosts)]
+        seats = [_Seat(system, hosts, devices, settings, open_system) for system in present]
         try:
             for workload in settings.workloads:
                 yield _measure_workload(seats, workload, (hosts, devices), settings.repeats)
-        finally:
+        except BaseException:
             for seat in seats:
-                seat.close()
+                seat.failed()
+            raise
+        for seat in seats:
+            seat.close()
 
 
 def ratios(cells: Iterable[Cell], ours: str = "pathways") -> list[dict[str, Any]]:

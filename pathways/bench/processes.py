@@ -38,12 +38,21 @@ def _prctl(option: int, value: int) -> None:
 
 @contextlib.contextmanager
 def orphans_come_home() -> Iterator[None]:
-    """Inside, orphaned descendants become children of this process; those left at the end are killed."""
+    """Inside, orphaned descendants become children of this process; those left at the end are killed.
+
+    SIGTERM ends the block as Ctrl-C does, so that nothing stays behind. For the main thread.
+    """
+
+    def terminate(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     before = set(tree(os.getpid()))
+    handler = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
+        signal.signal(signal.SIGTERM, handler)
         kill_processes([pid for pid in tree(os.getpid()) if pid not in before])
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
@@ -169,7 +178,8 @@ class Child:
             self._finish(tree(self.pid))
 
     def _finish(self, pids: Sequence[int]) -> None:
-        kill_processes(pids)
+        ours = set(tree(os.getpid()))  # a number that has left our tree may be somebody else's by now
+        kill_processes([pid for pid in pids if pid in ours])
         self._process.wait()
         self._log.close()
 

@@ -50,6 +50,10 @@ class Workload:
         return CHAIN if self.kind is Kind.FUSED else 1
 
     @property
+    def computations_per_call(self) -> int:
+        return self.steps_per_call // self.steps_per_computation
+
+    @property
     def step_text(self) -> str:
         return "AllReduce + add" if self.collective else "add"
 

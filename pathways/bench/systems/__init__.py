@@ -29,3 +29,8 @@ def missing(name: str) -> str | None:
     """None when the system can run here, else what to install."""
     absent = [package for package in load(name).packages if importlib.util.find_spec(package) is None]
     return f"{name} is not measured: install it with  pip install {' '.join(absent)}" if absent else None
+
+
+def fits(name: str, hosts: int) -> bool:
+    """Whether the system can have this many hosts at all."""
+    return hosts <= load(name).max_hosts

@@ -54,6 +54,8 @@ class System(abc.ABC):
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
     """What must be importable, by the name that pip knows it by."""
+    max_hosts: ClassVar[int] = 1_000_000
+    """Shapes with more hosts are left out for this system."""
 
     @abc.abstractmethod
     def start(self, hosts: int, devices: int) -> None:

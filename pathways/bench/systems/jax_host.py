@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.bench.systems.base import WINDOW
-from pathways.bench.workloads import AXIS, Kind, Workload, computation
+from pathways.bench.workloads import AXIS, Workload, computation
 
 
 _WINDOW_OF_MANY = 16
@@ -51,6 +51,8 @@ class JaxHost:
         self._function: Callable[[Any], Any] | None = None
         self._workload: Workload | None = None
         self._value: Any = None
+        self._marker: Any = None
+        self._enqueued = 0
 
     def load(self, workload: Workload) -> None:
         """Makes `workload` the current one, compiled, with its value at zero."""
@@ -61,6 +63,7 @@ class JaxHost:
         self._function(zeros()).block_until_ready()
         self._value = zeros()
         self._value.block_until_ready()
+        self._marker, self._enqueued = self._value, 0
 
     def _compile(self, workload: Workload) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
         import jax
@@ -74,9 +77,13 @@ class JaxHost:
         return function, zeros
 
     def compute(self) -> None:
-        """Enqueues one computation on the current value."""
+        """Enqueues one computation on the current value; waits first when the window is full."""
         assert self._function is not None
         self._value = self._function(self._value)
+        self._enqueued += 1
+        if self._enqueued % (self._window // 2) == 0:
+            self._marker.block_until_ready()
+            self._marker = self._value
 
     def wait(self) -> None:
         """Waits for the current value."""
@@ -88,33 +95,34 @@ class JaxHost:
 
         return float(numpy.asarray(self._value.addressable_shards[0].data)[0])
 
-    def loop(self, calls: int) -> tuple[int, int]:
-        """The pipelined loop over whole calls: (begin, end) in monotonic nanoseconds, the same clock on all hosts."""
-        assert self._workload is not None and self._function is not None
-        computations = calls * (self._workload.steps_per_call // self._workload.steps_per_computation)
+    def _pipeline(self, computations: int) -> None:
+        """So many computations in a row; the value of half a window ago is awaited, which bounds the work in flight."""
+        assert self._function is not None
         function, value, marker = self._function, self._value, self._value
         half = self._window // 2
-        begin = time.monotonic_ns()
         for block in range(0, computations, half):
             for _ in range(min(half, computations - block)):
                 value = function(value)
-            marker.block_until_ready()  # the value of one half window ago: bounds the work in flight
+            marker.block_until_ready()
             marker = value
         value.block_until_ready()
-        end = time.monotonic_ns()
         self._value = value
-        return begin, end
+
+    def loop(self, calls: int) -> tuple[int, int]:
+        """The pipelined loop over whole calls: (begin, end) in monotonic nanoseconds, the same clock on all hosts."""
+        assert self._workload is not None
+        computations = calls * self._workload.computations_per_call
+        begin = time.monotonic_ns()
+        self._pipeline(computations)
+        return begin, time.monotonic_ns()
 
     def synchronous(self, n: int) -> list[int]:
-        """Nanoseconds of `n` calls, each awaited; Chained is a call of 128 computations awaited once."""
-        assert self._workload is not None and self._function is not None
-        repeats = range(self._workload.steps_per_call if self._workload.kind is Kind.CHAINED else 1)
-        function, value, taken = self._function, self._value, []
+        """Nanoseconds of `n` calls, each awaited; a call of Chained is 128 computations, pipelined."""
+        assert self._workload is not None
+        computations = self._workload.computations_per_call
+        taken = []
         for _ in range(n):
             begin = time.perf_counter_ns()
-            for _ in repeats:
-                value = function(value)
-            value.block_until_ready()
+            self._pipeline(computations)
             taken.append(time.perf_counter_ns() - begin)
-        self._value = value
         return taken

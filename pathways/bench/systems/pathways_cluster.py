@@ -64,9 +64,9 @@ class PathwaysCluster(System):
             self._functions[workload] = pw.program(chain) if workload.kind is Kind.CHAINED else placed
         function = self._functions[workload]
         size = self._slice.mesh.size
-        zeros = [pw.device_put(numpy.zeros(size, numpy.float32), self._slice, spec) for _ in range(2)]
-        function(zeros[0]).block_until_ready()
-        return function, zeros[1].block_until_ready() or zeros[1]
+        zeros = pw.device_put(numpy.zeros(size, numpy.float32), self._slice, spec)
+        function(zeros).block_until_ready()
+        return function, zeros
 
     def throughput(self, workload: Workload, steps: int) -> Run:
         import numpy
@@ -105,12 +105,11 @@ class PathwaysEmbedded(PathwaysCluster):
     """The same in the client's own process: one host only, nothing to start."""
 
     name = "pathways-embedded"
+    max_hosts = 1
 
     def _target(self, hosts: int, devices: int) -> Any:
         import jax
 
-        if hosts != 1:
-            raise ValueError(f"pathways-embedded is one process: expected hosts=1, got {hosts}")
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
         return None

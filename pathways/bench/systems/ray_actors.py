@@ -36,6 +36,7 @@ def start_ray(hosts: int, devices: int) -> list[Any]:
     """A Ray instance of its own, on loopback only, with one actor per host."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # the switch that lets a node be 127.0.0.1
     import ray
 
     ray.init(
@@ -74,7 +75,7 @@ class RayActors(System):
 
         self._load(workload)
         calls = workload.calls(steps)
-        computations = calls * (workload.steps_per_call // workload.steps_per_computation)
+        computations = calls * workload.computations_per_call
         chained = workload.kind is Kind.CHAINED
         window = CHAIN if chained else WINDOW
         in_flight: collections.deque[list[Any]] = collections.deque()

@@ -1,0 +1,132 @@
+"""The command `pathways bench`: options in, a table, JSON and a results folder out. No measuring happens here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import rich.console
+
+from pathways.bench import report as reports
+
+
+class _Integers(click.ParamType[tuple[int, ...]]):
+    name = "n,n,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < 1:
+            self.fail(f"expected positive integers with commas between them, got {value!r}", param, ctx)
+        return numbers
+
+
+def _names(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+_out = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON here.")
+_results = click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write <what>-<commit>-<cpu>.json and .md into this folder.",
+)
+
+
+def _publish(report: reports.Report, json_path: Path | None, results: Path | None) -> None:
+    console = rich.console.Console()
+    report.show(console)
+    written = report.save(results) if results else []
+    if json_path:
+        json_path.write_text(report.as_json())
+        written.append(json_path)
+    for path in written:
+        console.print(f"wrote {path}", highlight=False)
+
+
+@click.group()
+def bench() -> None:
+    """Measure the runtime beside its rivals."""
+
+
+@bench.command()
+@click.option("--hosts", type=_Integers(), default="1,2", show_default=True, help="Host processes.")
+@click.option("--devices", type=_Integers(), default="1,2", show_default=True, help="CPU devices per host.")
+@click.option("--systems", default="pathways", show_default=True, help="What of ours to measure; may be empty.")
+@click.option("--rivals", default="jax", show_default=True, help="Any of jax, ray, ray-graph.")
+@click.option("--workloads", "kinds", default="OpByOp,Chained,Fused", show_default=True)
+@click.option("--collective", type=click.Choice(["both", "yes", "no"]), default="both", show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Length of one run.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here.")
+@_out
+@_results
+def dispatch(
+    hosts: tuple[int, ...],
+    devices: tuple[int, ...],
+    systems: str,
+    rivals: str,
+    kinds: str,
+    collective: str,
+    repeats: int,
+    seconds: float,
+    plot_path: Path | None,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    """Figure 5 of the paper: dispatches per second of every system, interleaved."""
+    from pathways.bench import dispatch_report
+
+    try:
+        report = dispatch_report.run(
+            shapes=[(h, d) for h in hosts for d in devices],
+            names=list(dict.fromkeys(_names(systems) + _names(rivals))),
+            kinds=_names(kinds),
+            collective={"both": (True, False), "yes": (True,), "no": (False,)}[collective],
+            repeats=repeats,
+            seconds=seconds,
+        )
+        if plot_path:
+            from pathways.bench import plot
+
+            plot.figure5(report.data["rows"], plot_path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    _publish(report, json_path, results)
+
+
+@bench.command()
+@click.option("--max-shards", type=click.IntRange(4), default=65536, show_default=True)
+@click.option("--devices-per-host", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@_out
+@_results
+def scale(max_shards: int, devices_per_host: int, repeats: int, json_path: Path | None, results: Path | None) -> None:
+    """The control path over modelled devices: cost per call, per host and run, bytes per buffer and plan."""
+    from pathways.bench import scale as scales
+
+    try:
+        _publish(scales.run(max_shards, devices_per_host, repeats), json_path, results)
+    except scales.NoSimulation as error:
+        raise click.ClickException(str(error)) from None
+
+
+@bench.command()
+@click.option("--only", default="", help="Names of probes, with commas; all by default.")
+@click.option("--binaries", type=click.Path(file_okay=False, path_type=Path), help="Folder of the C++ benchmarks.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@_out
+@_results
+def micro(only: str, binaries: Path | None, repeats: int, json_path: Path | None, results: Path | None) -> None:
+    """Single costs: futures, ring hops, a call, a plan, a transfer."""
+    from pathways.bench import micro as micros
+
+    try:
+        _publish(micros.run(_names(only), binaries, repeats), json_path, results)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
