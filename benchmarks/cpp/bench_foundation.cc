@@ -1,0 +1,313 @@
+// What the foundation costs: futures, ring hops within a process and between processes, doorbell, arena, budget.
+//
+// Goals (docs: the table of goals): a future created, resolved and released <= 50 ns; a ring hop in process <= 100 ns.
+// A hop is one way: a ping-pong's round trip is reported divided by two. Between processes both sides either spin
+// (needs two free cores) or park at once (what a futex wake costs on this machine); "adaptive" is what the core uses.
+#include <benchmark/benchmark.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "futures/future_table.h"
+#include "memory/arena.h"
+#include "memory/budget.h"
+#include "memory/segment.h"
+#include "sync/byte_ring.h"
+#include "sync/doorbell.h"
+#include "sync/mpsc_ring.h"
+
+namespace pathways {
+namespace {
+
+constexpr auto kForever = std::chrono::nanoseconds::max();
+constexpr SpinPolicy kSpin{UINT32_MAX, 0};
+
+SpinPolicy policy_of(const benchmark::State& state) {
+  switch (state.range(0)) {
+    case 0:
+      return kSpin;
+    case 1:
+      return SpinPolicy::adaptive();
+    default:
+      return SpinPolicy::park();
+  }
+}
+
+// ---- futures
+
+void future_create_resolve_release(benchmark::State& state) {
+  const Segment memory = Segment::heap(FutureTable::bytes_for(1 << 16));
+  FutureTable* table = FutureTable::create(memory.data(), 1 << 16);
+  for (auto _ : state) {
+    Handle handle;
+    benchmark::DoNotOptimize(table->allocate(1, &handle));
+    benchmark::DoNotOptimize(table->complete(handle));
+    benchmark::DoNotOptimize(table->release(handle));
+  }
+}
+BENCHMARK(future_create_resolve_release);
+
+void future_create_resolve_release_by_64(benchmark::State& state) {
+  const Segment memory = Segment::heap(FutureTable::bytes_for(1 << 16));
+  FutureTable* table = FutureTable::create(memory.data(), 1 << 16);
+  const std::vector<std::uint32_t> parts(64, 1);
+  std::vector<Handle> handles(64);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(table->allocate_many(parts, handles));
+    for (const Handle handle : handles) benchmark::DoNotOptimize(table->complete(handle));
+    for (const Handle handle : handles) benchmark::DoNotOptimize(table->release(handle));
+  }
+  state.counters["per_future"] =
+      benchmark::Counter(64, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(future_create_resolve_release_by_64);
+
+void future_poll(benchmark::State& state) {
+  const Segment memory = Segment::heap(FutureTable::bytes_for(64));
+  FutureTable* table = FutureTable::create(memory.data(), 64);
+  Handle handle;
+  static_cast<void>(table->allocate(1, &handle));
+  for (auto _ : state) benchmark::DoNotOptimize(table->poll(handle));
+}
+BENCHMARK(future_poll);
+
+void future_with_waiter(benchmark::State& state) {
+  const Segment memory = Segment::heap(FutureTable::bytes_for(64));
+  FutureTable* table = FutureTable::create(memory.data(), 64);
+  Waiter waiter{[](Waiter*, FutureState) {}};
+  for (auto _ : state) {
+    Handle handle;
+    static_cast<void>(table->allocate(1, &handle));
+    table->add_waiter(handle, &waiter);
+    static_cast<void>(table->complete(handle));
+    static_cast<void>(table->release(handle));
+  }
+}
+BENCHMARK(future_with_waiter);
+
+// ---- byte ring
+
+constexpr std::uint32_t kRingBytes = 1 << 16;
+
+void byte_ring_one_thread(benchmark::State& state) {
+  const Segment memory = Segment::heap(ByteRing::bytes_for(kRingBytes));
+  ByteRing* ring = ByteRing::create(memory.data(), kRingBytes);
+  auto producer = ring->claim_producer();
+  auto consumer = ring->claim_consumer();
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(producer.try_reserve(64).data());
+    producer.publish();
+    benchmark::DoNotOptimize(consumer.try_front().data());
+    consumer.pop();
+  }
+}
+BENCHMARK(byte_ring_one_thread);
+
+/// One end of a ping-pong over two rings; `bell` is mine to wait at, `their_bell` to ring. 0 bytes from the first ends
+/// it.
+struct End {
+  ByteRing::Producer out;
+  ByteRing::Consumer in;
+  DoorbellWord* bell;
+  DoorbellWord* their_bell;
+
+  void send(std::uint64_t value) {
+    std::memcpy(out.try_reserve(64).data(), &value, sizeof value);
+    out.publish();
+    their_bell->ring();
+  }
+  std::uint64_t receive(SpinPolicy spin) {
+    for (;;) {
+      const std::uint32_t ticket = bell->ticket();
+      const auto record = in.try_front();
+      if (!record.empty()) {
+        std::uint64_t value = 0;
+        std::memcpy(&value, record.data(), sizeof value);
+        in.pop();
+        return value;
+      }
+      static_cast<void>(bell->wait(ticket, kForever, spin));
+    }
+  }
+};
+
+struct Pair {
+  explicit Pair(const Segment& memory) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      rings[i] = ByteRing::create(memory.data() + i * ByteRing::bytes_for(kRingBytes), kRingBytes);
+      bells[i] = new (memory.data() + 2 * ByteRing::bytes_for(kRingBytes) + i * kCacheLine) DoorbellWord{};
+    }
+  }
+  static std::size_t bytes() { return 2 * ByteRing::bytes_for(kRingBytes) + 2 * kCacheLine; }
+  [[nodiscard]] End end(std::size_t i) const {
+    return {rings[i]->claim_producer(), rings[1 - i]->claim_consumer(), bells[i], bells[1 - i]};
+  }
+  ByteRing* rings[2] = {};
+  DoorbellWord* bells[2] = {};
+};
+
+void echo(End end, SpinPolicy spin) {
+  while (end.receive(spin) != 0) end.send(1);
+}
+
+void ping_pong(benchmark::State& state, End end, SpinPolicy spin) {
+  for (auto _ : state) {
+    end.send(1);
+    benchmark::DoNotOptimize(end.receive(spin));
+  }
+  end.send(0);
+  state.counters["hop"] =
+      benchmark::Counter(2, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+void byte_ring_hop_between_threads(benchmark::State& state) {
+  const Segment memory = Segment::heap(Pair::bytes());
+  const Pair pair(memory);
+  const SpinPolicy spin = policy_of(state);
+  std::thread other([&] { echo(pair.end(1), spin); });
+  ping_pong(state, pair.end(0), spin);
+  other.join();
+}
+BENCHMARK(byte_ring_hop_between_threads)->ArgNames({"spin0_adaptive1_park2"})->DenseRange(0, 2)->UseRealTime();
+
+void byte_ring_hop_between_processes(benchmark::State& state) {
+  const Segment memory = Segment::create("bench-rings", Pair::bytes());
+  const Pair pair(memory);
+  const SpinPolicy spin = policy_of(state);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Segment mine = Segment::attach(::dup(memory.fd()));
+    echo(pair.end(1), spin);
+    ::_exit(0);
+  }
+  ping_pong(state, pair.end(0), spin);
+  ::waitpid(child, nullptr, 0);
+}
+BENCHMARK(byte_ring_hop_between_processes)->ArgNames({"spin0_adaptive1_park2"})->DenseRange(0, 2)->UseRealTime();
+
+/// A stream: the consumer is another thread, a publish and a ring for every `range(0)` records.
+void byte_ring_stream(benchmark::State& state) {
+  const Segment memory = Segment::heap(Pair::bytes());
+  const Pair pair(memory);
+  const auto batch = static_cast<std::uint32_t>(state.range(0));
+  DoorbellWord* bell = pair.bells[0];
+  std::thread reader([&] {
+    auto consumer = pair.rings[0]->claim_consumer();
+    for (;;) {
+      const std::uint32_t ticket = bell->ticket();
+      auto record = consumer.try_front();
+      if (record.empty()) {
+        static_cast<void>(bell->wait(ticket, kForever, SpinPolicy::adaptive()));
+        continue;
+      }
+      const bool over = record[0] != std::byte{0};
+      consumer.pop();
+      if (over) return;
+    }
+  });
+  auto producer = pair.rings[0]->claim_producer();
+  const auto put = [&](std::byte mark) {
+    auto record = producer.try_reserve(64);
+    while (record.empty()) {
+      producer.publish();
+      bell->ring();
+      thread_yield();
+      record = producer.try_reserve(64);
+    }
+    record[0] = mark;
+  };
+  std::uint32_t pending = 0;
+  for (auto _ : state) {
+    put(std::byte{0});
+    if (++pending == batch) {
+      producer.publish();
+      bell->ring();
+      pending = 0;
+    }
+  }
+  put(std::byte{1});
+  producer.publish();
+  bell->ring();
+  reader.join();
+}
+BENCHMARK(byte_ring_stream)->ArgNames({"batch"})->Arg(1)->Arg(16)->UseRealTime();
+
+// ---- the rest
+
+void mpsc_ring_one_thread(benchmark::State& state) {
+  struct Record {
+    std::uint64_t words[4];
+  };
+  const Segment memory = Segment::heap(MpscRing<Record>::bytes_for(1024));
+  auto* ring = MpscRing<Record>::create(memory.data(), 1024);
+  Record record{};
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(ring->try_push(record));
+    benchmark::DoNotOptimize(ring->try_pop(record));
+  }
+}
+BENCHMARK(mpsc_ring_one_thread);
+
+void doorbell_ring_with_nobody_waiting(benchmark::State& state) {
+  DoorbellWord bell{};
+  for (auto _ : state) bell.ring();
+}
+BENCHMARK(doorbell_ring_with_nobody_waiting);
+
+void doorbell_ping_pong_parked(benchmark::State& state) {
+  DoorbellWord bells[2] = {};
+  Atomic<std::uint32_t> turn(0);
+  const auto await = [&](std::uint32_t me) {
+    for (;;) {
+      const std::uint32_t ticket = bells[me].ticket();
+      const std::uint32_t now = turn.load(std::memory_order_acquire);
+      if (now == me || now == 2) return now;
+      static_cast<void>(bells[me].wait(ticket, kForever, SpinPolicy::park()));
+    }
+  };
+  std::thread other([&] {
+    while (await(1) != 2) {
+      turn.store(0, std::memory_order_release);
+      bells[0].ring();
+    }
+  });
+  for (auto _ : state) {
+    turn.store(1, std::memory_order_release);
+    bells[1].ring();
+    benchmark::DoNotOptimize(await(0));
+  }
+  turn.store(2, std::memory_order_release);
+  bells[1].ring();
+  other.join();
+  state.counters["hop"] =
+      benchmark::Counter(2, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(doorbell_ping_pong_parked)->UseRealTime();
+
+void arena_allocate_release(benchmark::State& state) {
+  const Segment memory = Segment::heap(std::size_t{64} << 20);
+  Arena* arena = Arena::create(memory.data(), memory.size());
+  for (auto _ : state) {
+    std::uint64_t offset = 0;
+    benchmark::DoNotOptimize(arena->allocate(4096, &offset));
+    arena->release(offset);
+  }
+}
+BENCHMARK(arena_allocate_release);
+
+void budget_reserve_release(benchmark::State& state) {
+  Budget budget(1 << 30);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(budget.try_reserve(4096));
+    budget.release(4096);
+  }
+}
+BENCHMARK(budget_reserve_release);
+
+}  // namespace
+}  // namespace pathways
