@@ -101,6 +101,7 @@ cdef class Buffer:
         self._forget()
 
 
+@cython.no_gc_clear  # its memory must outlive its core, whatever the garbage collector takes first
 cdef class Client:
     """A client's native end and, embedded, the whole cluster that its own thread runs."""
     cdef unique_ptr[CppClient] core
@@ -480,6 +481,7 @@ cdef class BlockView:
 
 # -------------------------------------------------------------------------------------------------------- host side
 
+@cython.no_gc_clear  # as Client
 cdef class Host:
     """One host: the native executor, and the calls into JAX that it asks for.
 
@@ -747,6 +749,8 @@ cdef Value _placeholder(void* self, const NodeContext* where, uint32_t index) no
     try:
         return _own(host.driver.placeholder(where.plan, where.node, index))
     except BaseException:
+        import traceback
+        traceback.print_exc()
         return _own(None)  # the launch then fails and says so
 
 

@@ -73,7 +73,7 @@ void register_plans(py::module_& m) {
           "transfer",
           [](PlanBuilder& b, uint32_t route, uint32_t node, std::vector<uint32_t> inputs,
              std::vector<uint32_t> outputs, uint64_t input_devices, uint64_t devices, std::vector<uint32_t> sources,
-             std::vector<uint32_t> destinations) {
+             std::vector<uint32_t> destinations, bool spread) {
             PlanBuilder::Node n;
             n.kind = NodeKind::kTransfer;
             n.computation = route;
@@ -84,9 +84,11 @@ void register_plans(py::module_& m) {
             n.devices = devices;
             n.sources = std::move(sources);
             n.destinations = std::move(destinations);
+            n.spread = spread;
             b.add(std::move(n));
           },
-          "route"_a, "node"_a, "inputs"_a, "outputs"_a, "input_devices"_a, "devices"_a, "sources"_a, "destinations"_a)
+          "route"_a, "node"_a, "inputs"_a, "outputs"_a, "input_devices"_a, "devices"_a, "sources"_a, "destinations"_a,
+          "spread"_a)
       .def("finish", [](const PlanBuilder& b) { return to_bytes(b.finish()); }, "The encoded plan.");
   m.def("check_plan", [](const py::bytes& block) { (void)from_bytes(block); }, "block"_a,
         "Raises ValueError, naming what is wrong and where, unless `block` is a well-formed plan.");

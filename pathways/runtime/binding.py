@@ -117,7 +117,8 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
             inputs = [number(source)] if sends else []
             outputs = [number(target)] if is_here(target) else []
             steps.append(("transfer", len(routes), index, inputs, outputs, masks[program.values[source].mesh],
-                          masks[program.values[target].mesh], receives, sends))
+                          masks[program.values[target].mesh], receives, sends,
+                          holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host}))
             routes.append(way)
             transfers.append(node)
 
@@ -129,7 +130,8 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
         if step[0] == "call":
             builder.call(*step[1:])
         else:
-            builder.transfer(*step[1:6], devices=step[6], sources=list(step[7]), destinations=list(step[8]))
+            builder.transfer(*step[1:6], devices=step[6], sources=list(step[7]), destinations=list(step[8]),
+                             spread=step[9])
     return HostPlan(builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(local), tuple(calls))
 
 
