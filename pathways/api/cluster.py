@@ -189,6 +189,10 @@ class Cluster:
 
         `dtype` and `shape` are the logical ones where they differ (PRNG keys).
         """
+        sizes = slice.shape
+        spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in kind.spec)
+        if spec != kind.spec:  # an axis of one device cuts nothing: one name for one thing
+            kind = dataclasses.replace(kind, spec=spec)
         dtype = kind.dtype if dtype is None else dtype
         shape = kind.shape if shape is None else shape
         key = (shape, dtype, kind.shape, kind.dtype, kind.spec, slice.mesh_spec.name, weak_type)
