@@ -10,6 +10,7 @@ Nothing here initialises a backend: a client traces, partitions and lowers witho
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import inspect
 import io
@@ -223,34 +224,59 @@ def mpmd_compiler() -> Any:
 
 
 _quiet_lock = threading.Lock()
-_LOG_LINE = re.compile(rb"^[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ [^\n]*\n?\n?(?:\n(?=[IW]\d{4} ))?", re.MULTILINE)
+_LOG_LINE = re.compile(rb"[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ [^ ]+\.(cc|h):\d+\] |[^ ]+: (note|warning|remark): ")
+_LOG_MORE = re.compile(rb"[\s})%^]|$")  # how the lines begin that continue a log line: a printed operation
+
+
+def _without_log(text: bytes) -> bytes:
+    """`text` without the compiler's log lines."""
+    kept, inside = [], False
+    for line in text.splitlines(keepends=True):
+        if _LOG_LINE.match(line):
+            inside = True
+        elif not (inside and _LOG_MORE.match(line)):
+            inside = False
+            kept.append(line)
+    return b"".join(kept)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallows the compiler's log lines, which it writes to file descriptor 1 around the call.
+    """Swallows the log lines that the compiler writes to file descriptors 1 and 2 around the call.
 
-    What another thread writes there meanwhile is passed on afterwards. Fatal messages go to stderr, untouched.
+    What another thread writes there meanwhile is passed on afterwards. Should the compiler kill the process, the
+    Python stack still goes to the real stderr.
     """
-    with _quiet_lock:
-        try:
-            sys.stdout.flush()
-            kept = os.dup(1)
-        except (OSError, ValueError, AttributeError):  # no usable stdout: nothing to keep clean
-            yield
-            return
-        caught = os.memfd_create("pathways-compiler-log", os.MFD_CLOEXEC)
-        try:
-            os.dup2(caught, 1)
-            yield
-        finally:
-            os.dup2(kept, 1)
-            os.lseek(caught, 0, os.SEEK_SET)
-            with open(caught, "rb") as log:
-                rest = _LOG_LINE.sub(b"", log.read())
-            if rest.strip():
-                os.write(kept, rest)
-            os.close(kept)
+    with _quiet_lock, contextlib.ExitStack() as stack:
+        for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
+            try:
+                stream.flush()
+                stack.enter_context(_caught(fd))
+            except (OSError, ValueError, AttributeError):  # no usable stream: nothing to keep clean
+                continue
+        yield
+
+
+@contextlib.contextmanager
+def _caught(fd: int) -> Iterator[None]:
+    kept = os.dup(fd)
+    caught = os.memfd_create("pathways-compiler-log", os.MFD_CLOEXEC)
+    watch = fd == 2 and not faulthandler.is_enabled()
+    if watch:
+        faulthandler.enable(kept, all_threads=False)
+    os.dup2(caught, fd)
+    try:
+        yield
+    finally:
+        os.dup2(kept, fd)
+        if watch:
+            faulthandler.disable()
+        os.lseek(caught, 0, os.SEEK_SET)
+        with open(caught, "rb") as log:
+            rest = _without_log(log.read())
+        if rest:
+            os.write(kept, rest)
+        os.close(kept)
 
 
 def partition(module: ir.Module, *, meshes: Sequence[tuple[str, Sequence[tuple[str, int]]]],
@@ -277,6 +303,12 @@ def named_computation(results: Sequence[ir.Type], operands: Sequence[ir.Value], 
     origin = ir.Attribute.parse(f'#mpmd.user_origin<"{name}"({transposes})>')
     op = mpmd.NamedComputationOp(list(results), list(operands), origin)
     return op, op.region.blocks.append(*[operand.type for operand in operands])
+
+
+def forward_barrier(value: ir.Value) -> ir.Value:
+    """`value`, past which no sharding is propagated backwards."""
+    forward = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+    return sdy.PropagationBarrierOp(value, forward).result
 
 
 def mpmd_return(values: Sequence[ir.Value]) -> None:
@@ -310,26 +342,14 @@ def drop_main_attributes(module: ir.Module) -> None:
                     del op.attributes[name]
 
 
-def axes_of_mesh(op: Any) -> tuple[tuple[str, int], ...]:
-    """Axes of an `sdy.mesh`."""
-    return tuple((axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(op.attributes["mesh"]).axes))
-
-
-def set_mesh_axes(op: Any, axes: Sequence[tuple[str, int]]) -> None:
-    """Gives an `sdy.mesh` other axes, also in the copy of them that StableHLO reads."""
-    op.attributes["mesh"] = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in axes])
-    if "stablehlo.mesh" in op.attributes:
-        integer = ir.IntegerType.get_signless(64)
-        op.attributes["stablehlo.mesh"] = ir.DictAttr.get({"axes": ir.ArrayAttr.get([
-            ir.DictAttr.get({"name": ir.StringAttr.get(name), "size": ir.IntegerAttr.get(integer, size)})
-            for name, size in axes])})
-
-
 def mesh_axes(module: ir.Module) -> tuple[tuple[str, int], ...]:
     """Axes of the first `sdy.mesh` that has any."""
     for op in module.body.operations:
-        if op.operation.name == "sdy.mesh" and axes_of_mesh(op):
-            return axes_of_mesh(op)
+        if op.operation.name == "sdy.mesh":
+            axes = tuple((axis.name, axis.size)
+                         for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(op.attributes["mesh"]).axes))
+            if axes:
+                return axes
     return ()
 
 

@@ -26,7 +26,9 @@ def finish(*, name: str, meshes: tuple[MeshSpec, ...], values: Sequence[ArrayTyp
            nodes: Sequence[Node], arguments: Sequence[int], results: Sequence[int], donated_arguments: Sequence[bool],
            mpmd_text: str = "", ifrt_text: str = "") -> LogicalProgram:
     """The program, without dead transfers and with each node's `donates` filled in."""
-    nodes = _drop_dead(_shorten(list(nodes), results), results)
+    nodes, same = _shorten(nodes, values)
+    results = [same.get(v, v) for v in results]
+    nodes = _drop_dead(nodes, results)
     nodes = _donate(nodes, values, computations, arguments, results, donated_arguments)
     used = sorted({node.computation for node in nodes if node.kind is NodeKind.CALL})
     renumber = {old: new for new, old in enumerate(used)}
@@ -41,17 +43,25 @@ def finish(*, name: str, meshes: tuple[MeshSpec, ...], values: Sequence[ArrayTyp
         mpmd_text, ifrt_text)
 
 
-def _shorten(nodes: list[Node], results: Sequence[int]) -> list[Node]:
-    """A transfer of a transferred value reads the original instead; a transfer back to the original is dropped."""
+def _shorten(nodes: Sequence[Node], values: Sequence[ArrayType]) -> tuple[list[Node], dict[int, int]]:
+    """A transfer of a transferred value reads the original instead; one back to where that lives is the original.
+
+    Returns the nodes, and for each value that is gone, the value that it is.
+    """
     source: dict[int, int] = {}
+    same: dict[int, int] = {}
     kept = []
     for node in nodes:
+        node = dataclasses.replace(node, inputs=tuple(same.get(v, v) for v in node.inputs))
         if node.kind is NodeKind.TRANSFER:
             origin = source.get(node.inputs[0], node.inputs[0])
+            if values[origin] == values[node.outputs[0]]:
+                same[node.outputs[0]] = origin
+                continue
             source[node.outputs[0]] = origin
             node = dataclasses.replace(node, inputs=(origin,))
         kept.append(node)
-    return kept
+    return kept, same
 
 
 def _drop_dead(nodes: list[Node], results: Sequence[int]) -> list[Node]:

@@ -3,6 +3,10 @@
 Every group (a placed call, a transfer, a run of plain operations on one slice) becomes an `mpmd.named_computation`
 with a name and a stage of its own, so that the compiler keeps it apart. Arguments that are results, dead arguments
 and repeated results never reach the compiler.
+
+Shardings flow freely between groups on one slice, but never backwards into a value whose sharding the user declared,
+and never backwards across a transfer: one value would then get two shardings, which the compiler refuses or, between
+slices of different axes, confuses.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy
 
 from pathways import _jaxlib, errors
+from pathways.compiler import specs
 from pathways.compiler.bodies import Bodies, Body
 from pathways.compiler.flatten import FlatProgram, StepKind
 from pathways.compiler.groups import Group, group
@@ -43,7 +48,8 @@ class Site:
 class Emitted:
     """A module for the partitioner, with all that it does not say.
 
-    `inputs` and `outputs` are the jaxpr variables that are the module's arguments and results.
+    `inputs` and `outputs` are the jaxpr variables that are the module's arguments and results; `outvars` are those of
+    the program's results.
     """
 
     module: ir.Module
@@ -51,8 +57,9 @@ class Emitted:
     sites: dict[str, Site]
     inputs: list[Any]
     outputs: list[Any]
-    input_meshes: list[str | None]
-    output_meshes: list[str | None]
+    input_meshes: list[str]
+    output_meshes: list[str]
+    outvars: list[Any]
 
 
 def symbol(number: int) -> str:
@@ -81,38 +88,39 @@ def emit(traced: Traced, program: FlatProgram, meshes: tuple[MeshSpec, ...], opt
     `pinned` names call sites whose undeclared shardings are set to replicated (see `pipeline`).
     """
     bodies = Bodies(program, options.platforms, traced.jaxpr.jaxpr)
-    groups = group(program, traced.arguments, meshes[0])
+    grouped = group(program, traced.arguments, meshes[0])
+    groups, homes = grouped.groups, grouped.homes
     numbers = {mesh: symbol(n) for n, mesh in enumerate(meshes)}
     argument_of = dict(zip(program.invars, traced.arguments, strict=True))
-    read = {v for g in groups for v in g.inputs}
+    read = {v for g in groups for v in g.reads}
     inputs = [v for v in program.invars if v in read]
     results: list[Any] = []
-    for v in program.outvars:
+    for v in grouped.outvars:
         if isinstance(v, _jaxlib.Literal) or (v not in argument_of and v not in results):
             results.append(v)
 
     module = ir.Module.create()
     types = [_tensor(v) for v in inputs]
     with ir.InsertionPoint(module.body):
-        for mesh in meshes:
-            axes = [sdy.MeshAxisAttr.get(name, size) for name, size in mesh.axes]
-            sdy.MeshOp(numbers[mesh], sdy.MeshAttr.get(axes))
+        for name, axes in topology(meshes)[:len(meshes)]:
+            sdy.MeshOp(name, sdy.MeshAttr.get([sdy.MeshAxisAttr.get(axis, size) for axis, size in axes]))
         main = func.FuncOp("main", ir.FunctionType.get(types, [_tensor(v) for v in results]), visibility="public")
     block = main.add_entry_block()
-    writer = _Writer(dict(zip(inputs, block.arguments, strict=True)), numbers, bodies, pinned)
+    on = {v: (numbers[a.mesh], a.spec) for v, a in argument_of.items() if a.mesh is not None and a.spec is not None}
+    writer = _Writer(dict(zip(inputs, block.arguments, strict=True)), numbers, bodies, pinned,
+                     {*on, *program.declared})
     with ir.InsertionPoint(block):
         for g in groups:
             writer.group(g)
         func.ReturnOp([writer.result(v, meshes[0]) for v in results])
-    on = {v: (numbers[a.mesh], a.spec) for v, a in argument_of.items() if a.mesh is not None and a.spec is not None}
     main.attributes["arg_attrs"] = _attributes(inputs, on)
     made_on = {v: numbers[g.mesh] for g in groups for v in g.outputs}
     main.attributes["res_attrs"] = _attributes(
         results, {v: (made_on[v], spec) for v, spec in program.declared.items() if v in made_on})
     link(module, bodies.all, numbers)
-    placed_on = [argument_of[v].mesh for v in inputs]
-    return Emitted(module, meshes, writer.sites, inputs, results,
-                   [numbers[mesh] if mesh is not None else None for mesh in placed_on], [None] * len(results))
+    return Emitted(module, meshes, writer.sites, inputs, results, [numbers[homes[v]] for v in inputs],
+                   [numbers[homes[v]] if not isinstance(v, _jaxlib.Literal) and v in homes else numbers[meshes[0]]
+                    for v in results], grouped.outvars)
 
 
 def assignment(emitted: Emitted, options: Options) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def assignment(emitted: Emitted, options: Options) -> dict[str, Any]:
 
 def topology(meshes: Sequence[MeshSpec]) -> list[tuple[str, list[tuple[str, int]]]]:
     """The meshes as the partitioner wants them, and the pad."""
-    named = [(symbol(n), list(mesh.axes)) for n, mesh in enumerate(meshes)]
+    named = [(symbol(n), list(specs.axes_of(mesh))) for n, mesh in enumerate(meshes)]
     return named if len(named) == 1 else [*named, (_PAD, [(_PAD, 1 + sum(mesh.size for mesh in meshes))])]
 
 
@@ -188,16 +196,20 @@ class _Writer:
     """Writes groups into the body of `main`; `values` maps jaxpr variables to what holds them."""
 
     def __init__(self, values: dict[Any, ir.Value], numbers: dict[MeshSpec, str], bodies: Bodies,
-                 pinned: frozenset[str]) -> None:
+                 pinned: frozenset[str], declared: set[Any]) -> None:
         self.values = values
+        self.declared = declared
+        self.numbers_given = {False: 0, True: 0}  # of transfers, and of all else
         self.sites: dict[str, Site] = {}
         self.numbers = numbers
         self.bodies = bodies
         self.pinned = pinned
 
     def group(self, g: Group) -> None:
-        step = g.steps[-1]
-        if g.kind is StepKind.PLACED:
+        step = g.steps[-1] if g.steps else None
+        if step is None:
+            self._named("transfer", g, None)
+        elif g.kind is StepKind.PLACED:
             assert step.placement is not None
             self._named(step.placement.name, g, self.bodies.of(g), transposes=step.transposes)
         elif g.kind is StepKind.PLAIN:
@@ -211,18 +223,21 @@ class _Writer:
         """A result of the program; a constant becomes a computation without inputs on the first mesh."""
         if isinstance(v, _jaxlib.Literal) or v not in self.values:
             key = v if not isinstance(v, _jaxlib.Literal) else _jaxlib.new_var(v.aval)
-            self._named("constant", Group(StepKind.PLAIN, [], default, [], [key]), self.bodies.constant(v, default))
+            self._named("constant", Group(StepKind.PLAIN, [], default, [], [key], []), self.bodies.constant(v, default))
             return self.values[key]
         return self.values[v]
 
     def _named(self, origin: str, g: Group, body: Body | None, *, transposes: int = 0, spec: Spec | None = None) -> None:
         origin = re.sub(r"[^\w.<>-]", "_", origin)
-        key = f"{origin}.{len(self.sites)}"
+        transfer = g.kind is StepKind.TRANSFER
+        key = f"{origin}.{self.numbers_given[transfer]}"
+        self.numbers_given[transfer] += 1
         self.sites[key] = Site(key, origin if g.kind is StepKind.PLACED else "", g.kind, transposes, g.mesh, spec)
-        op, block = _jaxlib.named_computation([_tensor(v) for v in g.outputs], [self.values[v] for v in g.inputs], key,
+        op, block = _jaxlib.named_computation([_tensor(v) for v in g.outputs], [self.values[v] for v in g.reads], key,
                                               transposes)
         with ir.InsertionPoint(block):
-            arguments = list(block.arguments)
+            arguments = [_jaxlib.forward_barrier(a) if g.kind is StepKind.TRANSFER or v in self.declared else a
+                         for v, a in zip(g.reads, block.arguments, strict=True)]
             pin = key in self.pinned and spec is None
             if pin:
                 arguments = [self._constrain(a, (), g.mesh) for a in arguments]

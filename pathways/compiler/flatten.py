@@ -78,6 +78,8 @@ def flatten(traced: Traced) -> FlatProgram:
     memo: dict[int, list[Spec | None]] = {}
     for step in program.steps:
         if step.kind is StepKind.PLACED:
+            if id(step.eqn.params["jaxpr"].jaxpr) not in memo:
+                _refuse_other_slices(step.eqn.params["jaxpr"].jaxpr, step.placement)
             specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)
             program.declared.update((v, spec) for v, spec in zip(step.outputs, specs, strict=True) if spec is not None)
     _send_cotangents_home(program, traced)
@@ -150,6 +152,23 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
     for v, result in zip(eqn.outvars, inner.outvars, strict=True):
         if not isinstance(v, _jaxlib.DropVar):
             env[v] = _read(inner_env, result)
+
+
+def _refuse_other_slices(jaxpr: Any, outer: placed.Placement | None) -> None:
+    """One computation runs on one slice: what is placed elsewhere cannot be called inside."""
+    assert outer is not None
+    for eqn in jaxpr.eqns:
+        inner = _placement(eqn)
+        where = f"placed function {outer.name!r} on slice {outer.mesh.name!r}"
+        if inner is not None and inner.mesh != outer.mesh:
+            raise errors.ProgramError(f"{where} calls {inner.name!r}, which is placed on slice {inner.mesh.name!r}; call "
+                                      "both from the program, one after the other")
+        if eqn.primitive is transfer_p:
+            raise errors.ProgramError(f"{where} calls device_put; use jax.lax.with_sharding_constraint inside, or call "
+                                      "device_put from the program")
+        for sub in _jaxlib.sub_jaxprs(eqn.params):
+            if holds_placement(sub):
+                _refuse_other_slices(sub, outer)
 
 
 def _declared(jaxpr: Any, memo: dict[int, list[Spec | None]]) -> list[Spec | None]:

@@ -30,7 +30,8 @@ _CHEAP_OPERATIONS = 8
 class Group:
     """Steps that become one computation: one placed call, one transfer, or a run of plain operations.
 
-    `steps` starts with the cheap constant operations it repeats. `inputs` and `outputs` are variables.
+    `steps` starts with the cheap constant operations it repeats; a transfer that nobody wrote has none. `inputs` and
+    `outputs` are the steps' variables; `reads` are the variables that the inputs stand for here, on this mesh.
     """
 
     kind: StepKind
@@ -38,10 +39,58 @@ class Group:
     mesh: MeshSpec
     inputs: list[Any]
     outputs: list[Any]
+    reads: list[Any]
 
 
-def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> list[Group]:
-    """The whole program as groups in a valid order."""
+@dataclasses.dataclass
+class Grouped:
+    """A program as groups in a valid order. `homes` says which slice each variable lives on; `outvars` are the results,
+    with what a placed function merely passes through replaced by what it got."""
+
+    groups: list[Group]
+    homes: dict[Any, MeshSpec]
+    outvars: list[Any]
+
+
+def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> Grouped:
+    """Groups a program. A value read on another slice than its own is moved there by a transfer, once per slice."""
+    homes = {v: a.mesh for v, a in zip(program.invars, arguments, strict=True) if a.mesh is not None}
+    moved: dict[tuple[Any, MeshSpec], Any] = {}
+    passed: dict[Any, Any] = {}
+    out: list[Group] = []
+    for g in _groups(program, arguments, default):
+        for number, v in enumerate(g.reads):
+            v = g.reads[number] = passed.get(v, v)
+            home = homes.setdefault(v, g.mesh)  # an argument that lives nowhere goes where it is read first
+            if home != g.mesh and g.kind is not StepKind.TRANSFER:
+                here = moved.get((v, g.mesh))
+                if here is None:
+                    here = moved[v, g.mesh] = _jaxlib.new_var(v.aval)
+                    out.append(Group(StepKind.TRANSFER, [], g.mesh, [v], [here], [v]))
+                    homes[here] = g.mesh
+                g.reads[number] = here
+        if g.kind is StepKind.PLACED:
+            passes = _passed_through(g)
+            passed.update(passes)
+            g.outputs = [v for v in g.outputs if v not in passes]
+        if g.outputs:
+            homes.update((v, g.mesh) for v in g.outputs)
+            out.append(g)
+    return Grouped(out, homes, [v if isinstance(v, _jaxlib.Literal) else passed.get(v, v) for v in program.outvars])
+
+
+def _passed_through(g: Group) -> dict[Any, Any]:
+    """Outputs of a placed call that are inputs of it, and what they are."""
+    step = g.steps[-1]
+    jaxpr = step.eqn.params["jaxpr"].jaxpr
+    reads = dict(zip(g.inputs, g.reads, strict=True))
+    given = {inner: reads[v] for inner, v in zip(jaxpr.invars, step.inputs, strict=True)
+             if not isinstance(v, _jaxlib.Literal) and v in reads}
+    return {v: given[inner] for inner, v in zip(jaxpr.outvars, step.outputs, strict=True)
+            if not isinstance(inner, _jaxlib.Literal) and inner in given and v in g.outputs}
+
+
+def _groups(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> list[Group]:
     cheap = _cheap_constants(program)
     meshes = _infer(program, arguments, default, cheap)
     readers = _readers(program, cheap)
@@ -65,7 +114,7 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
     returned = list(dict.fromkeys(v for v in program.outvars if not isinstance(v, _jaxlib.Literal) and v in cheap))
     if returned:
         steps = _ancestors(returned, cheap)
-        groups.append(Group(StepKind.PLAIN, steps, default, [], returned))
+        groups.append(Group(StepKind.PLAIN, steps, default, [], returned, []))
     return groups
 
 
@@ -77,7 +126,7 @@ def _make(kind: StepKind, steps: list[Step], mesh: MeshSpec, cheap: Mapping[Any,
     inputs = [v for v in dict.fromkeys(read) if v not in written and v not in program.constants]
     inside = {id(step) for step in steps}
     outputs = [v for step in steps for v in step.outputs if kind is not StepKind.PLAIN or readers.get(v, set()) - inside]
-    return Group(kind, [*repeated, *steps], mesh, inputs, outputs)
+    return Group(kind, [*repeated, *steps], mesh, inputs, outputs, list(inputs))
 
 
 def _readers(program: FlatProgram, cheap: Mapping[Any, Step]) -> dict[Any, set[int]]:

@@ -37,7 +37,8 @@ class _Op:
 
 @dataclasses.dataclass
 class Partitioned:
-    """What the partitioned module says. `split_axes` are call sites whose values are cut by part of an axis."""
+    """What the partitioned module says. `split_axes` are call sites of which a value is cut as no `Spec` can say: by
+    part of an axis, or by the axes of another mesh."""
 
     types: list[types.TensorOnMesh]
     arguments: int
@@ -62,6 +63,8 @@ def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
     for argument in block.arguments:
         define(argument)
     count = len(read)
+    axes = {symbol(n): mesh.axes for n, mesh in enumerate(emitted.meshes)}
+    twins = {mesh: {other for other in axes if axes[other] == axes[mesh]} for mesh in axes}
     ops: list[_Op] = []
     results: list[int] = []
     split: set[str] = set()
@@ -74,7 +77,9 @@ def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
             callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
             mesh = ir.StringAttr(op.attributes["mesh_name"]).value
             ops.append(_Op(callee, sites, inputs, outputs, mesh))
-            if any(read[n].split for n in (*inputs, *outputs)):
+            transfer = bool(sites) and all(emitted.sites[name].kind is StepKind.TRANSFER for name in sites)
+            if any(read[n].split or (read[n].of not in twins[read[n].mesh] and not transfer)
+                   for n in (*inputs, *outputs)):
                 split.update(sites)
         elif kind == "mpmd.transfer":
             ops.append(_Op("", [], inputs, [define(op.operation.results[0])]))
@@ -104,7 +109,7 @@ def to_logical(traced: Traced, program: FlatProgram, emitted: Emitted, partition
     by_var = dict(zip(program.invars, arguments, strict=True))
     outputs = iter(partitioned.results)
     results: list[int] = []
-    for v in program.outvars:
+    for v in emitted.outvars:
         if isinstance(v, _jaxlib.Literal):
             results.append(builder.known[next(outputs)])
         else:
@@ -131,7 +136,7 @@ class _Builder:
         self.computations: list[Computation] = []
         self.nodes: list[Node] = []
         self._by_content: dict[Any, int] = {}
-        self._loaded: dict[tuple[str, str], tuple[bytes, str, list[int] | None]] = {}
+        self._loaded: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._transfers = 0
         self._inferred = 0
 
@@ -152,11 +157,13 @@ class _Builder:
             self._transfer(op.inputs[0], op.outputs[0])
             return
         sites = [self.emitted.sites[name] for name in op.sites]
-        module, fingerprint, passes = self._fragment(op)
-        if passes is not None and all(site.kind is StepKind.TRANSFER for site in sites):
-            for number, source in enumerate(passes):
-                self._transfer(op.inputs[source], op.outputs[number])
-            return
+        if all(site.kind is StepKind.TRANSFER for site in sites):
+            passes = _passes(_jaxlib.parse(_jaxlib.standalone(self.fragments[op.callee])))
+            if passes is not None:
+                for number, source in enumerate(passes):
+                    self._transfer(op.inputs[source], op.outputs[number])
+                return
+        module, fingerprint = self._fragment(op)
         inputs = tuple(self.known[n] for n in op.inputs)
         for number in op.outputs:
             self.known[number] = self.value(self.type(number))
@@ -192,16 +199,15 @@ class _Builder:
         self.nodes.append(Node(NodeKind.TRANSFER, f"transfer.{self._transfers}", -1, (before,), (self.known[target],)))
         self._transfers += 1
 
-    def _fragment(self, op: _Op) -> tuple[bytes, str, list[int] | None]:
-        """Portable module, fingerprint, and for a fragment that only passes values through, what each result is."""
+    def _fragment(self, op: _Op) -> tuple[bytes, str]:
+        """The portable module that a call runs, and its fingerprint."""
         key = (op.callee, op.mesh)
         loaded = self._loaded.get(key)
         if loaded is None:
             module = _jaxlib.parse(_jaxlib.standalone(self.fragments[op.callee]))
-            passes = _passes(module)
             canonicalize(module)
             portable = _jaxlib.portable_bytecode(module)
-            loaded = self._loaded[key] = (portable, hashlib.sha256(portable).hexdigest()[:32], passes)
+            loaded = self._loaded[key] = (portable, hashlib.sha256(portable).hexdigest()[:32])
         return loaded
 
 
@@ -214,6 +220,10 @@ def canonicalize(module: ir.Module) -> None:
             table.replace_all_symbol_uses(old, "mesh", module.operation)
             op.attributes["sym_name"] = ir.StringAttr.get("mesh")
     main = _function(module, "main")
+    for op in list(main.regions[0].blocks[0].operations):
+        if op.operation.name == "sdy.propagation_barrier":  # it has done its work
+            op.operation.results[0].replace_all_uses_with(op.operation.operands[0])
+            op.operation.erase()
     if "arg_attrs" in main.attributes:
         kept = []
         for attrs in ir.ArrayAttr(main.attributes["arg_attrs"]):
@@ -240,7 +250,7 @@ def _passes(module: ir.Module) -> list[int] | None:
     block = _function(module, "main").regions[0].blocks[0]
     origin: dict[Any, int] = {argument: n for n, argument in enumerate(block.arguments)}
     for op in block.operations:
-        if op.operation.name == "sdy.sharding_constraint":
+        if op.operation.name in ("sdy.sharding_constraint", "sdy.propagation_barrier"):
             origin[op.operation.results[0]] = origin[op.operation.operands[0]]
         elif op.operation.name == "func.return":
             return [origin[v] for v in op.operation.operands]

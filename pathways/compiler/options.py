@@ -54,8 +54,9 @@ class Options:
                 raise errors.OptionError(f"compiler option {key!r}: expected True or False, got {value!r}")
         if schedule is not None and schedule not in SCHEDULES:
             raise errors.OptionError(f"unknown schedule {schedule!r}; expected one of {list(SCHEDULES)}")
-        if not platforms or not all(isinstance(p, str) for p in platforms):
-            raise errors.OptionError(f"compiler option 'platforms': expected names of platforms, got {platforms!r}")
+        if len(platforms) != 1 or not isinstance(platforms[0], str):
+            raise errors.OptionError(f"compiler option 'platforms': expected the name of the one platform that all hosts "
+                                     f"of the program have, got {platforms!r}")
         return cls(merge, schedule, platforms, tuple(sorted(options.items())))
 
     def for_compiler(self) -> dict[str, Any]:

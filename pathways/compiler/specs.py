@@ -19,9 +19,14 @@ from pathways.compiler.ir import MeshSpec, Spec
 UserSpec = PartitionSpec | NamedSharding | None
 
 
+def axes_of(mesh: MeshSpec) -> tuple[tuple[str, int], ...]:
+    """The mesh's axes; a slice without any has one of size 1, since a mesh has at least one."""
+    return mesh.axes or (("_one", 1),)
+
+
 def abstract_mesh(mesh: MeshSpec) -> AbstractMesh:
     """The `jax.sharding.AbstractMesh` of a slice: what a placed function's body sees."""
-    axes = mesh.axes or (("_one", 1),)
+    axes = axes_of(mesh)
     return AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes),
                         axis_types=(AxisType.Auto,) * len(axes))
 

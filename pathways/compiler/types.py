@@ -30,7 +30,7 @@ _AXIS = re.compile(r'"([^"]*)"(:\(\d+\)\d+)?')
 
 @dataclasses.dataclass(frozen=True)
 class TensorOnMesh:
-    """One value's type: `mesh` is the compiler's symbol. `split` is true if it is cut by part of an axis, which no
+    """One value's type: `mesh` is the compiler's symbol, `of` that of the mesh whose axes cut it. `split` is true if it is cut by part of an axis, which no
     `Spec` can say; `spec` then leaves those dimensions cut by the axes before the part."""
 
     shape: tuple[int, ...]
@@ -38,6 +38,7 @@ class TensorOnMesh:
     mesh: str
     spec: Spec
     split: bool = False
+    of: str = ""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -48,9 +49,10 @@ def mesh_tensor(text: str) -> TensorOnMesh:
     if mesh is None or tensor is None or tensor[2] not in _DTYPES:
         raise errors.CompileError(f"expected the type of an array on a mesh, got {text}")
     shape = tuple(int(n) for n in tensor[1].split("x")[:-1])
-    sharding = re.search(r"sharding=<@[\w$.]+, (.*)>>$", text)
-    spec, split = sharding_text(sharding[1], len(shape)) if sharding else (((),) * len(shape), False)
-    return TensorOnMesh(shape, _DTYPES[tensor[2]], mesh[1], spec, split)
+    sharding = re.search(r"sharding=<@([\w$.]+), (.*)>>$", text)
+    spec, split = sharding_text(sharding[2], len(shape)) if sharding else (((),) * len(shape), False)
+    of = sharding[1] if sharding and any(spec) else mesh[1]
+    return TensorOnMesh(shape, _DTYPES[tensor[2]], mesh[1], spec, split, of)
 
 
 def sharding_text(text: str, rank: int) -> tuple[Spec, bool]:

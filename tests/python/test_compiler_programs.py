@@ -338,6 +338,25 @@ def test_same_slice_other_sharding_is_a_transfer():
     assert program.results == program.arguments and not program.nodes
 
 
+def test_a_round_trip_is_no_transfer():
+    f = placed(lambda x: x + 1, LEFT, out_shardings=P("x"), name="f")
+    x = rand(4, 4)
+    got, program = run(lambda x: device_put(device_put(f(x), RIGHT, P(None, "x")), LEFT, P("x")), x, at=[(LEFT, P("x"))])
+    same(got, x + 1)
+    assert [node.kind for node in program.nodes] == [NodeKind.CALL]
+    (a, b), program = run(lambda x: (lambda y: (y, device_put(y, LEFT)))(device_put(x, RIGHT)), x, at=[(LEFT, P("x"))])
+    same((a, b), (x, x))
+    assert all(node.inputs == program.arguments for node in transfers(program)) and len(program.nodes) == 2
+
+
+def test_slices_of_one_device():
+    one, none = MeshSpec("one", (("x", 1),)), MeshSpec("none", ())
+    f, g = placed(lambda x: x + 1, one, in_shardings=P("x"), name="f"), placed(lambda x: x * 2, none, name="g")
+    got, program = run(lambda x: g(f(x)), rand(4), at=[(one, P())])
+    same(got, (rand(4) + 1) * 2)
+    assert len(transfers(program)) == 1
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.bool_, ml_dtypes.int4, ml_dtypes.bfloat16, np.float16,
                                    ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
 @pytest.mark.parametrize("shape", [(4, 2), (), (0, 4)])
@@ -361,9 +380,29 @@ def test_weak_types_and_x64():
         assert got.dtype == np.float64
 
 
+SPECS = st.lists(st.sampled_from([None, "data", "model", ("data", "model"), ("model", "data")]), max_size=2)
+
+
 @settings(max_examples=12, deadline=None)
-@given(st.lists(st.sampled_from([None, "data", "model", ("data", "model"), ("model", "data")]), max_size=2),
-       st.lists(st.sampled_from([None, "x"]), max_size=2))
+@given(SPECS, SPECS)
+def test_any_pair_of_shardings_between_equal_slices(first, second):
+    for entries in (first, second):
+        names = [a for entry in entries if entry for a in ([entry] if isinstance(entry, str) else entry)]
+        if len(set(names)) != len(names):
+            return
+    twin = MeshSpec("twin", WIDE.axes)
+    f = placed(lambda x: x + 1, WIDE, out_shardings=P(*first), name="f")
+    g = placed(lambda x: x * 2, twin, in_shardings=P(*second), out_shardings=P(*second), name="g")
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    got, program = run(lambda x: (g(f(x)), device_put(f(x), twin, P(*second))), x, at=[(WIDE, P())])
+    same(got, ((x + 1) * 2, x + 1))
+    for number in program.results:
+        entries = [() if e is None else (e,) if isinstance(e, str) else e for e in [*second, None, None][:2]]
+        assert program.values[number].spec == tuple(entries)
+
+
+@settings(max_examples=12, deadline=None)
+@given(SPECS, st.lists(st.sampled_from([None, "x"]), max_size=2))
 def test_any_pair_of_shardings(first, second):
     names = [a for entry in first if entry for a in ([entry] if isinstance(entry, str) else entry)]
     if len(set(names)) != len(names) or second.count("x") > 1:
@@ -375,6 +414,32 @@ def test_any_pair_of_shardings(first, second):
     same(got, (x + 1, (x + 1) * 2))
     entries = [() if e is None else (e,) if isinstance(e, str) else e for e in [*first, None, None][:2]]
     assert program.values[program.results[0]].spec == tuple(entries)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_gradients_for_any_mix_of_slices_and_undeclared_shardings(data):
+    """Three functions on any of four slices, each sharding declared or not: value and gradient equal plain JAX's."""
+    meshes = [LEFT, RIGHT, WIDE, MeshSpec("twin", WIDE.axes)]
+    bodies = [lambda x: jnp.sin(x) @ x.T, lambda x: (x.reshape(4, 2, 8) * 2).reshape(8, 8) + x.sum(0), lambda x: x**2]
+    stages = []
+    for number, body in enumerate(bodies):
+        mesh = data.draw(st.sampled_from(meshes))
+        axes = st.sampled_from([None, P(), P(mesh.axes[0][0]), P(None, mesh.axes[-1][0])])
+        stages.append(placed(body, mesh, in_shardings=data.draw(axes), out_shardings=data.draw(axes), name=f"f{number}"))
+    start = data.draw(st.sampled_from([None, (LEFT, P("x")), (WIDE, P("model", "data"))]))
+
+    def loss(*functions):
+        def value(x):
+            kept = x
+            for function in functions:
+                x = function(x)
+            return jnp.sum(x * kept), x
+        return jax.value_and_grad(value, has_aux=True)
+
+    x = rand(8, 8) / 4
+    got, _ = run(loss(*stages), x, at=[start])
+    same(got, loss(*bodies)(x), rtol=1e-3, atol=1e-4)
 
 
 def test_nothing_here_left_a_backend_out():

@@ -52,7 +52,7 @@ def test_sharding_that_does_not_divide_names_the_leaf():
     ({"merged": True}, "unknown compiler option 'merged'; did you mean 'merge'"),
     ({"merge": "yes"}, "expected True or False, got 'yes'"),
     ({"mpmd_pipeline_schedule": "x"}, "unknown compiler option"),
-    ({"platforms": ()}, "expected names of platforms"),
+    ({"platforms": ()}, "expected the name of the one platform"),
 ])
 def test_options(options, message):
     with pytest.raises(errors.OptionError, match=message):
@@ -132,6 +132,16 @@ def test_traced_values_do_not_leak_unseen():
         compiled(lambda x: g(x) + leaked[0], X)
     with pytest.raises(jax.errors.TracerArrayConversionError):
         compiled(lambda x: np.asarray(x), X)
+
+
+def test_placed_calls_inside_placed_functions():
+    right = MeshSpec("right", (("x", 2),))
+    inner, far = placed(lambda x: x + 1, LEFT, name="inner"), placed(lambda x: x, right, name="far")
+    assert len(compiled(placed(lambda x: inner(inner(x)), LEFT, name="outer"), X).nodes) == 1
+    with pytest.raises(errors.ProgramError, match="'outer' on slice 'left' calls 'far', which is placed on slice 'right'"):
+        compiled(placed(lambda x: jax.lax.map(far, x), LEFT, name="outer"), X)
+    with pytest.raises(errors.ProgramError, match="'outer' on slice 'left' calls device_put"):
+        compiled(placed(lambda x: device_put(x, right), LEFT, name="outer"), X)
 
 
 def test_no_slice_and_two_slices_of_one_name():

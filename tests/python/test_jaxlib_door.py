@@ -92,6 +92,23 @@ def test_the_compiler_is_quiet(capfd):
     assert captured.out == "" and captured.err == ""
 
 
+def test_a_program_against_the_order_of_its_slices_is_quiet_too(capfd):
+    f, g = (placed(lambda x: x + 1, MeshSpec(name, (("x", 2),)), in_shardings=P("x")) for name in "ab")
+    compile_traced(trace(lambda x: f(g(f(x))), [np.ones(4, np.float32)]))
+    captured = capfd.readouterr()
+    assert captured.out == "" and captured.err == ""
+
+
+def test_a_compiler_that_dies_still_says_where():
+    done = python("""
+        import os
+        from pathways import _jaxlib
+        with _jaxlib.quiet():
+            os.abort()
+    """)
+    assert done.returncode == -6 and "Fatal Python error: Aborted" in done.stderr and "<string>" in done.stderr
+
+
 def test_portable_modules_round_trip_and_are_deterministic():
     def modules():
         f = placed(lambda x: jax.lax.with_sharding_constraint(x + 1, P("x")), MESH, in_shardings=P("x"))
