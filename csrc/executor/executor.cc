@@ -11,7 +11,7 @@ namespace pathways {
 namespace {
 
 constexpr size_t kErrorsKept = 4096;
-constexpr uint32_t kHeldPolls = 256;  // after so many the swap fault gives up waiting for a second run
+constexpr uint32_t kHeldPolls = 256, kIdlePolls = 4;  // then the swap fault gives up waiting for a second run
 
 template <typename F>
 void for_each_device(uint64_t mask, F&& f) {
@@ -115,7 +115,7 @@ void Executor::on_client_gone(uint32_t id) {
   // What is still to be made is dropped when it is (its runs may be parts of gangs); what exists goes now.
   c->objects.for_each([&](Object& object) {
     if (object.state == ObjectState::kAnnounced) {
-      c->orphans.emplace(Handle::make(object.generation, object.index).raw, std::move(object));
+      c->orphans.emplace(Handle::make(object.index, object.generation).raw, std::move(object));
     } else if (object.value != nullptr) {
       backend_.drop(object.value);
     }
@@ -424,7 +424,7 @@ void Executor::watch(uint64_t devices, Watch item) {
 
 uint32_t Executor::poll() {
   uint32_t done = 0;
-  if (!held_.empty() && (live_runs_ == 0 || ++held_polls_ > kHeldPolls)) release_held();
+  if (!held_.empty() && ++held_polls_ > (live_runs_ == 0 ? kIdlePolls : kHeldPolls)) release_held();
   for (size_t i = 0; i < lanes_.size(); ++i) {  // settling may add lanes
     while (!lanes_[i].watches.empty()) {
       const Watch item = lanes_[i].watches.front();

@@ -66,7 +66,7 @@ void Executor::wake_waiters(Object& object) {
 
 void Executor::release(Client& c, Object& object) {
   if (object.state == ObjectState::kAnnounced) {  // the index may be used again before it is defined
-    c.orphans.emplace(Handle::make(object.generation, object.index).raw, std::move(object));
+    c.orphans.emplace(Handle::make(object.index, object.generation).raw, std::move(object));
   } else if (object.value != nullptr) {
     backend_.drop(object.value);
   }
