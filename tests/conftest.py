@@ -5,8 +5,8 @@
   must fail, not hang. `@pytest.mark.watchdog(seconds)` changes the limit of one test. It is a thread of the
   interpreter's own (faulthandler), so it also works while the GIL is held for ever.
 * When the session is over, no process that it started may be left.
-* `cluster` is a connected cluster, once embedded and once as host processes on this machine, so that a test that
-  takes it holds for both. `embedded_cluster` and `local_cluster` are one of them.
+* `cluster` is a connected cluster: embedded, one island of host processes on this machine, and two islands, in turn,
+  so that a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are one of them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import faulthandler  # noqa: E402
 import pathlib  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 import hypothesis  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[1]
 WATCHDOG_S = 180.0
 LEAK_GRACE_S = 10.0
 
@@ -79,32 +79,47 @@ def root() -> pathlib.Path:
     return ROOT
 
 
+#: The clusters that a contract holds on: (islands, hosts per island, devices per host), or None for embedded.
+CLUSTERS: dict[str, tuple[int, int, int] | None] = {"embedded": None, "local": (1, 2, 2), "islands": (2, 2, 2)}
+
+
 @pytest.fixture(scope="session")
-def _local_session() -> Iterator[Any]:
-    """One island of two hosts with two devices each, started once for all tests that use it."""
+def sessions() -> Iterator[Callable[[str], Any]]:
+    """Connects to a cluster of `CLUSTERS` by name, once for all tests; starts it anew if a test closed or lost it."""
     import pathways as pw
 
-    target = pw.LocalCluster(islands=1, hosts_per_island=2, devices_per_host=2)
-    with pw.connect(target) as cluster:
-        yield cluster
+    opened: dict[str, Any] = {}
+
+    def connect(name: str) -> Any:
+        shape = CLUSTERS[name]
+        opened[name] = pw.connect(None if shape is None else pw.LocalCluster(*shape))
+        return opened[name]
+
+    yield connect
+    for cluster in opened.values():
+        cluster.close()
 
 
 @pytest.fixture
-def embedded_cluster() -> Iterator[Any]:
+def embedded_cluster(sessions: Callable[[str], Any]) -> Any:
     """This process's own eight CPU devices."""
-    import pathways as pw
-
-    with pw.connect() as cluster:
-        yield cluster
+    return sessions("embedded")
 
 
 @pytest.fixture
-def local_cluster(request: pytest.FixtureRequest) -> Any:
+def local_cluster(sessions: Callable[[str], Any]) -> Any:
     """Host processes on this machine: one island, two hosts, two devices each."""
-    return request.getfixturevalue("_local_session")
+    return sessions("local")
 
 
-@pytest.fixture(params=["embedded", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.fixture
+def islands_cluster(sessions: Callable[[str], Any]) -> Any:
+    """Host processes on this machine: two islands, two hosts each, two devices each."""
+    return sessions("islands")
+
+
+@pytest.fixture(params=["embedded", pytest.param("local", marks=pytest.mark.slow),
+                        pytest.param("islands", marks=pytest.mark.slow)])
 def cluster(request: pytest.FixtureRequest) -> Any:
     """A connected cluster, of each kind in turn."""
     return request.getfixturevalue(f"{request.param}_cluster")

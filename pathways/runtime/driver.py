@@ -7,11 +7,12 @@ of which this process sees its own shards.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -28,6 +29,19 @@ from pathways.runtime.transport import Landings, Transport
 
 #: Launches that a CPU device takes before the enqueue itself blocks, other devices' too (32, less one).
 CPU_IN_FLIGHT = 31
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def all_dtypes(function: F) -> F:
+    """Runs `function` with 64-bit types on: which types a program has was settled by the client's x64 mode."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.enable_x64(True):
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 class Program:
@@ -106,6 +120,7 @@ class HostDriver:
             self.core.set_failed(program_id, error)
         on_compiled(program_id, error)
 
+    @all_dtypes
     def compile_now(self, registered: Program) -> tuple[Callable[..., Any], ...]:
         """The callables of a program's launches; equal modules are compiled once per host."""
         bound = registered.bound
@@ -121,6 +136,7 @@ class HostDriver:
 
     # ---------------------------------------------------------------------------------------------- the enqueue thread
 
+    @all_dtypes
     def run(self) -> None:
         """Runs until `stop`."""
         try:
@@ -160,6 +176,7 @@ class HostDriver:
         nodes = _native.describe_plan(registered.plan.block)
         return registered.bound.program.nodes[nodes[node]["node"]].name if node < len(nodes) - 1 else ""
 
+    @all_dtypes
     def placeholder(self, plan: int, node: int, index: int) -> jax.Array:
         """Zeros in place of a failed input, so that a gang stays whole (GANG-1)."""
         from pathways import _native
@@ -178,6 +195,7 @@ class HostDriver:
 
     # ------------------------------------------------------------------------------------------------------ transfers
 
+    @all_dtypes
     def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
         """A transfer whose two ends are on this host alone."""
         registered = self._programs[plan]
@@ -201,6 +219,7 @@ class HostDriver:
                                      {copy.device for copy in way.copies[self.host, destination]}},
                              way.copies[self.host, destination], way.blocks[destination], destination, offsets)
 
+    @all_dtypes
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
         """Makes an array of blocks that are all written; on CPU the array is the blocks."""
         landings = self._landings.pop((order, plan, route))
@@ -222,6 +241,7 @@ class HostDriver:
         number, placed = payloads.parse_define(payload)
         self._placements[client, number] = placed
 
+    @all_dtypes
     def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
         """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
         number, mode, what = payloads.parse_put(payload)
@@ -241,6 +261,7 @@ class HostDriver:
         full = np.frombuffer(data, placed.type.dtype, count) if count else np.empty(0, placed.type.dtype)
         return self._from_full(placed, full.reshape(placed.type.shape)), mask
 
+    @all_dtypes
     def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
         """Writes this host's share of a ready buffer where the client reads it: each distinct part once."""
         mode, what = payloads.parse_fetch(payload)
