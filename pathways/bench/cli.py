@@ -40,6 +40,8 @@ _results = click.option(
 
 def _publish(report: reports.Report, json_path: Path | None, results: Path | None) -> None:
     console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no width to fit
     report.show(console)
     written = report.save(results) if results else []
     if json_path:

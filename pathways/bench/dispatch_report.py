@@ -35,11 +35,11 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             row["system"],
             *(row[key] for key in ("per_second", "per_second_min", "per_second_max", "p50_us", "p99_us")),
             row["cpu_s_per_1000"],
-            None if row["error"] is None else row["error"].splitlines()[0],
+            "not measured" if row["error"] else None,
         )
         for row in rows
     ]
-    columns = (*_COLUMNS, "cpu_s_per_1000", "error")
+    columns = (*_COLUMNS, "cpu_s_per_1000", "remark")
     if not any(row["error"] for row in rows):
         return Table("Dispatch", columns[:-1], [line[:-1] for line in shown])
     return Table("Dispatch", columns, shown)

@@ -34,6 +34,15 @@ class Spread:
         return cls(quantile(values, 0.5), min(values), max(values), len(values))
 
 
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """One named measurement, in `unit`."""
+
+    name: str
+    spread: Spread
+    unit: str
+
+
 def paired_ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
     """The spread of over[i] / under[i]: repeats that ran next to each other in time are compared with each other."""
     if not over or len(over) != len(under):

@@ -7,7 +7,6 @@ own devices only, which is the fastest form.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -34,9 +33,9 @@ class JaxHost:
     """One JAX process. Construct it before anything else in the process touches JAX's devices."""
 
     def __init__(self, rank: int, hosts: int, devices: int, coordinator: str):
-        os.environ["JAX_PLATFORMS"] = "cpu"
         import jax
 
+        jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
         if hosts > 1:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -1,0 +1,143 @@
+"""The Python probes of `pathways bench micro`: ``python -m pathways.bench.probes <fd> <probe>`` measures one.
+
+Each is a function from a number of repeats to values, and has a process of its own: some need many CPU devices in
+the client, some a cluster, and none should feel what another left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pathways.bench import processes, stats
+from pathways.bench.stats import Spread, Value
+
+
+@contextlib.contextmanager
+def _cluster(target: Any) -> Iterator[Any]:
+    import pathways as pw
+
+    with pw.connect(target):
+        yield pw.make_virtual_device_set()
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def call(repeats: int) -> list[Value]:
+    """A Python call to its returned futures, by number of leaves in and out; then the slope per leaf."""
+    import numpy
+
+    import pathways as pw
+
+    calls = 20  # few enough that no call waits for a credit
+    points: dict[int, list[float]] = {}
+    with _cluster(pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=1)) as devices:
+        where = devices.add_slice(devices=1)
+        for leaves in (1, 100, 1000):
+            add_one = pw.jit(lambda values: [value + 1 for value in values], devices=where, name=f"add_{leaves}")
+            values = [pw.device_put(numpy.float32(0), where) for _ in range(leaves)]
+            for result in add_one(values):
+                result.block_until_ready()
+            for _ in range(repeats):
+                taken = []
+                for _ in range(calls):
+                    begin = time.perf_counter_ns()
+                    results = add_one(values)
+                    taken.append(time.perf_counter_ns() - begin)
+                for result in results:
+                    result.block_until_ready()
+                points.setdefault(leaves, []).append(stats.quantile(taken, 0.5) / 1000)
+    slopes = [stats.slope(list(points), list(times))[0] for times in zip(*points.values(), strict=True)]
+    by_leaves = [Value(f"call to futures, {n} leaves", Spread.of(times), "us") for n, times in points.items()]
+    return [*by_leaves, Value("call to futures, slope per leaf", Spread.of(slopes), "us")]
+
+
+def plan(repeats: int) -> list[Value]:
+    """Trace, partition and lower, without XLA's compilation: a chain of 128, and 16 stages x 64 microbatches."""
+    import jax
+    import numpy
+
+    import pathways as pw
+
+    stages, microbatches = 16, 64
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", stages)
+    with _cluster(None) as devices:
+        slices = [devices.add_slice(devices=1) for _ in range(stages)]
+        steps = [pw.jit(lambda x: x * 2 + 1, devices=s, name=f"stage{i}") for i, s in enumerate(slices)]
+
+        def chain(x: Any) -> Any:
+            for _ in range(128):
+                x = steps[0](x)
+            return x
+
+        def pipeline(batches: Any) -> Any:
+            results = []
+            for batch in batches:
+                for step in steps:
+                    batch = step(batch)
+                results.append(batch)
+            return results
+
+        one = numpy.zeros(4, numpy.float32)
+        cases = {"chain of 128": (chain, one), "16 stages x 64": (pipeline, [one] * microbatches)}
+        return [
+            Value(
+                f"plan, {name}",
+                Spread.of([_seconds(lambda: pw.program(fun).lower(x).as_text("plan")) * 1000 for _ in range(repeats)]),
+                "ms",
+            )
+            for name, (fun, x) in cases.items()
+        ]
+
+
+def transfer(repeats: int) -> list[Value]:
+    """64 MiB from a host of one island to a host of another, beside memcpy of as much in one process."""
+    import numpy
+
+    import pathways as pw
+
+    data = numpy.random.default_rng(0).random(64 * 2**20 // 4, numpy.float32)
+    gibibytes = data.nbytes / 2**30
+    copy = numpy.empty_like(data)
+    numpy.copyto(copy, data)
+    transfers, copies = [], []
+    with _cluster(pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=1)) as devices:
+        here, there = devices.add_slice(devices=1, island=0), devices.add_slice(devices=1, island=1)
+        source = pw.device_put(data, here)
+        source.block_until_ready()
+        moved = pw.device_put(source, there)
+        if not numpy.array_equal(numpy.asarray(moved), data):
+            raise ValueError("the transferred array differs from its source")
+        moved.delete()
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            moved = pw.device_put(source, there)
+            moved.block_until_ready()
+            transfers.append(gibibytes / (time.perf_counter() - begin))
+            moved.delete()
+            copies.append(gibibytes / _seconds(lambda: numpy.copyto(copy, data)))
+    return [
+        Value("transfer between hosts, 64 MiB", Spread.of(transfers), "GiB/s"),
+        Value("memcpy, 64 MiB", Spread.of(copies), "GiB/s"),
+        Value("transfer over memcpy", stats.paired_ratio(transfers, copies), "ratio"),
+    ]
+
+
+PROBES: dict[str, Callable[[int], list[Value]]] = {"call": call, "plan": plan, "transfer": transfer}
+
+
+def main() -> None:
+    probe = PROBES[sys.argv[2]]
+    processes.serve(lambda verb, *arguments: probe(*arguments) if verb == "measure" else None)
+
+
+if __name__ == "__main__":
+    main()
