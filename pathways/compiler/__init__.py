@@ -5,18 +5,38 @@ The life of a program here: `placed` tags functions, `trace` runs the user's Pyt
 `LogicalProgram`, `donation` says what each step may overwrite. No step needs a device or initialises a backend.
 """
 
-from pathways.compiler.ir import (ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind,
-                                  Spec)
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind, Spec
 from pathways.compiler.options import SCHEDULES, Options
 from pathways.compiler.pipeline import compile_traced
-from pathways.compiler.placed import Placement, PlacedFunction, placed
+from pathways.compiler.placed import PlacedFunction, Placement, placed
 from pathways.compiler.printing import logical_text
 from pathways.compiler.signature import modes, signature
 from pathways.compiler.specs import abstract_mesh, normalize, to_partition_spec
 from pathways.compiler.trace import Argument, Traced, as_argument, device_put, trace
 
 __all__ = [
-    "SCHEDULES", "Argument", "ArrayType", "Computation", "LogicalProgram", "MeshSpec", "Node", "NodeKind", "Options",
-    "PlacedFunction", "Placement", "Spec", "Traced", "abstract_mesh", "as_argument", "compile_traced", "device_put",
-    "logical_text", "modes", "normalize", "placed", "signature", "to_partition_spec", "trace",
+    "SCHEDULES",
+    "Argument",
+    "ArrayType",
+    "Computation",
+    "LogicalProgram",
+    "MeshSpec",
+    "Node",
+    "NodeKind",
+    "Options",
+    "PlacedFunction",
+    "Placement",
+    "Spec",
+    "Traced",
+    "abstract_mesh",
+    "as_argument",
+    "compile_traced",
+    "device_put",
+    "logical_text",
+    "modes",
+    "normalize",
+    "placed",
+    "signature",
+    "to_partition_spec",
+    "trace",
 ]

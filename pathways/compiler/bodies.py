@@ -50,8 +50,13 @@ class Bodies:
             used = {v for step in group.steps for v in step.inputs if not isinstance(v, _jaxlib.Literal)}
             constants = {v: value for v, value in self.constants.items() if v in used}
             eqns = [step.eqn.replace(invars=step.inputs, outvars=step.outputs) for step in group.steps]
-            body = self._add(key, group.mesh, _jaxlib.new_jaxpr(
-                list(constants), list(constants.values()), group.inputs, group.outputs, eqns, like=self.like))
+            body = self._add(
+                key,
+                group.mesh,
+                _jaxlib.new_jaxpr(
+                    list(constants), list(constants.values()), group.inputs, group.outputs, eqns, like=self.like
+                ),
+            )
         return body
 
     def _step_key(self, step: Step, numbers: dict[Any, int]) -> Any:
@@ -61,8 +66,13 @@ class Bodies:
         else:
             what = tuple(sorted((k, _value_key(v)) for k, v in params.items()))
         reads = tuple(
-            ("literal", _value_key(v.val), str(v.aval)) if isinstance(v, _jaxlib.Literal)
-            else ("constant", id(self.constants[v])) if v in self.constants else numbers[v] for v in step.inputs)
+            ("literal", _value_key(v.val), str(v.aval))
+            if isinstance(v, _jaxlib.Literal)
+            else ("constant", id(self.constants[v]))
+            if v in self.constants
+            else numbers[v]
+            for v in step.inputs
+        )
         for v in step.outputs:
             numbers[v] = len(numbers)
         return (step.eqn.primitive.name, what, reads, tuple(str(v.aval) for v in step.outputs))

@@ -22,9 +22,19 @@ def may_alias(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> tupl
     return tuple(type in outputs for type in inputs)
 
 
-def finish(*, name: str, meshes: tuple[MeshSpec, ...], values: Sequence[ArrayType], computations: Sequence[Computation],
-           nodes: Sequence[Node], arguments: Sequence[int], results: Sequence[int], donated_arguments: Sequence[bool],
-           mpmd_text: str = "", ifrt_text: str = "") -> LogicalProgram:
+def finish(
+    *,
+    name: str,
+    meshes: tuple[MeshSpec, ...],
+    values: Sequence[ArrayType],
+    computations: Sequence[Computation],
+    nodes: Sequence[Node],
+    arguments: Sequence[int],
+    results: Sequence[int],
+    donated_arguments: Sequence[bool],
+    mpmd_text: str = "",
+    ifrt_text: str = "",
+) -> LogicalProgram:
     """The program, without dead transfers and with each node's `donates` filled in."""
     nodes, same = _shorten(nodes, values)
     results = [same.get(v, v) for v in results]
@@ -35,12 +45,24 @@ def finish(*, name: str, meshes: tuple[MeshSpec, ...], values: Sequence[ArrayTyp
     nodes = [dataclasses.replace(node, computation=renumber.get(node.computation, -1)) for node in nodes]
     live = sorted({*arguments, *results, *(v for node in nodes for v in (*node.inputs, *node.outputs))})
     number = {old: new for new, old in enumerate(live)}
-    nodes = [dataclasses.replace(node, inputs=tuple(number[v] for v in node.inputs),
-                                 outputs=tuple(number[v] for v in node.outputs)) for node in nodes]
+    nodes = [
+        dataclasses.replace(
+            node, inputs=tuple(number[v] for v in node.inputs), outputs=tuple(number[v] for v in node.outputs)
+        )
+        for node in nodes
+    ]
     return LogicalProgram(
-        name, tuple(meshes), tuple(values[v] for v in live), tuple(computations[n] for n in used), tuple(nodes),
-        tuple(number[v] for v in arguments), tuple(number[v] for v in results), tuple(donated_arguments),
-        mpmd_text, ifrt_text)
+        name,
+        tuple(meshes),
+        tuple(values[v] for v in live),
+        tuple(computations[n] for n in used),
+        tuple(nodes),
+        tuple(number[v] for v in arguments),
+        tuple(number[v] for v in results),
+        tuple(donated_arguments),
+        mpmd_text,
+        ifrt_text,
+    )
 
 
 def _shorten(nodes: Sequence[Node], values: Sequence[ArrayType]) -> tuple[list[Node], dict[int, int]]:
@@ -75,8 +97,14 @@ def _drop_dead(nodes: list[Node], results: Sequence[int]) -> list[Node]:
     return kept[::-1]
 
 
-def _donate(nodes: list[Node], values: Sequence[ArrayType], computations: Sequence[Computation],
-            arguments: Sequence[int], results: Sequence[int], donated_arguments: Sequence[bool]) -> list[Node]:
+def _donate(
+    nodes: list[Node],
+    values: Sequence[ArrayType],
+    computations: Sequence[Computation],
+    arguments: Sequence[int],
+    results: Sequence[int],
+    donated_arguments: Sequence[bool],
+) -> list[Node]:
     family: dict[int, int] = {}
 
     def head(v: int) -> int:
@@ -119,8 +147,11 @@ def _agree(nodes: list[Node], wanted: list[tuple[bool, ...]], computations: Sequ
     for node, donates in zip(nodes, wanted, strict=True):
         if node.kind is NodeKind.CALL:
             agreed = common[node.computation]
-            lost = sum(type.nbytes for type, mine, all_ in zip(computations[node.computation].inputs, donates, agreed,
-                                                              strict=True) if mine and not all_)
+            lost = sum(
+                type.nbytes
+                for type, mine, all_ in zip(computations[node.computation].inputs, donates, agreed, strict=True)
+                if mine and not all_
+            )
             node = dataclasses.replace(node, donates=donates if lost >= WORTH_A_COMPILE_BYTES else agreed)
         out.append(node)
     return out

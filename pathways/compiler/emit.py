@@ -16,10 +16,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, sdy
-
 from pathways import _jaxlib, errors
+from pathways._jaxlib import func, ir, sdy
 from pathways.compiler import specs
 from pathways.compiler.bodies import Bodies, Body
 from pathways.compiler.flatten import FlatProgram, StepKind
@@ -73,16 +71,25 @@ def collect_meshes(traced: Traced, program: FlatProgram, default: MeshSpec | Non
     candidates = [a.mesh for a in traced.arguments] + [step.mesh for step in program.steps] + [default]
     for mesh in candidates:
         if mesh is not None and meshes.setdefault(mesh.name, mesh) != mesh:
-            raise errors.PlacementError(f"program {traced.name!r} uses two different slices named {mesh.name!r}: "
-                                        f"{meshes[mesh.name].axes} and {mesh.axes}")
+            raise errors.PlacementError(
+                f"program {traced.name!r} uses two different slices named {mesh.name!r}: "
+                f"{meshes[mesh.name].axes} and {mesh.axes}"
+            )
     if not meshes:
-        raise errors.PlacementError(f"program {traced.name!r} calls no placed function and none of its arguments lives "
-                                    "on a slice, so it runs nowhere; place a function with pw.jit(..., devices=slice)")
+        raise errors.PlacementError(
+            f"program {traced.name!r} calls no placed function and none of its arguments lives "
+            "on a slice, so it runs nowhere; place a function with pw.jit(..., devices=slice)"
+        )
     return tuple(meshes.values())
 
 
-def emit(traced: Traced, program: FlatProgram, meshes: tuple[MeshSpec, ...], options: Options,
-         pinned: frozenset[str] = frozenset()) -> Emitted:
+def emit(
+    traced: Traced,
+    program: FlatProgram,
+    meshes: tuple[MeshSpec, ...],
+    options: Options,
+    pinned: frozenset[str] = frozenset(),
+) -> Emitted:
     """The module of a program, in the MLIR context that is entered.
 
     `pinned` names call sites whose undeclared shardings are set to replicated (see `pipeline`).
@@ -102,13 +109,12 @@ def emit(traced: Traced, program: FlatProgram, meshes: tuple[MeshSpec, ...], opt
     module = ir.Module.create()
     types = [_tensor(v) for v in inputs]
     with ir.InsertionPoint(module.body):
-        for name, axes in topology(meshes)[:len(meshes)]:
+        for name, axes in topology(meshes)[: len(meshes)]:
             sdy.MeshOp(name, sdy.MeshAttr.get([sdy.MeshAxisAttr.get(axis, size) for axis, size in axes]))
         main = func.FuncOp("main", ir.FunctionType.get(types, [_tensor(v) for v in results]), visibility="public")
     block = main.add_entry_block()
     on = {v: (numbers[a.mesh], a.spec) for v, a in argument_of.items() if a.mesh is not None and a.spec is not None}
-    writer = _Writer(dict(zip(inputs, block.arguments, strict=True)), numbers, bodies, pinned,
-                     {*on, *program.declared})
+    writer = _Writer(dict(zip(inputs, block.arguments, strict=True)), numbers, bodies, pinned, {*on, *program.declared})
     with ir.InsertionPoint(block):
         for g in groups:
             writer.group(g)
@@ -116,18 +122,31 @@ def emit(traced: Traced, program: FlatProgram, meshes: tuple[MeshSpec, ...], opt
     main.attributes["arg_attrs"] = _attributes(inputs, on)
     made_on = {v: numbers[g.mesh] for g in groups for v in g.outputs}
     main.attributes["res_attrs"] = _attributes(
-        results, {v: (made_on[v], spec) for v, spec in program.declared.items() if v in made_on})
+        results, {v: (made_on[v], spec) for v, spec in program.declared.items() if v in made_on}
+    )
     link(module, bodies.all, numbers)
-    return Emitted(module, meshes, writer.sites, inputs, results, [numbers[homes[v]] for v in inputs],
-                   [numbers[homes[v]] if not isinstance(v, _jaxlib.Literal) and v in homes else numbers[meshes[0]]
-                    for v in results], grouped.outvars)
+    return Emitted(
+        module,
+        meshes,
+        writer.sites,
+        inputs,
+        results,
+        [numbers[homes[v]] for v in inputs],
+        [
+            numbers[homes[v]] if not isinstance(v, _jaxlib.Literal) and v in homes else numbers[meshes[0]]
+            for v in results
+        ],
+        grouped.outvars,
+    )
 
 
 def assignment(emitted: Emitted, options: Options) -> dict[str, Any]:
     """Name of each named computation -> its mesh, with a stage of its own unless merging is asked for."""
     numbers = {mesh: symbol(n) for n, mesh in enumerate(emitted.meshes)}
-    return {key: (numbers[site.mesh], stage) if options.keeps_calls else numbers[site.mesh]
-            for stage, (key, site) in enumerate(emitted.sites.items())}
+    return {
+        key: (numbers[site.mesh], stage) if options.keeps_calls else numbers[site.mesh]
+        for stage, (key, site) in enumerate(emitted.sites.items())
+    }
 
 
 def topology(meshes: Sequence[MeshSpec]) -> list[tuple[str, list[tuple[str, int]]]]:
@@ -138,8 +157,10 @@ def topology(meshes: Sequence[MeshSpec]) -> list[tuple[str, list[tuple[str, int]
 
 def sharding_attr(mesh: str, spec: Spec, rank: int, open_dims: bool = False) -> ir.Attribute:
     """`#sdy.sharding` of a spec over mesh symbol `mesh`; dimensions beyond the spec (a key's words) are not cut."""
-    dims = [sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=not open_dims)
-            for axes in (*spec, *((),) * (rank - len(spec)))]
+    dims = [
+        sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=not open_dims)
+        for axes in (*spec, *((),) * (rank - len(spec)))
+    ]
     return sdy.TensorShardingAttr.get(ir.FlatSymbolRefAttr.get(mesh), dims)
 
 
@@ -186,17 +207,25 @@ def _attributes(variables: Sequence[Any], placed: Mapping[Any, tuple[str, Spec]]
 def _tensor(v: Any) -> ir.Type:
     shape, dtype = _jaxlib.physical(v.aval)
     if dtype.kind == "c":  # jaxlib's partitioner dies of it
-        raise errors.ProgramError(f"a value of dtype {dtype} and shape {shape} crosses the boundary of a computation, "
-                                  "which is not supported for complex numbers; pass the real and imaginary parts, or "
-                                  "keep the complex value inside one placed function")
+        raise errors.ProgramError(
+            f"a value of dtype {dtype} and shape {shape} crosses the boundary of a computation, "
+            "which is not supported for complex numbers; pass the real and imaginary parts, or "
+            "keep the complex value inside one placed function"
+        )
     return _jaxlib.tensor_type(shape, dtype)
 
 
 class _Writer:
     """Writes groups into the body of `main`; `values` maps jaxpr variables to what holds them."""
 
-    def __init__(self, values: dict[Any, ir.Value], numbers: dict[MeshSpec, str], bodies: Bodies,
-                 pinned: frozenset[str], declared: set[Any]) -> None:
+    def __init__(
+        self,
+        values: dict[Any, ir.Value],
+        numbers: dict[MeshSpec, str],
+        bodies: Bodies,
+        pinned: frozenset[str],
+        declared: set[Any],
+    ) -> None:
         self.values = values
         self.declared = declared
         self.numbers_given = {False: 0, True: 0}  # of transfers, and of all else
@@ -227,17 +256,22 @@ class _Writer:
             return self.values[key]
         return self.values[v]
 
-    def _named(self, origin: str, g: Group, body: Body | None, *, transposes: int = 0, spec: Spec | None = None) -> None:
+    def _named(
+        self, origin: str, g: Group, body: Body | None, *, transposes: int = 0, spec: Spec | None = None
+    ) -> None:
         origin = re.sub(r"[^\w.<>-]", "_", origin)
         transfer = g.kind is StepKind.TRANSFER
         key = f"{origin}.{self.numbers_given[transfer]}"
         self.numbers_given[transfer] += 1
         self.sites[key] = Site(key, origin if g.kind is StepKind.PLACED else "", g.kind, transposes, g.mesh, spec)
-        op, block = _jaxlib.named_computation([_tensor(v) for v in g.outputs], [self.values[v] for v in g.reads], key,
-                                              transposes)
+        op, block = _jaxlib.named_computation(
+            [_tensor(v) for v in g.outputs], [self.values[v] for v in g.reads], key, transposes
+        )
         with ir.InsertionPoint(block):
-            arguments = [_jaxlib.forward_barrier(a) if g.kind is StepKind.TRANSFER or v in self.declared else a
-                         for v, a in zip(g.reads, block.arguments, strict=True)]
+            arguments = [
+                _jaxlib.forward_barrier(a) if g.kind is StepKind.TRANSFER or v in self.declared else a
+                for v, a in zip(g.reads, block.arguments, strict=True)
+            ]
             pin = key in self.pinned and spec is None
             if pin:
                 arguments = [self._constrain(a, (), g.mesh) for a in arguments]

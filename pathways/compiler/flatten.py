@@ -18,10 +18,26 @@ from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.primitives import transfer_p
 from pathways.compiler.trace import Traced
 
-_INLINED = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint",
-            "closed_call", "core_call", "core_closed_call", "custom_lin", "eval_jaxpr"}
-_CONTROL = {"scan": "jax.lax.scan", "while": "jax.lax.while_loop", "cond": "jax.lax.cond", "shard_map": "jax.shard_map",
-            "custom_linear_solve": "jax.lax.custom_linear_solve"}
+_INLINED = {
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "closed_call",
+    "core_call",
+    "core_closed_call",
+    "custom_lin",
+    "eval_jaxpr",
+}
+_CONTROL = {
+    "scan": "jax.lax.scan",
+    "while": "jax.lax.while_loop",
+    "cond": "jax.lax.cond",
+    "shard_map": "jax.shard_map",
+    "custom_linear_solve": "jax.lax.custom_linear_solve",
+}
 
 
 class StepKind(enum.Enum):
@@ -69,8 +85,9 @@ def flatten(traced: Traced) -> FlatProgram:
     closed = traced.jaxpr
     _refuse_callbacks(closed.jaxpr, traced.name, None)
     _refuse_leaks(closed, traced.name)
-    program = FlatProgram(list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [],
-                          [])
+    program = FlatProgram(
+        list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [], []
+    )
     env: dict[Any, Any] = {}
     _inline(closed.jaxpr, env, program, traced.name, fresh=False)
     program.outvars = [_read(env, v) for v in closed.jaxpr.outvars]
@@ -92,8 +109,11 @@ def holds_placement(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
     known = memo.get(id(jaxpr))
     if known is None:
         known = memo[id(jaxpr)] = any(
-            eqn.primitive is transfer_p or _placement(eqn) is not None
-            or any(holds_placement(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params)) for eqn in jaxpr.eqns)
+            eqn.primitive is transfer_p
+            or _placement(eqn) is not None
+            or any(holds_placement(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))
+            for eqn in jaxpr.eqns
+        )
     return known
 
 
@@ -111,8 +131,7 @@ def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fr
     for eqn in jaxpr.eqns:
         inputs = [_read(env, v) for v in eqn.invars]
         placement = _placement(eqn)
-        inside = [] if placement is not None else [j for j in _jaxlib.sub_jaxprs(eqn.params) if holds_placement(j, memo)]
-        if inside:
+        if placement is None and any(holds_placement(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
             _inline_equation(eqn, inputs, env, program, name)
             continue
         outputs = []
@@ -122,11 +141,29 @@ def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fr
                 env[v] = new
             outputs.append(new)
         if placement is not None:
-            program.steps.append(Step(StepKind.PLACED, eqn, inputs, outputs, placement=placement, mesh=placement.mesh,
-                                      transposes=int(_jaxlib.is_transposed(eqn))))
+            program.steps.append(
+                Step(
+                    StepKind.PLACED,
+                    eqn,
+                    inputs,
+                    outputs,
+                    placement=placement,
+                    mesh=placement.mesh,
+                    transposes=int(_jaxlib.is_transposed(eqn)),
+                )
+            )
         elif eqn.primitive is transfer_p:
-            program.steps.append(Step(StepKind.TRANSFER, eqn, inputs, outputs, mesh=eqn.params["mesh"],
-                                      spec=eqn.params["spec"], transposes=int(eqn.params["back"])))
+            program.steps.append(
+                Step(
+                    StepKind.TRANSFER,
+                    eqn,
+                    inputs,
+                    outputs,
+                    mesh=eqn.params["mesh"],
+                    spec=eqn.params["spec"],
+                    transposes=int(eqn.params["back"]),
+                )
+            )
         else:
             program.steps.append(Step(StepKind.PLAIN, eqn, inputs, outputs))
 
@@ -138,9 +175,13 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
         raise errors.ProgramError(
             f"program {name!r}: a placed function or device_put is called inside {construct}, which runs inside one "
             "computation. Call it from the program itself (a Python loop unrolls), put the whole loop into one placed "
-            "function, or use pathways' own control flow")
-    closed = next(p for key, p in eqn.params.items()
-                  if key in ("jaxpr", "call_jaxpr", "fun_jaxpr") and (_jaxlib.is_closed(p) or hasattr(p, "eqns")))
+            "function, or use pathways' own control flow"
+        )
+    closed = next(
+        p
+        for key, p in eqn.params.items()
+        if key in ("jaxpr", "call_jaxpr", "fun_jaxpr") and (_jaxlib.is_closed(p) or hasattr(p, "eqns"))
+    )
     inner = closed.jaxpr if _jaxlib.is_closed(closed) else closed
     consts = list(closed.consts) if _jaxlib.is_closed(closed) else []
     inner_env: dict[Any, Any] = {}
@@ -161,11 +202,15 @@ def _refuse_other_slices(jaxpr: Any, outer: placed.Placement | None) -> None:
         inner = _placement(eqn)
         where = f"placed function {outer.name!r} on slice {outer.mesh.name!r}"
         if inner is not None and inner.mesh != outer.mesh:
-            raise errors.ProgramError(f"{where} calls {inner.name!r}, which is placed on slice {inner.mesh.name!r}; call "
-                                      "both from the program, one after the other")
+            raise errors.ProgramError(
+                f"{where} calls {inner.name!r}, which is placed on slice {inner.mesh.name!r}; call "
+                "both from the program, one after the other"
+            )
         if eqn.primitive is transfer_p:
-            raise errors.ProgramError(f"{where} calls device_put; use jax.lax.with_sharding_constraint inside, or call "
-                                      "device_put from the program")
+            raise errors.ProgramError(
+                f"{where} calls device_put; use jax.lax.with_sharding_constraint inside, or call "
+                "device_put from the program"
+            )
         for sub in _jaxlib.sub_jaxprs(eqn.params):
             if holds_placement(sub):
                 _refuse_other_slices(sub, outer)
@@ -213,7 +258,8 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
         if argument.mesh is not None and argument.spec is not None:
             home[v] = (argument.mesh, argument.spec)
     sources: dict[int, tuple[MeshSpec, Spec]] = {}
-    kept, renamed = [], {}
+    kept: list[Step] = []
+    renamed: dict[Any, Any] = {}
     for step in program.steps:
         step.inputs = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in step.inputs]
         if step.kind is StepKind.PLACED:
@@ -239,12 +285,19 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
     program.outvars = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in program.outvars]
 
 
-_CALLBACKS = {"pure_callback": "jax.pure_callback", "io_callback": "jax.experimental.io_callback",
-              "debug_callback": "jax.debug.callback", "debug_print": "jax.debug.print",
-              "buffer_callback": "buffer_callback", "outside_call": "host_callback"}
+_CALLBACKS = {
+    "pure_callback": "jax.pure_callback",
+    "io_callback": "jax.experimental.io_callback",
+    "debug_callback": "jax.debug.callback",
+    "debug_print": "jax.debug.print",
+    "buffer_callback": "buffer_callback",
+    "outside_call": "host_callback",
+}
 
 
-def _refuse_callbacks(jaxpr: Any, name: str, where: str | None, seen: set[tuple[int, str | None]] | None = None) -> None:
+def _refuse_callbacks(
+    jaxpr: Any, name: str, where: str | None, seen: set[tuple[int, str | None]] | None = None
+) -> None:
     seen = set() if seen is None else seen
     if (id(jaxpr), where) in seen:
         return
@@ -255,7 +308,8 @@ def _refuse_callbacks(jaxpr: Any, name: str, where: str | None, seen: set[tuple[
             place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
             raise errors.CallbackError(
                 f"{place} calls {kind} ({_callback_name(eqn)}), but the hosts that run it cannot reach this process's "
-                "Python yet. Return the value as a result instead, and look at it there")
+                "Python yet. Return the value as a result instead, and look at it there"
+            )
         placement = _placement(eqn)
         for sub in _jaxlib.sub_jaxprs(eqn.params):
             _refuse_callbacks(sub, name, placement.name if placement else where, seen)
@@ -293,8 +347,9 @@ def _refuse_leaks(closed: Any, name: str, where: str | None = None, seen: set[in
         if _jaxlib.is_tracer(value):
             place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
             raise errors.TraceError(
-                f"{place} uses a traced value of another function ({value.aval}), which escaped from it by a Python side "
-                "effect, such as appending to a list or setting an attribute. Return it as a result instead")
+                f"{place} uses a traced value of another function ({value.aval}), which escaped from it by a Python "
+                "side effect, such as appending to a list or setting an attribute. Return it as a result instead"
+            )
     for eqn in closed.jaxpr.eqns:
         placement = _placement(eqn)
         for sub in eqn.params.values():

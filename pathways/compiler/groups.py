@@ -84,10 +84,16 @@ def _passed_through(g: Group) -> dict[Any, Any]:
     step = g.steps[-1]
     jaxpr = step.eqn.params["jaxpr"].jaxpr
     reads = dict(zip(g.inputs, g.reads, strict=True))
-    given = {inner: reads[v] for inner, v in zip(jaxpr.invars, step.inputs, strict=True)
-             if not isinstance(v, _jaxlib.Literal) and v in reads}
-    return {v: given[inner] for inner, v in zip(jaxpr.outvars, step.outputs, strict=True)
-            if not isinstance(inner, _jaxlib.Literal) and inner in given and v in g.outputs}
+    given = {
+        inner: reads[v]
+        for inner, v in zip(jaxpr.invars, step.inputs, strict=True)
+        if not isinstance(v, _jaxlib.Literal) and v in reads
+    }
+    return {
+        v: given[inner]
+        for inner, v in zip(jaxpr.outvars, step.outputs, strict=True)
+        if not isinstance(inner, _jaxlib.Literal) and inner in given and v in g.outputs
+    }
 
 
 def _groups(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> list[Group]:
@@ -118,14 +124,22 @@ def _groups(program: FlatProgram, arguments: Sequence[Argument], default: MeshSp
     return groups
 
 
-def _make(kind: StepKind, steps: list[Step], mesh: MeshSpec, cheap: Mapping[Any, Step], program: FlatProgram,
-          readers: Mapping[Any, set[int]]) -> Group:
+def _make(
+    kind: StepKind,
+    steps: list[Step],
+    mesh: MeshSpec,
+    cheap: Mapping[Any, Step],
+    program: FlatProgram,
+    readers: Mapping[Any, set[int]],
+) -> Group:
     read = [v for step in steps for v in step.inputs if not isinstance(v, _jaxlib.Literal)]
     repeated = [] if kind is StepKind.TRANSFER else _ancestors(read, cheap)
     written = {v for step in (*repeated, *steps) for v in step.outputs}
     inputs = [v for v in dict.fromkeys(read) if v not in written and v not in program.constants]
     inside = {id(step) for step in steps}
-    outputs = [v for step in steps for v in step.outputs if kind is not StepKind.PLAIN or readers.get(v, set()) - inside]
+    outputs = [
+        v for step in steps for v in step.outputs if kind is not StepKind.PLAIN or readers.get(v, set()) - inside
+    ]
     return Group(kind, [*repeated, *steps], mesh, inputs, outputs, list(inputs))
 
 
@@ -179,8 +193,9 @@ def _nbytes(v: Any) -> int:
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def _infer(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec,
-           cheap: Mapping[Any, Step]) -> dict[int, MeshSpec]:
+def _infer(
+    program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec, cheap: Mapping[Any, Step]
+) -> dict[int, MeshSpec]:
     """The mesh of each plain step, by the step's id."""
     known = {v: a.mesh for v, a in zip(program.invars, arguments, strict=True) if a.mesh is not None}
     wanted: dict[Any, dict[MeshSpec, int]] = {}
@@ -193,7 +208,9 @@ def _infer(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpe
                     votes = wanted.setdefault(v, {})
                     votes[step.mesh] = votes.get(step.mesh, 0) + _nbytes(v)
     meshes: dict[int, MeshSpec] = {}
-    plain = [step for step in program.steps if step.kind is StepKind.PLAIN and not any(v in cheap for v in step.outputs)]
+    plain = [
+        step for step in program.steps if step.kind is StepKind.PLAIN and not any(v in cheap for v in step.outputs)
+    ]
     for step in plain:
         votes = {}
         for v in step.inputs:

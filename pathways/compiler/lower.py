@@ -11,9 +11,8 @@ import dataclasses
 import hashlib
 from typing import Any
 
-from jaxlib.mlir import ir
-
 from pathways import _jaxlib, errors
+from pathways._jaxlib import ir
 from pathways.compiler import donation, types
 from pathways.compiler.emit import Emitted, Site, symbol
 from pathways.compiler.flatten import FlatProgram, StepKind
@@ -78,8 +77,9 @@ def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
             mesh = ir.StringAttr(op.attributes["mesh_name"]).value
             ops.append(_Op(callee, sites, inputs, outputs, mesh))
             transfer = bool(sites) and all(emitted.sites[name].kind is StepKind.TRANSFER for name in sites)
-            if any(read[n].split or (read[n].of not in twins[read[n].mesh] and not transfer)
-                   for n in (*inputs, *outputs)):
+            if any(
+                read[n].split or (read[n].of not in twins[read[n].mesh] and not transfer) for n in (*inputs, *outputs)
+            ):
                 split.update(sites)
         elif kind == "mpmd.transfer":
             ops.append(_Op("", [], inputs, [define(op.operation.results[0])]))
@@ -90,8 +90,9 @@ def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
     return Partitioned(read, count, ops, results, frozenset(split), _text(module))
 
 
-def to_logical(traced: Traced, program: FlatProgram, emitted: Emitted, partitioned: Partitioned,
-               ifrt: ir.Module) -> LogicalProgram:
+def to_logical(
+    traced: Traced, program: FlatProgram, emitted: Emitted, partitioned: Partitioned, ifrt: ir.Module
+) -> LogicalProgram:
     """The logical program; `ifrt` is the partitioned module, lowered."""
     builder = _Builder(emitted, partitioned, ifrt)
     positions = {v: n for n, v in enumerate(emitted.inputs)}
@@ -117,9 +118,17 @@ def to_logical(traced: Traced, program: FlatProgram, emitted: Emitted, partition
                 by_var[v] = builder.known[next(outputs)]
             results.append(by_var[v])
     return donation.finish(
-        name=traced.name, meshes=emitted.meshes, values=builder.values, computations=builder.computations,
-        nodes=builder.nodes, arguments=arguments, results=results, donated_arguments=traced.donated,
-        mpmd_text=partitioned.text, ifrt_text=_text(ifrt))
+        name=traced.name,
+        meshes=emitted.meshes,
+        values=builder.values,
+        computations=builder.computations,
+        nodes=builder.nodes,
+        arguments=arguments,
+        results=results,
+        donated_arguments=traced.donated,
+        mpmd_text=partitioned.text,
+        ifrt_text=_text(ifrt),
+    )
 
 
 class _Builder:
@@ -129,8 +138,11 @@ class _Builder:
         self.emitted = emitted
         self.partitioned = partitioned
         self.mesh_numbers = {symbol(n): n for n in range(len(emitted.meshes))}
-        self.fragments = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in ifrt.body.operations
-                          if op.operation.name == "builtin.module"}
+        self.fragments = {
+            ir.StringAttr(op.attributes["sym_name"]).value: op
+            for op in ifrt.body.operations
+            if op.operation.name == "builtin.module"
+        }
         self.values: list[ArrayType] = []
         self.known: dict[int, int] = {}
         self.computations: list[Computation] = []
@@ -176,18 +188,31 @@ class _Builder:
         computation = self._by_content.get(key)
         if computation is None:
             computation = self._by_content[key] = len(self.computations)
-            self.computations.append(Computation(origin or name, module, fingerprint, mesh, in_types, out_types,
-                                                 donation.may_alias(in_types, out_types)))
-        self.nodes.append(Node(NodeKind.CALL, name, computation, inputs, outputs, origin, transposes,
-                               (False,) * len(inputs)))
+            self.computations.append(
+                Computation(
+                    origin or name,
+                    module,
+                    fingerprint,
+                    mesh,
+                    in_types,
+                    out_types,
+                    donation.may_alias(in_types, out_types),
+                )
+            )
+        self.nodes.append(
+            Node(NodeKind.CALL, name, computation, inputs, outputs, origin, transposes, (False,) * len(inputs))
+        )
 
     def _names(self, sites: list[Site]) -> tuple[str, str, int]:
         if not sites:
             self._inferred += 1
             return f"inferred.{self._inferred - 1}", "", 0
         placed = [site for site in sites if site.kind is StepKind.PLACED]
-        return ("+".join(site.name for site in placed or sites), "+".join(dict.fromkeys(s.origin for s in placed)),
-                min((site.transposes for site in placed), default=0))
+        return (
+            "+".join(site.name for site in placed or sites),
+            "+".join(dict.fromkeys(s.origin for s in placed)),
+            min((site.transposes for site in placed), default=0),
+        )
 
     def _transfer(self, source: int, target: int) -> None:
         before = self.known[source]

@@ -13,8 +13,13 @@ from pathways import errors
 SCHEDULES = ("none", "1F1B", "GPipe", "Circular", "ZeroBubbleH1", "ZeroBubbleH2ZeroTxLatency")
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
-COMPILER_KEYS = ("mpmd_infer_transfers", "mpmd_infer_cross_mesh_reductions", "mpmd_fragment_remat",
-                 "mpmd_split_bwd_fragments", "mpmd_assume_homogeneous_devices")
+COMPILER_KEYS = (
+    "mpmd_infer_transfers",
+    "mpmd_infer_cross_mesh_reductions",
+    "mpmd_fragment_remat",
+    "mpmd_split_bwd_fragments",
+    "mpmd_assume_homogeneous_devices",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +49,10 @@ class Options:
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
-                raise errors.OptionError(f"unknown compiler option {key!r}; "
-                                         f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}")
+                raise errors.OptionError(
+                    f"unknown compiler option {key!r}; "
+                    f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}"
+                )
         merge, schedule = options.pop("merge", False), options.pop("schedule", None)
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
@@ -55,14 +62,15 @@ class Options:
         if schedule is not None and schedule not in SCHEDULES:
             raise errors.OptionError(f"unknown schedule {schedule!r}; expected one of {list(SCHEDULES)}")
         if len(platforms) != 1 or not isinstance(platforms[0], str):
-            raise errors.OptionError(f"compiler option 'platforms': expected the name of the one platform that all hosts "
-                                     f"of the program have, got {platforms!r}")
+            raise errors.OptionError(
+                f"compiler option 'platforms': expected the name of the one platform that all hosts "
+                f"of the program have, got {platforms!r}"
+            )
         return cls(merge, schedule, platforms, tuple(sorted(options.items())))
 
     def for_compiler(self) -> dict[str, Any]:
         """The MPMD compiler's own options."""
-        return {"mpmd_infer_transfers": True, "mpmd_pipeline_schedule": self.schedule or "none",
-                **dict(self.compiler)}
+        return {"mpmd_infer_transfers": True, "mpmd_pipeline_schedule": self.schedule or "none", **dict(self.compiler)}
 
     @property
     def keeps_calls(self) -> bool:

@@ -19,8 +19,9 @@ from pathways.compiler.trace import Traced
 _MAX_ROUNDS = 4
 
 
-def compile_traced(traced: Traced, options: Mapping[str, Any] | Options | None = None, *,
-                   default_mesh: MeshSpec | None = None) -> LogicalProgram:
+def compile_traced(
+    traced: Traced, options: Mapping[str, Any] | Options | None = None, *, default_mesh: MeshSpec | None = None
+) -> LogicalProgram:
     """Partitions and lowers a traced program.
 
     `default_mesh` is where a program runs that names no slice at all.
@@ -41,9 +42,13 @@ def compile_traced(traced: Traced, options: Mapping[str, Any] | Options | None =
             emitted = emit.emit(traced, program, meshes, options, pinned)
             try:
                 module = _jaxlib.partition(
-                    emitted.module, meshes=emit.topology(meshes), assignment=emit.assignment(emitted, options),
-                    input_meshes=emitted.input_meshes, output_meshes=emitted.output_meshes,
-                    options=options.for_compiler())
+                    emitted.module,
+                    meshes=emit.topology(meshes),
+                    assignment=emit.assignment(emitted, options),
+                    input_meshes=emitted.input_meshes,
+                    output_meshes=emitted.output_meshes,
+                    options=options.for_compiler(),
+                )
                 lowered = lower.read_partitioned(module, emitted)
                 _jaxlib.lower_to_ifrt(module)
             except (RuntimeError, ValueError) as error:
@@ -55,4 +60,5 @@ def compile_traced(traced: Traced, options: Mapping[str, Any] | Options | None =
             pinned |= lowered.split_axes
     raise errors.ShardingError(
         f"program {traced.name!r}: the compiler keeps cutting values by part of a mesh axis at {sorted(pinned)}; give "
-        "those functions out_shardings")
+        "those functions out_shardings"
+    )

@@ -60,15 +60,24 @@ class PlacedFunction:
     Called on concrete arrays it is that plain `jax.jit` call: running it on its slice is the caller's business.
     """
 
-    def __init__(self, fun: Callable[..., Any], mesh: MeshSpec, *, in_shardings: Any = None, out_shardings: Any = None,
-                 static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
-                 name: str | None = None) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        mesh: MeshSpec,
+        *,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
         if not callable(fun):
-            raise errors.ProgramError(f"expected a function to place on slice {mesh.name!r}, got {fun!r} of type "
-                                      f"{type(fun).__name__}")
+            raise errors.ProgramError(
+                f"expected a function to place on slice {mesh.name!r}, got {fun!r} of type {type(fun).__name__}"
+            )
         self.fun = fun
         self.mesh = mesh
-        self.name = name or getattr(fun, "__name__", type(fun).__name__)
+        self.name = name or str(getattr(fun, "__name__", type(fun).__name__))
         self.abstract_mesh = specs.abstract_mesh(mesh)
         self.in_shardings = in_shardings
         self.out_shardings = out_shardings
@@ -80,10 +89,12 @@ class PlacedFunction:
         self.__wrapped__ = fun
         body = functools.wraps(fun, updated=())(functools.partial(_call, self))
         body.__name__ = body.__qualname__ = _tag(self.placement)
-        self._jit = jax.jit(body, static_argnums=self.static_argnums or None,
-                            static_argnames=self.static_argnames or None)
+        self._jit = jax.jit(
+            body, static_argnums=self.static_argnums or None, static_argnames=self.static_argnames or None
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The call as JAX traces it."""
         return self._jit(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -96,15 +107,29 @@ class PlacedFunction:
         return [n for n in range(count) if n not in static and names[n] not in self.static_argnames]
 
 
-def placed(fun: Callable[..., Any], mesh: MeshSpec, *, in_shardings: Any = None, out_shardings: Any = None,
-           static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
-           name: str | None = None) -> PlacedFunction:
+def placed(
+    fun: Callable[..., Any],
+    mesh: MeshSpec,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    name: str | None = None,
+) -> PlacedFunction:
     """`fun` placed on `mesh`. Shardings are pytree prefixes of PartitionSpecs; None leaves the choice to the compiler.
 
     `in_shardings` speaks of the positional arguments that are not static, as one spec for all or a tuple.
     """
-    return PlacedFunction(fun, mesh, in_shardings=in_shardings, out_shardings=out_shardings,
-                          static_argnums=static_argnums, static_argnames=static_argnames, name=name)
+    return PlacedFunction(
+        fun,
+        mesh,
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        name=name,
+    )
 
 
 def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
@@ -129,8 +154,9 @@ def _call(self: PlacedFunction, *args: Any, **kwargs: Any) -> Any:
         if self.in_shardings is not None:
             names = parameter_names(self.fun, len(args))
             dynamic = self.dynamic(len(args))
-            constrained = _constrain(self, self.in_shardings, tuple(args[n] for n in dynamic), "argument",
-                                     [names[n] for n in dynamic])
+            constrained = _constrain(
+                self, self.in_shardings, tuple(args[n] for n in dynamic), "argument", [names[n] for n in dynamic]
+            )
             merged = dict(zip(dynamic, constrained, strict=True))
             args = tuple(merged.get(n, x) for n, x in enumerate(args))
         result = self.fun(*args, **kwargs)
@@ -150,7 +176,8 @@ def _constrain(self: PlacedFunction, prefix: Any, tree: Any, what: str, names: S
                 where = names[path[0].idx] + jax.tree_util.keystr(path[1:])
             shape = jax.numpy.shape(leaf)
             dims = specs.normalize(spec, shape, self.mesh, f"{what} {where} of placed function {self.name!r}")
-            leaf = jax.lax.with_sharding_constraint(leaf, NamedSharding(self.abstract_mesh,
-                                                                        specs.to_partition_spec(dims)))
+            leaf = jax.lax.with_sharding_constraint(
+                leaf, NamedSharding(self.abstract_mesh, specs.to_partition_spec(dims))
+            )
         out.append(leaf)
     return jax.tree_util.tree_unflatten(treedef, out)

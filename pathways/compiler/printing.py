@@ -13,7 +13,7 @@ def spec_text(spec: Spec) -> str:
 
 def type_text(program: LogicalProgram, type: ArrayType) -> str:
     """`float32[8,4]@left P('x', None)`."""
-    return (f"{type.dtype}[{','.join(map(str, type.shape))}]@{program.meshes[type.mesh].name} {spec_text(type.spec)}")
+    return f"{type.dtype}[{','.join(map(str, type.shape))}]@{program.meshes[type.mesh].name} {spec_text(type.spec)}"
 
 
 def logical_text(program: LogicalProgram) -> str:
@@ -23,8 +23,9 @@ def logical_text(program: LogicalProgram) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)
         lines.append(f"  slice {mesh.name} [{axes}] of {mesh.size} devices")
     for number, donated in zip(program.arguments, program.donated_arguments, strict=True):
-        lines.append(f"  %{number} = argument : {type_text(program, program.values[number])}"
-                     f"{' donated' if donated else ''}")
+        lines.append(
+            f"  %{number} = argument : {type_text(program, program.values[number])}{' donated' if donated else ''}"
+        )
     for node in program.nodes:
         lines.append("  " + _node_text(program, node))
     lines.append(f"  return {', '.join(f'%{n}' for n in program.results)}")
@@ -33,13 +34,17 @@ def logical_text(program: LogicalProgram) -> str:
 
 def _node_text(program: LogicalProgram, node: Node) -> str:
     outputs = ", ".join(f"%{n}" for n in node.outputs)
-    inputs = ", ".join(f"%{n}{' donated' if donated else ''}" for n, donated in
-                       zip(node.inputs, node.donates or (False,) * len(node.inputs), strict=True))
+    inputs = ", ".join(
+        f"%{n}{' donated' if donated else ''}"
+        for n, donated in zip(node.inputs, node.donates or (False,) * len(node.inputs), strict=True)
+    )
     types = ", ".join(type_text(program, program.values[n]) for n in node.outputs)
     if node.kind is NodeKind.TRANSFER:
         source = program.meshes[program.values[node.inputs[0]].mesh].name
         return f"{outputs} = transfer {node.name}({inputs}) from {source} : {types}"
     computation = program.computations[node.computation]
     backward = " backward" if node.transposes else ""
-    return (f"{outputs} = call {node.name}({inputs}) on {program.meshes[computation.mesh].name}{backward} "
-            f"#{computation.fingerprint[:8]} : {types}")
+    return (
+        f"{outputs} = call {node.name}({inputs}) on {program.meshes[computation.mesh].name}{backward} "
+        f"#{computation.fingerprint[:8]} : {types}"
+    )

@@ -22,5 +22,10 @@ def signature(in_tree: Any, arguments: Sequence[Argument], static: Sequence[Hash
 def modes() -> tuple[Any, ...]:
     """The global JAX settings that a trace depends on."""
     config = jax.config
-    return (config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion,
-            config.jax_default_prng_impl, config.jax_threefry_partitionable)
+    return (
+        config.jax_enable_x64,
+        config.jax_default_matmul_precision,
+        config.jax_numpy_dtype_promotion,
+        config.jax_default_prng_impl,
+        config.jax_threefry_partitionable,
+    )

@@ -15,9 +15,6 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from pathways import errors
 from pathways.compiler.ir import MeshSpec, Spec
 
-#: What a user may write for one array: nothing at all leaves the choice to the compiler.
-UserSpec = PartitionSpec | NamedSharding | None
-
 
 def axes_of(mesh: MeshSpec) -> tuple[tuple[str, int], ...]:
     """The mesh's axes; a slice without any has one of size 1, since a mesh has at least one."""
@@ -27,11 +24,12 @@ def axes_of(mesh: MeshSpec) -> tuple[tuple[str, int], ...]:
 def abstract_mesh(mesh: MeshSpec) -> AbstractMesh:
     """The `jax.sharding.AbstractMesh` of a slice: what a placed function's body sees."""
     axes = axes_of(mesh)
-    return AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes),
-                        axis_types=(AxisType.Auto,) * len(axes))
+    return AbstractMesh(
+        tuple(size for _, size in axes), tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes)
+    )
 
 
-def normalize(spec: UserSpec, shape: Sequence[int], mesh: MeshSpec, what: str) -> Spec:
+def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], mesh: MeshSpec, what: str) -> Spec:
     """`spec` as one tuple of axis names per dimension of `shape`, checked against `mesh`; None means replicated.
 
     Raises:
@@ -41,15 +39,19 @@ def normalize(spec: UserSpec, shape: Sequence[int], mesh: MeshSpec, what: str) -
         spec = PartitionSpec()
     if isinstance(spec, NamedSharding):
         if dict(spec.mesh.shape) != dict(mesh.axes):
-            raise errors.ShardingError(f"{what}: the sharding is over a mesh of axes {dict(spec.mesh.shape)}, but the "
-                                       f"slice {mesh.name!r} has {dict(mesh.axes)}")
+            raise errors.ShardingError(
+                f"{what}: the sharding is over a mesh of axes {dict(spec.mesh.shape)}, but the "
+                f"slice {mesh.name!r} has {dict(mesh.axes)}"
+            )
         spec = spec.spec
     if not isinstance(spec, PartitionSpec):
         raise errors.ShardingError(f"{what}: expected a PartitionSpec, got {spec!r} of type {type(spec).__name__}")
     entries = tuple(spec)
     if len(entries) > len(shape):
-        raise errors.ShardingError(f"{what}: {spec} has {len(entries)} entries, but the array has only {len(shape)} "
-                                   f"dimensions (shape {tuple(shape)})")
+        raise errors.ShardingError(
+            f"{what}: {spec} has {len(entries)} entries, but the array has only {len(shape)} "
+            f"dimensions (shape {tuple(shape)})"
+        )
     sizes = dict(mesh.axes)
     seen: set[str] = set()
     dims: list[tuple[str, ...]] = []
@@ -59,8 +61,10 @@ def normalize(spec: UserSpec, shape: Sequence[int], mesh: MeshSpec, what: str) -
         axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         for axis in axes:
             if axis not in sizes:
-                raise errors.ShardingError(f"{what}: {spec} names the axis {axis!r}, but the slice {mesh.name!r} has "
-                                           f"only the axes {list(sizes)}")
+                raise errors.ShardingError(
+                    f"{what}: {spec} names the axis {axis!r}, but the slice {mesh.name!r} has "
+                    f"only the axes {list(sizes)}"
+                )
             if axis in seen:
                 raise errors.ShardingError(f"{what}: {spec} names the axis {axis!r} twice")
             seen.add(axis)
@@ -68,7 +72,8 @@ def normalize(spec: UserSpec, shape: Sequence[int], mesh: MeshSpec, what: str) -
         if shape[number] % parts:
             raise errors.ShardingError(
                 f"{what}: dimension {number} of size {shape[number]} (shape {tuple(shape)}) does not divide into "
-                f"{parts} parts over the axes {list(axes)} of slice {mesh.name!r}; pad it or choose another sharding")
+                f"{parts} parts over the axes {list(axes)} of slice {mesh.name!r}; pad it or choose another sharding"
+            )
         dims.append(axes)
     return (*dims, *((),) * (len(shape) - len(dims)))
 
@@ -93,6 +98,8 @@ def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
     try:
         jax.tree_util.tree_map(extend, prefix, tree, is_leaf=leaf)
     except (ValueError, TypeError) as error:
-        raise errors.ShardingError(f"{what}: the pytree of shardings is no prefix of the pytree it is for "
-                                   f"({jax.tree_util.tree_structure(tree)}): {error}") from None
+        raise errors.ShardingError(
+            f"{what}: the pytree of shardings is no prefix of the pytree it is for "
+            f"({jax.tree_util.tree_structure(tree)}): {error}"
+        ) from None
     return flat

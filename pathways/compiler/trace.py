@@ -63,14 +63,23 @@ def as_argument(leaf: Any, what: str) -> Argument:
             raise errors.ProgramError(f"{what} is a NumPy array of dtype {leaf.dtype}, which is no dtype of JAX")
         aval = jax.api_util.shaped_abstractify(leaf)
         return Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type))
-    raise errors.ProgramError(f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array, a number, or a "
-                              "pytree of them. Mark it static (static_argnums, static_argnames) if it is none")
+    raise errors.ProgramError(
+        f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array, a number, or a "
+        "pytree of them. Mark it static (static_argnums, static_argnames) if it is none"
+    )
 
 
-def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, *,
-          static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
-          donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = (),
-          name: str | None = None) -> Traced:
+def trace(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    name: str | None = None,
+) -> Traced:
     """Traces `fun(*args, **kwargs)`; calls of placed functions inside become its computations.
 
     Leaves of the arguments that are not static are `Argument`s, `jax.ShapeDtypeStruct`s, arrays or numbers.
@@ -80,7 +89,7 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] |
         Whatever JAX or the user's own code raises while it is traced.
     """
     kwargs = dict(kwargs or {})
-    name = name or getattr(fun, "__name__", type(fun).__name__)
+    name = name or str(getattr(fun, "__name__", type(fun).__name__))
     parameters = placed.parameter_names(fun, len(args))
     static = which(static_argnums, static_argnames, parameters)
     donate = which(donate_argnums, donate_argnames, parameters)
@@ -112,16 +121,21 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] |
         out["names"] = tuple("result" + jax.tree_util.keystr(path) for path, _ in paths)
         for result_name, (_, leaf) in zip(out["names"], paths, strict=True):
             if not (_jaxlib.is_tracer(leaf) or _jaxlib.valid_jaxtype(leaf)):
-                raise errors.ProgramError(f"{result_name} of {name!r} is {leaf!r} of type {type(leaf).__name__}; a "
-                                          "program returns arrays, numbers, None, or pytrees of them")
+                raise errors.ProgramError(
+                    f"{result_name} of {name!r} is {leaf!r} of type {type(leaf).__name__}; a "
+                    "program returns arrays, numbers, None, or pytrees of them"
+                )
         return [leaf for _, leaf in paths]
 
     flat.__name__ = flat.__qualname__ = name
     jaxpr = jax.make_jaxpr(flat)(*[argument.struct() for argument in arguments])
-    results = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-                    for aval in jaxpr.out_avals)
-    return Traced(name, jaxpr, in_tree, out["tree"], tuple(arguments), tuple(names), results, out["names"],
-                  tuple(donated))
+    results = tuple(
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+        for aval in jaxpr.out_avals
+    )
+    return Traced(
+        name, jaxpr, in_tree, out["tree"], tuple(arguments), tuple(names), results, out["names"], tuple(donated)
+    )
 
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:

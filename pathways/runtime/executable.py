@@ -66,6 +66,7 @@ class Executable:
     memory: MemoryStats
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """Global arrays in, global arrays out; one XLA launch."""
         return self.call(*arrays)
 
 
@@ -74,8 +75,10 @@ def device_mesh(computation: Computation, devices: Sequence[jax.Device]) -> Mesh
     axes = mesh_axes(computation)
     count = int(np.prod([size for _, size in axes], dtype=np.int64))
     if axes and count != len(devices):
-        raise errors.PlanError(f"computation {computation.name!r} is for a mesh {dict(axes)} of {count} devices, but "
-                               f"{len(devices)} devices were given")
+        raise errors.PlanError(
+            f"computation {computation.name!r} is for a mesh {dict(axes)} of {count} devices, but "
+            f"{len(devices)} devices were given"
+        )
     array = np.empty(len(devices), dtype=object)
     array[:] = list(devices)
     if not axes:
@@ -99,8 +102,7 @@ def sharding(type: ArrayType, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, specs.to_partition_spec(type.spec))
 
 
-def load_executable(computation: Computation, devices: Sequence[jax.Device],
-                    donate: Sequence[bool] = ()) -> Executable:
+def load_executable(computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()) -> Executable:
     """Compiles `computation` for `devices` (C order of the slice's shape) without executing anything.
 
     `donate[i]` gives input i's buffer to the outputs; () donates none. On a mesh of several processes every process
@@ -113,23 +115,29 @@ def load_executable(computation: Computation, devices: Sequence[jax.Device],
     try:
         mesh = device_mesh(computation, devices)
         jitted, in_shardings, out_shardings = _jit(computation, mesh, donate)
-        structs = [jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
-                   for type, s in zip(computation.inputs, in_shardings, strict=True)]
+        structs = [
+            jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
+            for type, s in zip(computation.inputs, in_shardings, strict=True)
+        ]
         with _jaxlib.ignore_unused_donations():
             compiled = jitted.lower(*structs).compile()
     except errors.PathwaysError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise errors.ComputationError(f"XLA could not compile computation {computation.name!r} for "
-                                      f"{len(devices)} devices: {error}") from error
+        raise errors.ComputationError(
+            f"XLA could not compile computation {computation.name!r} for {len(devices)} devices: {error}"
+        ) from error
     # Arrays of less than a byte per element carry layouts that an ahead-of-time call refuses; jit's own cache already
     # holds what was just compiled.
     narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
     return Executable(jitted if narrow else _jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
 
 
-def _jit(computation: Computation, mesh: Mesh, donate: Sequence[bool],
-         ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+def _jit(
+    computation: Computation,
+    mesh: Mesh,
+    donate: Sequence[bool],
+) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
     """A `jax.jit` that inlines the computation's module, and the shardings of its arguments and results."""
     in_shardings = tuple(sharding(type, mesh) for type in computation.inputs)
     out_shardings = tuple(sharding(type, mesh) for type in computation.outputs)
@@ -141,8 +149,9 @@ def _jit(computation: Computation, mesh: Mesh, donate: Sequence[bool],
 
     call.__name__ = call.__qualname__ = computation.name or "computation"
     donated = tuple(number for number, given in enumerate(donate) if given)
-    jitted = jax.jit(call, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated,
-                     keep_unused=True)
+    jitted = jax.jit(
+        call, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated, keep_unused=True
+    )
     return jitted, in_shardings, out_shardings
 
 
@@ -150,12 +159,18 @@ def _memory(compiled: Any) -> MemoryStats:
     stats = compiled.memory_analysis()
     if stats is None:
         return MemoryStats(0, 0, 0, 0, 0)
-    return MemoryStats(stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes,
-                       stats.alias_size_in_bytes, stats.generated_code_size_in_bytes)
+    return MemoryStats(
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes,
+        stats.temp_size_in_bytes,
+        stats.alias_size_in_bytes,
+        stats.generated_code_size_in_bytes,
+    )
 
 
-def load(computation: Computation, devices: Sequence[jax.Device],
-         donate: Sequence[bool] = ()) -> Callable[..., tuple[jax.Array, ...]]:
+def load(
+    computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()
+) -> Callable[..., tuple[jax.Array, ...]]:
     """`load_executable`, but only the callable."""
     return load_executable(computation, devices, donate).call
 

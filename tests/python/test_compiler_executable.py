@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+
 from pathways import errors
 from pathways.compiler import Argument, MeshSpec, compile_traced, placed, trace
 from pathways.compiler.ir import Computation
@@ -27,12 +28,13 @@ from pathways.runtime import executable
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = MeshSpec("two", (("x", 2),))
+CUT = P("x")
 COMPILE = "/jax/core/compile/backend_compile_duration"
 
 
-def computation(fun=lambda x: x + 1, mesh=TWO, shape=(8,), spec=P("x"), dtype=np.float32) -> Computation:
+def computation(fun=lambda x: x + 1, mesh=TWO, shape=(8,), spec=CUT, dtype=np.float32) -> Computation:
     f = placed(fun, mesh, in_shardings=spec, out_shardings=spec, name="f")
-    entries = tuple(() if e is None else (e,) for e in [*spec, *[None] * len(shape)][:len(shape)])
+    entries = tuple(() if e is None else (e,) for e in [*spec, *[None] * len(shape)][: len(shape)])
     (result,) = compile_traced(trace(f, [Argument(shape, dtype, False, mesh, entries)])).computations
     return result
 
@@ -118,7 +120,11 @@ def test_memory_statistics():
 def test_linear_algebra_loads_in_a_process_that_never_traced_any(tmp_path):
     c = computation(lambda a: jnp.linalg.cholesky(a), MeshSpec("one", (("x", 1),)), (3, 3), P())
     (tmp_path / "module").write_bytes(c.module)
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(f"""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(f"""
         import jax, numpy as np
         from pathways.compiler.ir import *
         from pathways.runtime import executable
@@ -126,7 +132,14 @@ def test_linear_algebra_loads_in_a_process_that_never_traced_any(tmp_path):
         c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), "c", 0, (t,), (t,), (False,))
         (y,) = executable.load(c, jax.devices()[:1])(jax.numpy.eye(3) * 4)
         assert (np.asarray(y) == np.eye(3) * 2).all()
-        """)], cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        """),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -144,10 +157,17 @@ def test_persistent_cache_is_honoured(tmp_path):
         executable.load(c, jax.devices()[:2])
         print(len(hits))
         """)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-           "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-    runs = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
-            for _ in range(2)]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    runs = [
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
+        for _ in range(2)
+    ]
     assert [run.returncode for run in runs] == [0, 0], [run.stderr for run in runs]
     assert [run.stdout.strip() for run in runs] == ["0", "1"]
 
@@ -180,8 +200,17 @@ def test_a_mesh_of_two_processes(tmp_path):
         jax.distributed.shutdown()
         """)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    both = [subprocess.Popen([sys.executable, "-c", code, str(rank)], cwd=ROOT, env=env, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, text=True) for rank in range(2)]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank)],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
     for process in both:
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 0, out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import jax
@@ -11,10 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from pathways.compiler import (SCHEDULES, Argument, MeshSpec, NodeKind, Options, compile_traced, device_put,
-                               donation, logical_text, modes, placed, signature, trace)
+
+from pathways.compiler import (
+    SCHEDULES,
+    Argument,
+    MeshSpec,
+    NodeKind,
+    Options,
+    compile_traced,
+    device_put,
+    donation,
+    logical_text,
+    modes,
+    placed,
+    signature,
+    trace,
+)
 from pathways.compiler.ir import ArrayType, Computation, Node
-from pathways.compiler.reference import Reference, run
+from pathways.runtime.reference import Reference, run
 
 LEFT = MeshSpec("left", (("x", 2),))
 RIGHT = MeshSpec("right", (("x", 2),))
@@ -57,8 +72,10 @@ def test_every_schedule_is_accepted_and_right(schedule):
 
 def test_pipeline_of_16_stages_and_64_microbatches_compiles_in_seconds():
     meshes = [MeshSpec(f"s{n}", (("x", 4),)) for n in range(16)]
-    stages = [placed(lambda x, w: jnp.tanh(x @ w), mesh, in_shardings=(P("x"), P()), out_shardings=P("x"), name="stage")
-              for mesh in meshes]
+    stages = [
+        placed(lambda x, w: jnp.tanh(x @ w), mesh, in_shardings=(P("x"), P()), out_shardings=P("x"), name="stage")
+        for mesh in meshes
+    ]
 
     def forward(ws, xs):
         for stage, w in zip(stages, ws, strict=True):
@@ -104,8 +121,9 @@ def test_a_value_on_two_slices_of_one_device_stays_readable():
     h = add(LEFT, 3.0, in_shardings=P("x"), out_shardings=P("x"))
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     devices = jax.devices()[:2]
-    (a, b, c), program = run(lambda x: (lambda y: (g(y), h(y), y))(f(x)), x, at=[(LEFT, P("x"))],
-                             devices=[devices, devices])
+    (a, b, c), program = run(
+        lambda x: (lambda y: (g(y), h(y), y))(f(x)), x, at=[(LEFT, P("x"))], devices=[devices, devices]
+    )
     for got, by in ((a, 3), (b, 4), (c, 1)):
         np.testing.assert_array_equal(got, x + by)
     assert not any(any(d) for d in donations(program).values())
@@ -143,8 +161,16 @@ def test_donation_is_safe_in_any_program(data):
             nodes.append(Node(NodeKind.CALL, f"c{number}", len(computations) - 1, inputs, (out,)))
     results = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3))
     donated = [data.draw(st.booleans()) for _ in range(count)]
-    program = donation.finish(name="p", meshes=(LEFT,), values=values, computations=computations, nodes=nodes,
-                              arguments=range(count), results=results, donated_arguments=donated)
+    program = donation.finish(
+        name="p",
+        meshes=(LEFT,),
+        values=values,
+        computations=computations,
+        nodes=nodes,
+        arguments=range(count),
+        results=results,
+        donated_arguments=donated,
+    )
     buffer = {v: v for v in range(len(program.values))}  # a transfer may be no copy at all
     gone = set()
     for node in program.nodes:
@@ -180,10 +206,12 @@ def test_out_shardings_are_kept():
     for spec in (P(), P("a"), P(None, "b"), P(("a", "b")), P("b", "a")):
         f = placed(lambda x: x + 1, mesh, in_shardings=P("a", "b"), out_shardings=spec, name="f")
         g = placed(lambda x: x.sum(), mesh, in_shardings=P("b"), name="g")
-        program = compile_traced(trace(lambda x: (lambda y: (y, g(y)))(f(x)), [np.ones((8, 8), np.float32)]))
+        both = functools.partial(lambda f, g, x: (y := f(x), g(y)), f, g)
+        program = compile_traced(trace(both, [np.ones((8, 8), np.float32)], name="both"))
         got = program.values[program.results[0]].spec
-        assert got == tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e)
-                            for e in [*spec, None, None][:2]), (spec, got)
+        assert got == tuple(
+            () if e is None else (e,) if isinstance(e, str) else tuple(e) for e in [*spec, None, None][:2]
+        ), (spec, got)
 
 
 # ------------------------------------------------------------------------------------------ text and keys
@@ -195,8 +223,11 @@ def test_text_of_every_level():
     assert 'mpmd.fragment_call<mesh="m0", origin=["add1.0"]>' in program.mpmd_text
     assert "ifrt.Call" in program.ifrt_text and "stablehlo.add" in program.ifrt_text
     text = logical_text(program)
-    assert text.splitlines()[:3] == ["program prog", "  slice left [x=2] of 2 devices",
-                                     "  slice right [x=2] of 2 devices"]
+    assert text.splitlines()[:3] == [
+        "program prog",
+        "  slice left [x=2] of 2 devices",
+        "  slice right [x=2] of 2 devices",
+    ]
     assert "%1 = call add1.0(%0 donated) on left #" in text and "%2 = transfer transfer.0(%1) from left" in text
     assert "float32[8,8]@right P('x', None)" in text
 
@@ -205,10 +236,13 @@ def test_signatures():
     tree = jax.tree_util.tree_structure((0,))
     base = signature(tree, [X])
     assert base == signature(tree, [Argument((8, 8), np.float32, False, LEFT, (("x",), ()))]) and hash(base)
-    others = [signature(tree, [Argument((8, 8), np.float32, True, LEFT, (("x",), ()))]),
-              signature(tree, [Argument((8, 8), np.float32, False, RIGHT, (("x",), ()))]),
-              signature(tree, [Argument((8, 8), np.float32, False, LEFT, ((), ()))]),
-              signature(tree, [X], [1]), signature(jax.tree_util.tree_structure([0]), [X])]
+    others = [
+        signature(tree, [Argument((8, 8), np.float32, True, LEFT, (("x",), ()))]),
+        signature(tree, [Argument((8, 8), np.float32, False, RIGHT, (("x",), ()))]),
+        signature(tree, [Argument((8, 8), np.float32, False, LEFT, ((), ()))]),
+        signature(tree, [X], [1]),
+        signature(jax.tree_util.tree_structure([0]), [X]),
+    ]
     with jax.enable_x64(True):
         others.append(signature(tree, [X]))
         inside = modes()

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+
 from pathways import _jaxlib
 from pathways.compiler import Argument, MeshSpec, NodeKind, compile_traced, device_put, placed, trace
-from pathways.compiler.reference import run
+from pathways.runtime.reference import run
 
 LEFT = MeshSpec("left", (("x", 2),))
 RIGHT = MeshSpec("right", (("x", 2),))
@@ -31,8 +32,12 @@ def same(got, expected, rtol=1e-5, atol=1e-6) -> None:
     assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(expected)
     for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(expected), strict=True):
         assert a.shape == np.shape(b) and a.dtype == jnp.asarray(b).dtype, (a.shape, a.dtype, b)
-        np.testing.assert_allclose(np.asarray(a).astype(np.float64) if a.dtype.kind not in "c" else a,
-                                   np.asarray(b).astype(np.float64) if a.dtype.kind not in "c" else b, rtol, atol)
+        np.testing.assert_allclose(
+            np.asarray(a).astype(np.float64) if a.dtype.kind not in "c" else a,
+            np.asarray(b).astype(np.float64) if a.dtype.kind not in "c" else b,
+            rtol,
+            atol,
+        )
 
 
 def calls(program):
@@ -75,8 +80,9 @@ def test_equal_calls_share_a_computation():
 
 
 def test_equal_functions_on_equal_slices_share_a_module():
-    f, g = (placed(lambda x: x * 3, mesh, in_shardings=P("x"), out_shardings=P("x"), name="f")
-            for mesh in (LEFT, RIGHT))
+    f, g = (
+        placed(lambda x: x * 3, mesh, in_shardings=P("x"), out_shardings=P("x"), name="f") for mesh in (LEFT, RIGHT)
+    )
     x = rand(4)
     _, program = run(lambda x: g(f(x)), x, at=[(LEFT, P("x"))])
     assert len({c.fingerprint for c in program.computations}) == 1 and len(transfers(program)) == 1
@@ -136,17 +142,21 @@ def test_value_and_grad_with_optimizer_in_one_program():
             value, grads = jax.value_and_grad(lambda p: loss(p["w"], p["v"], x))(params)
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, value
+
         return update
 
     params = {"w": rand(8, 8), "v": rand(8, 4, seed=1)}
     state, x = optimizer.init(params), rand(4, 8, seed=2)
     where = {"w": (LEFT, P()), "v": (RIGHT, P())}
-    placement = {"w": Argument((8, 8), np.float32, False, LEFT, ((), ())),
-                 "v": Argument((8, 4), np.float32, False, RIGHT, ((), ()))}
+    placement = {
+        "w": Argument((8, 8), np.float32, False, LEFT, ((), ())),
+        "v": Argument((8, 4), np.float32, False, RIGHT, ((), ())),
+    }
     traced = trace(step(ours), [placement, jax.tree_util.tree_map(lambda a: a, state), x])
     del where
     program = compile_traced(traced)
-    from pathways.compiler.reference import Reference
+    from pathways.runtime.reference import Reference
+
     out = Reference(program)(*jax.tree_util.tree_leaves((params, state, x)))
     same(jax.tree_util.tree_unflatten(traced.out_tree, out), step(plain)(params, state, x))
     new = jax.tree_util.tree_unflatten(traced.out_tree, program.results)[0]
@@ -198,7 +208,7 @@ def test_remat_and_nested_jit_are_inlined():
     inner = jax.checkpoint(jax.jit(lambda x: g(f(x)) * 2))
     x = rand(4)
     got, program = run(jax.grad(lambda x: inner(inner(x)).sum()), x, at=[(LEFT, P())])
-    same(got, jax.grad(lambda x: (lambda y: (jnp.cos(jnp.sin(y)) * 2))(jnp.cos(jnp.sin(x)) * 2).sum())(x))
+    same(got, jax.grad(lambda x: (lambda y: jnp.cos(jnp.sin(y)) * 2)(jnp.cos(jnp.sin(x)) * 2).sum())(x))
     assert {mesh_of(program, node) for node in calls(program)} == {"left", "right"}
 
 
@@ -272,7 +282,9 @@ def test_linear_algebra_inside():
 
 
 def test_keyword_and_static_arguments():
-    f = placed(lambda x, mode, *, scale: x * scale if mode == "mul" else x + scale["a"], LEFT, static_argnums=1, name="f")
+    f = placed(
+        lambda x, mode, *, scale: x * scale if mode == "mul" else x + scale["a"], LEFT, static_argnums=1, name="f"
+    )
     x = rand(4)
     got, _ = run(lambda x, s: f(x, "mul", scale=s), x, 2.0, at=[(LEFT, P("x"))])
     same(got, x * 2)
@@ -299,8 +311,9 @@ def test_arguments_as_results_bypass_the_computations():
 def test_duplicated_constant_and_nested_results():
     f = placed(lambda x: x * 2, LEFT, name="f")
     x = rand(4)
-    got, program = run(lambda x: {"a": (y := f(x)), "b": [y, None], "one": 1.0, "z": jnp.zeros((2, 2))}, x,
-                       at=[(LEFT, P("x"))])
+    got, program = run(
+        lambda x: {"a": (y := f(x)), "b": [y, None], "one": 1.0, "z": jnp.zeros((2, 2))}, x, at=[(LEFT, P("x"))]
+    )
     same(got, {"a": x * 2, "b": [x * 2, None], "one": jnp.asarray(1.0), "z": jnp.zeros((2, 2))})
     leaves = jax.tree_util.tree_leaves(program.results)
     assert leaves[0] == leaves[1]
@@ -341,7 +354,9 @@ def test_same_slice_other_sharding_is_a_transfer():
 def test_a_round_trip_is_no_transfer():
     f = placed(lambda x: x + 1, LEFT, out_shardings=P("x"), name="f")
     x = rand(4, 4)
-    got, program = run(lambda x: device_put(device_put(f(x), RIGHT, P(None, "x")), LEFT, P("x")), x, at=[(LEFT, P("x"))])
+    got, program = run(
+        lambda x: device_put(device_put(f(x), RIGHT, P(None, "x")), LEFT, P("x")), x, at=[(LEFT, P("x"))]
+    )
     same(got, x + 1)
     assert [node.kind for node in program.nodes] == [NodeKind.CALL]
     (a, b), program = run(lambda x: (lambda y: (y, device_put(y, LEFT)))(device_put(x, RIGHT)), x, at=[(LEFT, P("x"))])
@@ -357,8 +372,20 @@ def test_slices_of_one_device():
     assert len(transfers(program)) == 1
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.bool_, ml_dtypes.int4, ml_dtypes.bfloat16, np.float16,
-                                   ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float32,
+        np.int8,
+        np.uint32,
+        np.bool_,
+        ml_dtypes.int4,
+        ml_dtypes.bfloat16,
+        np.float16,
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e5m2,
+    ],
+)
 @pytest.mark.parametrize("shape", [(4, 2), (), (0, 4)])
 def test_dtypes_and_shapes(dtype, shape):
     f = placed(lambda x: x.reshape((1, *x.shape)), LEFT, name="f")
@@ -426,7 +453,9 @@ def test_gradients_for_any_mix_of_slices_and_undeclared_shardings(data):
     for number, body in enumerate(bodies):
         mesh = data.draw(st.sampled_from(meshes))
         axes = st.sampled_from([None, P(), P(mesh.axes[0][0]), P(None, mesh.axes[-1][0])])
-        stages.append(placed(body, mesh, in_shardings=data.draw(axes), out_shardings=data.draw(axes), name=f"f{number}"))
+        stages.append(
+            placed(body, mesh, in_shardings=data.draw(axes), out_shardings=data.draw(axes), name=f"f{number}")
+        )
     start = data.draw(st.sampled_from([None, (LEFT, P("x")), (WIDE, P("model", "data"))]))
 
     def loss(*functions):
@@ -435,6 +464,7 @@ def test_gradients_for_any_mix_of_slices_and_undeclared_shardings(data):
             for function in functions:
                 x = function(x)
             return jnp.sum(x * kept), x
+
         return jax.value_and_grad(value, has_aux=True)
 
     x = rand(8, 8) / 4

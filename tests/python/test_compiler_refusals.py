@@ -1,4 +1,4 @@
-"""Bad input to the compiler path: refused before jaxlib's compiler sees it, with the argument named and nothing left."""
+"""Bad input to the compiler path: refused before jaxlib's compiler sees it, with the argument named."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
+
 from pathways import errors
 from pathways.compiler import Argument, MeshSpec, compile_traced, device_put, placed, trace
 
@@ -26,14 +27,20 @@ def unit(**shardings):
     return placed(lambda x, y=None: x, LEFT, name="unit", **shardings)
 
 
-@pytest.mark.parametrize(("shardings", "message"), [
-    ({"in_shardings": P("x")}, r"argument x of placed function 'unit': dimension 0 of size 3 .* 2 parts over .*'x'"),
-    ({"out_shardings": P("x")}, r"result  ?of placed function 'unit': dimension 0 of size 3"),
-    ({"in_shardings": P("z")}, r"names the axis 'z', but the slice 'left' has only the axes \['x'\]"),
-    ({"in_shardings": P(None, "x")}, r"2 entries, but the array has only 1 dimensions"),
-    ({"in_shardings": (P(), P(), P())}, r"argument shardings of placed function 'unit': .* no prefix"),
-    ({"in_shardings": "x"}, r"expected a PartitionSpec, got 'x'"),
-])
+@pytest.mark.parametrize(
+    ("shardings", "message"),
+    [
+        (
+            {"in_shardings": P("x")},
+            r"argument x of placed function 'unit': dimension 0 of size 3 .* 2 parts over .*'x'",
+        ),
+        ({"out_shardings": P("x")}, r"result  ?of placed function 'unit': dimension 0 of size 3"),
+        ({"in_shardings": P("z")}, r"names the axis 'z', but the slice 'left' has only the axes \['x'\]"),
+        ({"in_shardings": P(None, "x")}, r"2 entries, but the array has only 1 dimensions"),
+        ({"in_shardings": (P(), P(), P())}, r"argument shardings of placed function 'unit': .* no prefix"),
+        ({"in_shardings": "x"}, r"expected a PartitionSpec, got 'x'"),
+    ],
+)
 def test_shardings_that_do_not_fit(shardings, message):
     with pytest.raises(errors.ShardingError, match=message):
         compiled(unit(**shardings), np.ones(3, np.float32))
@@ -47,13 +54,16 @@ def test_sharding_that_does_not_divide_names_the_leaf():
         compiled(lambda x: device_put(x, LEFT, P("x")), np.ones(3, np.float32))
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"schedule": "1f1b"}, "unknown schedule '1f1b'; expected one of"),
-    ({"merged": True}, "unknown compiler option 'merged'; did you mean 'merge'"),
-    ({"merge": "yes"}, "expected True or False, got 'yes'"),
-    ({"mpmd_pipeline_schedule": "x"}, "unknown compiler option"),
-    ({"platforms": ()}, "expected the name of the one platform"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "1f1b"}, "unknown schedule '1f1b'; expected one of"),
+        ({"merged": True}, "unknown compiler option 'merged'; did you mean 'merge'"),
+        ({"merge": "yes"}, "expected True or False, got 'yes'"),
+        ({"mpmd_pipeline_schedule": "x"}, "unknown compiler option"),
+        ({"platforms": ()}, "expected the name of the one platform"),
+    ],
+)
 def test_options(options, message):
     with pytest.raises(errors.OptionError, match=message):
         compiled(unit(), X, options=options)
@@ -93,27 +103,38 @@ def logger_callback(x):
     return None
 
 
-@pytest.mark.parametrize(("fun", "name"), [
-    (printing, r"jax.debug.print.*x is \{\}"), (pure, "jax.pure_callback.*sin"), (logger, "io_callback.*logger_callback"),
-    (lambda x: jax.debug.callback(logger_callback, x), "jax.debug.callback.*logger_callback"),
-    (lambda x: jax.lax.scan(lambda c, y: (printing(c), y), x, x)[0], "jax.debug.print"),
-])
+@pytest.mark.parametrize(
+    ("fun", "name"),
+    [
+        (printing, r"jax.debug.print.*x is \{\}"),
+        (pure, "jax.pure_callback.*sin"),
+        (logger, "io_callback.*logger_callback"),
+        (lambda x: jax.debug.callback(logger_callback, x), "jax.debug.callback.*logger_callback"),
+        (lambda x: jax.lax.scan(lambda c, y: (printing(c), y), x, x)[0], "jax.debug.print"),
+    ],
+)
 def test_callbacks_are_refused_by_name(fun, name):
     with pytest.raises(errors.CallbackError, match=f"placed function 'speaks' of program 'prog' calls {name}|{name}"):
         compiled(placed(fun, LEFT, name="speaks"), X, name="prog")
     with pytest.raises(errors.CallbackError, match="program 'prog' calls"):
-        compiled(lambda x: placed(jnp.sin, LEFT)(x) + jnp.sum(jnp.asarray(fun(x) if fun(x) is not None else 0)), X,
-                 name="prog")
+        compiled(
+            lambda x: placed(jnp.sin, LEFT)(x) + jnp.sum(jnp.asarray(fun(x) if fun(x) is not None else 0)),
+            X,
+            name="prog",
+        )
 
 
-@pytest.mark.parametrize(("construct", "loop"), [
-    ("jax.lax.scan", lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0]),
-    ("jax.lax.while_loop", lambda f, x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x)),
-    ("jax.lax.cond", lambda f, x: jax.lax.cond(x.sum() < 9, f, lambda y: y, x)),
-    ("jax.lax.scan", lambda f, x: jax.lax.map(f, x)),
-    ("jax.lax.scan", lambda f, x: jax.lax.fori_loop(0, 2, lambda _, c: f(c), x)),
-    ("jax.lax.cond", lambda f, x: jax.lax.switch(x.astype(int)[0], [f, f, f], x)),
-])
+@pytest.mark.parametrize(
+    ("construct", "loop"),
+    [
+        ("jax.lax.scan", lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0]),
+        ("jax.lax.while_loop", lambda f, x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x)),
+        ("jax.lax.cond", lambda f, x: jax.lax.cond(x.sum() < 9, f, lambda y: y, x)),
+        ("jax.lax.scan", lambda f, x: jax.lax.map(f, x)),
+        ("jax.lax.scan", lambda f, x: jax.lax.fori_loop(0, 2, lambda _, c: f(c), x)),
+        ("jax.lax.cond", lambda f, x: jax.lax.switch(x.astype(int)[0], [f, f, f], x)),
+    ],
+)
 def test_placed_calls_inside_control_flow_name_the_construct(construct, loop):
     f = placed(lambda x: x + 1, LEFT, name="f")
     with pytest.raises(errors.ProgramError, match=f"inside {construct}.*"):
@@ -138,7 +159,9 @@ def test_placed_calls_inside_placed_functions():
     right = MeshSpec("right", (("x", 2),))
     inner, far = placed(lambda x: x + 1, LEFT, name="inner"), placed(lambda x: x, right, name="far")
     assert len(compiled(placed(lambda x: inner(inner(x)), LEFT, name="outer"), X).nodes) == 1
-    with pytest.raises(errors.ProgramError, match="'outer' on slice 'left' calls 'far', which is placed on slice 'right'"):
+    with pytest.raises(
+        errors.ProgramError, match="'outer' on slice 'left' calls 'far', which is placed on slice 'right'"
+    ):
         compiled(placed(lambda x: jax.lax.map(far, x), LEFT, name="outer"), X)
     with pytest.raises(errors.ProgramError, match="'outer' on slice 'left' calls device_put"):
         compiled(placed(lambda x: device_put(x, right), LEFT, name="outer"), X)
@@ -167,12 +190,22 @@ def test_not_a_function():
 
 
 def test_the_tree_of_errors():
-    for name, builtin in (("ShardingError", ValueError), ("SliceError", ValueError), ("ProgramError", TypeError),
-                          ("ResourceExhaustedError", MemoryError), ("HostLostError", ConnectionError),
-                          ("ControllerLostError", ConnectionError), ("ConnectError", ConnectionError),
-                          ("ClusterClosedError", RuntimeError), ("ComputationError", RuntimeError),
-                          ("DeletedArrayError", RuntimeError), ("PlanError", ValueError), ("TraceError", TypeError),
-                          ("CallbackError", TypeError), ("CancelledError", RuntimeError),
-                          ("UnsupportedVersionError", RuntimeError)):
+    for name, builtin in (
+        ("ShardingError", ValueError),
+        ("SliceError", ValueError),
+        ("ProgramError", TypeError),
+        ("ResourceExhaustedError", MemoryError),
+        ("HostLostError", ConnectionError),
+        ("ControllerLostError", ConnectionError),
+        ("ConnectError", ConnectionError),
+        ("ClusterClosedError", RuntimeError),
+        ("ComputationError", RuntimeError),
+        ("DeletedArrayError", RuntimeError),
+        ("PlanError", ValueError),
+        ("TraceError", TypeError),
+        ("CallbackError", TypeError),
+        ("CancelledError", RuntimeError),
+        ("UnsupportedVersionError", RuntimeError),
+    ):
         error = getattr(errors, name)
         assert issubclass(error, errors.PathwaysError) and issubclass(error, builtin) and error.__doc__

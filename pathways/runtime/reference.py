@@ -24,8 +24,12 @@ from pathways.runtime.executable import ExecutableCache
 class Reference:
     """A program bound to devices. `devices[i]` are those of mesh i, in C order of its shape."""
 
-    def __init__(self, program: LogicalProgram, devices: Sequence[Sequence[jax.Device]] | None = None,
-                 cache: ExecutableCache | None = None) -> None:
+    def __init__(
+        self,
+        program: LogicalProgram,
+        devices: Sequence[Sequence[jax.Device]] | None = None,
+        cache: ExecutableCache | None = None,
+    ) -> None:
         self.program = program
         self.cache = cache or ExecutableCache()
         if devices is None:
@@ -70,15 +74,22 @@ def _spread(program: LogicalProgram) -> list[list[jax.Device]]:
     for mesh in program.meshes:
         if start + mesh.size > len(devices):
             start = 0
-        out.append(devices[start:start + mesh.size])
+        out.append(devices[start : start + mesh.size])
         start += mesh.size
     return out
 
 
-def run(fun: Callable[..., Any], *args: Any, at: Sequence[Any] = (), options: Any = None,
-        default_mesh: MeshSpec | None = None, devices: Sequence[Sequence[jax.Device]] | None = None,
-        static_argnums: Sequence[int] = (), donate_argnums: Sequence[int] = (), **kwargs: Any,
-        ) -> tuple[Any, LogicalProgram]:
+def run(
+    fun: Callable[..., Any],
+    *args: Any,
+    at: Sequence[Any] = (),
+    options: Any = None,
+    default_mesh: MeshSpec | None = None,
+    devices: Sequence[Sequence[jax.Device]] | None = None,
+    static_argnums: Sequence[int] = (),
+    donate_argnums: Sequence[int] = (),
+    **kwargs: Any,
+) -> tuple[Any, LogicalProgram]:
     """Traces, compiles and runs `fun(*args, **kwargs)`; returns its result as a pytree, and the program.
 
     `at` gives, per positional argument, None or (mesh, pytree prefix of PartitionSpecs): where it lives.
@@ -102,8 +113,9 @@ def _place(tree: Any, mesh: MeshSpec, prefix: Any) -> Any:
     placed = []
     for leaf, spec in zip(leaves, wanted, strict=True):
         argument = as_argument(leaf, "argument")
-        placed.append(dataclasses.replace(argument, mesh=mesh,
-                                          spec=specs.normalize(spec, argument.shape, mesh, "argument")))
+        placed.append(
+            dataclasses.replace(argument, mesh=mesh, spec=specs.normalize(spec, argument.shape, mesh, "argument"))
+        )
     return jax.tree_util.tree_unflatten(treedef, placed)
 
 
