@@ -1,0 +1,229 @@
+// Every interleaving of small cases: entries submitted in one order, completions and cancels at any point. After each
+// action the sequencer is compared with a plain reading of its promise (what must be granted by now), and validated.
+//
+//   ORD-1   each host is granted its entries in the order of their submission       explore: `last_order`
+//   ORD-2   one counter numbers them all                                            explore: orders ascend
+//   GANG-1  granted to all hosts or to none, once; a cancel after the grant fails    explore: `outcome`, `cancel`
+//   COST-3  an entry leaves its queues when it is granted: nothing is looked at twice   (the counters in validate())
+//   progress: when all granted runs are completed, nothing waits                    explore: the end of each path
+#include "sequencer/sequencer.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <unordered_set>
+
+#include "base/status.h"
+
+namespace pathways {
+namespace {
+
+struct Item {
+  GroupId group;
+  EntryKind kind;
+};
+
+struct Script {
+  uint32_t hosts;
+  uint32_t window;
+  std::vector<std::vector<uint32_t>> groups;
+  std::vector<Item> items;
+};
+
+enum class Fate : uint8_t { kUnborn, kWaiting, kCancelled, kGranted, kDropped, kDone };
+
+/// A sequencer, and what a reader of its header would expect of it.
+struct World {
+  Sequencer sequencer;
+  std::vector<Fate> fate;
+  std::vector<EntryId> id;
+  std::vector<std::set<uint32_t>> open;  ///< hosts that have not completed a granted run
+  std::vector<size_t> last;              ///< per host: the last item it was granted, plus one
+  size_t submitted = 0;
+
+  explicit World(const Script& script)
+      : sequencer(script.hosts, script.window),
+        fate(script.items.size(), Fate::kUnborn),
+        id(script.items.size(), 0),
+        open(script.items.size()),
+        last(script.hosts, 0) {
+    for (GroupId g = 0; g < script.groups.size(); ++g) sequencer.add_group(g, script.groups[g]);
+  }
+  std::string key() const {
+    std::string key(1, static_cast<char>(submitted));
+    for (size_t i = 0; i < fate.size(); ++i) {
+      key += static_cast<char>(fate[i]);
+      for (const uint32_t h : open[i]) key += static_cast<char>('a' + h);
+      key += '|';
+    }
+    return key;
+  }
+};
+
+class Explorer {
+ public:
+  explicit Explorer(const Script& script) : script_(script) {}
+  size_t run() {
+    explore(World(script_));
+    return seen_.size();
+  }
+
+ private:
+  void explore(World world) {
+    if (::testing::Test::HasFailure() || !seen_.insert(world.key()).second) return;
+    bool moved = false;
+    if (world.submitted < script_.items.size()) {
+      World next = world;
+      const size_t i = next.submitted++;
+      const uint64_t order = next.sequencer.next_order();
+      next.id[i] = next.sequencer.submit(7, script_.items[i].group, script_.items[i].kind, i);
+      EXPECT_EQ(order, i + 1);  // ORD-2
+      next.fate[i] = Fate::kWaiting;
+      settle(next);
+      explore(std::move(next));
+      moved = true;
+    }
+    for (size_t i = 0; i < world.submitted; ++i) {
+      for (const uint32_t h : world.open[i]) {
+        World next = world;
+        next.open[i].erase(h);
+        const bool was_last = next.sequencer.complete(next.id[i], h);
+        EXPECT_EQ(was_last, next.open[i].empty());
+        if (was_last) next.fate[i] = Fate::kDone;
+        settle(next);
+        explore(std::move(next));
+        moved = true;
+      }
+      if (world.fate[i] == Fate::kWaiting) {
+        World next = world;
+        EXPECT_TRUE(next.sequencer.cancel(next.id[i]));
+        next.fate[i] = Fate::kCancelled;
+        settle(next);
+        explore(std::move(next));
+      } else if (world.fate[i] == Fate::kGranted || world.fate[i] == Fate::kCancelled) {
+        World next = world;
+        EXPECT_FALSE(next.sequencer.cancel(next.id[i]));  // GANG-1: too late, or done already
+        EXPECT_TRUE(next.sequencer.granted().empty());
+      }
+    }
+    if (!moved) {  // progress
+      EXPECT_EQ(world.sequencer.live(), 0u);
+      for (const Fate fate : world.fate) EXPECT_TRUE(fate == Fate::kDone || fate == Fate::kDropped);
+    }
+  }
+
+  bool shares(size_t a, size_t b) const {
+    for (const uint32_t h : script_.groups[script_.items[a].group]) {
+      for (const uint32_t g : script_.groups[script_.items[b].group]) {
+        if (h == g) return true;
+      }
+    }
+    return false;
+  }
+
+  uint32_t running(const World& world, uint32_t host) const {
+    uint32_t runs = 0;
+    for (const auto& hosts : world.open) runs += static_cast<uint32_t>(hosts.count(host));
+    return runs;
+  }
+
+  /// The first item that must have been granted by now, or the number of items.
+  size_t next_grant(const World& world) const {
+    for (size_t i = 0; i < world.submitted; ++i) {
+      if (world.fate[i] != Fate::kWaiting && world.fate[i] != Fate::kCancelled) continue;
+      bool heads = true;
+      for (size_t before = 0; before < i; ++before) {
+        const bool queued = world.fate[before] == Fate::kWaiting || world.fate[before] == Fate::kCancelled;
+        heads = heads && !(queued && shares(before, i));
+      }
+      bool room = true;
+      if (script_.items[i].kind == EntryKind::kRun && world.fate[i] == Fate::kWaiting) {
+        for (const uint32_t h : script_.groups[script_.items[i].group]) {
+          room = room && running(world, h) < script_.window;
+        }
+      }
+      if (heads && room) return i;
+    }
+    return script_.items.size();
+  }
+
+  void settle(World& world) {
+    for (const EntryId granted : world.sequencer.granted()) {
+      const Entry entry = world.sequencer.entry(granted);
+      const size_t i = entry.tag;
+      ASSERT_LT(i, world.submitted);
+      EXPECT_EQ(world.id[i], granted);
+      const bool is_cancelled = world.fate[i] == Fate::kCancelled;
+      ASSERT_TRUE(is_cancelled || world.fate[i] == Fate::kWaiting) << "granted twice";
+      EXPECT_EQ(entry.state, is_cancelled ? EntryState::kDropped : EntryState::kGranted);
+      for (const uint32_t h : script_.groups[script_.items[i].group]) {
+        EXPECT_GT(i + 1, world.last[h]);  // ORD-1
+        world.last[h] = i + 1;
+        if (!is_cancelled && script_.items[i].kind == EntryKind::kRun) world.open[i].insert(h);
+      }
+      world.fate[i] = is_cancelled ? Fate::kDropped : world.open[i].empty() ? Fate::kDone : Fate::kGranted;
+      EXPECT_EQ(world.sequencer.is_running(granted), !world.open[i].empty());
+      world.sequencer.settle(granted);
+    }
+    world.sequencer.granted().clear();
+    EXPECT_EQ(next_grant(world), script_.items.size()) << "something waits for nothing";
+    for (uint32_t h = 0; h < script_.hosts; ++h) EXPECT_LE(running(world, h), script_.window);
+    world.sequencer.validate();
+  }
+
+  const Script& script_;
+  std::unordered_set<std::string> seen_;
+};
+
+/// All sequences of `length` items out of `choices`.
+void explore_all(uint32_t hosts, const std::vector<std::vector<uint32_t>>& groups, const std::vector<Item>& choices,
+                 size_t length) {
+  size_t states = 0;
+  for (uint32_t window = 1; window <= 2; ++window) {
+    std::vector<size_t> digits(length, 0);
+    while (!::testing::Test::HasFailure()) {
+      Script script{hosts, window, groups, {}};
+      for (const size_t digit : digits) script.items.push_back(choices[digit]);
+      states += Explorer(script).run();
+      size_t at = 0;
+      while (at < length && ++digits[at] == choices.size()) digits[at++] = 0;
+      if (at == length) break;
+    }
+  }
+  std::printf("%zu states\n", states);
+}
+
+std::vector<Item> runs_and_notes(GroupId groups) {
+  std::vector<Item> choices;
+  for (GroupId g = 0; g < groups; ++g) {
+    for (const EntryKind kind : {EntryKind::kRun, EntryKind::kNote}) choices.push_back({g, kind});
+  }
+  return choices;
+}
+
+TEST(Sequencer, TwoHosts) { explore_all(2, {{0}, {1}, {0, 1}}, runs_and_notes(3), 4); }
+
+TEST(Sequencer, TwoHostsFiveRuns) {
+  explore_all(2, {{0}, {1}, {0, 1}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}}, 5);
+}
+
+TEST(Sequencer, ThreeHosts) {
+  explore_all(3, {{0, 1}, {1, 2}, {0, 2}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}}, 4);
+  explore_all(3, {{0, 1}, {1, 2}, {0, 1, 2}}, runs_and_notes(3), 3);
+}
+
+TEST(Sequencer, RefusesGroups) {
+  Sequencer sequencer(3, 1);
+  sequencer.add_group(5, {2, 0});
+  EXPECT_EQ(sequencer.hosts_of(5)[0], 0u);
+  EXPECT_THROW(sequencer.add_group(5, {1}), Error);
+  EXPECT_THROW(sequencer.add_group(6, {}), Error);
+  EXPECT_THROW(sequencer.add_group(6, {3}), Error);
+  EXPECT_THROW(sequencer.add_group(6, {1, 1}), Error);
+  EXPECT_FALSE(sequencer.has_group(6));
+  EXPECT_FALSE(sequencer.is_running(17));
+}
+
+}  // namespace
+}  // namespace pathways
