@@ -12,6 +12,7 @@ import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 
 import grpc.aio
@@ -55,6 +56,7 @@ async def run(config: ControllerConfig) -> int:
 def main() -> None:
     """Entry of the process."""
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     config = options.load_controller(sys.argv[1])
     for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
         os.set_inheritable(fd, False)

@@ -25,6 +25,7 @@ _ALIASES = {"gpu": "cuda"}
 # How the chips of one process lie on a TPU host, by their number.
 _CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _TPU_FIRST_PORT = 8476
+THREADS_PER_DEVICE = 4
 
 
 def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
@@ -67,6 +68,10 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
     each = options.devices_per_host
     if platform == "cpu":
         flags.append(f"{_DEVICE_COUNT}={each}")
+        # The size of XLA's thread pool, by default the number of cores. A collective holds a thread of it while it
+        # waits for its peers: with as few threads as devices, steps enqueued ahead deadlock (seen with jaxlib 0.10.2,
+        # 2 devices on 2 cores) or crawl (0.12).
+        env.setdefault("NPROC", str(max(os.cpu_count() or 1, THREADS_PER_DEVICE * each)))
         env["JAX_PLATFORMS"] = "cpu"
     else:
         mine = _visible(platform, environ)[host * each : (host + 1) * each]

@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -241,6 +242,7 @@ def _described(failure: Exception) -> pb.Error:
 def main() -> None:
     """Entry of the process."""
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     config = options.load_host(sys.argv[1])
     try:
         die_with_parent(config.parent)

@@ -165,7 +165,11 @@ class LocalClusterHandle:
         self.address = self._wait_listening(deadline)
         try:
             self.control = connect_unix(
-                self.address, progress=tell, timeout_s=self.options.start_timeout_s, native=self.options.native
+                self.address,
+                progress=tell,
+                # The controller's own limit comes first: it knows who is late.
+                timeout_s=self.options.start_timeout_s + CLOSE_GRACE_S,
+                native=self.options.native,
             )
         except errors.ControllerLostError as error:
             raise errors.ConnectError(

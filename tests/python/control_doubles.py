@@ -135,7 +135,7 @@ def start_driver_on_jax(
         def __init__(self, **arguments: Any) -> None:
             super().__init__(config, arguments["segments"])
             self.devices, self.all_devices = arguments["devices"], arguments["all_devices"]
-            self.first_device = arguments["first_device"]
+            assert arguments["first_device"] == config.island_hosts[0] * config.devices_per_host
             self.sum = self._sum_over_the_island()
 
         def _sum_over_the_island(self) -> float:
@@ -144,7 +144,7 @@ def start_driver_on_jax(
 
             mesh = jax.sharding.Mesh(np.array(self.all_devices), ("x",))
             cut, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("x",), ()))
-            mine = np.arange(self.first_device, self.first_device + len(self.devices), dtype=np.float32)
+            mine = np.arange(config.first_device, config.first_device + len(self.devices), dtype=np.float32)
             x = jax.make_array_from_process_local_data(cut, mine)
             return float(jax.jit(lambda x: x.sum(), out_shardings=whole)(x).addressable_data(0))
 

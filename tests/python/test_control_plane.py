@@ -423,7 +423,7 @@ def test_a_failed_start_is_told_to_everybody_who_waits(monkeypatch: pytest.Monke
 
 
 def test_real_hosts_form_their_islands() -> None:
-    """JAX processes, each with its own devices; the hosts of an island sum over all of them; no port is open outside."""
+    """JAX processes, each with its own devices; the hosts of an island sum over all of them; no open port outside."""
     wanted = {**SMALL, "driver": "control_doubles:start_driver_on_jax", "platform": "cpu"}
     handle = start_local_cluster(2, 2, 2, **wanted)
     try:
