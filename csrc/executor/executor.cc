@@ -526,6 +526,11 @@ std::string_view Executor::error_text(uint32_t error) const {
   return errors_[error - first_error_];
 }
 
+size_t Executor::run_bytes(const Plan& plan) {
+  return sizeof(Run) + plan.value_count() * (sizeof(Value) + 2 * sizeof(uint32_t)) +
+         plan.nodes().size() * 2 * sizeof(uint32_t) + plan.result_count() * sizeof(uint64_t);
+}
+
 ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
   stats.live_runs = live_runs_;

@@ -87,6 +87,8 @@ class Executor {
 
   ExecutorStats stats() const;
   void set_faults(ExecutorFaults faults) { faults_ = faults; }
+  /// Memory of one run of a plan: the counters and handles that a host keeps.
+  static size_t run_bytes(const Plan& plan);
   /// Drops every value; called before the backend goes.
   void clear();
 
