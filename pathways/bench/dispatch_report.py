@@ -70,7 +70,11 @@ def make(cells: Sequence[dispatch.Cell], notes: Sequence[str]) -> Report:
     ratios = dispatch.ratios(cells)
     judged = goals.judge(ratios)
     tables = [_table(rows), *([_goal_table(judged)] if judged else [])]
-    errors = [f"{row['system']} {row['workload']} {row['hosts']}x{row['devices']}: {row['error']}" for row in rows if row["error"]]
+    errors = [
+        f"{row['system']} {row['workload']} {row['hosts']}x{row['devices']}: {row['error']}"
+        for row in rows
+        if row["error"]
+    ]
     samples = [
         {**row, "samples_per_second": cell.per_second, "samples_cpu_s_per_1000": cell.cpu_s_per_1000}
         for row, cell in zip(rows, cells, strict=True)

@@ -15,6 +15,7 @@ from pathways.bench.workloads import Workload, check_value
 
 
 def main() -> None:
+    """Answers the harness until it says stop."""
     system = systems.load(sys.argv[2])()
 
     def throughput(workload: Workload, steps: int) -> Run:

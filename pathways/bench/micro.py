@@ -31,6 +31,7 @@ class Limit:
     least: bool = False
 
     def reached(self, value: float) -> bool:
+        """Whether `value` is within the goal."""
         return value >= self.bound if self.least else value <= self.bound
 
     def __str__(self) -> str:
@@ -52,7 +53,8 @@ def _native(binaries: Path | None, repeats: int) -> list[Value]:
     if not paths:
         where = binaries or "build/*/benchmarks/cpp"
         raise RuntimeError(f"no C++ benchmark in {where}: build with -DPATHWAYS_BUILD_BENCHMARKS=ON")
-    return [Value(name.removeprefix("BM_"), spread, "ns") for name, spread in google_benchmark.run(paths, repeats).items()]
+    measured = google_benchmark.run(paths, repeats)
+    return [Value(name.removeprefix("BM_"), spread, "ns") for name, spread in measured.items()]
 
 
 def _probe(name: str, repeats: int) -> list[Value]:

@@ -17,7 +17,7 @@ def figure5(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     measured = [row for row in rows if row["per_second"]]
-    panels = sorted({(row["collective"], row["devices"]) for row in measured}, key=lambda panel: (not panel[0], panel[1]))
+    panels = sorted({(row["collective"], row["devices"]) for row in measured}, key=lambda p: (not p[0], p[1]))
     systems = list(dict.fromkeys(row["system"] for row in measured))
     if not panels:
         raise ValueError("nothing to plot: no row was measured")

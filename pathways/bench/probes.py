@@ -46,12 +46,12 @@ def call(repeats: int) -> list[Value]:
             for result in add_one(values):
                 result.block_until_ready()
             for _ in range(repeats):
-                taken = []
+                taken, held = [], []
                 for _ in range(calls):
                     begin = time.perf_counter_ns()
-                    results = add_one(values)
+                    held.append(add_one(values))
                     taken.append(time.perf_counter_ns() - begin)
-                for result in results:
+                for result in held[-1]:
                     result.block_until_ready()
                 points.setdefault(leaves, []).append(stats.quantile(taken, 0.5) / 1000)
     slopes = [stats.slope(list(points), list(times))[0] for times in zip(*points.values(), strict=True)]
@@ -87,15 +87,11 @@ def plan(repeats: int) -> list[Value]:
             return results
 
         one = numpy.zeros(4, numpy.float32)
-        cases = {"chain of 128": (chain, one), "16 stages x 64": (pipeline, [one] * microbatches)}
-        return [
-            Value(
-                f"plan, {name}",
-                Spread.of([_seconds(lambda: pw.program(fun).lower(x).as_text("plan")) * 1000 for _ in range(repeats)]),
-                "ms",
-            )
-            for name, (fun, x) in cases.items()
-        ]
+        def lowering(name: str, fun: Callable[[Any], Any], x: Any) -> Value:
+            taken = [_seconds(lambda: pw.program(fun).lower(x).as_text("plan")) * 1000 for _ in range(repeats)]
+            return Value(f"plan, {name}", Spread.of(taken), "ms")
+
+        return [lowering("chain of 128", chain, one), lowering("16 stages x 64", pipeline, [one] * microbatches)]
 
 
 def transfer(repeats: int) -> list[Value]:
@@ -135,6 +131,7 @@ PROBES: dict[str, Callable[[int], list[Value]]] = {"call": call, "plan": plan, "
 
 
 def main() -> None:
+    """Answers one request to measure."""
     probe = PROBES[sys.argv[2]]
     processes.serve(lambda verb, *arguments: probe(*arguments) if verb == "measure" else None)
 

@@ -114,7 +114,7 @@ class Child:
     def __init__(self, module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None):
         """Starts ``python -m module fd *arguments``; `environment` is added to this process's own."""
         self.name = " ".join([module.rpartition(".")[2], *arguments])
-        self._log = tempfile.TemporaryFile("w+b")
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 -- lives as long as the child
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -129,9 +129,11 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """The process id, also after its end."""
         return self._process.pid
 
     def send(self, *request: Any) -> None:
+        """Sends a request; its answer comes with `receive`. Raises ChildError when the child is gone."""
         try:
             self._connection.send(request)
         except OSError as error:
@@ -150,6 +152,7 @@ class Child:
         return answer
 
     def ask(self, *request: Any, timeout: float) -> Any:
+        """`send`, then `receive`."""
         self.send(*request)
         return self.receive(timeout)
 

@@ -48,6 +48,7 @@ class Table:
                 raise ValueError(f"{self.title}: expected {len(self.columns)} values in a row, got {len(row)}: {row}")
 
     def terminal(self) -> rich.table.Table:
+        """For rich to print."""
         table = rich.table.Table(title=self.title, title_justify="left")
         for index, column in enumerate(self.columns):
             left = all(row[index] is None or isinstance(row[index], str) for row in self.rows)
@@ -57,6 +58,7 @@ class Table:
         return table
 
     def markdown(self) -> str:
+        """A heading and a table."""
         lines = [f"## {self.title}", "", f"| {' | '.join(self.columns)} |", "|" + " --- |" * len(self.columns)]
         lines += [f"| {' | '.join(number(value).replace('|', '/') for value in row)} |" for row in self.rows]
         return "\n".join(lines)
@@ -74,10 +76,12 @@ class Report:
     machine: dict[str, Any] = dataclasses.field(default_factory=machines.describe)
 
     def as_json(self) -> str:
+        """For machines: the data, with machine, method and notes."""
         head = {"what": self.what, "method": self.method, "machine": self.machine, "notes": list(self.notes)}
         return json.dumps({**head, **self.data}, indent=1) + "\n"
 
     def as_markdown(self) -> str:
+        """A page for people."""
         m = self.machine
         versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
         where = (
@@ -89,6 +93,7 @@ class Report:
         return "\n\n".join([*parts, "\n".join(notes)] if notes else parts) + "\n"
 
     def show(self, console: rich.console.Console) -> None:
+        """Prints tables and notes."""
         for table in self.tables:
             console.print(table.terminal())
         for note in self.notes:

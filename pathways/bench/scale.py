@@ -8,6 +8,7 @@ COST-1 (client), COST-2 (plan) and COST-3 (sequencer).
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ Simulate = Callable[[int, int], Point]
 def native_point(hosts: int, devices: int) -> Point:
     """The call point: one measurement by the native simulation. Raises NoSimulation where it is not built in."""
     try:
-        from pathways import _native
+        _native = importlib.import_module("pathways._native")
     except ImportError as error:
         raise NoSimulation(f"pathways._native cannot be imported: {error}; build the package first") from None
     simulate: Any = getattr(_native, "simulate", None)
@@ -67,9 +68,10 @@ def hosts_to_measure(max_shards: int, devices_per_host: int) -> list[int]:
 
 
 def _median(points: Sequence[Point]) -> Point:
-    timed = ("client_ns_per_call", "sequencer_ns_per_host_run")
     return dataclasses.replace(
-        points[0], **{name: stats.quantile([getattr(point, name) for point in points], 0.5) for name in timed}
+        points[0],
+        client_ns_per_call=stats.quantile([point.client_ns_per_call for point in points], 0.5),
+        sequencer_ns_per_host_run=stats.quantile([point.sequencer_ns_per_host_run for point in points], 0.5),
     )
 
 

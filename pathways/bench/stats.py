@@ -31,6 +31,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
         return cls(quantile(values, 0.5), min(values), max(values), len(values))
 
 

@@ -42,6 +42,7 @@ class Workload:
 
     @property
     def steps_per_call(self) -> int:
+        """Steps that one call of the user's asks for."""
         return 1 if self.kind is Kind.OP_BY_OP else CHAIN
 
     @property
@@ -51,10 +52,12 @@ class Workload:
 
     @property
     def computations_per_call(self) -> int:
+        """Compiled computations that one call launches, on each host."""
         return self.steps_per_call // self.steps_per_computation
 
     @property
     def step_text(self) -> str:
+        """What a step does, for tables."""
         return "AllReduce + add" if self.collective else "add"
 
     def calls(self, steps: int) -> int:

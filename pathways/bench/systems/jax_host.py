@@ -15,7 +15,6 @@ from typing import Any
 from pathways.bench.systems.base import WINDOW
 from pathways.bench.workloads import AXIS, Workload, computation
 
-
 _WINDOW_OF_MANY = 16
 """Computations in flight on a host of several CPU devices. XLA's CPU client takes 32 per device and then blocks the
 caller, whatever device the next is for: with a collective among several processes that is a deadlock. From 8 to 30

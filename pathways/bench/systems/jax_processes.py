@@ -17,6 +17,8 @@ _PATIENCE = 300.0  # the harness's own watchdog is shorter
 
 
 class JaxProcesses(System):
+    """Multi-controller JAX: see the head of this file."""
+
     name = "jax"
     packages = ("jax",)
 
@@ -24,6 +26,7 @@ class JaxProcesses(System):
         self._hosts: list[processes.Child] = []
 
     def start(self, hosts: int, devices: int) -> None:
+        """See `System`."""
         self._hosts = [processes.Child(__name__) for _ in range(hosts)]
         coordinator = free_address()
         for rank, host in enumerate(self._hosts):
@@ -37,6 +40,7 @@ class JaxProcesses(System):
         return [host.receive(_PATIENCE) for host in self._hosts]
 
     def throughput(self, workload: Workload, steps: int) -> Run:
+        """See `System`."""
         calls = workload.calls(steps)
         self._all("load", workload)
         with self.stopwatch() as watch:
@@ -45,11 +49,13 @@ class JaxProcesses(System):
         return Run(calls * workload.steps_per_call, seconds, watch.cpu_seconds, min(self._all("value")))
 
     def latency(self, workload: Workload, n: int) -> list[int]:
+        """See `System`."""
         self._all("load", workload)
         first: list[int] = self._all("synchronous", n)[0]
         return first
 
     def stop(self) -> None:
+        """See `System`."""
         for host in self._hosts:
             host.kill()  # jax.distributed's own shutdown waits for its peers; there is nothing to save
 

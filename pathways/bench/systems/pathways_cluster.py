@@ -32,6 +32,7 @@ class PathwaysCluster(System):
         return pw.LocalCluster(islands=1, hosts_per_island=hosts, devices_per_host=devices)
 
     def start(self, hosts: int, devices: int) -> None:
+        """See `System`."""
         import pathways as pw
 
         self._cluster = pw.connect(self._target(hosts, devices))
@@ -69,6 +70,7 @@ class PathwaysCluster(System):
         return function, zeros
 
     def throughput(self, workload: Workload, steps: int) -> Run:
+        """See `System`."""
         import numpy
 
         function, value = self._load(workload)
@@ -86,6 +88,7 @@ class PathwaysCluster(System):
         return Run(calls * workload.steps_per_call, watch.seconds, watch.cpu_seconds, held)
 
     def latency(self, workload: Workload, n: int) -> list[int]:
+        """See `System`."""
         function, value = self._load(workload)
         taken = []
         for _ in range(n):
@@ -96,6 +99,7 @@ class PathwaysCluster(System):
         return taken
 
     def stop(self) -> None:
+        """See `System`."""
         self._slice = None
         self._functions.clear()
         self._cluster.__exit__(None, None, None)

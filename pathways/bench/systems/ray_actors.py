@@ -27,6 +27,7 @@ class RayHost(JaxHost):
         return 0
 
     def step_and_wait(self, token: Any = None) -> int:
+        """One computation, awaited."""
         self.compute()
         self.wait()
         return 0
@@ -56,6 +57,8 @@ def start_ray(hosts: int, devices: int) -> list[Any]:
 
 
 class RayActors(System):
+    """Ray actors: see the head of this file."""
+
     name = "ray"
     packages = ("ray", "jax")
 
@@ -63,6 +66,7 @@ class RayActors(System):
         self._actors: list[Any] = []
 
     def start(self, hosts: int, devices: int) -> None:
+        """See `System`."""
         self._actors = start_ray(hosts, devices)
 
     def _load(self, workload: Workload) -> None:
@@ -71,6 +75,7 @@ class RayActors(System):
         ray.get([actor.load.remote(workload) for actor in self._actors])
 
     def throughput(self, workload: Workload, steps: int) -> Run:
+        """See `System`."""
         import ray
 
         self._load(workload)
@@ -94,6 +99,7 @@ class RayActors(System):
         return Run(calls * workload.steps_per_call, watch.seconds, watch.cpu_seconds, value)
 
     def latency(self, workload: Workload, n: int) -> list[int]:
+        """See `System`."""
         import ray
 
         self._load(workload)
@@ -109,6 +115,7 @@ class RayActors(System):
         return taken
 
     def stop(self) -> None:
+        """See `System`."""
         import ray
 
         for actor in self._actors:

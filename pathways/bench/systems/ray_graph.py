@@ -19,6 +19,8 @@ _IN_FLIGHT = 10  # Ray's own default limit of executions in flight
 
 
 class RayGraph(System):
+    """Ray compiled graphs: see the head of this file."""
+
     name = "ray-graph"
     packages = ("ray", "jax")
 
@@ -27,6 +29,7 @@ class RayGraph(System):
         self._graphs: dict[bool, Any] = {}
 
     def start(self, hosts: int, devices: int) -> None:
+        """See `System`."""
         self._actors = start_ray(hosts, devices)
 
     def _graph(self, workload: Workload, wait: bool) -> Any:
@@ -58,6 +61,7 @@ class RayGraph(System):
         self._graphs.clear()
 
     def throughput(self, workload: Workload, steps: int) -> Run:
+        """See `System`."""
         import ray
 
         graph = self._graph(workload, wait=False)
@@ -78,6 +82,7 @@ class RayGraph(System):
         return Run(calls * workload.steps_per_call, watch.seconds, watch.cpu_seconds, value - warm_up)
 
     def latency(self, workload: Workload, n: int) -> list[int]:
+        """See `System`."""
         import ray
 
         graph = self._graph(workload, wait=True)
@@ -89,6 +94,7 @@ class RayGraph(System):
         return taken
 
     def stop(self) -> None:
+        """See `System`."""
         import ray
 
         self._teardown()

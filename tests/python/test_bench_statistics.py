@@ -1,0 +1,163 @@
+"""The arithmetic of the benchmarks, and their tables and files: pure, no process started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathways.bench import goals, google_benchmark, machine, micro, scale, stats
+from pathways.bench.report import Report, Table, number
+from pathways.bench.stats import Spread, Value
+from pathways.bench.workloads import COUNTING_LIMIT, Kind, Workload, check_value, workloads
+
+MACHINE: dict[str, Any] = {
+    "cpu": "A CPU (R) 9000",
+    "cores": 2,
+    "system": "Linux 6",
+    "python": "3.11",
+    "versions": {"jax": "0.10"},
+    "commit": "abc123",
+    "time": "now",
+    "load_average": 0.0,
+}
+
+
+def test_quantile_interpolates() -> None:
+    assert stats.quantile([4, 1, 3, 2], 0.5) == 2.5
+    assert stats.quantile([1, 2, 3], 0.0) == 1
+    assert stats.quantile([1, 2, 3], 1.0) == 3
+    assert stats.quantile(range(101), 0.99) == pytest.approx(99)
+    assert stats.quantile([7], 0.99) == 7
+
+
+@pytest.mark.parametrize(("values", "q"), [([], 0.5), ([1], 1.5), ([1], -0.1)])
+def test_quantile_refuses(values: list[float], q: float) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        stats.quantile(values, q)
+
+
+def test_ratio_is_paired_by_repeat() -> None:
+    """A machine that slows down for one repeat slows both sides; the ratio does not see it."""
+    assert stats.paired_ratio([100, 10, 200], [50, 5, 100]) == Spread(2, 2, 2, 3)
+    with pytest.raises(ValueError, match="equal numbers"):
+        stats.paired_ratio([1], [1, 2])
+
+
+def test_slope() -> None:
+    assert stats.slope([1, 100, 1000], [5.1, 15, 105]) == pytest.approx((0.1, 5.0))
+    with pytest.raises(ValueError, match="different x"):
+        stats.slope([1, 1], [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "wanted"),
+    [(100, 0.5, 200), (100, 2.0, 50), (100, 0.0, 1600), (100, 1e-6, 1600), (1, 100.0, 1)],
+)
+def test_next_steps(steps: int, seconds: float, wanted: int) -> None:
+    assert stats.next_steps(steps, seconds, target=1.0) == wanted
+
+
+def test_workloads_count_steps() -> None:
+    assert len(workloads()) == 6
+    assert Workload(Kind.OP_BY_OP, True).calls(1000) == 1000
+    fused = Workload(Kind.FUSED, False)
+    assert (fused.calls(1), fused.calls(129), fused.computations_per_call) == (1, 2, 1)
+    assert Workload(Kind.CHAINED, False).computations_per_call == 128
+
+
+def test_check_value_sees_a_lost_step() -> None:
+    chained = Workload(Kind.CHAINED, True)
+    check_value("x", chained, 1280, 1280.0)
+    check_value("x", chained, COUNTING_LIMIT * 2, float(COUNTING_LIMIT))
+    with pytest.raises(ValueError, match=r"expected 1280, got 1279"):
+        check_value("x", chained, 1280, 1279.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), (True, "yes"), (1234567, "1,234,567"), (1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"),
+     (0.0123, "0.0123"), (0.0000123, "1.23e-05"), (0.0, "0.0000"), ("a", "a")],
+)  # fmt: skip
+def test_number(value: Any, text: str) -> None:
+    assert number(value) == text
+
+
+def test_table_refuses_uneven_rows() -> None:
+    with pytest.raises(ValueError, match="expected 2 values"):
+        Table("t", ("a", "b"), [(1,)])
+
+
+def test_report_files(tmp_path: Path) -> None:
+    table = Table("Things", ("what", "n"), [("a|b", 1000), ("c", None)])
+    report = Report("micro", "As ever.", [table], {"rows": [1]}, ["careful"], MACHINE)
+    paths = report.save(tmp_path / "results")
+    assert [path.name for path in paths] == ["micro-abc123-a-cpu-r-9000.json", "micro-abc123-a-cpu-r-9000.md"]
+    data = json.loads(paths[0].read_text())
+    assert (data["rows"], data["notes"], data["machine"]["cores"]) == ([1], ["careful"], 2)
+    page = paths[1].read_text()
+    assert "| a/b | 1,000 |" in page
+    assert "- careful" in page
+
+
+def test_machine_describes_itself() -> None:
+    described = machine.describe()
+    assert described["cores"] >= 1
+    assert "numpy" in described["versions"]
+    assert json.dumps(described)
+
+
+def test_goals_are_judged_on_their_shapes_only() -> None:
+    row = {"workload": "Chained", "collective": True, "rival": "jax", "devices": 1, "ratio": 1.5}
+    judged = goals.judge([{**row, "hosts": 2}, {**row, "hosts": 4}, {**row, "hosts": 2, "ratio": 0.99, "devices": 2}])
+    assert [(r["hosts"], r["devices"], r["reached"]) for r in judged] == [(2, 1, True), (2, 2, False)]
+
+
+def test_google_benchmark_output() -> None:
+    def entry(time: float, unit: str = "ns", run_type: str = "iteration") -> dict[str, Any]:
+        return {"name": "BM_Hop/8", "run_name": "BM_Hop/8", "run_type": run_type, "real_time": time, "time_unit": unit}
+
+    output = {"benchmarks": [entry(10), entry(0.03, "us"), entry(20), entry(99, run_type="aggregate")]}
+    assert google_benchmark.parse(output) == {"BM_Hop/8": Spread(20, 10, 30, 3)}
+
+
+def test_micro_judges_by_name() -> None:
+    report = micro.make(
+        [
+            Value("future_create_resolve/64", Spread(40, 39, 41, 3), "ns"),
+            Value("transfer over memcpy", Spread(0.5, 0.4, 0.6, 3), "ratio"),
+            Value("something new", Spread(1, 1, 1, 1), "ns"),
+        ],
+        [],
+    )
+    assert [row["reached"] for row in report.data["rows"]] == [True, False, None]
+
+
+def test_micro_refuses_unknown_probes() -> None:
+    with pytest.raises(ValueError, match="unknown probe 'nothing'"):
+        micro.run(["nothing"], None, 1)
+
+
+def test_micro_says_what_is_missing(tmp_path: Path) -> None:
+    report = micro.run([micro.NATIVE], tmp_path, 1)
+    assert report.data["rows"] == []
+    assert "no C++ benchmark" in report.notes[0]
+
+
+def fake_point(hosts: int, devices: int) -> scale.Point:
+    return scale.Point(hosts * devices, hosts, 1000.0 + hosts, 500.0, 64, 4096, 512, 4)
+
+
+def test_scale_measures_every_size() -> None:
+    assert scale.hosts_to_measure(65536, 4) == [1, 4, 16, 64, 256, 1024, 4096, 16384]
+    report = scale.run(64, 4, repeats=3, simulate=fake_point)
+    assert [row["shards"] for row in report.data["rows"]] == [4, 16, 64]
+    assert len(report.data["samples"]) == 9
+    assert all(row["reached"] for row in report.data["goals"])
+
+
+def test_scale_sees_a_client_that_grows() -> None:
+    points = [fake_point(1, 4), scale.dataclasses.replace(fake_point(4, 4), client_ns_per_call=1200.0)]
+    assert [row["reached"] for row in scale.judge(points)] == [False, True, True, True, True]
