@@ -185,7 +185,7 @@ cdef class Client:
             raise ClusterClosedError("the cluster of this array or program was closed")
         cdef ClusterStatus status = self.core.get().cluster_status()
         if status != ClusterStatus.kUp:
-            from pathways.runtime.failures import raise_cluster_failure
+            from pathways.errors import raise_cluster_failure
             raise_cluster_failure(self.core.get().cluster_failure().decode("utf-8", "replace"),
                                   status == ClusterStatus.kClosed)
         if self.liveness is not None:

@@ -26,8 +26,12 @@ import jax
 import jaxlib
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import config, core, dtypes, pjit, sharding_impls, xla_bridge
+from jax._src import api, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
+from jax._src.interpreters import pxla
+from jax._src.lax import lax
+from jax._src.numpy import array_methods
+from jax._src.random import prng
 from jax.sharding import AbstractMesh
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir import passmanager
@@ -37,6 +41,7 @@ from jaxlib.mlir.dialects import sdy as sdy
 
 from pathways import errors
 
+VERSION = jaxlib.__version__
 OLDEST = (0, 10, 2)
 TOO_NEW = (0, 13)
 
@@ -440,3 +445,109 @@ def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:
     jaxlib._jax.make_gloo_tcp_collectives = functools.partial(
         jaxlib._jax.make_gloo_tcp_collectives, hostname="127.0.0.1"
     )
+
+
+# ---------------------------------------------------------------------------------------------------- foreign arrays
+
+
+def array_operators() -> dict[str, Callable[..., Any]]:
+    """By name, the operators that JAX gives its arrays, as functions of the array: `__add__`, `__getitem__`, ..."""
+    return {f"__{name}__": fun for name, fun in array_methods._array_operators.items()}
+
+
+def array_attributes() -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[[Any], Any]]]:
+    """By name, the methods and the properties that JAX gives its arrays, as functions of the array."""
+    methods = {**array_methods._array_methods, **array_methods._impl_only_array_methods}
+    return methods, dict(array_methods._array_properties)
+
+
+def is_top_level() -> bool:
+    """Whether no JAX transformation is under way on this thread; a tenth of a microsecond."""
+    return bool(core.trace_state_clean())
+
+
+def shaped_array(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
+    """The abstract value of an array."""
+    return core.ShapedArray(shape, dtype, weak_type=weak_type)
+
+
+def abstract_value(value: Any) -> Any:
+    """The abstract value of anything JAX takes as an array."""
+    return core.shaped_abstractify(value)
+
+
+def as_function(closed: Any) -> Callable[..., list[Any]]:
+    """A closed jaxpr as a function of its flat arguments."""
+    return core.jaxpr_as_fun(closed)
+
+
+def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
+                  run: Callable[[Any, str, Sequence[Any]], Sequence[Any]],
+                  full_like: Callable[[Any, Any, Any], Any]) -> None:
+    """Teaches JAX an array type of ours, whose instances have `aval`.
+
+    Every `jax.jit` call that meets one, and every primitive outside of a trace, ends in one function of JAX's; it is
+    wrapped here. What comes from JAX itself or from optax (`jnp.sin`, `lax.add`, the halves of a gradient) goes to
+    `run(closed jaxpr, name, arguments)`. Anybody else's function runs here in this process, on `fetch`ed values, and
+    so do JAX's own conversions (constants of a trace, `jax.device_put` to a local device).
+
+    Two functions look at an array without computing with it: `jax.device_get` of keys, and `lax.full_like`, which
+    `jnp.zeros_like` ends in; it goes to `full_like(array, fill value, dtype or None)`.
+    """
+    plain = pjit._pjit_call_impl_python
+
+    def call(*args: Any, **params: Any) -> Any:
+        for arg in args:
+            if type(arg) is array_type:
+                break
+        else:
+            return plain(*args, **params)
+        jaxpr = params["jaxpr"]
+        if _is_from_library(jaxpr.debug_info.func_filename):
+            return list(run(jaxpr, params["name"], args)), None, None, []
+        fetched = [fetch(arg) if type(arg) is array_type else arg for arg in args]
+        return jit_p.impl(*fetched, **params), None, None, []
+
+    pjit._pjit_call_impl_python = call
+
+    def by_program(primitive: core.Primitive) -> None:
+        plain_impl = primitive.impl
+
+        def impl(*args: Any, **params: Any) -> Any:
+            if any(type(arg) is array_type for arg in args):
+                return dispatch.apply_primitive(primitive, *args, **params)
+            return plain_impl(*args, **params)
+
+        primitive.def_impl(impl)
+
+    # These look inside a key array, where ours has nothing.
+    for name in ("split", "fold_in", "bits", "unwrap", "wrap", "seed"):
+        by_program(getattr(prng, f"random_{name}_p"))
+
+    plain_get, plain_full_like = api._device_get, lax.full_like
+
+    @functools.wraps(plain_full_like)
+    def like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None) -> Any:
+        if type(x) is array_type and sharding is None and (shape is None or tuple(shape) == x.shape):
+            return full_like(x, fill_value, dtype)
+        return plain_full_like(x, fill_value, dtype, shape, sharding)
+
+    api._device_get = lambda x: fetch(x) if type(x) is array_type else plain_get(x)
+    lax.full_like = jax.lax.full_like = like
+
+    def shard(xs: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
+        return pxla.shard_args(shardings, layouts, copy_semantics, [fetch(x) for x in xs])
+
+    core.pytype_aval_mappings[array_type] = lambda x: x.aval
+    dtypes.canonicalize_value_handlers[array_type] = lambda x: x
+    pxla.shard_arg_handlers[array_type] = shard
+    jax_mlir.register_constant_handler(array_type, lambda value, aval: jax_mlir.ir_constant(fetch(value)))
+
+
+@functools.cache
+def _is_from_library(filename: str | None) -> bool:
+    """Whether a function of that source file belongs to JAX or optax."""
+    roots = [os.path.dirname(jax.__file__)]
+    if "optax" in sys.modules:
+        roots += list(sys.modules["optax"].__path__)
+    return filename is not None and any(filename.startswith(root + os.sep) for root in roots)

@@ -8,6 +8,8 @@ Raised by all rooms; imports nothing.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class PathwaysError(Exception):
     """The root of the tree: catch this to catch everything Pathways raises on purpose."""
@@ -83,3 +85,22 @@ class ConnectError(PathwaysError, ConnectionError):
 
 class UnsupportedVersionError(PathwaysError, RuntimeError):
     """A jax or jaxlib that this release does not know, or client and hosts that differ."""
+
+
+def from_text(text: str, default: type[PathwaysError]) -> PathwaysError:
+    """The exception that `text` names in front ("HostLostError: host 1 ..."), or one of kind `default`.
+
+    Texts are what failures travel as through shared memory.
+    """
+    name, colon, rest = text.partition(": ")
+    kind = globals().get(name)
+    if colon and isinstance(kind, type) and issubclass(kind, PathwaysError):
+        return kind(rest)
+    return default(text or "no further word of it reached this process")
+
+
+def raise_cluster_failure(text: str, was_closed: bool) -> NoReturn:
+    """Raises what befell a whole cluster."""
+    if was_closed:
+        raise ClusterClosedError(text)
+    raise from_text(text, HostLostError)

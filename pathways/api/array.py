@@ -15,7 +15,6 @@ import numpy as np
 from pathways import _core, _jaxlib, errors
 from pathways.compiler.ir import ArrayType
 from pathways.runtime import payloads
-from pathways.runtime.failures import to_error
 
 _READY, _FAILED = "ready", "failed"
 
@@ -70,6 +69,36 @@ class Array(_core.Buffer):
         spec = specs.to_partition_spec(self.layout.spec[:len(self.layout.shape)])
         return jax.sharding.NamedSharding(self.layout.slice.mesh, spec)
 
+    @property
+    def aval(self) -> Any:
+        """What JAX sees of it while it traces."""
+        layout = self.layout
+        return _jaxlib.shaped_array(layout.shape, layout.dtype, layout.weak_type)
+
+    @property
+    def committed(self) -> bool:
+        """True: it stays on its slice, and operations with it run there."""
+        return True
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device of the slice holds all of it."""
+        return not any(self.layout.spec)
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """True: the client can read all of it."""
+        return True
+
+    def devices(self) -> set[Any]:
+        """The devices of its slice."""
+        return set(self.layout.slice.devices)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """`isinstance(x, jax.Array)` is true, as for every array that JAX computes with; `type(x)` is `pw.Array`."""
+        return jax.Array
+
     def is_ready(self) -> bool:
         """Whether its value exists (or its computation failed); never blocks."""
         if self.is_deleted():
@@ -115,12 +144,27 @@ class Array(_core.Buffer):
             return value.astype(dtype)
         return value.copy() if copy else value
 
-    def __jax_array__(self) -> jax.Array:
-        """What a plain `jax.jit` gets: the fetched value."""
+    #: Before NumPy's arrays, as JAX's are.
+    __array_priority__ = 100
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """See `numpy_protocols`."""
+        from pathways.api.numpy_protocols import array_ufunc
+
+        return array_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, fun: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """See `numpy_protocols`."""
+        from pathways.api.numpy_protocols import array_function
+
+        return array_function(fun, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        """A pickle holds the value, and gives a NumPy array (or a JAX key array): a cluster cannot be pickled."""
         value = self._value()
-        if not isinstance(value, np.ndarray):
-            return value
-        return jax.numpy.asarray(value)
+        if isinstance(value, np.ndarray):
+            return value.__reduce__()
+        return _unpickle_key, (np.asarray(jax.random.key_data(value)), str(jax.random.key_impl(value)))
 
     def _value(self) -> Any:
         """The whole logical array on this machine: read-only NumPy, or a JAX array for PRNG keys."""
@@ -133,7 +177,7 @@ class Array(_core.Buffer):
         return fetched
 
     def _failure(self) -> errors.PathwaysError:
-        return to_error(self.client.error_text(self.raw_handle), errors.ComputationError)
+        return errors.from_text(self.client.error_text(self.raw_handle), errors.ComputationError)
 
     def _deleted_error(self, doing: str) -> errors.DeletedArrayError:
         return errors.DeletedArrayError(f"{doing}: the array {self!r} was deleted, or donated to a program")
@@ -178,7 +222,11 @@ class Array(_core.Buffer):
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-dimensional array")
-        return (self[index] for index in range(self.shape[0]))  # type: ignore[index]
+        # As JAX: a hundred rows per dispatch.
+        return (row for chunk in self._chunk_iter(100) for row in chunk._unstack())
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
 
     def __format__(self, spec: str) -> str:
         return format(self._value()[()] if not self.shape else self._value(), spec) if spec else str(self)
@@ -196,10 +244,14 @@ class Array(_core.Buffer):
             state = "" if self.client.closed or self.client.state(self) == _READY else f", {self.client.state(self)}"
         dims = ",".join(map(str, self.shape))
         weak = ", weak_type" if self.weak_type else ""
-        spec = tuple(self.layout.spec)
+        spec = tuple(self.layout.spec[:len(self.shape)])
         return f"pw.Array({self.dtype}[{dims}]{weak} on {self.layout.slice.mesh_spec.name}, spec={spec}{state})"
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _unpickle_key(words: np.ndarray, implementation: str) -> jax.Array:
+    return jax.random.wrap_key_data(words, impl=implementation)
 
 
 class _Fetch:
@@ -232,7 +284,7 @@ class _Fetch:
         if state == _FAILED:
             text = self._client.error_text(self._token)
             array.cached = None
-            raise to_error(text, errors.ComputationError)
+            raise errors.from_text(text, errors.ComputationError)
         if self._driver is not None:
             value = self._driver.local.pop(self._token)
         else:

@@ -96,8 +96,10 @@ class Cluster:
     """A connection to a cluster. Made by `connect`; `close` it, or use it in a `with` statement."""
 
     def __init__(self, control: Any, target: Any, handle: Any = None) -> None:
+        from pathways.api import jax_interop
         from pathways.api.array import Array
 
+        jax_interop.install()
         self._control = control
         self._handle = handle
         self._target = target
@@ -119,6 +121,7 @@ class Cluster:
             self.driver = control.driver
             self.native.embed(control.controller, control.driver.core)
         self._home: Slice | None = None
+        self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
 
     # ---- what is there
 
@@ -150,7 +153,7 @@ class Cluster:
         """Counters of this client and of the cluster.
 
         `dispatches`: runs this client submitted. `launches`: XLA launches, summed over hosts. `bytes_moved`: bytes that
-        transfers brought from host to host. `compiles`: XLA compilations, by host. The rest under `controller`,
+        transfers brought from slice to slice. `compiles`: XLA compilations, by host. The rest under `controller`,
         `hosts`.
         """
         stats = dict(self._control.cluster_stats())
@@ -161,7 +164,7 @@ class Cluster:
             "futures": self.native.futures_in_use,
             "launches": sum(int(host.get("launches", 0)) for host in hosts),
             "gangs": [int(host.get("gangs", 0)) for host in hosts],
-            "bytes_moved": sum(int(host.get("bytes_sent", 0)) for host in hosts),
+            "bytes_moved": sum(int(host.get("bytes_moved", 0)) for host in hosts),
             "compiles": [int(host.get("compiles", 0)) for host in hosts],
             **stats,
         }

@@ -10,9 +10,8 @@ import threading
 from typing import Any
 
 import jax
-import jaxlib
 
-from pathways import _native, errors
+from pathways import _jaxlib, _native, errors
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import driver
 from pathways.runtime.resource_manager import ResourceManager
@@ -25,7 +24,7 @@ class EmbeddedControl:
     def __init__(self) -> None:
         devices = jax.local_devices()
         self.topology = Topology.grid(1, 1, len(devices), platform=devices[0].platform, jax_version=jax.__version__,
-                                      jaxlib_version=jaxlib.__version__)
+                                      jaxlib_version=_jaxlib.VERSION)
         self.client_id = 0
         # Virtual memory: pages are taken as they are used.
         arena = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

@@ -80,6 +80,7 @@ class HostDriver:
         self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
+        self._local_bytes = 0  # by transfers within this host
         self._compiles = CompileCounter()
         self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
 
@@ -153,7 +154,7 @@ class HostDriver:
     def stats(self) -> dict[str, Any]:
         """Numbers for people."""
         return {**self.core.stats(), "compiles": self._compiles.count, "executables": len(self._executables),
-                "bytes_sent": self._transport.bytes_sent, "programs": len(self._programs)}
+                "bytes_moved": self._transport.bytes_sent + self._local_bytes, "bytes_sent": self._transport.bytes_sent, "programs": len(self._programs)}
 
     def set_faults(self, swap_every: int) -> None:
         """Test hook: makes this host break the order."""
@@ -199,6 +200,7 @@ class HostDriver:
     def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
         """A transfer whose two ends are on this host alone."""
         registered = self._programs[plan]
+        self._local_bytes += value.nbytes
         return jax.device_put(value, self._sharding(registered.targets[route]),
                               may_alias=registered.may_alias[route])
 
