@@ -528,7 +528,7 @@ def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
 
     @functools.wraps(plain_full_like)
     def like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None) -> Any:
-        if type(x) is array_type and sharding is None and (shape is None or tuple(shape) == x.shape):
+        if type(x) is array_type and sharding is None and shape in (None, x.shape) and not is_key(x.dtype):
             return full_like(x, fill_value, dtype)
         return plain_full_like(x, fill_value, dtype, shape, sharding)
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from typing import Any
 
@@ -76,6 +77,17 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
         _live[target] = cluster
         _make_current(cluster)
         return cluster
+
+
+def _forget_in_child() -> None:
+    """After a fork: the child shares the parent's rings and must not write to them, or give its handles back."""
+    for cluster in {*_live.values(), *_current}:
+        cluster.native.close()
+    _live.clear()
+    _current.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def current() -> Cluster:

@@ -1,26 +1,193 @@
-"""Ordinary use of arrays outside programs: each operation is a small program on the array's own slice."""
+"""Ordinary use of arrays outside programs: each operation is a small program on the arrays' own slice.
+
+JAX itself says what an operation is: operators, methods and `jnp` functions all end in a jaxpr (see
+`_jaxlib.accept_arrays`), which is placed, compiled once per layout of its arguments, and submitted. Where several
+slices meet, one operation runs on the slice of its largest array (the first among equals) and the others are moved
+there; a library function with several results (an optax update of a tree) keeps each operation where its own operands
+are. NumPy arrays and arrays of this process's own JAX are put to the slice with every call.
+
+Python numbers are compiled in, so that they cost no message; an operation that has seen `CONSTANTS` different ones
+takes any further as arguments, so that a changing learning rate compiles nothing.
+"""
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from pathways import _jaxlib, errors
 from pathways.api.array import Array
+from pathways.api.cluster import Cluster
+from pathways.api.program import Compiled, Program, remember
 from pathways.api.slices import Slice
-from pathways.compiler import device_put, specs
+from pathways.compiler import device_put, placed, specs
+from pathways.compiler.trace import Argument
 
-_moves: dict[Any, Any] = {}
+#: How many different sets of Python numbers one operation on given layouts compiles in.
+CONSTANTS = 16
+#: Compiled operations kept per cluster; the oldest go first.
+KEPT = 4096
+
+_NUMBERS = (int, float, bool, complex)
+_running = threading.local()  # .runs: a list of (compiled, leaves, results) while `Operations.learn` looks on
+
+
+class Operations:
+    """What one cluster has compiled for ordinary use."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, tuple[Compiled, Any]] = {}  # keeps the jaxpr whose id is in the key
+        self.constants: dict[Hashable, int] = {}
+        self.moves: dict[Hashable, Program] = {}
+        #: Operators that turned out to be one run of one program: (settings, call, which operand each argument is).
+        self.shortcuts: dict[Hashable, tuple[Any, Any, tuple[int, ...]]] = {}
+        self.lock = threading.RLock()
+
+    def learn(self, key: Hashable, fun: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+        """Calls `fun`; when all it does is one run on `operands`, the next call of `key` is only that."""
+        outer = getattr(_running, "runs", None)
+        _running.runs = runs = []
+        try:
+            result = fun(*operands)
+        finally:
+            _running.runs = outer
+        if outer is not None:
+            outer.extend(runs)
+        if len(runs) == 1:
+            compiled, leaves, results = runs[0]
+            if len(results) == 1 and results[0] is result:
+                places = tuple(next((n for n, x in enumerate(operands) if x is leaf), -1) for leaf in leaves)
+                if -1 not in places:
+                    if len(self.shortcuts) >= KEPT:
+                        self.shortcuts.clear()
+                    self.shortcuts[key] = (compiled.modes, compiled.call, places)
+        return result
+
+
+def operations(cluster: Cluster) -> Operations:
+    """The operations of a cluster."""
+    known: Operations | None = cluster.operations
+    if known is None:
+        known = cluster.operations = Operations()
+    return known
+
+
+def run(closed: Any, name: str, args: Sequence[Any]) -> list[Array]:
+    """Runs a closed jaxpr on arguments of which at least one is a `pw.Array`; see the module.
+
+    Raises:
+        DeletedArrayError: an argument was deleted or donated.
+        PlacementError: arrays of two clusters.
+    """
+    arrays = [arg for arg in args if type(arg) is Array]
+    for array in arrays:
+        if array.is_deleted():
+            raise errors.DeletedArrayError(f"{name}: the array {array!r} was deleted, or donated to a program")
+    home = _home(name, arrays)
+    table = operations(home.cluster)
+    shapes: list[Hashable] = []
+    numbers: list[Hashable] = []
+    for arg in args:
+        if type(arg) is Array:
+            shapes.append(arg.layout)
+        elif type(arg) in _NUMBERS:
+            shapes.append(type(arg))
+            numbers.append(constant(arg))
+        else:
+            shapes.append(_jaxlib.abstract_value(arg))
+    where = (id(closed), home.mesh_spec.name, _jaxlib.trace_modes(), *shapes)
+    key: Hashable = (where, tuple(numbers))
+    known = table.known.get(key)
+    if known is None and numbers and table.constants.get(where, 0) >= CONSTANTS:
+        numbers = []
+        key = (where, None)
+        known = table.known.get(key)
+    if known is None:
+        with table.lock:
+            known = table.known.get(key)
+            if known is None:
+                known = (_compile(closed, name, args, home, bool(numbers)), closed)
+                if numbers:
+                    table.constants[where] = table.constants.get(where, 0) + 1
+                _keep(table, key, known)
+    compiled = known[0]
+    if numbers:
+        leaves = [arg for arg in args if type(arg) not in _NUMBERS]
+    else:
+        leaves = list(args)
+    results = compiled.run(leaves)
+    runs = getattr(_running, "runs", None)
+    if runs is not None:
+        runs.append((compiled, leaves, results))
+    return results
+
+
+def constant(number: Any) -> Hashable:
+    """A key that tells numbers apart that compare equal, and finds those again that do not equal themselves."""
+    if number == 0 or number != number:
+        return type(number), repr(number)
+    return type(number), number
+
+
+def _keep(table: Operations, key: Hashable, known: tuple[Compiled, Any]) -> None:
+    while len(table.known) >= KEPT:
+        del table.known[next(iter(table.known))]
+        table.constants.clear()
+    table.known[key] = known
+
+
+def _home(name: str, arrays: Sequence[Array]) -> Slice:
+    best = arrays[0]
+    for array in arrays[1:]:
+        if array.layout.slice is best.layout.slice:
+            continue
+        if array.layout.slice.cluster is not best.layout.slice.cluster:
+            raise errors.PlacementError(f"{name}: {best!r} and {array!r} live on different clusters; fetch one "
+                                        "(np.asarray) and put it to the other (pw.device_put)")
+        if array.layout.nbytes > best.layout.nbytes:
+            best = array
+    home: Slice = best.layout.slice
+    return home
+
+
+def _compile(closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_inside: bool) -> Compiled:
+    """The program of an operation. It takes the arguments in order, without the numbers that are compiled in."""
+    function = _jaxlib.as_function(closed)
+    inside = {n: arg for n, arg in enumerate(args) if numbers_inside and type(arg) in _NUMBERS}
+    slices = set()
+    arguments = []
+    for number, arg in enumerate(args):
+        if type(arg) is Array:
+            layout = arg.layout
+            slices.add(layout.slice)
+            remember(layout.slice)
+            arguments.append(Argument(layout.shape, layout.dtype, layout.weak_type, layout.slice.mesh_spec,
+                                      layout.spec[:len(layout.shape)]))
+        elif number not in inside:
+            aval = _jaxlib.abstract_value(arg)
+            arguments.append(Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type)))
+
+    def operation(*leaves: Any) -> list[Any]:
+        rest = iter(leaves)
+        return function(*[inside[n] if n in inside else next(rest) for n in range(len(args))])
+
+    operation.__name__ = operation.__qualname__ = name
+    apart = len(slices) > 1 and len(closed.out_avals) > 1
+    body = operation if apart else placed(operation, home.mesh_spec, name=name)
+    return Program(body, name=name, home=home).lower(*arguments).compile()
 
 
 def move(array: Array, devices: Slice, spec: Any) -> Array:
     """The array on another slice, or sharded otherwise: a program of one transfer."""
-    from pathways.api.program import Program, remember
-
     remember(devices)
+    table = operations(devices.cluster)
     key = (devices.mesh_spec.name, spec)
-    known = _moves.get(key)
+    known = table.moves.get(key)
     if known is None:
         target = specs.to_partition_spec(spec)
-        known = _moves[key] = Program(lambda x: device_put(x, devices.mesh_spec, target), name="device_put",
-                                      home=devices)
+        known = table.moves[key] = Program(functools.partial(device_put, mesh=devices.mesh_spec, spec=target),
+                                           name="device_put", home=devices)
     moved: Array = known(array)
     return moved

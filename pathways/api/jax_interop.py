@@ -1,0 +1,115 @@
+"""Makes `pw.Array` an array to JAX: the operators, methods and properties that JAX gives its own, and its dispatch.
+
+`install` runs once, when the first cluster is connected. What an operation does is JAX's own Python; where it runs is
+`operators`. An operator on arrays and numbers seen before skips JAX's Python altogether (`Operations.shortcuts`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pathways import _jaxlib
+from pathways.api.array import Array
+from pathways.api.operators import constant, operations, run
+
+_NUMBERS = (int, float, bool, complex)
+
+
+@functools.cache
+def install() -> None:
+    """Teaches JAX what a `pw.Array` is, and `pw.Array` what JAX's arrays can."""
+    methods, properties = _jaxlib.array_attributes()
+    own = vars(Array)
+    for name, fun in _jaxlib.array_operators().items():
+        if name not in own:
+            setattr(Array, name, _operator(name, fun))
+    for name, fun in methods.items():
+        if name not in own:
+            setattr(Array, name, fun)
+    for name, getter in properties.items():
+        if name not in own:
+            setattr(Array, name, property(_memo(name, getter)))
+    _jaxlib.accept_arrays(Array, Array._value, run, full_like)
+
+
+def full_like(array: Array, fill_value: Any, dtype: Any = None) -> Any:
+    """An array of `array`'s shape and sharding, full of one value, beside it on its slice; `jnp.zeros_like`."""
+    wanted = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+    aval = _jaxlib.abstract_value(fill_value)
+    return run(_filling(array.aval, aval, wanted, _jaxlib.trace_modes()), "full_like", [array, fill_value])[0]
+
+
+@functools.lru_cache(maxsize=512)
+def _filling(array: Any, fill_value: Any, dtype: Any, settings: Any) -> Any:
+    def filling(array: Any, fill_value: Any) -> Any:
+        # Of an expression that reads the array JAX knows the sharding; XLA finds that it is a constant.
+        like = array if dtype is None else array.astype(dtype)
+        full = jax.lax.full(array.shape, fill_value, like.dtype)
+        return jax.lax.select(jax.lax.full(array.shape, False), like, full)
+
+    return jax.make_jaxpr(filling)(_struct(array), _struct(fill_value))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _operator(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+    if name not in _BINARY:
+        return _memo(name, fun) if name in _UNARY else fun
+
+    @functools.wraps(fun)
+    def method(self: Array, other: Any) -> Any:
+        layout = self.layout
+        kind = type(other)
+        key: Any
+        if kind is Array and other is not self:
+            key = (name, layout, other.layout)
+        elif kind in _NUMBERS:
+            key = (name, layout, constant(other))
+        else:
+            return fun(self, other)
+        table = operations(layout.slice.cluster)
+        known = table.shortcuts.get(key)
+        if known is not None:
+            settings, call, places = known
+            if settings == _jaxlib.trace_modes() and _jaxlib.is_top_level():
+                result = call([self] if len(places) == 1 else [self, other] if places[0] == 0 else [other, self])
+                if result is not None:
+                    return result[0]
+        elif not _jaxlib.is_top_level():
+            return fun(self, other)
+        return table.learn(key, fun, (self, other))
+
+    return method
+
+
+def _memo(name: str, fun: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`fun` of an array alone, with a shortcut."""
+
+    @functools.wraps(fun)
+    def method(self: Array) -> Any:
+        layout = self.layout
+        table = operations(layout.slice.cluster)
+        key = (name, layout)
+        known = table.shortcuts.get(key)
+        if known is not None and known[0] == _jaxlib.trace_modes() and _jaxlib.is_top_level():
+            result = known[1]([self])
+            if result is not None:
+                return result[0]
+        if not _jaxlib.is_top_level():
+            return fun(self)
+        return table.learn(key, fun, (self,))
+
+    return method
+
+
+_UNARY = frozenset(("__neg__", "__pos__", "__abs__", "__invert__"))
+_BINARY = frozenset(
+    f"__{reflected}{name}__" for reflected in ("", "r") for name in
+    ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+) | {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
