@@ -40,16 +40,13 @@ def full_like(array: Array, fill_value: Any, dtype: Any = None) -> Any:
     """An array of `array`'s shape and sharding, full of one value, beside it on its slice; `jnp.zeros_like`."""
     wanted = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
     aval = _jaxlib.abstract_value(fill_value)
-    return run(_filling(array.aval, aval, wanted, _jaxlib.trace_modes()), "full_like", [array, fill_value])[0]
+    return run(_filling(array.aval, aval, wanted, _jaxlib.trace_modes()), "full_like", [array, fill_value], like=array)[0]
 
 
 @functools.lru_cache(maxsize=512)
 def _filling(array: Any, fill_value: Any, dtype: Any, settings: Any) -> Any:
     def filling(array: Any, fill_value: Any) -> Any:
-        # Of an expression that reads the array JAX knows the sharding; XLA finds that it is a constant.
-        like = array if dtype is None else array.astype(dtype)
-        full = jax.lax.full(array.shape, fill_value, like.dtype)
-        return jax.lax.select(jax.lax.full(array.shape, False), like, full)
+        return jax.lax.full_like(array, fill_value, dtype)
 
     return jax.make_jaxpr(filling)(_struct(array), _struct(fill_value))
 

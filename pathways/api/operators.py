@@ -48,7 +48,8 @@ class Operations:
     def learn(self, key: Hashable, fun: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         """Calls `fun`; when all it does is one run on `operands`, the next call of `key` is only that."""
         outer = getattr(_running, "runs", None)
-        _running.runs = runs = []
+        runs: list[tuple[Compiled, list[Any], list[Array]]] = []
+        _running.runs = runs
         try:
             result = fun(*operands)
         finally:
@@ -74,8 +75,11 @@ def operations(cluster: Cluster) -> Operations:
     return known
 
 
-def run(closed: Any, name: str, args: Sequence[Any]) -> list[Array]:
+def run(closed: Any, name: str, args: Sequence[Any], like: Array | None = None) -> list[Array]:
     """Runs a closed jaxpr on arguments of which at least one is a `pw.Array`; see the module.
+
+    The results are sharded as the compiler finds best: an elementwise operation keeps its operand's sharding. With
+    `like`, one of the arguments, they are sharded as that is.
 
     Raises:
         DeletedArrayError: an argument was deleted or donated.
@@ -93,7 +97,7 @@ def run(closed: Any, name: str, args: Sequence[Any]) -> list[Array]:
         if type(arg) is Array:
             shapes.append(arg.layout)
         elif type(arg) in _NUMBERS:
-            shapes.append(type(arg))
+            shapes.append(type(arg).__name__)
             numbers.append(constant(arg))
         else:
             shapes.append(_jaxlib.abstract_value(arg))
@@ -108,7 +112,7 @@ def run(closed: Any, name: str, args: Sequence[Any]) -> list[Array]:
         with table.lock:
             known = table.known.get(key)
             if known is None:
-                known = (_compile(closed, name, args, home, bool(numbers)), closed)
+                known = (_compile(closed, name, args, home, bool(numbers), like), closed)
                 if numbers:
                     table.constants[where] = table.constants.get(where, 0) + 1
                 _keep(table, key, known)
@@ -152,7 +156,8 @@ def _home(name: str, arrays: Sequence[Array]) -> Slice:
     return home
 
 
-def _compile(closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_inside: bool) -> Compiled:
+def _compile(closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_inside: bool,
+             like: Array | None) -> Compiled:
     """The program of an operation. It takes the arguments in order, without the numbers that are compiled in."""
     function = _jaxlib.as_function(closed)
     inside = {n: arg for n, arg in enumerate(args) if numbers_inside and type(arg) in _NUMBERS}
@@ -175,7 +180,8 @@ def _compile(closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_i
 
     operation.__name__ = operation.__qualname__ = name
     apart = len(slices) > 1 and len(closed.out_avals) > 1
-    body = operation if apart else placed(operation, home.mesh_spec, name=name)
+    wanted = None if like is None else specs.to_partition_spec(like.layout.spec[:len(like.layout.shape)])
+    body = operation if apart else placed(operation, home.mesh_spec, name=name, out_shardings=wanted)
     return Program(body, name=name, home=home).lower(*arguments).compile()
 
 
