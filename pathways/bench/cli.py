@@ -105,7 +105,7 @@ def dispatch(
 @bench.command()
 @click.option("--max-shards", type=click.IntRange(4), default=65536, show_default=True)
 @click.option("--devices-per-host", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @_out
 @_results
 def scale(max_shards: int, devices_per_host: int, repeats: int, json_path: Path | None, results: Path | None) -> None:

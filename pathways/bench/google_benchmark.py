@@ -26,12 +26,17 @@ def programs(folder: Path | None) -> list[Path]:
 
 
 def parse(output: dict[str, Any]) -> dict[str, Spread]:
-    """Nanoseconds of real time per iteration, by benchmark, over the repetitions."""
+    """Nanoseconds of real time per iteration, by benchmark, over the repetitions.
+
+    A counter whose name ends in ``_ns`` is a measurement of its own, under ``<benchmark> <counter>``.
+    """
     times: dict[str, list[float]] = {}
     for entry in output["benchmarks"]:
         if entry.get("run_type", "iteration") == "iteration" and not entry.get("error_occurred"):
-            name = entry.get("run_name", entry["name"])
+            name = entry.get("run_name", entry["name"]).removeprefix("BM_").removesuffix("/real_time")
             times.setdefault(name, []).append(entry["real_time"] * _NANOSECONDS[entry["time_unit"]])
+            for counter in (key for key in entry if key.endswith("_ns")):
+                times.setdefault(f"{name} {counter}", []).append(entry[counter])
     return {name: Spread.of(values) for name, values in times.items()}
 
 

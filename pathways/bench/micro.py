@@ -39,13 +39,13 @@ class Limit:
 
 
 GOALS = {
-    "future_create_resolve": Limit(50),
-    "ring_hop_in_process": Limit(100),
+    "future_create_resolve_release": Limit(50),
+    "byte_ring_hop_without_doorbell hop_p50_ns": Limit(100),
     "call to futures, 1 leaves": Limit(5),
     "call to futures, slope per leaf": Limit(0.1),
     "transfer over memcpy": Limit(0.7, least=True),
 }
-"""By the name of a value; C++ benchmarks under their own names, without ``BM_`` and arguments."""
+"""By the name of a value; C++ benchmarks under their own names."""
 
 
 def _native(binaries: Path | None, repeats: int) -> list[Value]:
@@ -54,7 +54,7 @@ def _native(binaries: Path | None, repeats: int) -> list[Value]:
         where = binaries or "build/*/benchmarks/cpp"
         raise RuntimeError(f"no C++ benchmark in {where}: build with -DPATHWAYS_BUILD_BENCHMARKS=ON")
     measured = google_benchmark.run(paths, repeats)
-    return [Value(name.removeprefix("BM_"), spread, "ns") for name, spread in measured.items()]
+    return [Value(name, spread, "ns") for name, spread in measured.items()]
 
 
 def _probe(name: str, repeats: int) -> list[Value]:
@@ -72,7 +72,7 @@ def make(values: Sequence[Value], notes: Sequence[str]) -> Report:
     """The report of measured values."""
     rows = []
     for value in values:
-        goal = GOALS.get(value.name.partition("/")[0])
+        goal = GOALS.get(value.name)
         spread: Spread = value.spread
         reached = None if goal is None else goal.reached(spread.median)
         goal_text = None if goal is None else str(goal)

@@ -16,9 +16,10 @@ from pathways.bench import stats
 from pathways.bench.report import Report, Table
 
 METHOD = (
-    "One program of two computations over all shards, on modelled devices that take no time, in one process; the "
-    "hosts' own work is left out of the figures of client and sequencer. Client: CPU time of a call. Sequencer and "
-    "message: CPU time of the controller for one run on one host, with its messages. Medians over the repeats."
+    "A chain of two calls over all shards of a cluster of modelled hosts, in one process. Each part is timed alone on "
+    "one thread: the client's calls; the controller's passes (sequencer and messages, out and back), per host and run; "
+    "the hosts' steps, per host and run. All hosts share one machine's caches, so per-host figures of big clusters "
+    "hold cache misses that a real host would not have. Times are medians."
 )
 
 
@@ -28,35 +29,45 @@ class NoSimulation(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One measurement. Times are CPU nanoseconds; `_bytes` what is held per logical buffer, and each plan's size."""
+    """One measurement, as the native side reports it; times in nanoseconds. See csrc/simulate/scale.h."""
 
     shards: int
     hosts: int
-    client_ns_per_call: float
-    sequencer_ns_per_host_run: float
-    buffer_bytes: int
-    client_plan_bytes: int
-    host_plan_bytes: int
+    client_call_ns: float
+    client_release_ns: float
+    controller_ns: float
+    """Sequencer and message, per host and run."""
+    controller_out_ns: float
+    controller_in_ns: float
+    host_ns: float
+    bytes_per_buffer: int
     plan_nodes: int
+    plan_bytes_per_host: int
+    run_bytes_per_host: int
+    run_bytes_controller: int
+    messages_per_host_run: int
 
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Point))
+_TIMES = tuple(name for name in _FIELDS if name.endswith("_ns"))
 
 Simulate = Callable[[int, int], Point]
 
 
-def native_point(hosts: int, devices: int) -> Point:
+def native_point(hosts: int, shards: int) -> Point:
     """The call point: one measurement by the native simulation. Raises NoSimulation where it is not built in."""
     try:
-        _native = importlib.import_module("pathways._native")
+        native: Any = importlib.import_module("pathways._native")
     except ImportError as error:
         raise NoSimulation(f"pathways._native cannot be imported: {error}; build the package first") from None
-    simulate: Any = getattr(_native, "simulate", None)
-    if simulate is None:
+    if not hasattr(native, "simulate"):
         raise NoSimulation("this build of pathways._native has no `simulate`; rebuild it from a newer source")
-    measured = simulate(hosts=hosts, devices=devices)
-    fields = {field.name for field in dataclasses.fields(Point)} - {"shards", "hosts"}
-    if absent := fields - set(measured):
-        raise NoSimulation(f"pathways._native.simulate: expected the keys {sorted(fields)}, without {sorted(absent)}")
-    return Point(hosts * devices, hosts, **{name: measured[name] for name in fields})
+    measured = native.simulate(hosts=hosts, shards=shards)
+    found = measured if isinstance(measured, dict) else {name: getattr(measured, name, None) for name in _FIELDS}
+    if absent := [name for name in _FIELDS if found.get(name) is None]:
+        raise NoSimulation(f"pathways._native.simulate: expected {', '.join(_FIELDS)}; without {', '.join(absent)}")
+    values: dict[str, Any] = {name: found[name] for name in _FIELDS}
+    return Point(**values)
 
 
 def hosts_to_measure(max_shards: int, devices_per_host: int) -> list[int]:
@@ -68,23 +79,19 @@ def hosts_to_measure(max_shards: int, devices_per_host: int) -> list[int]:
 
 
 def _median(points: Sequence[Point]) -> Point:
-    return dataclasses.replace(
-        points[0],
-        client_ns_per_call=stats.quantile([point.client_ns_per_call for point in points], 0.5),
-        sequencer_ns_per_host_run=stats.quantile([point.sequencer_ns_per_host_run for point in points], 0.5),
-    )
+    times: dict[str, Any] = {name: stats.quantile([getattr(p, name) for p in points], 0.5) for name in _TIMES}
+    return dataclasses.replace(points[0], **times)
 
 
 def judge(points: Sequence[Point]) -> list[dict[str, Any]]:
     """The goals of this instrument over points in order of shards."""
     few, many = points[0], points[-1]
-    worst = max(point.sequencer_ns_per_host_run for point in points)
-    growth = many.client_ns_per_call / few.client_ns_per_call
+    worst = max(point.controller_ns for point in points)
     span = f"{many.shards:,} shards over {few.shards:,}"
     judged: list[tuple[str, float, float]] = [
-        (f"COST-1: client cost of a call, {span}", 1.1, growth),
-        (f"COST-1: client bytes per buffer, {span}", 1.0, many.buffer_bytes / few.buffer_bytes),
-        (f"COST-2: client plan bytes, {span}", 1.0, many.client_plan_bytes / few.client_plan_bytes),
+        (f"COST-1: client cost of a call, {span}", 1.1, many.client_call_ns / few.client_call_ns),
+        (f"COST-1: client bytes per buffer, {span}", 1.0, many.bytes_per_buffer / few.bytes_per_buffer),
+        (f"COST-2: plan bytes per host, {span}", 1.0, many.plan_bytes_per_host / few.plan_bytes_per_host),
         (f"COST-2: plan nodes, {span}", 1.0, many.plan_nodes / few.plan_nodes),
         ("COST-3: sequencer and message per host and run, worst, us", 2.0, worst / 1000),
     ]
@@ -93,10 +100,9 @@ def judge(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def make(points: Sequence[Point], all_points: Sequence[Point]) -> Report:
     """The report of the medians `points` and the single measurements they come from."""
-    columns = tuple(field.name for field in dataclasses.fields(Point))
     judged = judge(points)
     tables = [
-        Table("Scale", columns, [dataclasses.astuple(point) for point in points]),
+        Table("Scale", _FIELDS, [dataclasses.astuple(point) for point in points]),
         Table("Goals", ("goal", "at most", "value", "reached"), [tuple(row.values()) for row in judged]),
     ]
     rows = [dataclasses.asdict(point) for point in points]
@@ -110,6 +116,6 @@ def run(max_shards: int, devices_per_host: int, repeats: int, simulate: Simulate
     by_hosts: dict[int, list[Point]] = {count: [] for count in hosts}
     for _ in range(repeats):
         for count in hosts:
-            by_hosts[count].append(simulate(count, devices_per_host))
+            by_hosts[count].append(simulate(count, count * devices_per_host))
     samples = [point for points in by_hosts.values() for point in points]
     return make([_median(points) for points in by_hosts.values()], samples)

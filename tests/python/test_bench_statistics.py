@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +117,18 @@ def test_goals_are_judged_on_their_shapes_only() -> None:
 
 
 def test_google_benchmark_output() -> None:
-    def entry(time: float, unit: str = "ns", run_type: str = "iteration") -> dict[str, Any]:
-        return {"name": "BM_Hop/8", "run_name": "BM_Hop/8", "run_type": run_type, "real_time": time, "time_unit": unit}
+    def entry(time: float, unit: str = "ns", run_type: str = "iteration", **counters: float) -> dict[str, Any]:
+        name = "BM_hop/8/real_time"
+        return {"name": name, "run_name": name, "run_type": run_type, "real_time": time, "time_unit": unit, **counters}
 
-    output = {"benchmarks": [entry(10), entry(0.03, "us"), entry(20), entry(99, run_type="aggregate")]}
-    assert google_benchmark.parse(output) == {"BM_Hop/8": Spread(20, 10, 30, 3)}
+    output = {"benchmarks": [entry(10, hop_p50_ns=4), entry(0.03, "us"), entry(20), entry(99, run_type="aggregate")]}
+    assert google_benchmark.parse(output) == {"hop/8": Spread(20, 10, 30, 3), "hop/8 hop_p50_ns": Spread(4, 4, 4, 1)}
 
 
 def test_micro_judges_by_name() -> None:
     report = micro.make(
         [
-            Value("future_create_resolve/64", Spread(40, 39, 41, 3), "ns"),
+            Value("future_create_resolve_release", Spread(40, 39, 41, 3), "ns"),
             Value("transfer over memcpy", Spread(0.5, 0.4, 0.6, 3), "ratio"),
             Value("something new", Spread(1, 1, 1, 1), "ns"),
         ],
@@ -146,8 +148,8 @@ def test_micro_says_what_is_missing(tmp_path: Path) -> None:
     assert "no C++ benchmark" in report.notes[0]
 
 
-def fake_point(hosts: int, devices: int) -> scale.Point:
-    return scale.Point(hosts * devices, hosts, 1000.0 + hosts, 500.0, 64, 4096, 512, 4)
+def fake_point(hosts: int, shards: int) -> scale.Point:
+    return scale.Point(shards, hosts, 1000.0 + hosts, 9.0, 500.0, 300.0, 200.0, 800.0, 64, 4, 512, 96, 96, 2)
 
 
 def test_scale_measures_every_size() -> None:
@@ -159,5 +161,18 @@ def test_scale_measures_every_size() -> None:
 
 
 def test_scale_sees_a_client_that_grows() -> None:
-    points = [fake_point(1, 4), scale.dataclasses.replace(fake_point(4, 4), client_ns_per_call=1200.0)]
+    points = [fake_point(1, 4), scale.dataclasses.replace(fake_point(4, 16), client_call_ns=1200.0)]
     assert [row["reached"] for row in scale.judge(points)] == [False, True, True, True, True]
+
+
+def test_scale_says_what_the_native_side_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = scale.dataclasses.asdict(fake_point(2, 8))
+    native = types.SimpleNamespace(simulate=lambda hosts, shards: {**whole, "hosts": hosts, "shards": shards})
+    monkeypatch.setattr(scale.importlib, "import_module", lambda name: native)
+    assert scale.native_point(2, 8) == fake_point(2, 8)
+    del whole["plan_nodes"]
+    with pytest.raises(scale.NoSimulation, match="without plan_nodes"):
+        scale.native_point(2, 8)
+    del native.simulate
+    with pytest.raises(scale.NoSimulation, match="rebuild"):
+        scale.native_point(2, 8)
