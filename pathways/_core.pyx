@@ -370,7 +370,6 @@ cdef class Call:
     cdef readonly tuple outputs         # Layouts
     cdef readonly tuple donated         # positions
     cdef vector[uint64_t] arguments
-    cdef vector[uint64_t] results
     cdef public object extra
 
     def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
@@ -385,7 +384,6 @@ cdef class Call:
         for layout in outputs:
             self.program.result_parts.push_back(layout.parts)
         self.arguments.resize(len(inputs) + 1)
-        self.results.resize(len(outputs) + 1)
 
     def accepts(self, list leaves not None):
         """True when every leaf is an array of this call's layout."""
@@ -420,14 +418,20 @@ cdef class Call:
         cdef Client client = self.client
         cdef list out
         cdef Layout layout
+        # Of this call alone: making the arrays below may let another thread in.
+        cdef uint64_t few[16]
+        cdef vector[uint64_t] many
+        cdef uint64_t* results = few
         if not self.gather(leaves):
             return None
         if client.closed:
             client.check_alive()
         n = len(self.inputs)
+        if len(self.outputs) > 16:
+            many.resize(len(self.outputs))
+            results = many.data()
         while True:
-            status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n),
-                                              self.results.data())
+            status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:
@@ -440,7 +444,7 @@ cdef class Call:
         out = [None] * n
         for i in range(n):
             layout = <Layout><object>PyTuple_GET_ITEM_(<PyObject*>self.outputs, i)
-            out[i] = client.wrap(self.results[i], layout)
+            out[i] = client.wrap(results[i], layout)
         for i in self.donated:
             (<Buffer>leaves[i])._forget()
         if client.host is not None:

@@ -9,5 +9,6 @@ void register_errors(pybind11::module_& m);
 void register_segments(pybind11::module_& m);
 void register_plans(pybind11::module_& m);
 void register_controller(pybind11::module_& m);
+void register_simulation(pybind11::module_& m);
 
 }  // namespace pathways::bind

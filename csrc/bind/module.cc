@@ -7,4 +7,5 @@ PYBIND11_MODULE(_native, m) {
   pathways::bind::register_segments(m);
   pathways::bind::register_plans(m);
   pathways::bind::register_controller(m);
+  pathways::bind::register_simulation(m);
 }
