@@ -125,12 +125,10 @@ def _show(stats: dict[str, Any]) -> None:
         f"up {_duration(stats['uptime_s'])}, controller pid {controller['pid']}, "
         f"{_bytes(controller['resident_bytes'])} resident"
     )
-    hosts = Table("island", "host", "pid", "devices", "slices on each", "resident", "devices hold", box=None)
+    hosts = Table("island", "host", "pid", "devices", "slices on each", "resident", "shared buffers", box=None)
     for host in stats["hosts"]:
         devices, load = host["devices"], stats["device_load"]
         span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
-        held = host.get("device_bytes", host.get("bytes_by_device"))
-        total = sum(held.values() if isinstance(held, dict) else held) if held else 0
         hosts.add_row(
             str(host["island"]),
             str(host["host"]),
@@ -138,7 +136,7 @@ def _show(stats: dict[str, Any]) -> None:
             span,
             " ".join(str(load[device]) for device in devices),
             _bytes(host["resident_bytes"]),
-            _bytes(total),
+            _bytes(host.get("arena_bytes", 0)),
         )
     console.print(hosts)
     if not stats["clients"]:

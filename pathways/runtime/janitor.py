@@ -40,8 +40,10 @@ def main(argument: str) -> int:
         return 0
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Handlers rather than SIG_IGN, which children would inherit.
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     status = 1
     try:
         os.mkdir(directory, 0o700)
@@ -58,6 +60,8 @@ def main(argument: str) -> int:
                 pass_fds=(owner_fd, report_fd, lock_fd),
             )
         signal.signal(signal.SIGTERM, lambda *_: _signal(controller.pid, signal.SIGTERM))
+        if told:
+            controller.terminate()
         _report(report_fd, {"event": "spawned", "pid": controller.pid})
         status = _watch(controller, owner_fd, config["grace_s"])
         _report(report_fd, {"event": "ended", "returncode": status, "log": _tail(log_path)})

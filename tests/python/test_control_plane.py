@@ -29,7 +29,7 @@ from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec
 from pathways.runtime import directory
 from pathways.runtime.connection import RemoteControl, StartupEvent, connect_unix, inspect
 from pathways.runtime.launcher import LocalClusterHandle, start_local_cluster
-from pathways.runtime.options import ClientSizes
+from pathways.runtime.options import ClientSizes, ClusterOptions
 
 SMALL = {**control_doubles.OPTIONS, "host_ring_bytes": 4096, "host_arena_bytes": 4096}
 SIZES = ClientSizes(16, 4096, 4096)
@@ -237,7 +237,7 @@ def test_leaving_frees_what_was_owned(shared: LocalClusterHandle) -> None:
 GUEST = """
 import json, os, sys
 from pathways.runtime.connection import connect_unix
-from pathways.runtime.options import ClientSizes
+from pathways.runtime.options import ClientSizes, ClusterOptions
 control = connect_unix(sys.argv[1], native="control_doubles", sizes=ClientSizes(16, 4096, 4096))
 control.allocate_slice((2,), ("x",), None)
 print(control.client_id, flush=True)
@@ -420,6 +420,33 @@ def test_a_failed_start_is_told_to_everybody_who_waits(monkeypatch: pytest.Monke
         start_local_cluster(1, 1, 1, progress=tell, **SMALL)
     threads[0].join(10.0)
     assert len(guests) == 1 and isinstance(guests[0], errors.ConnectError) and "SIGKILL" in str(guests[0])
+
+
+@pytest.mark.parametrize("stage", [StartupEvent.HOST_STARTED, StartupEvent.HOST_JOINED])
+def test_ctrl_c_during_the_start_leaves_nothing(stage: int) -> None:
+    before = directory.live_clusters()
+    pids: list[int] = []
+
+    def interrupt(event: StartupEvent) -> None:
+        pids.append(event.pid)
+        if event.stage == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start_local_cluster(1, 2, 1, progress=interrupt, **SMALL)
+    assert directory.live_clusters() == before
+    assert not any(is_running(pid) for pid in pids if pid)
+
+
+def test_a_terminated_janitor_ends_the_cluster_at_any_moment() -> None:
+    """As `close` does it when connecting failed, however early."""
+    for delay_s in (0.0, 0.05, 0.3):
+        handle = LocalClusterHandle(ClusterOptions(1, 1, 1, **SMALL), "cpu")
+        time.sleep(delay_s)
+        started = time.monotonic()
+        handle.close()
+        assert time.monotonic() - started < 7.0, "not at the second try"
+        assert not os.path.exists(handle.directory) and not is_running(handle.janitor_pid)
 
 
 def test_real_hosts_form_their_islands() -> None:
