@@ -14,6 +14,7 @@ import jax
 
 from pathways import _jaxlib
 from pathways.api.array import Array
+from pathways.api.indexing import getitem
 from pathways.api.operators import constant, operations, run
 
 _NUMBERS = (int, float, bool, complex)
@@ -56,6 +57,8 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _operator(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+    if name == "__getitem__":
+        return lambda self, index: getitem(self, index, fun)
     if name not in _BINARY:
         return _memo(name, fun) if name in _UNARY else fun
 
