@@ -73,6 +73,21 @@ class Workload {
     return client_.futures().in_use() == 0;
   }
 
+  /// With threads: sleeps until the oldest read is there, without a time limit (a lost wake-up hangs).
+  void wait_oldest() {
+    if (fetches_.empty()) return;
+    const Handle token = fetches_.front()->token;
+    while (client_.wait(token, std::chrono::nanoseconds::max(), SpinPolicy::adaptive()) == FutureState::kPending) {
+      client_.poll_inbox();
+      if (client_.cluster_status() != ClusterStatus::kUp) return;
+    }
+  }
+  /// With threads: sleeps until credits are back, or looks again after a moment when something else is short.
+  void wait_room() {
+    client_.flush();
+    client_.wait_room(std::chrono::nanoseconds::max(), SpinPolicy::adaptive());
+  }
+
   uint64_t compared() const { return compared_; }
   uint64_t wrong() const { return wrong_; }
   uint64_t failed() const { return failed_; }
