@@ -113,7 +113,6 @@ cdef class Client:
     cdef bint pumping
     cdef object liveness               # callable: raises when the controller process is gone
     cdef readonly uint64_t dispatches
-    cdef dict tags                     # last run of an array's handle is not kept: see Call
 
     def __init__(self, uint32_t client_id, client_segment, controller_segment, array_type, liveness=None,
                  uint32_t window=1024):
@@ -622,14 +621,20 @@ cdef class Host:
         self.core.get().ring()
 
     cdef wait_oldest(self, double seconds):
-        """Embedded: waits for the oldest value under way, at most about `seconds` when there is none."""
-        self.core.get().executor().watched(&self.scratch)
-        if self.scratch.size() == 0:
-            with nogil:
-                self.core.get().wait(self.core.get().ticket(), nanoseconds(<int64_t>(min(seconds, 0.001) * 1e9)),
-                                     SpinPolicy.park())
+        """Embedded: waits until something under way is done, at most about `seconds` unless it is one thing alone."""
+        cdef uint32_t ticket = self.core.get().ticket()
+        cdef double limit = min(seconds, 0.001)
+        if self.core.get().step() != 0:
             return
-        self.driver.block(<object><PyObject*>self.scratch[0], seconds)
+        self.core.get().executor().watched(&self.scratch)
+        if self.scratch.size() == 1:
+            self.driver.block(<object><PyObject*>self.scratch[0])
+            return
+        if self.scratch.size() > 1:  # whichever comes first
+            self.driver.arm([<object><PyObject*>value for value in self.scratch])
+            limit = seconds
+        with nogil:
+            self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
 
     def clear(self):
         """Drops every value."""

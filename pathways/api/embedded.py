@@ -100,4 +100,4 @@ class EmbeddedControl:
         if not self._closed:
             self._closed = True
             self.controller.close()
-            self.driver.core.clear()
+            self.driver.close()

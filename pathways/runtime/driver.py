@@ -143,9 +143,13 @@ class HostDriver:
         try:
             self.core.run(self._watchers.arm)
         finally:
-            self._watchers.stop()
-            self._compiler.put(None)
-            self.core.clear()
+            self.close()
+
+    def close(self) -> None:
+        """Ends this host's threads and drops every value; on the enqueue thread."""
+        self._watchers.stop()
+        self._compiler.put(None)
+        self.core.clear()
 
     def stop(self) -> None:
         """Makes `run` return; any thread."""
@@ -187,7 +191,11 @@ class HostDriver:
         placed = registered.bound.placed(registered.plan.values[value])
         return self._from_full(placed, np.zeros(placed.type.shape, placed.type.dtype))
 
-    def block(self, value: jax.Array, seconds: float) -> None:
+    def arm(self, values: list[jax.Array]) -> None:
+        """Sees to it that the host's doorbell rings when one of `values` is ready."""
+        self._watchers.arm(values)
+
+    def block(self, value: jax.Array) -> None:
         """Embedded: waits for a value; its error is found when it is looked at."""
         try:
             value.block_until_ready()
