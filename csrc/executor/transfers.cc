@@ -29,7 +29,7 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
 
 bool Executor::is_local(const Plan& plan, const NodeRecord& node) const {
   const auto sources = plan.sources(node), destinations = plan.destinations(node);
-  return sources.size() == 1 && sources[0] == options_.host && destinations.size() == 1 &&
+  return node.spread == 0 && sources.size() == 1 && sources[0] == options_.host && destinations.size() == 1 &&
          destinations[0] == options_.host;
 }
 

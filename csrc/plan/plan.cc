@@ -84,6 +84,7 @@ void Plan::validate() const {
       refuse(at("node", i) + ": PLAN-4, only transfers have sources and destinations");
     }
     if (n.gang > 1 || (n.gang != 0 && n.kind != NodeKind::kCall)) refuse(at("node", i) + ": PLAN-4, no gang");
+    if (n.spread > 1 || (n.spread != 0 && n.kind != NodeKind::kTransfer)) refuse(at("node", i) + ": PLAN-4, not spread");
     for (uint32_t value : inputs(n)) {
       if (value >= h.values) refuse(at("node", i) + ": PLAN-4, reads an unknown value");
       if (!written[value])
@@ -192,6 +193,7 @@ std::vector<std::byte> PlanBuilder::finish() const {
     NodeRecord r{};
     r.kind = n.kind;
     r.gang = n.gang ? 1 : 0;
+    r.spread = n.spread ? 1 : 0;
     r.computation = n.computation;
     r.global_node = n.global_node;
     r.input_begin = append(n.inputs);

@@ -40,7 +40,7 @@ enum class NodeKind : uint8_t {
 struct NodeRecord {
   NodeKind kind;
   uint8_t gang;  ///< 1 when hosts other than this one launch their part of the same call
-  uint16_t reserved;
+  uint16_t spread;  ///< kTransfer: 1 when an end of it has shards on other hosts; it then goes shard by shard
   uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the route
   uint32_t global_node;  ///< the node's number in the program, the same on all hosts
   uint32_t input_begin, input_count;
@@ -133,6 +133,7 @@ class PlanBuilder {
   struct Node {
     NodeKind kind = NodeKind::kCall;
     bool gang = false;
+    bool spread = false;
     uint32_t computation = 0;
     uint32_t global_node = 0;
     std::vector<uint32_t> inputs, outputs, sources, destinations;
