@@ -57,15 +57,15 @@ def orphans_come_home() -> Iterator[None]:
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-def _parents() -> dict[int, int]:
-    """Every process id on the machine with its parent's."""
+def _parents(zombies: bool = False) -> dict[int, int]:
+    """Every process id on the machine with its parent's; also those that ended and wait to be reaped, if asked."""
     parents: dict[int, int] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 stat = Path(entry.path, "stat").read_text()
                 state, parent = stat.rpartition(")")[2].split()[:2]
-                if state not in "ZX":
+                if zombies or state not in "ZX":
                     parents[int(entry.name)] = int(parent)
     return parents
 
@@ -91,19 +91,20 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def kill_processes(pids: Sequence[int], timeout: float = 10.0) -> None:
-    """Kills these processes and waits until they are gone."""
-    for pid in pids:
-        if pid != os.getpid():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    """Kills these processes and waits until they are gone, and reaped where that is for us to do."""
+    me = os.getpid()
+    waiting = {pid for pid in pids if pid != me}
+    for pid in waiting:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + timeout
-    waiting = [pid for pid in pids if pid != os.getpid()]
     while waiting and time.monotonic() < deadline:
-        alive = _parents()
         for pid in waiting:
             with contextlib.suppress(OSError):
                 os.waitpid(pid, os.WNOHANG)
-        waiting = [pid for pid in waiting if pid in alive]
+        alive, present = _parents(), _parents(zombies=True)
+        # What ended stays until its parent reaps it: ours to do when the parent is we, or ends too and leaves it to us.
+        waiting = {pid for pid in waiting if pid in alive or present.get(pid) in {me, *waiting}}
         if waiting:
             time.sleep(0.01)
 
