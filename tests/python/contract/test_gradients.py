@@ -1,0 +1,169 @@
+"""JAX's transformations through programs: gradients, optimisers, batching, scans and random numbers equal plain JAX."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 6)).astype(np.float32)
+Y = RNG.integers(0, 4, 8)
+PARAMS = {"w1": RNG.normal(size=(6, 16)).astype(np.float32) * 0.3,
+          "w2": RNG.normal(size=(16, 4)).astype(np.float32) * 0.3}
+
+
+def near(got: Any, want: Any, rtol: float = 2e-5) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=1e-6)
+
+
+def hidden(x: Any, w: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+def cost(h: Any, w: Any, y: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(h @ w, y).mean()
+
+
+def plain(params: Any, x: Any, y: Any) -> Any:
+    return cost(hidden(x, params["w1"]), params["w2"], y)
+
+
+@pytest.fixture
+def stages(add: Any) -> Any:
+    """A two-stage model: (loss of params, x and y; first slice; second slice)."""
+    first, second = add(4), add((2, 2))
+    one = pw.jit(hidden, devices=first, in_shardings=(P("x"), P()), out_shardings=P("x"), name="hidden")
+    two = pw.jit(cost, devices=second, in_shardings=(P("x"), P(None, "y"), P("x")), name="cost")
+    return lambda params, x, y: two(one(x, params["w1"]), params["w2"], y), first, second
+
+
+def test_grad_through_two_slices(stages: Any) -> None:
+    """Equals plain JAX's, and each backward step runs where its forward step ran."""
+    loss, first, second = stages
+    grad = pw.program(jax.grad(loss))
+    near(grad(PARAMS, X, Y), jax.grad(plain)(PARAMS, X, Y))
+    text = grad.lower(PARAMS, X, Y).as_text("plan")
+    where = {name: set() for name in ("hidden", "cost")}
+    backward = set()
+    for name, number, back, slice_ in re.findall(r"call (\w+)\.(\d+)( \(backward\))? on (\w+):", text):
+        if name in where:
+            where[name].add(slice_)
+            if back:
+                backward.add(name)
+    assert where == {"hidden": {first.mesh_spec.name}, "cost": {second.mesh_spec.name}}, text
+    assert backward == {"hidden", "cost"}, text
+
+
+def test_training_step_with_an_optimizer_in_one_program(stages: Any, cluster: Any) -> None:
+    loss, _, _ = stages
+    optimizer = optax.adam(1e-2)
+
+    def step(loss: Any) -> Any:
+        def run(params: Any, state: Any, x: Any, y: Any) -> Any:
+            value, grads = jax.value_and_grad(loss)(params, x, y)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, value
+        return run
+
+    mine, theirs = pw.program(step(loss)), jax.jit(step(plain))
+    got = want = (PARAMS, optimizer.init(PARAMS))
+    before = cluster.stats()["dispatches"]
+    for _ in range(5):
+        *got, value = mine(*got, X, Y)
+        *want, expected = theirs(*want, X, Y)
+        near(value, expected)
+    near(got, want, rtol=1e-4)
+    assert cluster.stats()["dispatches"] == before + 5
+
+
+def test_training_that_donates(stages: Any) -> None:
+    loss, _, _ = stages
+    step = pw.program(lambda p, x, y: jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, x, y)),
+                      donate_argnums=0)
+    theirs = jax.jit(lambda p, x, y: jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(plain)(p, x, y)))
+    got = want = PARAMS
+    for _ in range(5):
+        got, want = step(got, X, Y), theirs(want, X, Y)
+    near(got, want)
+
+
+def test_value_and_grad_with_aux_and_checkpoint(stages: Any, add: Any) -> None:
+    third = pw.jit(lambda x, w: (jnp.sin(x @ w).sum(), x.max()), devices=add(2), name="third")
+
+    def loss(w: Any, x: Any) -> Any:
+        return jax.checkpoint(third)(x, w)
+
+    near(pw.program(jax.value_and_grad(loss, has_aux=True))(PARAMS["w1"], X),
+         jax.value_and_grad(lambda w, x: (jnp.sin(x @ w).sum(), x.max()), has_aux=True)(PARAMS["w1"], X))
+
+
+def test_vmap_of_a_program_of_two_slices(add: Any) -> None:
+    f, g = pw.jit(lambda x: x @ x, devices=add(2)), pw.jit(lambda x: jnp.linalg.norm(x), devices=add(1))
+    batch = RNG.normal(size=(5, 4, 4)).astype(np.float32)
+    near(pw.program(jax.vmap(lambda x: g(f(x))))(batch), jax.vmap(lambda x: jnp.linalg.norm(x @ x))(batch))
+    per_example = jax.vmap(jax.grad(lambda x: jnp.linalg.norm(x @ x)))
+    near(pw.program(jax.vmap(jax.grad(lambda x: g(f(x)))))(batch), per_example(batch), rtol=1e-4)
+
+
+def test_custom_vjp_and_forward_mode(add: Any) -> None:
+    @jax.custom_vjp
+    def clip(x: Any) -> Any:
+        return x * 2
+
+    clip.defvjp(lambda x: (x * 2, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+    f, g = pw.jit(lambda x: clip(x), devices=add(2)), pw.jit(lambda x: jnp.sin(x).sum(), devices=add(2))
+    near(pw.program(jax.grad(lambda x: g(f(x))))(X), jax.grad(lambda x: jnp.sin(clip(x)).sum())(X))
+    sine = pw.jit(jnp.sin, devices=f.slice)
+    near(pw.program(lambda x: jax.jvp(lambda x: sine(sine(x)), (x,), (x,)))(X),
+         jax.jvp(lambda x: jnp.sin(jnp.sin(x)), (X,), (X,)))
+
+
+def test_scan_while_and_cond_inside_a_computation(add: Any) -> None:
+    def work(x: Any) -> Any:
+        total, steps = jax.lax.scan(lambda c, row: (c + row, c.sum()), jnp.zeros(6), x)
+        count = jax.lax.while_loop(lambda c: c < 100, lambda c: c * 2, jnp.int32(3))
+        return jax.lax.cond(total.sum() > 0, lambda t: t, lambda t: -t, total), steps, count
+
+    near(pw.jit(work, devices=add(2))(X), jax.jit(work)(X))
+    f = pw.jit(lambda x: jax.lax.scan(lambda c, r: (c * r.sum(), None), 1.0, x)[0], devices=add(2))
+    near(pw.program(jax.grad(lambda x: f(x)))(X), jax.grad(
+        lambda x: jax.lax.scan(lambda c, r: (c * r.sum(), None), 1.0, x)[0])(X), rtol=1e-3)
+
+
+def test_random_numbers(add: Any) -> None:
+    slice_ = add(4)
+    normal = pw.jit(lambda key: jax.random.normal(key, (8, 4)), devices=slice_, out_shardings=P("x"))
+    split = pw.jit(lambda key: jax.random.split(key), devices=add(1))
+
+    @pw.program
+    def draw(key: Any) -> Any:
+        one, two = split(key)
+        return one, normal(two), jax.random.fold_in(key, 3)
+
+    key = jax.random.key(3)
+    one, two = jax.random.split(key)
+    got = draw(key)
+    near(got[1], jax.random.normal(two, (8, 4)))
+    for mine, theirs in ((got[0], one), (got[2], jax.random.fold_in(key, 3))):
+        near(jax.random.key_data(mine), jax.random.key_data(theirs))
+    near(draw(pw.device_put(key, slice_))[1], jax.random.normal(two, (8, 4)))
+    again = draw(got[0])
+    near(again[1], jax.random.normal(jax.random.split(one)[1], (8, 4)))
+
+
+def test_linear_algebra(add: Any) -> None:
+    a = X.T @ X + np.eye(6, dtype=np.float32)
+    f = pw.jit(lambda a: (jnp.linalg.cholesky(a), jnp.linalg.solve(a, a[0])), devices=add(2))
+    near(f(a), (jnp.linalg.cholesky(a), jnp.linalg.solve(a, a[0])), rtol=1e-3)
