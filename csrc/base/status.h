@@ -11,16 +11,16 @@
 
 namespace pathways {
 
-enum class [[nodiscard]] Status : std::uint8_t{
-    kOk,
-    kFull,      // no room now; try again after somebody consumed
-    kEmpty,     // nothing there now
-    kTimeout,   // the time given has passed
-    kStale,     // the handle's generation is over, or the thing is no longer in the state asked for
-    kClosed,    // the other side is gone for good
-    kInvalid,   // malformed input; trying again cannot help
-    kNoMemory,  // does not fit into the region or budget now
-    kFailed,    // the system refused; the message says why
+enum class [[nodiscard]] Status : std::uint8_t {
+  kOk,
+  kFull,      // no room now; try again after somebody consumed
+  kEmpty,     // nothing there now
+  kTimeout,   // the time given has passed
+  kStale,     // the handle's generation is over, or the thing is no longer in the state asked for
+  kClosed,    // the other side is gone for good
+  kInvalid,   // malformed input; trying again cannot help
+  kNoMemory,  // does not fit into the region or budget now
+  kFailed,    // the system refused; the message says why
 };
 
 /// The name without the k, for messages and tests: "Ok", "Full", ...

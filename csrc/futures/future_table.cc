@@ -88,11 +88,11 @@ Status FutureTable::allocate_many(std::span<const std::uint32_t> parts, std::spa
     }
     if (taken < out.size()) {
       const std::uint64_t again = free_head_.load(std::memory_order_acquire);
-      if (again == head) return Status::kFull;  // every change counts, so the list was really that short
+      if (again == head) return Status::kFull;  // nothing was popped or pushed: it was really that short
       head = again;
       continue;
     }
-    const std::uint64_t next = (((head >> 32) + 1) << 32) | index;
+    const std::uint64_t next = (head >> 32 << 32) | index;
     if (free_head_.compare_exchange_weak(head, next, std::memory_order_acquire, std::memory_order_acquire)) break;
   }
   for (std::size_t i = 0; i < out.size(); ++i) {

@@ -31,7 +31,8 @@
 // waiters until sweep_waiters(), which the owner calls when a peer has died.
 //
 // Block: FutureTable header | words | waiter lists (owner's addresses, opaque to others) | free links | notify bits.
-// The free list is a Treiber stack whose head carries a 32-bit count of changes against ABA.
+// The free list is a Treiber stack. Its head carries a 32-bit count of pushes: a pop that saw a head finds it unchanged
+// only if no slot came back meanwhile (no ABA).
 #pragma once
 
 #include <chrono>
@@ -52,10 +53,10 @@ namespace pathways {
 enum class FutureState : std::uint8_t { kFree, kPending, kReady, kFailed };
 
 /// What complete() and fail() did.
-enum class [[nodiscard]] Completion : std::uint8_t{
-    kPending,  // counted; more parts are to come
-    kReady,    // this call finished the future (to ready by complete(), to failed by fail())
-    kStale,    // nothing: released, already finished, or more parts than were expected
+enum class [[nodiscard]] Completion : std::uint8_t {
+  kPending,  // counted; more parts are to come
+  kReady,    // this call finished the future (to ready by complete(), to failed by fail())
+  kStale,    // nothing: released, already finished, or more parts than were expected
 };
 
 /// An intrusive node for add_waiter(). The table owns it from add_waiter() until `run` is called, which may free it.
@@ -207,7 +208,7 @@ class FutureTable {
   std::uint32_t capacity_;  // immutable after create
   std::uint64_t owner_;     // immutable after create: process_token() of the owner
   DoorbellWord doorbell_;
-  alignas(kCacheLine) Atomic<std::uint64_t> free_head_;  // owner process: changes << 32 | index
+  alignas(kCacheLine) Atomic<std::uint64_t> free_head_;  // owner process: pushes << 32 | index
   Atomic<std::uint32_t> in_use_;                         // owner process
   Atomic<std::uint32_t> retired_;                        // owner process: slots whose generations are used up
 };

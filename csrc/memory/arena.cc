@@ -161,7 +161,7 @@ Arena::Block* Arena::after(const Block* block) const noexcept { return this->blo
 // ---- free lists, all under the lock
 
 Arena::SizeClass Arena::class_of(std::uint64_t bytes) noexcept {
-  const auto log2 = static_cast<unsigned>(std::bit_width(bytes)) - 1;
+  const auto log2 = static_cast<unsigned>(std::bit_width(bytes | 1U << kMinLog2)) - 1;  // no block is smaller
   return {log2 - kMinLog2, static_cast<unsigned>(bytes >> (log2 - kSubBits)) & (kSubs - 1)};
 }
 

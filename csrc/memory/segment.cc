@@ -69,7 +69,7 @@ Segment Segment::create(std::string_view name, std::size_t bytes) {
 
 Segment Segment::attach(int fd) {
   OwnedFd file(fd);
-  struct stat info {};
+  struct stat info{};
   if (::fstat(file.fd, &info) != 0)
     throw_errno(Status::kInvalid, "Segment::attach: descriptor " + std::to_string(fd), errno);
   if (info.st_size <= 0) {

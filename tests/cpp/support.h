@@ -25,9 +25,9 @@ namespace pathways::test {
 using namespace std::chrono_literals;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr int kStressScale = 2;  // sanitizers are 5 to 20 times slower
+inline constexpr int kStressScale = 1;  // sanitizers are 5 to 20 times slower
 #else
-inline constexpr int kStressScale = 20;
+inline constexpr int kStressScale = 5;
 #endif
 
 /// The seed of this run, printed once.
@@ -45,7 +45,7 @@ inline std::uint64_t seed() {
 /// Aborts the process when it lives longer than `limit`.
 class Watchdog {
  public:
-  explicit Watchdog(const char* what, std::chrono::seconds limit = 60s)
+  explicit Watchdog(const char* what, std::chrono::seconds limit = 240s)
       : thread_([this, what, limit] {
           std::unique_lock lock(mutex_);
           if (done_.wait_for(lock, limit, [this] { return over_; })) return;
@@ -76,7 +76,7 @@ class Child {
  public:
   explicit Child(const std::function<int()>& body) : pid_(::fork()) {
     if (pid_ == 0) {
-      ::alarm(60);  // the child's own watchdog
+      ::alarm(240);  // the child's own watchdog
       std::_Exit(body());
     }
   }

@@ -141,12 +141,9 @@ TEST(ModelChecker, FindsRaces) {
   expect_holds([=](Program& program) { publish_data(program, release, acquire, false); });
   expect_holds([=](Program& program) { publish_data(program, release, acquire, true); });
   for (const Memory memory : {Memory::kInterleaved, Memory::kBuffered}) {
-    expect_caught(
-        memory, [=](Program& program) { publish_data(program, relaxed, acquire, false); }, "data race");
-    expect_caught(
-        memory, [=](Program& program) { publish_data(program, release, relaxed, false); }, "data race");
-    expect_caught(
-        memory, [=](Program& program) { publish_data(program, relaxed, acquire, true); }, "data race");
+    expect_caught(memory, [=](Program& program) { publish_data(program, relaxed, acquire, false); }, "data race");
+    expect_caught(memory, [=](Program& program) { publish_data(program, release, relaxed, false); }, "data race");
+    expect_caught(memory, [=](Program& program) { publish_data(program, relaxed, acquire, true); }, "data race");
   }
   expect_caught(
       Memory::kInterleaved,

@@ -128,7 +128,7 @@ TEST_F(FutureProcesses, WaitersRunInTheOwner) {
 
 TEST_F(FutureProcesses, KilledCompletersLeaveAValidTable) {
   std::mt19937_64 random(test::seed());
-  for (int round = 0; round < 10 * test::kStressScale; ++round) {
+  for (int round = 0; round < 4 * test::kStressScale; ++round) {
     std::vector<Handle> handles;
     for (int i = 0; i < 500; ++i) handles.push_back(make());
     test::Child child([&] {

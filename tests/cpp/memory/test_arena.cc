@@ -118,21 +118,21 @@ TEST_F(ArenaTest, FitsExactly) {
 }
 
 TEST_F(ArenaTest, FailsOnlyWhenFull) {
-  // A hole of 1600 payload bytes shares its size class with 1536: the first of the class is too small, the second fits.
-  const std::uint64_t large = allocate(1600);
-  const std::uint64_t wall = allocate(64);
-  const std::uint64_t small = allocate(1536);
+  // Two holes of one size class (16,384 to 17,407 bytes with their headers) are all that is free. The first that the
+  // class lists is too small; the request fits the other only.
+  constexpr std::size_t kLarge = 17'280;
+  constexpr std::size_t kSmall = 16'384;
+  const std::uint64_t large = allocate(kLarge);
   allocate(64);
-  allocate(arena->max_block() - (arena->bytes_in_use()) - 64 + 64 - 64);
+  const std::uint64_t small = allocate(kSmall);
   std::uint64_t offset = 0;
   while (arena->allocate(1, &offset) == Status::kOk) {
   }
-  arena->release(large);
   arena->release(small);
-  EXPECT_EQ(allocate(1600), large);
-  EXPECT_EQ(arena->allocate(1600, &offset), Status::kNoMemory);
-  EXPECT_EQ(allocate(1536), small);
-  EXPECT_EQ(arena->was_references(wall), 1U);
+  arena->release(large);
+  EXPECT_EQ(allocate(kLarge), large);
+  EXPECT_EQ(arena->allocate(kLarge, &offset), Status::kNoMemory);
+  EXPECT_EQ(allocate(kSmall), small);
 }
 
 TEST_F(ArenaTest, RandomStress) {

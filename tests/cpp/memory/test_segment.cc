@@ -140,7 +140,7 @@ TEST(Segment, NothingIsLeftAfterAKill) {
     const Segment mine = Segment::attach(receive_fd(sockets[0]));
     child.kill();
     EXPECT_EQ(mine.data()[mine.size() - 1], std::byte{5}) << "the memory lives as long as its last user";
-    struct stat info {};
+    struct stat info{};
     EXPECT_EQ(::fstat(mine.fd(), &info), 0);
     EXPECT_EQ(info.st_nlink, 0U) << "no file system knows it";
   }

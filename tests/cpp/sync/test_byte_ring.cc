@@ -239,7 +239,7 @@ TEST_F(ByteRingTest, AnOrderlyConsumerConsumesWhatItPopped) {
 TEST_F(ByteRingTest, ThreadStress) {
   const test::Watchdog watchdog("ThreadStress");
   const std::uint64_t start = test::seed();
-  constexpr std::uint32_t kRecords = 40'000 * test::kStressScale;
+  constexpr std::uint32_t kRecords = 10'000 * test::kStressScale;
   const auto bytes_of = [](std::mt19937_64& random) {
     return static_cast<std::uint32_t>(1 + random() % (random() % 64 == 0 ? kCapacity / 2 - 8 : 64));
   };
@@ -268,7 +268,7 @@ TEST_F(ByteRingTest, ThreadStress) {
 }
 
 TEST_F(ByteRingTest, AcrossProcesses) {
-  constexpr std::uint32_t kRecords = 50'000;
+  constexpr std::uint32_t kRecords = 10'000;
   test::Child child([&] {
     const Segment mine = test::second_view(memory);
     auto producer = ByteRing::attach(mine.data())->claim_producer();

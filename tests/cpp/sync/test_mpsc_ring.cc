@@ -91,9 +91,9 @@ void check_all(Ring* ring, std::uint32_t producers, std::uint32_t each) {
 
 TEST(MpscRing, ThreadStress) {
   const test::Watchdog watchdog("ThreadStress");
-  constexpr std::uint32_t kEach = 20'000 * test::kStressScale;
-  const Segment memory = Segment::heap(Ring::bytes_for(16));
-  Ring* ring = Ring::create(memory.data(), 16);
+  constexpr std::uint32_t kEach = 10'000 * test::kStressScale;
+  const Segment memory = Segment::heap(Ring::bytes_for(256));
+  Ring* ring = Ring::create(memory.data(), 256);
   std::vector<std::thread> writers;
   for (std::uint32_t me = 0; me < 3; ++me) {
     writers.emplace_back([ring, me] {
@@ -107,7 +107,7 @@ TEST(MpscRing, ThreadStress) {
 }
 
 TEST(MpscRing, AcrossProcesses) {
-  constexpr std::uint32_t kEach = 20'000;
+  constexpr std::uint32_t kEach = 10'000;
   const Segment memory = Segment::create("mpsc-test", Ring::bytes_for(64));
   Ring* ring = Ring::create(memory.data(), 64);
   const auto write = [&](std::uint32_t me) {

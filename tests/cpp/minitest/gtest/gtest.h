@@ -109,13 +109,12 @@ bool add_test(const std::string& suite, const std::string& name, std::function<v
 
 template <class Fixture>
 bool add_test_of(const char* suite, const char* name) {
-  return add_test(
-      suite, name, [] { Fixture().minitest_run(); }, &Fixture::SetUpTestSuite, &Fixture::TearDownTestSuite);
+  return add_test(suite, name, [] { Fixture().minitest_run(); }, &Fixture::SetUpTestSuite, &Fixture::TearDownTestSuite);
 }
 
 template <class T>
 std::string show(const T& value) {
-  if constexpr (requires(std::ostream & out) { out << value; }) {
+  if constexpr (requires(std::ostream& out) { out << value; }) {
     return (Message() << value).str();
   } else if constexpr (std::is_enum_v<T>) {
     return "enumerator " + std::to_string(static_cast<long long>(value));
@@ -250,9 +249,10 @@ inline std::vector<bool> Bool() { return {false, true}; }
     void TestBody() override;                                                                               \
     static const bool registered_;                                                                          \
   };                                                                                                        \
-  const bool MINITEST_CLASS(suite, name)::registered_ =                                                     \
-      ::testing::internal::Params<suite>::add(#name, [] { MINITEST_CLASS(suite, name)                       \
-                                                          ().minitest_run(); }); \
+  const bool MINITEST_CLASS(suite, name)::registered_ = ::testing::internal::Params<suite>::add(#name, [] { \
+    MINITEST_CLASS(suite, name)                                                                             \
+    ().minitest_run();                                                                                      \
+  });                                                                                                       \
   void MINITEST_CLASS(suite, name)::TestBody()
 #define INSTANTIATE_TEST_SUITE_P(prefix, suite, ...) \
   static const bool minitest_##prefix##_##suite =    \
