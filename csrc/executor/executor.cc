@@ -277,9 +277,8 @@ void Executor::satisfy(uint32_t slot, uint32_t node) {
 void Executor::drain() {
   if (draining_) return;
   draining_ = true;
-  while (!ready_.empty()) {
-    const NodeRef ref = ready_.back();
-    ready_.pop_back();
+  for (size_t i = 0; i < ready_.size(); ++i) {  // it grows; the oldest come first
+    const NodeRef ref = ready_[i];
     const NodeRecord& node = runs_[ref.run]->plan->plan.node(ref.node);
     if (node.kind == NodeKind::kCall) {
       launch(ref);
@@ -287,6 +286,7 @@ void Executor::drain() {
       start_transfer(ref);
     }
   }
+  ready_.clear();
   draining_ = false;
 }
 
@@ -440,8 +440,8 @@ uint32_t Executor::poll() {
     stalled_receives_.pop_front();
     ++done;
   }
-  if (!throttled_.empty() && done != 0) {
-    ready_.insert(ready_.end(), throttled_.rbegin(), throttled_.rend());
+  if (!throttled_.empty()) {
+    ready_.insert(ready_.end(), throttled_.begin(), throttled_.end());
     throttled_.clear();
   }
   drain();

@@ -90,7 +90,7 @@ void play_many(const Scene& scene, uint32_t seeds) {
   EXPECT_GT(compared, 0u);
 }
 
-constexpr uint32_t kSeeds = 3 * kStressScale;
+constexpr uint32_t kSeeds = 10 * kStressScale;
 
 TEST(Cluster, Ordered) { play_many({small()}, kSeeds); }
 TEST(Cluster, AtOnce) { play_many({small(0)}, kSeeds); }

@@ -1,0 +1,160 @@
+// One or two executors on modelled devices, with a link that writes down what they say and delivers when it is told to.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/executor.h"
+#include "simulate/modelled_device.h"
+
+namespace pathways::test {
+
+class RecordingLink final : public HostLink {
+ public:
+  void complete(uint32_t client, Handle future) override { done.push_back({client, future.raw}); }
+  void failed(uint32_t client, Handle future, std::string_view text) override {
+    failures[{client, future.raw}] = std::string(text);
+  }
+  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected) override {
+    runs[tag] = {gangs, expected};
+  }
+  void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
+    outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()), from = self](Executor& to) {
+                          to.on_post(order, node, from, o);
+                        }});
+  }
+  void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
+    outgoing.push_back(
+        {host, [=, t = std::string(text)](Executor& to) { to.on_arrived(order, node, failed, t); }});
+  }
+
+  uint64_t completions(uint64_t handle, uint32_t client = 0) const {
+    return static_cast<uint64_t>(std::count(done.begin(), done.end(), std::pair{client, handle}));
+  }
+  std::string failure(uint64_t handle, uint32_t client = 0) const {
+    const auto found = failures.find({client, handle});
+    return found == failures.end() ? std::string() : found->second;
+  }
+
+  struct Message {
+    uint32_t host;
+    std::function<void(Executor&)> deliver;
+  };
+  uint32_t self = 0;
+  std::vector<std::pair<uint32_t, uint64_t>> done;
+  std::map<std::pair<uint32_t, uint64_t>, std::string> failures;
+  std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;  ///< by tag: gangs launched, expected
+  std::deque<Message> outgoing;
+};
+
+/// A host without rings.
+struct BenchHost {
+  explicit BenchHost(ModelClock& clock, uint32_t number = 0, uint32_t devices = 2, int64_t step_ns = 100,
+                     uint32_t max_in_flight = 0)
+      : backend({number, devices, step_ns, 0}, clock, nullptr), executor({number, devices, max_in_flight}, backend, link) {
+    link.self = number;
+    executor.add_client(0);
+  }
+
+  void add_plan(uint32_t id, const PlanBuilder& builder, bool compiled = true) {
+    Plan plan = Plan::parse(builder.finish());
+    backend.learn(id, plan, {});
+    executor.add_plan(id, std::move(plan));
+    if (compiled) executor.set_compiled(id);
+  }
+  void run(uint64_t order, uint32_t plan, std::vector<uint64_t> arguments, const std::vector<uint64_t>& results,
+           uint32_t client = 0) {
+    RunRecord record{};
+    record.header = {RecordKind::kRun, 0, client};
+    record.tag = record.order = order;
+    record.plan = plan;
+    record.arguments = static_cast<uint32_t>(arguments.size());
+    record.results = static_cast<uint32_t>(results.size());
+    arguments.insert(arguments.end(), results.begin(), results.end());
+    executor.on_run(record, arguments.data());
+  }
+  void note(NoteKind kind, uint64_t handle, uint64_t token, std::span<const std::byte> payload, uint32_t client = 0) {
+    const NoteRecord record{{RecordKind::kNote, static_cast<uint16_t>(kind), client},
+                            handle, token, 0, static_cast<uint32_t>(payload.size())};
+    executor.on_note(record, payload);
+  }
+  void put(uint64_t handle, uint64_t hash, uint64_t devices = 1, uint32_t client = 0) {
+    const ModelledBackend::Put payload{hash, devices};
+    note(NoteKind::kPut, handle, 0, std::as_bytes(std::span{&payload, 1}), client);
+  }
+  void release(uint64_t handle, uint32_t client = 0) {
+    note(NoteKind::kRelease, 0, 0, std::as_bytes(std::span{&handle, 1}), client);
+  }
+  void fetch(uint64_t handle, uint64_t token, uint64_t* out, uint32_t client = 0) {
+    const ModelledBackend::Fetch payload{out};
+    note(NoteKind::kFetch, handle, token, std::as_bytes(std::span{&payload, 1}), client);
+  }
+  void poll() {
+    while (executor.poll() != 0) {
+    }
+  }
+  /// Nothing is left: each value was dropped exactly once (a second drop aborts).
+  void expect_empty() {
+    const ExecutorStats stats = executor.stats();
+    EXPECT_EQ(backend.live_values(), 0u);
+    EXPECT_EQ(backend.open_receives(), 0u);
+    EXPECT_EQ(backend.order_violations(), 0u);
+    EXPECT_EQ(stats.objects, 0u);
+    EXPECT_EQ(stats.live_runs, 0u);
+    EXPECT_EQ(stats.waiting, 0u);
+    EXPECT_EQ(stats.exchanges, 0u);
+    EXPECT_TRUE(executor.is_idle());
+  }
+
+  RecordingLink link;
+  ModelledBackend backend;
+  Executor executor;
+};
+
+inline PlanBuilder::Node call(std::vector<uint32_t> inputs, std::vector<uint32_t> outputs, uint64_t devices = 1,
+                              bool gang = false) {
+  static uint32_t number = 0;
+  PlanBuilder::Node n;
+  n.kind = NodeKind::kCall;
+  n.gang = gang;
+  n.global_node = ++number % 1000;
+  n.inputs = std::move(inputs);
+  n.outputs = std::move(outputs);
+  n.devices = devices;
+  return n;
+}
+
+inline PlanBuilder::Node transfer(uint32_t number, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs,
+                                  std::vector<uint32_t> sources, std::vector<uint32_t> destinations) {
+  PlanBuilder::Node n;
+  n.kind = NodeKind::kTransfer;
+  n.global_node = number;
+  n.devices = outputs.empty() ? 0 : 1;
+  n.input_devices = inputs.empty() ? 0 : 1;
+  n.inputs = std::move(inputs);
+  n.outputs = std::move(outputs);
+  n.sources = std::move(sources);
+  n.destinations = std::move(destinations);
+  return n;
+}
+
+/// Arguments, then nodes, then results.
+inline PlanBuilder plan_of(std::vector<uint32_t> arguments, std::vector<PlanBuilder::Node> nodes,
+                           std::vector<uint32_t> results, uint32_t values, uint32_t host = 0, uint32_t devices = 2) {
+  PlanBuilder builder(host, devices, values);
+  builder.set_arguments(std::move(arguments));
+  builder.set_results(std::move(results));
+  for (PlanBuilder::Node& node : nodes) builder.add(std::move(node));
+  return builder;
+}
+
+inline uint64_t handle(uint32_t index, uint32_t generation = 1) { return Handle::make(index, generation).raw; }
+
+}  // namespace pathways::test
