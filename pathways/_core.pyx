@@ -169,7 +169,7 @@ cdef class Client:
         self.core.get().flush()
         if self.host is not None:
             if not self.pump():
-                self.host.wait_oldest(0.001)
+                self.host.wait_oldest(self, 0.001)
             PyErr_CheckSignals()
             return
         with nogil:
@@ -231,7 +231,7 @@ cdef class Client:
             if self.host is not None:
                 self.check_alive()
                 if not self.pump():
-                    self.host.wait_oldest(piece * 1e-9)
+                    self.host.wait_oldest(self, piece * 1e-9)
             else:
                 with nogil:
                     self.core.get().wait(handle, nanoseconds(piece), SpinPolicy.adaptive())
@@ -325,7 +325,7 @@ cdef class Client:
         cdef int64_t nanos = <int64_t>(seconds * 1e9)
         if self.host is not None:
             if not self.pump():
-                self.host.wait_oldest(seconds)
+                self.host.wait_oldest(self, seconds)
         else:
             with nogil:
                 self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.park())
@@ -620,11 +620,21 @@ cdef class Host:
         """Makes the loop look again."""
         self.core.get().ring()
 
-    cdef wait_oldest(self, double seconds):
+    cdef wait_oldest(self, Client client, double seconds):
         """Embedded: waits until something under way is done, at most about `seconds` unless it is one thing alone."""
         cdef uint32_t ticket = self.core.get().ticket()
         cdef double limit = min(seconds, 0.001)
-        if self.core.get().step() != 0:
+        cdef bint moved = True
+        if client.pumping:  # another thread is inside a step, and its call into JAX let go of Python's lock
+            with nogil:
+                self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
+            return
+        client.pumping = True
+        try:
+            moved = self.core.get().step() != 0
+        finally:
+            client.pumping = False
+        if moved:
             return
         self.core.get().executor().watched(&self.scratch)
         if self.scratch.size() == 1:
