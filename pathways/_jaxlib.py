@@ -496,16 +496,16 @@ def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
     """
     plain = pjit._pjit_call_impl_python
 
+    def is_ours(value: Any) -> bool:
+        return type(value) is array_type
+
     def call(*args: Any, **params: Any) -> Any:
-        for arg in args:
-            if type(arg) is array_type:
-                break
-        else:
+        if not any(map(is_ours, args)):
             return plain(*args, **params)
         jaxpr = params["jaxpr"]
         if _is_from_library(jaxpr.debug_info.func_filename):
             return list(run(jaxpr, params["name"], args)), None, None, []
-        fetched = [fetch(arg) if type(arg) is array_type else arg for arg in args]
+        fetched = [fetch(arg) if is_ours(arg) else arg for arg in args]
         return jit_p.impl(*fetched, **params), None, None, []
 
     pjit._pjit_call_impl_python = call
@@ -514,7 +514,7 @@ def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
         plain_impl = primitive.impl
 
         def impl(*args: Any, **params: Any) -> Any:
-            if any(type(arg) is array_type for arg in args):
+            if any(map(is_ours, args)):
                 return dispatch.apply_primitive(primitive, *args, **params)
             return plain_impl(*args, **params)
 
@@ -528,11 +528,11 @@ def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
 
     @functools.wraps(plain_full_like)
     def like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None) -> Any:
-        if type(x) is array_type and sharding is None and shape in (None, x.shape) and not is_key(x.dtype):
+        if is_ours(x) and sharding is None and shape in (None, x.shape) and not is_key(x.dtype):
             return full_like(x, fill_value, dtype)
         return plain_full_like(x, fill_value, dtype, shape, sharding)
 
-    api._device_get = lambda x: fetch(x) if type(x) is array_type else plain_get(x)
+    api._device_get = lambda x: fetch(x) if is_ours(x) else plain_get(x)
     lax.full_like = jax.lax.full_like = like
 
     def shard(xs: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
