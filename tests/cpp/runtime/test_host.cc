@@ -1,0 +1,184 @@
+// A host between its rings: what it registers, what it says to its peers, and what it does when a ring is full.
+//
+//   PLAN-4   Plans.RefusedAtOnce: plans of other hosts, or that need rings which are not there
+//   (posts)  Peers.LongPosts: a post longer than a record travels in pieces
+//   (full)   Peers.FullRings: nobody rings when a ring has room again, so the host looks by itself
+#include "runtime/host.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "runtime/controller.h"
+#include "simulate/simulation.h"
+#include "support.h"
+
+namespace pathways::test {
+namespace {
+
+/// Receives want `width` pieces from each source; sends write down what they were told.
+class WideBackend final : public Backend {
+ public:
+  explicit WideBackend(size_t width) : width_(width) {}
+  Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
+    for (Value& output : outputs) output = this;
+    return Status::kOk;
+  }
+  Value placeholder(const NodeContext&, uint32_t) override { return this; }
+  Readiness readiness(Value) override { return Readiness::kReady; }
+  Value retain(Value value) override { return value; }
+  void drop(Value) override {}
+  Status transfer(const NodeContext&, Value, Value* output) override {
+    *output = this;
+    return Status::kOk;
+  }
+  Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) override {
+    std::vector<uint64_t> offsets(width_);
+    std::iota(offsets.begin(), offsets.end(), context.order * 100000);
+    landings->push_back({0, offsets});
+    return Status::kOk;
+  }
+  Status send(const NodeContext& context, Value, uint32_t destination, std::span<const uint64_t> offsets) override {
+    EXPECT_EQ(destination, 1u);
+    EXPECT_EQ(offsets.size(), width_);
+    for (size_t i = 0; i < offsets.size(); ++i) EXPECT_EQ(offsets[i], context.order * 100000 + i);
+    ++sends;
+    return Status::kOk;
+  }
+  Status finish_receive(const NodeContext&, Value* output) override {
+    *output = this;
+    ++received;
+    return Status::kOk;
+  }
+  void abandon_receive(const NodeContext&) override { ADD_FAILURE(); }
+  Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kFailed; }
+  Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
+  void note(uint32_t, std::span<const std::byte>) override {}
+  std::string_view last_error() const override { return "not here"; }
+
+  uint32_t sends = 0, received = 0;
+
+ private:
+  size_t width_;
+};
+
+struct TwoHosts {
+  explicit TwoHosts(size_t width, uint32_t peer_ring_bytes = 4096) : backends{WideBackend(width), WideBackend(width)} {
+    std::vector<HostBlock*> blocks;
+    for (uint32_t h = 0; h < 2; ++h) {
+      segments.push_back(HostBlock::make(h, 2, {1u << 16, peer_ring_bytes, 0}, false));
+      blocks.push_back(HostBlock::attach(segments.back()));
+    }
+    block = ControllerBlock::attach(controller_segment);
+    controller = std::make_unique<Controller>(Controller::Options{1024, {}}, block, blocks);
+    for (uint32_t h = 0; h < 2; ++h) {
+      hosts.push_back(std::make_unique<Host>(Host::Options{h, 1, 0, 64}, blocks, block, backends[h]));
+      hosts[h]->attach_client(0, client_block);
+    }
+    controller->add_client(0, client_block);
+    client = std::make_unique<Client>(Client::Options{0, 1024}, client_block, block);
+  }
+  /// A call on host 0 whose value goes to host 1.
+  ModelledProgram program() {
+    ModelledProgram program;
+    const uint32_t from = program.add_slice({{0}, 1}), to = program.add_slice({{1}, 1});
+    program.add_result(program.add_transfer(program.add_call(from, {}), to));
+    return program;
+  }
+
+  Segment controller_segment = ControllerBlock::make(false);
+  Segment client_segment = ClientBlock::make({2048, 1u << 17, 0}, false);
+  ControllerBlock* block;
+  ClientBlock* client_block = ClientBlock::attach(client_segment);
+  WideBackend backends[2];
+  std::vector<Segment> segments;
+  std::unique_ptr<Controller> controller;
+  std::vector<std::unique_ptr<Host>> hosts;
+  std::unique_ptr<Client> client;
+};
+
+TEST(Plans, RefusedAtOnce) {
+  TwoHosts cluster(1);
+  Host& host = *cluster.hosts[0];
+  const auto plan = [&](uint32_t number, uint32_t devices) {
+    return Plan::parse(PlanBuilder(number, devices, 0).finish());
+  };
+  EXPECT_THROW(host.add_plan(1, plan(1, 1)), Error);
+  EXPECT_THROW(host.add_plan(1, plan(0, 2)), Error);
+  host.add_plan(1, plan(0, 1));
+  EXPECT_THROW(host.add_plan(1, plan(0, 1)), Error);
+  PlanBuilder far(0, 1, 1);
+  PlanBuilder::Node node;
+  node.kind = NodeKind::kTransfer;
+  node.outputs = {0};
+  node.sources = {2};
+  node.devices = 1;
+  far.add(node);
+  EXPECT_THROW(host.add_plan(2, Plan::parse(far.finish())), Error);
+  TwoHosts lonely(1, 0);  // no rings between hosts
+  EXPECT_THROW(lonely.hosts[0]->add_plan(0, Plan::parse(lonely.program().plan_of(0, 1))), Error);
+}
+
+void play(TwoHosts& cluster, uint32_t runs, bool one_at_a_time) {
+  for (uint32_t h = 0; h < 2; ++h) {
+    cluster.hosts[h]->add_plan(0, Plan::parse(cluster.program().plan_of(h, 1)));
+    cluster.hosts[h]->set_compiled(0, std::nullopt);
+  }
+  cluster.controller->add_group(1, {0, 1});
+  for (uint32_t i = 0; i < runs; ++i) {
+    uint64_t result = 0;
+    ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
+    while (one_at_a_time && cluster.client->poll(Handle{result}) != FutureState::kReady) {
+      cluster.controller->step();
+      for (auto& host : cluster.hosts) host->step();
+    }
+  }
+  while (cluster.client->in_flight() != 0) {
+    cluster.controller->step();
+    for (auto& host : cluster.hosts) host->step();
+  }
+  EXPECT_EQ(cluster.backends[0].sends, runs);
+  EXPECT_EQ(cluster.backends[1].received, runs);
+}
+
+TEST(Peers, LongPosts) {
+  const Watchdog watchdog("hosts that post much");
+  for (const size_t width : {1u, 200u, 250u, 251u, 252u, 5000u}) {
+    TwoHosts cluster(width);
+    play(cluster, 5, true);
+  }
+}
+
+TEST(Peers, FullRings) {
+  const Watchdog watchdog("hosts with full rings");
+  TwoHosts cluster(300);
+  play(cluster, 500, false);
+  // With a record held back, a sleep without end lasts a moment.
+  const uint32_t ticket = cluster.hosts[1]->ticket();
+  EXPECT_EQ(cluster.hosts[1]->wait(ticket, 1ms, SpinPolicy::park()), Status::kTimeout);
+}
+
+TEST(Peers, LooksAgainWhileHeldUp) {
+  const Watchdog watchdog("a host whose peer reads slowly");
+  TwoHosts cluster(300);
+  for (uint32_t h = 0; h < 2; ++h) {
+    cluster.hosts[h]->add_plan(0, Plan::parse(cluster.program().plan_of(h, 1)));
+    cluster.hosts[h]->set_compiled(0, std::nullopt);
+  }
+  cluster.controller->add_group(1, {0, 1});
+  for (uint32_t i = 0; i < 10; ++i) {
+    uint64_t result = 0;
+    ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
+  }
+  cluster.controller->step();
+  for (int i = 0; i < 4; ++i) cluster.hosts[1]->step();  // ten posts of 2.4 KB do not fit 4 KiB
+  const uint32_t ticket = cluster.hosts[1]->ticket();
+  EXPECT_EQ(cluster.hosts[1]->wait(ticket, std::chrono::nanoseconds::max(), SpinPolicy::park()), Status::kTimeout);
+  while (cluster.client->in_flight() != 0) {
+    cluster.controller->step();
+    for (auto& host : cluster.hosts) host->step();
+  }
+}
+
+}  // namespace
+}  // namespace pathways::test
