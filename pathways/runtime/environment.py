@@ -25,7 +25,7 @@ _ALIASES = {"gpu": "cuda"}
 # How the chips of one process lie on a TPU host, by their number.
 _CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _TPU_FIRST_PORT = 8476
-THREADS_PER_DEVICE = 4
+THREADS_PER_DEVICE = 2
 
 
 def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
@@ -58,6 +58,16 @@ def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, 
         )
 
 
+def cpu_threads(devices: int) -> int:
+    """The size that XLA's thread pool needs on a host of so many CPU devices; XLA reads it from `NPROC`.
+
+    By default it is the number of cores. A collective holds a thread while it waits for its peers: with as few threads
+    as devices, steps enqueued ahead deadlock (seen with jaxlib 0.10.2, 2 devices on 2 cores) or crawl (0.12). More
+    threads than needed cost steps without collectives dearly.
+    """
+    return max(os.cpu_count() or 1, THREADS_PER_DEVICE * devices if devices > 1 else 1)
+
+
 def host_environment(options: ClusterOptions, platform: str, host: int, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of host number `host`: the given one, with this host's devices and no other's."""
     env = dict(environ)
@@ -68,10 +78,7 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
     each = options.devices_per_host
     if platform == "cpu":
         flags.append(f"{_DEVICE_COUNT}={each}")
-        # The size of XLA's thread pool, by default the number of cores. A collective holds a thread of it while it
-        # waits for its peers: with as few threads as devices, steps enqueued ahead deadlock (seen with jaxlib 0.10.2,
-        # 2 devices on 2 cores) or crawl (0.12).
-        env.setdefault("NPROC", str(max(os.cpu_count() or 1, THREADS_PER_DEVICE * each)))
+        env.setdefault("NPROC", str(cpu_threads(each)))
         env["JAX_PLATFORMS"] = "cpu"
     else:
         mine = _visible(platform, environ)[host * each : (host + 1) * each]

@@ -12,6 +12,7 @@ from pathways.bench import processes
 from pathways.bench.systems.base import Run, System
 from pathways.bench.systems.jax_host import JaxHost, free_address
 from pathways.bench.workloads import Workload
+from pathways.runtime.environment import cpu_threads
 
 _PATIENCE = 300.0  # the harness's own watchdog is shorter
 
@@ -27,7 +28,9 @@ class JaxProcesses(System):
 
     def start(self, hosts: int, devices: int) -> None:
         """See `System`."""
-        self._hosts = [processes.Child(__name__) for _ in range(hosts)]
+        # With XLA's default this rival deadlocks on hosts of two devices; it gets the threads that our hosts have.
+        threads = {"NPROC": str(cpu_threads(devices))}
+        self._hosts = [processes.Child(__name__, environment=threads) for _ in range(hosts)]
         coordinator = free_address()
         for rank, host in enumerate(self._hosts):
             host.send("start", rank, hosts, devices, coordinator)
