@@ -34,6 +34,7 @@ cdef object _is_ready = "is_ready"
 cdef object _block_until_ready = "block_until_ready"
 cdef object _is_deleted = "is_deleted"
 cdef tuple _nothing = ()
+cdef uint64_t _donating = 0  # calls so far that donate something
 
 # How long a native wait lasts before Python looks for signals and for a cluster that is gone.
 cdef int64_t _LOOK_NS = 50_000_000
@@ -75,6 +76,8 @@ cdef class Buffer:
     cdef readonly Client client
     cdef bint deleted
     cdef public object cached         # the fetched value, or the fetch under way
+    cdef readonly bint shared         # MEM-4: something may still read it off the order, or has its memory as well
+    cdef uint64_t seen                # number of the last donating call that it is an argument of
 
     def __dealloc__(self):
         # Only marks: the release note is batched and sent with later traffic.
@@ -367,12 +370,16 @@ cdef class Call:
     cdef ProgramRef program
     cdef readonly tuple inputs          # Layouts
     cdef readonly tuple outputs         # Layouts
-    cdef readonly tuple donated         # positions
+    cdef readonly tuple donated         # positions of arguments
+    cdef readonly tuple shared          # positions of arguments, and of results, that this run makes `shared`
+    cdef readonly tuple shared_results
+    cdef uint64_t number                # of the donating call under way
+    cdef bint is_twice                  # an array is two of its arguments
     cdef vector[uint64_t] arguments
     cdef public object extra
 
     def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
-                 tuple donated=()):
+                 tuple donated=(), tuple shared=(), tuple shared_results=()):
         cdef Layout layout
         self.client = client
         self.program.plan = plan
@@ -380,6 +387,8 @@ cdef class Call:
         self.inputs = inputs
         self.outputs = outputs
         self.donated = donated
+        self.shared = shared
+        self.shared_results = shared_results
         for layout in outputs:
             self.program.result_parts.push_back(layout.parts)
         self.arguments.resize(len(inputs) + 1)
@@ -408,10 +417,16 @@ cdef class Call:
                 from pathways.errors import DeletedArrayError
                 raise DeletedArrayError(f"argument {i} (flattened) was deleted or donated: {leaf!r}")
             self.arguments[i] = leaf.handle
+            if self.donated:
+                self.is_twice = self.is_twice or leaf.seen == self.number
+                leaf.seen = self.number
         return True
 
     def __call__(self, list leaves not None):
-        """Submits one run and returns its results as a list, or None when the leaves are not of this signature."""
+        """Submits one run and returns its results as a list; None when the leaves are not of this signature, or one
+        that it donates is shared, being read, or another argument as well: pass a copy of it (MEM-4).
+        """
+        global _donating
         cdef Py_ssize_t i, n
         cdef Status status
         cdef Client client = self.client
@@ -421,8 +436,15 @@ cdef class Call:
         cdef uint64_t few[16]
         cdef vector[uint64_t] many
         cdef uint64_t* results = few
-        if not self.gather(leaves):
+        if self.donated:
+            _donating += 1
+            self.number = _donating
+            self.is_twice = False
+        if not self.gather(leaves) or self.is_twice:
             return None
+        for i in self.donated:
+            if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
+                return None
         if client.closed:
             client.check_alive()
         n = len(self.inputs)
@@ -444,6 +466,10 @@ cdef class Call:
         for i in range(n):
             layout = <Layout><object>PyTuple_GET_ITEM_(<PyObject*>self.outputs, i)
             out[i] = client.wrap(results[i], layout)
+        for i in self.shared:
+            (<Buffer>leaves[i]).shared = True
+        for i in self.shared_results:
+            (<Buffer>out[i]).shared = True
         for i in self.donated:
             (<Buffer>leaves[i])._forget()
         if client.host is not None:

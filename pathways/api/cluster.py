@@ -132,6 +132,7 @@ class Cluster:
         if self.is_embedded:
             self.driver = control.driver
             self.native.embed(control.controller, control.driver.core)
+        self.copies: dict[_core.Layout, Any] = {}  # programs that copy an array, see `program.copy`
         self._home: Slice | None = None
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
 

@@ -5,6 +5,7 @@ A call with arguments of a known signature goes straight to `_core.Call`; everyt
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import threading
@@ -19,12 +20,12 @@ from pathways.api import put
 from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
 from pathways.api.slices import Slice
-from pathways.compiler import compile_traced, logical_text
+from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.options import Options
 from pathways.compiler.placed import parameter_names
 from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
-from pathways.runtime.binding import BoundProgram, plan_text
+from pathways.runtime.binding import BoundProgram, lent, plan_text
 
 _tracing = threading.local()
 _slices: dict[str, Slice] = {}  # by mesh name; names are never reused
@@ -192,8 +193,19 @@ class _Lowering:
         outputs = tuple(layout(value, result)
                         for value, result in zip(self.program.results, self.traced.results, strict=True))
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
-        call = _core.Call(cluster.native, number, control.group(bound.hosts()), inputs, outputs, donated)
+        shared, shared_results = _shared(bound)
+        call = _core.Call(cluster.native, number, control.group(bound.hosts()), inputs, outputs, donated, shared,
+                          shared_results)
         return Compiled(call, split.tree, self.traced, bound)
+
+
+def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): lent to a
+    transfer, or the same value under two names."""
+    program, kept = bound.program, lent(bound)
+    times = collections.Counter((*program.arguments, *program.results))
+    return tuple(tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
+                 for values in (program.arguments, program.results))  # type: ignore[return-value]
 
 
 def _layout_dtype(logical: Any, physical: Any) -> Any:
@@ -216,9 +228,17 @@ class Compiled:
         ready = [leaf if type(leaf) is Array and leaf.layout is layout else
                  put.put_leaf(leaf, layout, f"argument {name}")
                  for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True)]
+        given = [ready[position] for position in self.call.donated]
+        times = collections.Counter(map(id, ready)) if given else {}
+        for position in self.call.donated:  # MEM-4: what something else may still read is given as a copy
+            array = ready[position]
+            if not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1):
+                ready[position] = copy(array)
         out = self.call(ready)
         if out is None:
             raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
+        for array in given:
+            array.delete()
         return out  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -227,6 +247,17 @@ class Compiled:
         if tree != self.in_tree:
             raise errors.ProgramError(f"compiled for arguments of structure {self.in_tree}, got {tree}")
         return tree_unflatten(self.out_tree, self.run(leaves))
+
+
+def copy(array: Array) -> Array:
+    """The same value in memory of its own, where the array lives."""
+    slice_ = array.layout.slice
+    known = slice_.cluster.copies.get(array.layout)
+    if known is None:
+        spec = specs.to_partition_spec(array.layout.spec[:array.ndim])
+        fun = placed(jax.lax.optimization_barrier, slice_.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
+        known = slice_.cluster.copies[array.layout] = Program(fun, name="copy", home=slice_).lower(array).compile()
+    return known.run([array])[0]  # type: ignore[no-any-return]
 
 
 class Lowered:

@@ -133,10 +133,10 @@ def _donate(
             if chosen[-1]:
                 free.remove(values[v])
         wanted.append(tuple(chosen))
-    return _agree(nodes, wanted, computations)
+    return agree(nodes, wanted, computations)
 
 
-def _agree(nodes: list[Node], wanted: list[tuple[bool, ...]], computations: Sequence[Computation]) -> list[Node]:
+def agree(nodes: list[Node], wanted: list[tuple[bool, ...]], computations: Sequence[Computation]) -> list[Node]:
     """Call sites of one computation donate alike, so that it compiles once, except where that would waste much."""
     common: dict[int, tuple[bool, ...]] = {}
     for node, donates in zip(nodes, wanted, strict=True):

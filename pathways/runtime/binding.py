@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from pathways import _native
+from pathways.compiler.donation import agree
 from pathways.compiler.ir import LogicalProgram, Node, NodeKind
 from pathways.runtime.routes import Placed, Route, route
 
@@ -74,6 +75,28 @@ def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
     return tuple(sorted({device // devices_per_host for device in devices}))
 
 
+def lent(bound: BoundProgram) -> frozenset[int]:
+    """Values that must not be donated (MEM-4): a transfer may read them after the launches that follow it, or they and
+    the other end of a transfer share memory, because the two slices share a device."""
+    out: set[int] = set()
+    for node in bound.program.nodes:
+        if node.kind is NodeKind.TRANSFER:
+            source, target = node.inputs[0], node.outputs[0]
+            out.add(source)
+            if not set(bound.placed(source).devices).isdisjoint(bound.placed(target).devices):
+                out.add(target)
+    return frozenset(out)
+
+
+def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
+    """Per node, which inputs its outputs may take over: what the compiler allows, less what is lent."""
+    program, kept = bound.program, lent(bound)
+    nodes = [dataclasses.replace(node, donates=tuple(given and value not in kept for value, given in
+                                                     zip(node.inputs, node.donates, strict=False)))
+             for node in program.nodes]
+    return [node.donates for node in agree(nodes, [node.donates for node in nodes], program.computations)]
+
+
 def host_plan(bound: BoundProgram, host: int) -> HostPlan:
     """The plan of one host. Its work and its size follow from the host's own part (COST-2)."""
     program = bound.program
@@ -96,12 +119,13 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
     transfers: list[Node] = []
     calls: list[Node] = []
     steps = []
+    donates = donations(bound)
     for index, node in enumerate(program.nodes):
         if node.kind is NodeKind.CALL:
             mesh = program.computations[node.computation].mesh
             if host not in holders[mesh]:
                 continue
-            launch = launches.setdefault(Launch(node.computation, node.donates), len(launches))
+            launch = launches.setdefault(Launch(node.computation, donates[index]), len(launches))
             inputs = [number(v) for v in node.inputs]
             outputs = [number(v) for v in node.outputs]
             steps.append(("call", launch, index, inputs, outputs, masks[mesh], len(holders[mesh]) > 1))
@@ -146,6 +170,7 @@ def _mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
 def plan_text(bound: BoundProgram) -> str:
     """The physical plan as text: where each node runs, and each transfer's route. What `as_text("plan")` prints."""
     program = bound.program
+    donates = donations(bound)
     lines = [f"program {program.name}: {len(program.nodes) + 2} nodes on hosts {list(bound.hosts())}"]
     for index, mesh in enumerate(program.meshes):
         devices = bound.bindings[index]
@@ -159,7 +184,7 @@ def plan_text(bound: BoundProgram) -> str:
             what = f"call {node.name}"
             if node.transposes:
                 what += " (backward)"
-            donated = [v for v, gives in zip(node.inputs, node.donates, strict=False) if gives]
+            donated = [v for v, gives in zip(node.inputs, donates[number - 1], strict=False) if gives]
             tail = f" donating {_values(program, donated)}" if donated else ""
         else:
             way = route(bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host)

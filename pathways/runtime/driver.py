@@ -51,10 +51,6 @@ class Program:
         self.bound = bound
         self.plan = plan
         self.targets = [bound.placed(node.outputs[0]) for node in plan.transfers]
-        donated = {value for node in plan.calls for value, gives in zip(node.inputs, node.donates, strict=False)
-                   if gives}
-        #: Per route: whether the result may share memory with the source (MEM-4: not when somebody takes it over).
-        self.may_alias = [node.outputs[0] not in donated for node in plan.transfers]
 
 
 class HostDriver:
@@ -209,8 +205,7 @@ class HostDriver:
         """A transfer whose two ends are on this host alone."""
         registered = self._programs[plan]
         self._local_bytes += value.nbytes
-        return jax.device_put(value, self._sharding(registered.targets[route]),
-                              may_alias=registered.may_alias[route])
+        return jax.device_put(value, self._sharding(registered.targets[route]))
 
     def begin_receive(self, order: int, plan: int, route: int) -> list[tuple[int, list[int]]] | None:
         """Takes room for what comes; (source host, offsets of all blocks) per source, or None: no room now."""
