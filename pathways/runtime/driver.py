@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import queue
+import re
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -29,6 +31,9 @@ from pathways.runtime.transport import Landings, Transport
 
 #: Launches that a CPU device takes before the enqueue itself blocks, other devices' too (32, less one).
 CPU_IN_FLIGHT = 31
+#: How long an error that smells of a lost peer waits for the controller's word.
+PEER_LOST_GRACE_S = 1.0
+_PEER_LOST = re.compile(r"gloo|nccl|connection (was )?(reset|closed|refused)|socket closed", re.IGNORECASE)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -167,6 +172,10 @@ class HostDriver:
             program = self._programs[plan].bound.program
             name = self._node_name(plan, node)
             name = f" of computation {name!r} of program {program.name!r}" if name else f" of program {program.name!r}"
+        if len(self._all_devices) > len(self._devices) and _PEER_LOST.search(str(error)):
+            # The collective library often hears of a peer's death before the controller does, who knows which host it
+            # was and ends this one; give it the time to say so.
+            time.sleep(PEER_LOST_GRACE_S)
         devices = ", ".join(str(device) for device in self._devices)
         return f"ComputationError: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
 

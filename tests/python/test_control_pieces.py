@@ -288,7 +288,7 @@ def test_cpu_hosts_get_their_devices_and_nobody_elses_settings() -> None:
     assert env["JAX_PLATFORMS"] == "cpu" and env["KEPT"] == "yes"
     assert env["XLA_FLAGS"] == "--xla_cpu_use_thunk_runtime=true --xla_force_host_platform_device_count=4"
     assert "JAX_NUM_CPU_DEVICES" not in env and "JAX_COORDINATOR_ADDRESS" not in env
-    assert int(env["NPROC"]) >= 16, "threads for collectives that wait"
+    assert int(env["NPROC"]) >= 8, "threads for collectives that wait"
     assert environment.host_environment(ClusterOptions(), "cpu", 0, {"NPROC": "5"})["NPROC"] == "5"
     assert given["JAX_PLATFORMS"] == "cuda", "the caller's environment is not touched"
 
