@@ -14,7 +14,7 @@ import jax
 
 from pathways import _jaxlib
 from pathways.api.array import Array
-from pathways.api.indexing import getitem
+from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
 
 _NUMBERS = (int, float, bool, complex)
@@ -33,7 +33,8 @@ def install() -> None:
             setattr(Array, name, fun)
     for name, getter in properties.items():
         if name not in own:
-            setattr(Array, name, property(_memo(name, getter)))
+            setattr(Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else
+                                          _memo(name, getter)))
     _jaxlib.accept_arrays(Array, Array._value, run, full_like)
 
 
