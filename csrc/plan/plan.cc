@@ -84,7 +84,7 @@ void Plan::validate() const {
       refuse(at("node", i) + ": PLAN-4, only transfers have sources and destinations");
     }
     if (n.gang > 1 || (n.gang != 0 && n.kind != NodeKind::kCall)) refuse(at("node", i) + ": PLAN-4, no gang");
-    if (n.spread > 1 || (n.spread != 0 && n.kind != NodeKind::kTransfer)) refuse(at("node", i) + ": PLAN-4, not spread");
+    if (n.spread > 1 || (n.spread != 0 && n.kind != NodeKind::kTransfer)) refuse(at("node", i) + ": PLAN-4, no spread");
     for (uint32_t value : inputs(n)) {
       if (value >= h.values) refuse(at("node", i) + ": PLAN-4, reads an unknown value");
       if (!written[value])

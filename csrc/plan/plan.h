@@ -39,8 +39,8 @@ enum class NodeKind : uint8_t {
 /// One node, 64 bytes. Ranges index the plan's table of words.
 struct NodeRecord {
   NodeKind kind;
-  uint8_t gang;  ///< 1 when hosts other than this one launch their part of the same call
-  uint16_t spread;  ///< kTransfer: 1 when an end of it has shards on other hosts; it then goes shard by shard
+  uint8_t gang;          ///< 1 when hosts other than this one launch their part of the same call
+  uint16_t spread;       ///< kTransfer: 1 when an end of it has shards on other hosts; it then goes shard by shard
   uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the route
   uint32_t global_node;  ///< the node's number in the program, the same on all hosts
   uint32_t input_begin, input_count;

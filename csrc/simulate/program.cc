@@ -97,6 +97,7 @@ std::vector<std::byte> ModelledProgram::plan_of(uint32_t host, uint32_t devices)
           if (destinations[d] == host) node.sources.push_back(sources[s]);
         }
       }
+      node.spread = sources.size() > 1 || destinations.size() > 1;
       if (!node.destinations.empty()) {
         node.inputs = localized(step.inputs);
         node.input_devices = slices_[step.source_slice].devices;

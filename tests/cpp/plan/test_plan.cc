@@ -190,6 +190,8 @@ TEST(Refuses, Calls) {
   expect_refused(nowhere, "without local devices");
   expect_refused([](Block& b) { node_at(b, 1).gang = 2; }, "gang");
   expect_refused([](Block& b) { node_at(b, 2).gang = 1; }, "gang");
+  expect_refused([](Block& b) { node_at(b, 1).spread = 1; }, "spread");
+  expect_refused([](Block& b) { node_at(b, 2).spread = 2; }, "spread");
 }
 
 TEST(Refuses, Transfers) {
