@@ -25,7 +25,7 @@ namespace pathways::test {
 using namespace std::chrono_literals;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr int kStressScale = 1;  // sanitizers are 5 to 20 times slower
+inline constexpr int kStressScale = 3;  // sanitizers are 5 to 20 times slower
 #else
 inline constexpr int kStressScale = 5;
 #endif
