@@ -134,7 +134,7 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
             source, target = node.inputs[0], node.outputs[0]
             if not (is_here(source) or is_here(target)):
                 continue
-            way = route(bound.placed(source), bound.placed(target), bound.devices_per_host)
+            way = route(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
             sends, receives = way.destinations(host), way.sources(host) if is_here(target) else ()
             if not sends and not is_here(target):
                 continue  # a replica of the source that nobody reads from

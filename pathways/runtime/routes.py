@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pathways.compiler.ir import ArrayType, MeshSpec
 
@@ -110,32 +110,55 @@ class Route:
                    for (source, target), copies in self.copies.items() if source != target for copy in copies)
 
 
-def route(source: Placed, target: Placed, devices_per_host: int) -> Route:
+def route(source: Placed, target: Placed, devices_per_host: int, host: int | None = None) -> Route:
     """The route of one array from one placement to another.
 
     Every host of the target has at least one source, if only to hear from it that the value exists (ERR-1 and order
     travel the same way as bytes): a target without bytes to get hears from the source's first host.
+
+    With `host`, only that host's part: its copies, whom it hears from (their copies are left out), and the blocks at
+    the ends that concern it. The work then follows from that host's own shards.
     """
     if source.type.shape != target.type.shape:
         raise ValueError(f"a route keeps the shape: {source.type.shape} is not {target.type.shape}")
-    blocks: dict[int, dict[Region, list[int]]] = {}
+    shape, each = source.type.shape, devices_per_host
+    blocks: dict[int, dict[tuple[int, ...], list[int]]] = {}  # by host and cell; the order numbers them
     for device, cell in zip(target.devices, target.cells, strict=True):
-        host = device // devices_per_host
-        blocks.setdefault(host, {}).setdefault(target.region(cell), []).append(device)
+        blocks.setdefault(device // each, {}).setdefault(cell, []).append(device)
+    numbers = {receiver: {cell: number for number, cell in enumerate(cells)} for receiver, cells in blocks.items()}
     copies: dict[tuple[int, int], list[Copy]] = {}
-    parts = source.parts()
-    for host, regions in blocks.items():
-        for number, region in enumerate(regions):
-            for cell in _overlapping(region, source.type.shape, parts):
-                part = source.region(cell)
-                both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(region, part, strict=True))
-                device = _choose(source.replicas[cell], host, devices_per_host)
-                copy = Copy(device, _relative(both, part), number, _relative(both, region))
-                copies.setdefault((device // devices_per_host, host), []).append(copy)
-        if not any(target_host == host for _, target_host in copies):
-            copies[source.devices[0] // devices_per_host, host] = []
-    return Route({host: tuple(Block(region, tuple(devices)) for region, devices in regions.items())
-                  for host, regions in blocks.items()},
+    parts, target_parts = source.parts(), target.parts()
+    holders: dict[tuple[int, ...], dict[int, int]] = {}  # by cell: one device of each host that holds it
+    for device, cell in zip(source.devices, source.cells, strict=True):
+        holders.setdefault(cell, {}).setdefault(device // each, device)
+
+    def add(device: int, cell: tuple[int, ...], receiver: int, there: tuple[int, ...]) -> None:
+        part, region = source.region(cell), target.region(there)
+        both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(region, part, strict=True))
+        copies.setdefault((device // each, receiver), []).append(
+            Copy(device, _relative(both, part), numbers[receiver][there], _relative(both, region)))
+
+    for receiver in blocks if host is None else blocks.keys() & {host}:
+        for there in blocks[receiver]:
+            for cell in _overlapping(target.region(there), shape, parts):
+                device = _choose(holders[cell], receiver)
+                if host is None or device // each == host:
+                    add(device, cell, receiver, there)
+                else:
+                    copies.setdefault((device // each, receiver), [])
+    if host is not None:
+        for cell in {cell for device, cell in zip(source.devices, source.cells, strict=True) if device // each == host}:
+            for there in _overlapping(source.region(cell), shape, target_parts):
+                for receiver in {device // each for device in target.replicas[there]} - {host}:
+                    device = _choose(holders[cell], receiver)
+                    if device // each == host:
+                        add(device, cell, receiver, there)
+    if math.prod(shape) == 0:
+        first = source.devices[0] // each
+        copies = {(first, receiver): [] for receiver in blocks if host in (None, first, receiver)}
+    concerned = blocks if host is None else {host, *(receiver for _, receiver in copies)}
+    return Route({receiver: tuple(Block(target.region(cell), tuple(devices)) for cell, devices in cells.items())
+                  for receiver, cells in blocks.items() if receiver in concerned},
                  {pair: tuple(items) for pair, items in copies.items()})
 
 
@@ -152,12 +175,10 @@ def _relative(region: Region, origin: Region) -> Region:
     return tuple((start - base, stop - base) for (start, stop), (base, _) in zip(region, origin, strict=True))
 
 
-def _choose(replicas: Sequence[int], host: int, devices_per_host: int) -> int:
-    """A holder on the same host if there is one; else one that differs from destination to destination."""
-    for device in replicas:
-        if device // devices_per_host == host:
-            return device
-    return replicas[host % len(replicas)]
+def _choose(holders: Mapping[int, int], receiver: int) -> int:
+    """The receiver's own device if it holds the cell; else one of a host that differs from receiver to receiver."""
+    own = holders.get(receiver)
+    return own if own is not None else tuple(holders.values())[receiver % len(holders)]
 
 
 def slices(region: Region) -> tuple[slice, ...]:
