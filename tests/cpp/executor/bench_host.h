@@ -22,17 +22,13 @@ class RecordingLink final : public HostLink {
   void failed(uint32_t client, Handle future, std::string_view text) override {
     failures[{client, future.raw}] = std::string(text);
   }
-  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected) override {
-    runs[tag] = {gangs, expected};
-  }
+  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected) override { runs[tag] = {gangs, expected}; }
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
-    outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()), from = self](Executor& to) {
-                          to.on_post(order, node, from, o);
-                        }});
+    outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
+                               from = self](Executor& to) { to.on_post(order, node, from, o); }});
   }
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
-    outgoing.push_back(
-        {host, [=, t = std::string(text)](Executor& to) { to.on_arrived(order, node, failed, t); }});
+    outgoing.push_back({host, [=, t = std::string(text)](Executor& to) { to.on_arrived(order, node, failed, t); }});
   }
 
   uint64_t completions(uint64_t handle, uint32_t client = 0) const {
@@ -58,7 +54,8 @@ class RecordingLink final : public HostLink {
 struct BenchHost {
   explicit BenchHost(ModelClock& clock, uint32_t number = 0, uint32_t devices = 2, int64_t step_ns = 100,
                      uint32_t max_in_flight = 0)
-      : backend({number, devices, step_ns, 0}, clock, nullptr), executor({number, devices, max_in_flight}, backend, link) {
+      : backend({number, devices, step_ns, 0}, clock, nullptr),
+        executor({number, devices, max_in_flight}, backend, link) {
     link.self = number;
     executor.add_client(0);
   }
@@ -82,7 +79,10 @@ struct BenchHost {
   }
   void note(NoteKind kind, uint64_t handle, uint64_t token, std::span<const std::byte> payload, uint32_t client = 0) {
     const NoteRecord record{{RecordKind::kNote, static_cast<uint16_t>(kind), client},
-                            handle, token, 0, static_cast<uint32_t>(payload.size())};
+                            handle,
+                            token,
+                            0,
+                            static_cast<uint32_t>(payload.size())};
     executor.on_note(record, payload);
   }
   void put(uint64_t handle, uint64_t hash, uint64_t devices = 1, uint32_t client = 0) {

@@ -73,7 +73,8 @@ TEST_F(Chain, DevicesAreFifos) {
 }
 
 TEST_F(Chain, ManyRunsLeaveNothing) {
-  host.add_plan(0, plan_of({0}, {call({0, 0}, {1, 2}, 3), call({1}, {3}), call({2}, {4}, 2), call({3, 4}, {5}, 3)}, {5}, 6));
+  host.add_plan(
+      0, plan_of({0}, {call({0, 0}, {1, 2}, 3), call({1}, {3}), call({2}, {4}, 2), call({3, 4}, {5}, 3)}, {5}, 6));
   host.put(handle(0), 7, 3);
   for (uint32_t i = 1; i <= 200; ++i) {
     host.run(i, 0, {handle(i - 1)}, {handle(i)});

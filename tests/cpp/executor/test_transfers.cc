@@ -21,8 +21,7 @@ struct Pair : ::testing::Test {
   BenchHost& host(uint32_t number) { return number == 0 ? zero : one; }
   /// Host 0 calls, the value goes to host 1, which calls; results: on 0, on 1.
   void add_plans(uint32_t id = 0, bool compiled = true) {
-    zero.add_plan(id,
-                  plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0), compiled);
+    zero.add_plan(id, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0), compiled);
     one.add_plan(id, plan_of({kNoValue}, {transfer(5, {}, {0}, {0}, {}), call({0}, {1})}, {kNoValue, 1}, 2, 1));
   }
   bool deliver(BenchHost& from) {
@@ -41,7 +40,8 @@ struct Pair : ::testing::Test {
       }
     }
   }
-  void run(uint64_t order, uint32_t plan, const std::vector<uint64_t>& arguments, const std::vector<uint64_t>& results) {
+  void run(uint64_t order, uint32_t plan, const std::vector<uint64_t>& arguments,
+           const std::vector<uint64_t>& results) {
     zero.run(order, plan, arguments, results);
     one.run(order, plan, arguments, results);
   }
@@ -139,8 +139,8 @@ TEST_F(Pair, RoomInOrder) {
   faults.no_memory = 3;
   one.backend.set_faults(faults);
   zero.put(A, 7);
-  run(1, 0, {A}, {B, C});                  // finds no room
-  one.run(2, 0, {A}, {D, handle(5)});      // does not ask before the first got some
+  run(1, 0, {A}, {B, C});              // finds no room
+  one.run(2, 0, {A}, {D, handle(5)});  // does not ask before the first got some
   EXPECT_EQ(one.link.outgoing.size(), 0u);
   one.executor.poll();
   EXPECT_EQ(one.link.outgoing.size(), 0u);
@@ -212,9 +212,15 @@ TEST_F(Pair, AnyOrderOfDelivery) {
             queue[h].pop_front();
           }
           break;
-        case 1: deliver(host(h)); break;
-        case 2: host(h).executor.poll(); break;
-        default: clock.advance(static_cast<int64_t>(random() % 120)); break;
+        case 1:
+          deliver(host(h));
+          break;
+        case 2:
+          host(h).executor.poll();
+          break;
+        default:
+          clock.advance(static_cast<int64_t>(random() % 120));
+          break;
       }
     }
     settle();

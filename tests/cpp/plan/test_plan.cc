@@ -220,7 +220,8 @@ TEST(Refuses, Transfers) {
 
 TEST(Refuses, TablesThatDiffer) {
   const auto word_of = [](Block& b, uint32_t at) -> uint32_t& {
-    return *reinterpret_cast<uint32_t*>(b.data() + sizeof(PlanHeader) + header_of(b).nodes * sizeof(NodeRecord) + at * 4);
+    return *reinterpret_cast<uint32_t*>(b.data() + sizeof(PlanHeader) + header_of(b).nodes * sizeof(NodeRecord) +
+                                        at * 4);
   };
   expect_refused([&](Block& b) { word_of(b, header_of(b).argument_begin) = kNoValue; }, "argument");
   expect_refused([&](Block& b) { word_of(b, header_of(b).result_begin + 1) = 1; }, "result");

@@ -12,7 +12,8 @@
 namespace pathways::test {
 namespace {
 
-const std::vector<ModelledSlice> kSlices = {{{0, 1}, 3}, {{2, 3}, 1}, {{1, 2}, 2}, {{0, 1, 2, 3}, 1}, {{3}, 3}, {{0}, 2}};
+const std::vector<ModelledSlice> kSlices = {{{0, 1}, 3},       {{2, 3}, 1}, {{1, 2}, 2},
+                                            {{0, 1, 2, 3}, 1}, {{3}, 3},    {{0}, 2}};
 
 struct Scene {
   SimulationOptions options{};
@@ -123,12 +124,24 @@ TEST(Faults, OnlyDependentsFail) {
     const Stage stage = make_stage(sim, kSlices, 6, 8, random());
     ModelledFaults faults;
     switch (i % 6) {
-      case 0: faults.fail_launch = 20; break;
-      case 1: faults.fail_value = 20; break;
-      case 2: faults.fail_receive = 7; break;
-      case 3: faults.fail_send = 7; break;
-      case 4: faults.fail_put = 5; break;
-      default: faults.no_memory = 50; break;
+      case 0:
+        faults.fail_launch = 20;
+        break;
+      case 1:
+        faults.fail_value = 20;
+        break;
+      case 2:
+        faults.fail_receive = 7;
+        break;
+      case 3:
+        faults.fail_send = 7;
+        break;
+      case 4:
+        faults.fail_put = 5;
+        break;
+      default:
+        faults.no_memory = 50;
+        break;
     }
     sim.backend(static_cast<uint32_t>(random() % 4)).set_faults(faults);
     Workload load(sim, stage, 0, random());

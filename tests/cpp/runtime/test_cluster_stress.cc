@@ -1,5 +1,5 @@
-// The cluster with real threads: controller, four hosts, clients. For the thread and address sanitizers, and for wake-ups:
-// nobody here waits with a time limit, so a lost one ends at the watchdog.
+// The cluster with real threads: controller, four hosts, clients. For the thread and address sanitizers, and for
+// wake-ups: nobody here waits with a time limit, so a lost one ends at the watchdog.
 //
 //   ORD-1, GANG-1   Threads.*: the devices' own check, and the fabric's, after everything
 //   ASY-1           Threads.TinyWindow: the clients sleep for credits most of the time
@@ -14,7 +14,8 @@
 namespace pathways::test {
 namespace {
 
-const std::vector<ModelledSlice> kSlices = {{{0, 1}, 3}, {{2, 3}, 1}, {{1, 2}, 2}, {{0, 1, 2, 3}, 1}, {{3}, 3}, {{0}, 2}};
+const std::vector<ModelledSlice> kSlices = {{{0, 1}, 3},       {{2, 3}, 1}, {{1, 2}, 2},
+                                            {{0, 1, 2, 3}, 1}, {{3}, 3},    {{0}, 2}};
 constexpr uint32_t kActions = 600 + 120 * kStressScale;
 
 SimulationOptions threaded() {
@@ -135,7 +136,8 @@ TEST(Threads, ManyWaiters) {
         }
         seen = next;
         if (seen == ~uint64_t{0}) break;
-        while (client.wait(Handle{seen}, std::chrono::nanoseconds::max(), SpinPolicy::park()) == FutureState::kPending) {
+        while (client.wait(Handle{seen}, std::chrono::nanoseconds::max(), SpinPolicy::park()) ==
+               FutureState::kPending) {
         }
         waited.fetch_add(1);
       }

@@ -1,8 +1,8 @@
 // A client of a simulated cluster that does what clients do, at random, and knows what must come of it.
 //
 // It keeps buffers with the checksum that each must have, puts new ones, runs programs on them, reads them back and
-// compares, cancels runs in flight, and releases. A buffer that depends on a cancelled run is `tainted`: it may fail, but
-// it may never be wrong. Nothing here waits: the caller decides who runs next.
+// compares, cancels runs in flight, and releases. A buffer that depends on a cancelled run is `tainted`: it may fail,
+// but it may never be wrong. Nothing here waits: the caller decides who runs next.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ inline Stage make_stage(Simulation& sim, std::vector<ModelledSlice> slices, uint
   std::mt19937_64 random(seed);
   for (uint32_t p = 0; p < programs; ++p) {
     std::vector<uint32_t> arguments;
-    for (uint64_t i = 1 + random() % 3; i > 0; --i) arguments.push_back(static_cast<uint32_t>(random() % slices.size()));
+    for (uint64_t i = 1 + random() % 3; i > 0; --i)
+      arguments.push_back(static_cast<uint32_t>(random() % slices.size()));
     const auto size = static_cast<uint32_t>(1 + random() % calls);
     stage.programs.push_back(&sim.add_program(make_random_program(slices, size, arguments, random())));
   }
@@ -152,8 +153,8 @@ class Workload {
     ++runs_;
     const auto wanted = program.program.evaluate(program.ref.plan, hashes);
     for (size_t i = 0; i < results.size(); ++i) {
-      buffers_.push_back({Handle{results[i]}, wanted[i], program.program.slice_of(program.program.results()[i]), tainted,
-                          client_.last_tag()});
+      buffers_.push_back({Handle{results[i]}, wanted[i], program.program.slice_of(program.program.results()[i]),
+                          tainted, client_.last_tag()});
     }
     return status;
   }
@@ -163,7 +164,8 @@ class Workload {
     const Buffer& buffer = buffers_[below(buffers_.size())];
     Handle token;
     if (client_.allocate(parts_of(buffer.slice), &token) != Status::kOk) return Status::kFull;
-    reads_.push_back({token, buffer.hash, buffer.slice, buffer.tainted, std::vector<uint64_t>(sim_.options().hosts, 0)});
+    reads_.push_back(
+        {token, buffer.hash, buffer.slice, buffer.tainted, std::vector<uint64_t>(sim_.options().hosts, 0)});
     const ModelledBackend::Fetch payload{reads_.back().out.data()};
     const Status status = client_.note(NoteKind::kFetch, stage_.groups[buffer.slice], buffer.handle, token,
                                        std::as_bytes(std::span{&payload, 1}));
