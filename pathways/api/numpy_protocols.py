@@ -30,9 +30,9 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dic
             dtype = kwargs.pop("dtype", None) if method == "__call__" else None
             result = ours(*inputs, **kwargs)
             return result if dtype is None else result.astype(dtype)
-    inputs, kwargs = _fetched((tuple(inputs), kwargs))
-    if any(isinstance(out, Array) for out in kwargs.get("out") or ()):
+    if any(type(out) is Array for out in kwargs.get("out") or ()):
         raise TypeError(f"np.{ufunc.__name__}(out=): a pw.Array cannot be written into; use the result instead")
+    inputs, kwargs = _fetched((tuple(inputs), kwargs))
     return getattr(ufunc, method)(*inputs, **kwargs)
 
 
