@@ -17,6 +17,7 @@
 
 from pathways import errors
 from pathways.api.array import Array
+from pathways.api.cancel import cancel
 from pathways.api.cluster import Cluster, LocalCluster, connect
 from pathways.api.placed import jit
 from pathways.api.program import program
@@ -32,6 +33,7 @@ __all__ = [
     "LocalCluster",
     "Slice",
     "VirtualDeviceSet",
+    "cancel",
     "connect",
     "device_put",
     "errors",

@@ -77,6 +77,7 @@ cdef class Buffer:
     cdef bint deleted
     cdef public object cached         # the fetched value, or the fetch under way
     cdef readonly bint shared         # MEM-4: something may still read it off the order, or has its memory as well
+    cdef readonly uint64_t run        # tag of the run that makes it; 0: no run
     cdef uint64_t seen                # number of the last donating call that it is an argument of
 
     def __dealloc__(self):
@@ -429,6 +430,7 @@ cdef class Call:
         global _donating
         cdef Py_ssize_t i, n
         cdef Status status
+        cdef uint64_t tag
         cdef Client client = self.client
         cdef list out
         cdef Layout layout
@@ -461,11 +463,13 @@ cdef class Call:
             client.make_room()
             self.gather(leaves)  # another thread may have called meanwhile
         client.dispatches += 1
+        tag = client.core.get().last_tag()
         n = len(self.outputs)
         out = [None] * n
         for i in range(n):
             layout = <Layout><object>PyTuple_GET_ITEM_(<PyObject*>self.outputs, i)
             out[i] = client.wrap(results[i], layout)
+            (<Buffer>out[i]).run = tag
         for i in self.shared:
             (<Buffer>leaves[i]).shared = True
         for i in self.shared_results:

@@ -257,7 +257,7 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   if (object == nullptr) {
     poison(slot, value,
            new_error("an argument is no buffer on host " + std::to_string(options_.host) +
-                     ": it was deleted, or its client is gone"));
+                     ": it was deleted, its run was cancelled, or its client is gone"));
   } else if (object->state == ObjectState::kAnnounced) {
     ++runs_[slot]->open;  // the run must not end before its argument came
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});

@@ -230,11 +230,22 @@ void Controller::retire(uint32_t id) {
   found->second->has_news = true;
 }
 
+constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
+
 void Controller::cancel(uint32_t client, uint64_t tag) {
   for (EntryId id = 0; id < kept_.size(); ++id) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
     if (entry.client == client && entry.kind == EntryKind::kRun && entry.tag == tag) {
+      // No host will ever speak of its results: whoever holds one hears it from here.
+      RunRecord record;
+      std::memcpy(&record, kept_[id].data(), sizeof record);
+      const auto found = by_id_.find(client);
+      for (uint32_t i = 0; i < record.results && found != by_id_.end(); ++i) {
+        Handle result;
+        std::memcpy(&result, kept_[id].data() + sizeof record + (record.arguments + i) * sizeof result, sizeof result);
+        tell(*found->second, result, kCancelled);
+      }
       sequencer_.cancel(id);
       settle_granted();
       return;

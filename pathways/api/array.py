@@ -170,6 +170,8 @@ class Array(_core.Buffer):
         """The whole logical array on this machine: read-only NumPy, or a JAX array for PRNG keys."""
         if self.is_deleted():
             raise self._deleted_error("reading it")
+        if self.cached is None and self.client.state(self) == _FAILED:
+            raise self._failure()
         self.copy_to_host_async()
         fetched = self.cached
         if isinstance(fetched, _Fetch):
@@ -273,6 +275,7 @@ class _Fetch:
             payload = payloads.fetch_arena(self._block.offset, kind.nbytes)
         self._token = self._client.new_token(parts)
         if self._driver is not None:
+            self._driver.local[self._token] = None  # wanted
             payload = payloads.fetch_local(self._token)
         self._client.note(2, layout.group, array.raw_handle, self._token, payload)
 
@@ -284,6 +287,8 @@ class _Fetch:
         if state == _FAILED:
             text = self._client.error_text(self._token)
             array.cached = None
+            if not array.is_deleted() and self._client.state(array) == _FAILED:  # says more than that it is not there
+                raise array._failure()
             raise errors.from_text(text, errors.ComputationError)
         if self._driver is not None:
             value = self._driver.local.pop(self._token)
@@ -298,3 +303,5 @@ class _Fetch:
     def __del__(self) -> None:
         if self._token and not self._client.closed:
             self._client.forget_token(self._token)
+            if self._driver is not None:
+                self._driver.local.pop(self._token, None)

@@ -280,7 +280,8 @@ class HostDriver:
         """Writes this host's share of a ready buffer where the client reads it: each distinct part once."""
         mode, what = payloads.parse_fetch(payload)
         if mode is Mode.LOCAL:
-            self.local[what[0]] = np.asarray(value)
+            if what[0] in self.local:  # else its reader is gone
+                self.local[what[0]] = np.asarray(value)
             return
         offset, nbytes = what
         if nbytes == 0:

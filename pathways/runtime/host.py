@@ -99,7 +99,7 @@ def start_jax_driver(
         )
     from pathways.runtime.driver import HostDriver
 
-    driver: Driver = HostDriver(
+    driver = HostDriver(
         host=config.host,
         devices=local,
         all_devices=everyone,
@@ -107,6 +107,10 @@ def start_jax_driver(
         segments=list(segments),
         controller=controller,
     )
+    # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
+    host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
+    if host == str(config.host):
+        driver.set_faults(int(every))
     return driver
 
 
