@@ -6,8 +6,9 @@ It stands wherever a JAX array does: in pytrees, under NumPy functions, in arith
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,7 +20,15 @@ from pathways.runtime import payloads
 _READY, _FAILED = "ready", "failed"
 
 
-class Array(_core.Buffer):
+if TYPE_CHECKING:
+    # What `jax_interop` adds is what JAX's own arrays have; to `isinstance` as well, see `__class__`.
+    class _Face(_core.Buffer, jax.Array):
+        def _chunk_iter(self, size: int) -> Iterator[Any]: ...
+else:
+    _Face = _core.Buffer
+
+
+class Array(_Face):
     """A logical array on a slice. Made by programs and by `pw.device_put`; never directly."""
 
     __slots__ = ()
@@ -133,7 +142,7 @@ class Array(_core.Buffer):
         """Gives the buffer back now. Any later use is refused."""
         self._forget()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         """The value, fetched once and kept; read-only."""
         value = self._value()
         if not isinstance(value, np.ndarray):
@@ -266,7 +275,9 @@ class _Fetch:
         self._client = array.client
         kind: ArrayType = layout.cache
         self._token = 0
-        self._block = None
+        self._block: _core.BlockView | None = None
+        self._lock = threading.Lock()  # two threads may read one array
+        self._value: Any = None
         self._driver = layout.slice.cluster.driver
         parts = layout.parts
         if self._driver is None:
@@ -281,6 +292,12 @@ class _Fetch:
 
     def result(self, array: Array) -> Any:
         """Waits and returns the value; raises what befell it."""
+        with self._lock:
+            if self._value is None:
+                self._value = self._wait(array)
+            return self._value
+
+    def _wait(self, array: Array) -> Any:
         state = self._client.wait_raw(self._token)
         layout = array.layout
         kind: ArrayType = layout.cache
@@ -293,8 +310,9 @@ class _Fetch:
         if self._driver is not None:
             value = self._driver.local.pop(self._token)
         else:
+            assert self._block is not None
             count = int(np.prod(kind.shape, dtype=np.int64))
-            value = np.frombuffer(self._block, kind.dtype, count).reshape(kind.shape)
+            value = np.frombuffer(memoryview(self._block), kind.dtype, count).reshape(kind.shape)
             value.flags.writeable = False
         if _jaxlib.is_key(layout.dtype):
             return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype)

@@ -42,7 +42,7 @@ def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
     if not isinstance(devices, Slice):
         raise errors.SliceError(f"pw.device_put expects a slice, got {devices!r} of type {type(devices).__name__}")
     program.remember(devices)
-    if program.is_tracing():
+    if program.is_tracing() or any(_jaxlib.is_tracer(leaf) for leaf in tree_flatten(x)[0]):
         return traced_put(x, devices.mesh_spec, spec)
     leaves, tree = tree_flatten(x)
     wanted = specs.broadcast(spec, x, f"shardings of device_put to {devices!r}")
@@ -96,7 +96,7 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
         client.note(1, layout.group, array.raw_handle, 0, payloads.put_inline(placement, data.tobytes()))
         return array
     block = allocate(client, data.nbytes, what)
-    np.copyto(np.frombuffer(block, kind.dtype, data.size).reshape(kind.shape), data)
+    np.copyto(np.frombuffer(memoryview(block), kind.dtype, data.size).reshape(kind.shape), data)
     block.retain(layout.parts)
     client.note(1, layout.group, array.raw_handle, 0, payloads.put_arena(placement, block.offset, data.nbytes))
     return array

@@ -108,7 +108,7 @@ def test_transformations_outside_of_jit(x: pw.Array) -> None:
     value, gradient = jax.value_and_grad(loss)(x)
     assert type(gradient) is pw.Array and gradient.slice is x.slice
     np.testing.assert_allclose(float(value), float(loss(VALUE)), rtol=1e-6)
-    out, tangent = jax.jvp(loss, (x,), (x,))
+    _, tangent = jax.jvp(loss, (x,), (x,))
     np.testing.assert_allclose(float(tangent), float(jax.jvp(loss, (VALUE,), (VALUE,))[1]), rtol=1e-5)
     np.testing.assert_allclose(jax.vmap(lambda v: x.sum() + v)(jnp.ones(3)), np.full(3, VALUE.sum() + 1))
 

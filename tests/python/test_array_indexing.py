@@ -52,7 +52,8 @@ def test_indices_that_are_arrays_of_the_cluster(x: pw.Array) -> None:
 def test_updates(x: pw.Array) -> None:
     theirs = jnp.asarray(VALUE)
     for index in (1, slice(1, 3), (..., 0), np.array([0, 2]), (0, 1, 1)):
-        for method, value in (("set", 7.0), ("add", 1), ("multiply", 2.0), ("divide", 4), ("min", 3), ("max", x[0, 0, 0])):
+        for method, value in (("set", 7.0), ("add", 1), ("multiply", 2.0), ("divide", 4), ("min", 3),
+                              ("max", x[0, 0, 0])):
             got = getattr(x.at[index], method)(value)
             want = getattr(theirs.at[index], method)(np.asarray(value) if method == "max" else value)
             assert type(got) is pw.Array and got.slice is x.slice

@@ -142,8 +142,8 @@ def test_deleted_arrays(x: pw.Array) -> None:
     x.delete()
     assert x.is_deleted() and not y.is_deleted()
     assert "deleted" in repr(x) and "deleted" in str(x) and x.shape == (4, 2)
-    for use in (lambda: x.block_until_ready(), lambda: x.is_ready(), lambda: x.copy_to_host_async(), lambda: float(x[0]),
-                lambda: np.asarray(x), lambda: jax.device_get(x), lambda: pickle.dumps(x), lambda: x.tolist(),
+    for use in (lambda: x.block_until_ready(), lambda: x.is_ready(), lambda: x.copy_to_host_async(),
+                lambda: float(x[0]), lambda: np.asarray(x), lambda: jax.device_get(x), lambda: pickle.dumps(x), lambda: x.tolist(),
                 lambda: copy.copy(x), lambda: list(x), lambda: pw.device_put(x, y.slice),
                 lambda: pw.program(lambda v: v + 1)(x), lambda: pw.jit(lambda v: v, devices=y.slice)(x)):
         with pytest.raises(pw.errors.DeletedArrayError, match=r"deleted|donated"):
@@ -194,3 +194,17 @@ def test_two_threads_fetch_and_wait(slice_: Any) -> None:
     for thread in threads:
         thread.join()
     assert not wrong, wrong
+
+
+@pytest.mark.watchdog(300)
+def test_two_threads_read_one_array(slice_: Any) -> None:
+    x = pw.device_put(np.zeros((64, 64), np.float32), slice_)
+    for n in range(40):
+        y = x + n
+        got: list[Any] = []
+        threads = [threading.Thread(target=lambda y=y, got=got: got.append(np.asarray(y))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(got) == 2 and all((value == n).all() for value in got)
