@@ -28,6 +28,7 @@ import jaxlib._jax as xla
 import numpy as np
 from jax._src import api, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
+from jax._src.interpreters import partial_eval
 from jax._src.interpreters import pxla
 from jax._src.lax import lax
 from jax._src.numpy import array_methods
@@ -461,6 +462,16 @@ def array_attributes() -> tuple[dict[str, Callable[..., Any]], dict[str, Callabl
     return methods, dict(array_methods._array_properties)
 
 
+def is_staging() -> bool:
+    """Whether what this thread does now is being recorded, to be run later by a `jax.jit` or the like."""
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, partial_eval.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 def is_top_level() -> bool:
     """Whether no JAX transformation is under way on this thread; a tenth of a microsecond."""
     return bool(core.trace_state_clean())
@@ -483,13 +494,17 @@ def as_function(closed: Any) -> Callable[..., list[Any]]:
 
 def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
                   run: Callable[[Any, str, Sequence[Any]], Sequence[Any]],
-                  full_like: Callable[[Any, Any, Any], Any]) -> None:
+                  full_like: Callable[[Any, Any, Any], Any],
+                  elsewhere: Callable[[str], Callable[[Any, Sequence[Any]], Sequence[Any]] | None]) -> None:
     """Teaches JAX an array type of ours, whose instances have `aval`.
 
     Every `jax.jit` call that meets one, and every primitive outside of a trace, ends in one function of JAX's; it is
     wrapped here. What comes from JAX itself or from optax (`jnp.sin`, `lax.add`, the halves of a gradient) goes to
     `run(closed jaxpr, name, arguments)`. Anybody else's function runs here in this process, on `fetch`ed values, and
     so do JAX's own conversions (constants of a trace, `jax.device_put` to a local device).
+
+    A jit whose name `elsewhere` knows runs by what that gives, whatever its arguments: so a placed function runs on its
+    slice also when a gradient or a batch of it is taken eagerly.
 
     Two functions look at an array without computing with it: `jax.device_get` of keys, and `lax.full_like`, which
     `jnp.zeros_like` ends in; it goes to `full_like(array, fill value, dtype or None)`.
@@ -500,9 +515,12 @@ def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
         return type(value) is array_type
 
     def call(*args: Any, **params: Any) -> Any:
+        jaxpr = params["jaxpr"]
+        there = elsewhere(params["name"])
+        if there is not None:
+            return list(there(jaxpr, args)), None, None, []
         if not any(map(is_ours, args)):
             return plain(*args, **params)
-        jaxpr = params["jaxpr"]
         if _is_from_library(jaxpr.debug_info.func_filename):
             return list(run(jaxpr, params["name"], args)), None, None, []
         fetched = [fetch(arg) if is_ours(arg) else arg for arg in args]

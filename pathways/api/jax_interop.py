@@ -16,6 +16,11 @@ from pathways import _jaxlib
 from pathways.api.array import Array
 from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
+from pathways.api.program import find_slice
+from pathways.api.put import device_put
+from pathways.compiler import primitives, specs
+from pathways.compiler.ir import MeshSpec, Spec
+from pathways.compiler.placed import lookup
 
 _NUMBERS = (int, float, bool, complex)
 
@@ -35,7 +40,24 @@ def install() -> None:
         if name not in own:
             setattr(Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else
                                           _memo(name, getter)))
-    _jaxlib.accept_arrays(Array, Array._value, run, full_like)
+    _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere)
+    primitives.transfer_p.def_impl(_transfer)
+
+
+def _elsewhere(name: str) -> Callable[[Any, Any], Any] | None:
+    """How a jit of this name runs, if it is a placed function of a live slice."""
+    placement = lookup(name)
+    home = None if placement is None else find_slice(placement.mesh)
+    if placement is None or home is None:
+        return None
+    return lambda closed, args: run(closed, placement.name, args, home=home)
+
+
+def _transfer(x: Any, *, mesh: MeshSpec, spec: Spec, uid: int, back: bool) -> Any:
+    """An eager transfer. On its way back a value stays where it is: whoever uses it moves it."""
+    del uid
+    home = None if back else find_slice(mesh)
+    return x if home is None else device_put(x, home, specs.to_partition_spec(spec))
 
 
 def full_like(array: Array, fill_value: Any, dtype: Any = None) -> Any:

@@ -75,8 +75,8 @@ def operations(cluster: Cluster) -> Operations:
     return known
 
 
-def run(closed: Any, name: str, args: Sequence[Any], like: Array | None = None) -> list[Array]:
-    """Runs a closed jaxpr on arguments of which at least one is a `pw.Array`; see the module.
+def run(closed: Any, name: str, args: Sequence[Any], like: Array | None = None, home: Slice | None = None) -> list[Array]:
+    """Runs a closed jaxpr on `home`, or on arguments of which at least one is a `pw.Array`; see the module.
 
     The results are sharded as the compiler finds best: an elementwise operation keeps its operand's sharding. With
     `like`, one of the arguments, they are sharded as that is.
@@ -89,7 +89,7 @@ def run(closed: Any, name: str, args: Sequence[Any], like: Array | None = None) 
     for array in arrays:
         if array.is_deleted():
             raise errors.DeletedArrayError(f"{name}: the array {array!r} was deleted, or donated to a program")
-    home = _home(name, arrays)
+    home = home or _home(name, arrays)
     table = operations(home.cluster)
     shapes: list[Hashable] = []
     numbers: list[Hashable] = []

@@ -77,9 +77,11 @@ class Program:
         if is_tracing():
             return self._fun(*args, **kwargs)
         if any(_jaxlib.is_tracer(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
-            raise errors.TraceError(
-                f"program {self._name!r} was called on a value that JAX is tracing. Put the transformation inside: "
-                f"pw.program(jax.grad({self._name}.__wrapped__)) instead of jax.grad({self._name})")
+            if _jaxlib.is_staging():
+                raise errors.TraceError(
+                    f"program {self._name!r} was called inside a function that jax.jit (or scan, or the like) compiles "
+                    f"for this process. Call it outside, or make the whole a program: pw.program(...)")
+            return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
         self._last = compiled
         return tree_unflatten(compiled.out_tree, compiled.run(leaves))
@@ -332,6 +334,6 @@ def program(fun: Callable[..., Any] | None = None, *, name: str | None = None,
                    donate_argnums=donate_argnums, donate_argnames=donate_argnames, options=options)
 
 
-def find_mesh(mesh: MeshSpec) -> Slice:
-    """The slice of a mesh."""
-    return _slices[mesh.name]
+def find_slice(mesh: MeshSpec) -> Slice | None:
+    """The slice of a mesh, if a program has named it."""
+    return _slices.get(mesh.name)
