@@ -28,8 +28,7 @@ import jaxlib._jax as xla
 import numpy as np
 from jax._src import api, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.interpreters import partial_eval
-from jax._src.interpreters import pxla
+from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
 from jax._src.numpy import array_methods
 from jax._src.random import prng
@@ -145,6 +144,11 @@ def physical_struct(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...]
 def trace_modes() -> Any:
     """Every global JAX setting that what a trace gives depends on, as one comparable value; takes 0.2 us."""
     return config.trace_context()
+
+
+def collect_garbage() -> None:
+    """Gives back the Python memory that XLA's buffers no longer stand on; it otherwise waits for the next call of JAX."""
+    jaxlib._jax.collect_garbage()
 
 
 def is_sub_byte(dtype: np.dtype) -> bool:
@@ -458,8 +462,7 @@ def array_operators() -> dict[str, Callable[..., Any]]:
 
 def array_attributes() -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[[Any], Any]]]:
     """By name, the methods and the properties that JAX gives its arrays, as functions of the array."""
-    methods = {**array_methods._array_methods, **array_methods._impl_only_array_methods}
-    return methods, dict(array_methods._array_properties)
+    return dict(array_methods._array_methods), dict(array_methods._array_properties)
 
 
 def is_staging() -> bool:

@@ -23,7 +23,7 @@ _READY, _FAILED = "ready", "failed"
 if TYPE_CHECKING:
     # What `jax_interop` adds is what JAX's own arrays have; to `isinstance` as well, see `__class__`.
     class _Face(_core.Buffer, jax.Array):
-        def _chunk_iter(self, size: int) -> Iterator[Any]: ...
+        pass
 else:
     _Face = _core.Buffer
 
@@ -234,7 +234,7 @@ class Array(_Face):
         if not self.shape:
             raise TypeError("iteration over a 0-dimensional array")
         # As JAX: a hundred rows per dispatch.
-        return (row for chunk in self._chunk_iter(100) for row in chunk._unstack())
+        return (row for first in range(0, self.shape[0], 100) for row in jax.numpy.unstack(self[first:first + 100]))
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())

@@ -32,7 +32,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """An index by arrays: `entries` are its parts, where a number means that array of positions, which is an argument."""
+    """An index by arrays: `entries` are its parts; a number means that array of positions, which is an argument."""
 
     entries: tuple[Any, ...]
 

@@ -64,7 +64,8 @@ def full_like(array: Array, fill_value: Any, dtype: Any = None) -> Any:
     """An array of `array`'s shape and sharding, full of one value, beside it on its slice; `jnp.zeros_like`."""
     wanted = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
     aval = _jaxlib.abstract_value(fill_value)
-    return run(_filling(array.aval, aval, wanted, _jaxlib.trace_modes()), "full_like", [array, fill_value], like=array)[0]
+    closed = _filling(array.aval, aval, wanted, _jaxlib.trace_modes())
+    return run(closed, "full_like", [array, fill_value], like=array)[0]
 
 
 @functools.lru_cache(maxsize=512)

@@ -75,7 +75,8 @@ def operations(cluster: Cluster) -> Operations:
     return known
 
 
-def run(closed: Any, name: str, args: Sequence[Any], like: Array | None = None, home: Slice | None = None) -> list[Array]:
+def run(closed: Any, name: str, args: Sequence[Any], like: Array | None = None,
+        home: Slice | None = None) -> list[Array]:
     """Runs a closed jaxpr on `home`, or on arguments of which at least one is a `pw.Array`; see the module.
 
     The results are sharded as the compiler finds best: an elementwise operation keeps its operand's sharding. With

@@ -143,8 +143,8 @@ def test_deleted_arrays(x: pw.Array) -> None:
     assert x.is_deleted() and not y.is_deleted()
     assert "deleted" in repr(x) and "deleted" in str(x) and x.shape == (4, 2)
     for use in (lambda: x.block_until_ready(), lambda: x.is_ready(), lambda: x.copy_to_host_async(),
-                lambda: float(x[0]), lambda: np.asarray(x), lambda: jax.device_get(x), lambda: pickle.dumps(x), lambda: x.tolist(),
-                lambda: copy.copy(x), lambda: list(x), lambda: pw.device_put(x, y.slice),
+                lambda: float(x[0]), lambda: np.asarray(x), lambda: jax.device_get(x), lambda: pickle.dumps(x),
+                lambda: x.tolist(), lambda: copy.copy(x), lambda: list(x), lambda: pw.device_put(x, y.slice),
                 lambda: pw.program(lambda v: v + 1)(x), lambda: pw.jit(lambda v: v, devices=y.slice)(x)):
         with pytest.raises(pw.errors.DeletedArrayError, match=r"deleted|donated"):
             use()
