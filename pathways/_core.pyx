@@ -617,8 +617,10 @@ cdef class Host:
 
     # ---- the loop
 
-    def run(self, arm):
-        """The enqueue thread's loop, until `stop`. `arm(values)` sees to a ring when one of the values is ready."""
+    def run(self, arm, tidy):
+        """The enqueue thread's loop, until `stop`. `arm(values)` sees to a ring when one of the values is ready;
+        `tidy()` is called before each wait.
+        """
         cdef uint32_t ticket, done
         cdef uint32_t busy = 0
         cdef SpinPolicy spin = SpinPolicy.adaptive()
@@ -635,6 +637,7 @@ cdef class Host:
             self.core.get().executor().watched(&self.scratch)
             if self.scratch.size() != 0:
                 arm([<object><PyObject*>value for value in self.scratch])
+            tidy()
             with nogil:
                 self.core.get().wait(ticket, nanoseconds(_LOOK_NS), spin)
             PyErr_CheckSignals()

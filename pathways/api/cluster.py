@@ -66,7 +66,11 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
 
             handle = start_local_cluster(target.islands, target.hosts_per_island, target.devices_per_host,
                                          platform=target.platform, progress=progress)
-            cluster = Cluster(handle.control, target, handle)
+            try:
+                cluster = Cluster(handle.control, target, handle)
+            except BaseException:
+                handle.close()
+                raise
         elif isinstance(target, str):
             from pathways.runtime.connection import connect_unix
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -110,6 +111,8 @@ def allocate(client: _core.Client, nbytes: int, what: str) -> _core.BlockView:
                                             f"{capacity}; connect with more")
     waited = 0.0
     while (block := client.allocate(nbytes)) is None:
+        if waited == 0:
+            gc.collect()  # arrays in cycles
         client.flush()
         client.check_alive()
         client.pause(0.001)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
 
@@ -137,16 +138,17 @@ def _donate(
 
 
 def agree(nodes: list[Node], wanted: list[tuple[bool, ...]], computations: Sequence[Computation]) -> list[Node]:
-    """Call sites of one computation donate alike, so that it compiles once, except where that would waste much."""
-    common: dict[int, tuple[bool, ...]] = {}
+    """Call sites of one module donate alike, so that it compiles once, except where that would waste much."""
+    modules = [(computation.fingerprint, computation.inputs, computation.outputs) for computation in computations]
+    common: dict[Any, tuple[bool, ...]] = {}
     for node, donates in zip(nodes, wanted, strict=True):
         if node.kind is NodeKind.CALL:
-            before = common.get(node.computation, donates)
-            common[node.computation] = tuple(a and b for a, b in zip(before, donates, strict=True))
+            before = common.get(modules[node.computation], donates)
+            common[modules[node.computation]] = tuple(a and b for a, b in zip(before, donates, strict=True))
     out = []
     for node, donates in zip(nodes, wanted, strict=True):
         if node.kind is NodeKind.CALL:
-            agreed = common[node.computation]
+            agreed = common[modules[node.computation]]
             lost = sum(
                 type.nbytes
                 for type, mine, all_ in zip(computations[node.computation].inputs, donates, agreed, strict=True)

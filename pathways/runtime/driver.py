@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from pathways import _core
+from pathways import _core, _jaxlib
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, payloads
@@ -142,7 +142,7 @@ class HostDriver:
     def run(self) -> None:
         """Runs until `stop`."""
         try:
-            self.core.run(self._watchers.arm)
+            self.core.run(self._watchers.arm, _jaxlib.collect_garbage)
         finally:
             self.close()
 

@@ -38,6 +38,7 @@ def seed() -> int:
 def drive(program: Any, generator: random.Random, *, cancels: bool, report: dict[str, Any]) -> None:
     """Submits `RUNS` calls, reads them back in bursts of random length, and cancels some when asked to."""
     pending: deque[tuple[Any, Any]] = deque()
+    most = 900 if cancels else 64  # a host is granted 256 runs at a time: the others can still be dropped
     counts = {"right": 0, "cancelled": 0, "wrong": 0}
 
     def settle(count: int) -> None:
@@ -55,8 +56,8 @@ def drive(program: Any, generator: random.Random, *, cancels: bool, report: dict
                 time.sleep(generator.random() * 1e-3)
             if cancels and generator.random() < 0.1:
                 pw.cancel(generator.choice(pending)[0])
-            if len(pending) > generator.randrange(1, 64):
-                settle(generator.randrange(1, 64))
+            if len(pending) > generator.randrange(most // 2, most):
+                settle(generator.randrange(most))
         settle(RUNS)
         report["counts"] = counts
     except BaseException as error:  # the main thread tells
@@ -84,6 +85,7 @@ def test_two_threads_two_programs(local_cluster: Any, seed: int, cancels: bool) 
         array, want = program.call(generator)
         assert float(array) == want
     before = settled(local_cluster)
+    dropped = local_cluster.stats()["controller"]["dropped"]
     assert before[0] == before[1]
     reports: list[dict[str, Any]] = [{}, {}]
     threads = [threading.Thread(target=drive, args=(program, random.Random(generator.random())),
@@ -101,9 +103,11 @@ def test_two_threads_two_programs(local_cluster: Any, seed: int, cancels: bool) 
     after = settled(local_cluster)
     assert after[0] == after[1], after
     launched = after[0] - before[0]
-    assert launched == 2 * RUNS if not cancels else launched <= 2 * RUNS
-    assert not cancels or any(report["counts"]["cancelled"] for report in reports)
-    print(f"gangs {launched}, {[report['counts'] for report in reports]}")
+    dropped = local_cluster.stats()["controller"]["dropped"] - dropped
+    assert launched + dropped == 2 * RUNS
+    if cancels:
+        assert dropped > 0 and all(report["counts"]["cancelled"] for report in reports)
+    print(f"gangs {launched}, dropped {dropped}, {[report['counts'] for report in reports]}")
 
 
 @pytest.mark.slow

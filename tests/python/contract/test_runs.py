@@ -1,0 +1,184 @@
+"""How runs run: nothing waits for values (ASY-1), launches and compilations are counted, memory comes back."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+VALUE = np.arange(8, dtype=np.float32)
+MiB = 1 << 20
+
+
+def heavy(x: Any) -> Any:
+    """`x + 1` after some tenths of a second of work."""
+    square = jnp.full((512, 512), 0.001) + x[0] * 0
+    square = jax.lax.fori_loop(0, 30, lambda _, m: jnp.tanh(m @ m), square)
+    return x + 1 + square[0, 0] * 0
+
+
+def quiet(cluster: Any) -> dict[str, Any]:
+    """The cluster's numbers once nothing is in flight and nothing is left to release."""
+    gc.collect()
+    deadline = time.monotonic() + 30
+    last: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        cluster.native.flush()
+        stats = cluster.stats()
+        busy = stats["in_flight"] or any(host["live_runs"] or host["waiting"] for host in stats["hosts"])
+        state = (stats["futures"], cluster.native.arena_stats()[0], [(host["objects"], host["arena_bytes"]) for host in stats["hosts"]])
+        if not busy and last.get("state") == state:
+            return stats
+        last = {"state": state}
+        time.sleep(0.05)
+    raise AssertionError(f"work is still in flight: {cluster.stats()}")
+
+
+@pytest.mark.slow
+def test_a_call_returns_before_anything_executes(local_cluster: Any) -> None:
+    """ASY-1: also through a transfer, and on a result that is not there yet."""
+    devices = pw.make_virtual_device_set(local_cluster)
+    one, two = devices.add_slice(devices=2), devices.add_slice(devices=4)
+    work, more = pw.jit(heavy, devices=one), pw.jit(heavy, devices=two)
+    program = pw.program(lambda x: more(work(x)))
+    jax.block_until_ready(work(program(VALUE)))
+    x = jax.block_until_ready(pw.device_put(VALUE, one))
+    begin = time.perf_counter()
+    y = program(x)
+    z = work(y)
+    called = time.perf_counter() - begin
+    assert not y.is_ready() and not z.is_ready()
+    np.testing.assert_array_equal(np.asarray(z), VALUE + 3)
+    waited = time.perf_counter() - begin
+    assert called < waited / 4, f"the calls took {called:.4f} s of {waited:.4f} s"
+
+
+def test_thousands_of_calls_without_reading(add: Any, cluster: Any) -> None:
+    """More than the client's credits: the calls wait for room, not for us."""
+    f = pw.program(pw.jit(lambda x: x + 1, devices=add(2)))
+    x = pw.device_put(VALUE, f.__wrapped__.slice)
+    before = cluster.stats()["dispatches"]
+    kept = [f(x) for _ in range(2500)]
+    chain = x
+    for _ in range(2500):
+        chain = f(chain)
+    np.testing.assert_array_equal(np.asarray(chain), VALUE + 2500)
+    np.testing.assert_array_equal(np.asarray(kept[0]) + np.asarray(kept[-1]), 2 * VALUE + 2)
+    assert cluster.stats()["dispatches"] - before == 5000
+
+
+def test_one_launch_per_step_and_host(add: Any, cluster: Any) -> None:
+    """COST-2: a chain of 128 unmerged computations is 128 launches on each host, one dispatch, and 130 nodes."""
+    slice_ = add(4)
+    f = pw.jit(lambda x: x + 1, devices=slice_, in_shardings=P("x"), out_shardings=P("x"))
+
+    def chain(x: Any) -> Any:
+        for _ in range(128):
+            x = f(x)
+        return x
+
+    x = pw.device_put(VALUE, slice_, P("x"))
+    for program, nodes, launches in ((pw.program(chain), 130, 128), (pw.program(chain, merge=True), 3, 1),
+                                     (pw.program(lambda x: f(f(x))), 4, 2)):
+        assert f"{nodes} nodes" in program.lower(x).as_text("plan")
+        jax.block_until_ready(program(x))
+        before = quiet(cluster)
+        jax.block_until_ready(program(x))
+        after = quiet(cluster)
+        hosts = len({device.host for device in slice_.devices})
+        assert after["launches"] - before["launches"] == launches * hosts
+        assert after["dispatches"] - before["dispatches"] == 1
+
+
+def test_equal_modules_compile_once_per_host(add: Any, cluster: Any) -> None:
+    slice_ = add(2)
+    x = pw.device_put(VALUE, slice_, P("x"))
+    number = float(np.random.default_rng().integers(1 << 20))
+
+    def compiled(program: Any) -> list[int]:
+        before = quiet(cluster)["compiles"]
+        jax.block_until_ready(program(x))
+        return [b - a for a, b in zip(before, quiet(cluster)["compiles"], strict=True)]
+
+    f, g = (pw.jit(lambda x: x + number, devices=slice_, in_shardings=P("x"), out_shardings=P("x")) for _ in range(2))
+    hosts = {device.host for device in slice_.devices}
+    once = [int(host in hosts) for host in cluster.hosts]
+    assert compiled(f) == once
+    assert compiled(f) == compiled(g) == [0] * len(once)
+    assert compiled(pw.program(lambda x: g(f(x)))) == [0] * len(once)
+
+
+def resident(cluster: Any) -> list[int]:
+    pids = [psutil.Process().pid] + [host["pid"] for host in cluster.stats()["hosts"] if "pid" in host]
+    if "pid" in cluster.stats()["controller"]:
+        pids.append(cluster.stats()["controller"]["pid"])
+    return [psutil.Process(pid).memory_info().rss for pid in pids]
+
+
+@pytest.mark.watchdog(400)
+def test_a_hundred_thousand_calls_leave_memory_where_it_was(add: Any, cluster: Any) -> None:
+    one, two = add(2), add(1)
+    f, g = pw.jit(lambda x: x + 1, devices=one), pw.jit(lambda x: x * 2, devices=two)
+    across = pw.program(lambda x: g(f(x)))
+    x = pw.device_put(VALUE, one)
+
+    def work(calls: int) -> None:
+        for number in range(calls):
+            y = f(x)
+            if number % 50 == 0:
+                y = across(y)
+            if number % 500 == 0:
+                np.asarray(y)
+                pw.device_put(np.full(1 << 12, number, np.float32), one).block_until_ready()
+        jax.block_until_ready(y)
+
+    work(20_000)
+    before, memory = quiet(cluster), resident(cluster)
+    work(100_000 if cluster.is_embedded else 60_000)
+    after, grown = quiet(cluster), [(b - a) / MiB for a, b in zip(memory, resident(cluster), strict=True)]
+    assert after["futures"] == before["futures"]
+    assert cluster.native.arena_stats()[0] == 0
+    for a, b in zip(before["hosts"], after["hosts"], strict=True):
+        assert (b["objects"], b["arena_bytes"], b["live_runs"]) == (a["objects"], a["arena_bytes"], 0)
+    assert all(size < 8 for size in grown), f"grown by {grown} MiB"
+
+
+def test_nothing_is_left_of_what_is_forgotten(add: Any, cluster: Any) -> None:
+    """Arrays deleted while pending, read-backs nobody waits for, results never looked at."""
+    f = pw.jit(lambda x: x + 1, devices=add(2))
+    big = np.ones(1 << 14, np.float32)
+    f(big)
+    before = quiet(cluster)
+    for _ in range(20):
+        x = pw.device_put(big, f.slice)
+        y = f(x)
+        y.copy_to_host_async()
+        x.delete()
+        z = f(y)
+        z.copy_to_host_async()
+        z.delete()
+        f(y)
+    del x, y, z
+    after = quiet(cluster)
+    assert after["futures"] == before["futures"]
+    assert [host["objects"] for host in after["hosts"]] == [host["objects"] for host in before["hosts"]]
+    assert cluster.native.arena_stats()[0] == 0
+    assert cluster.driver is None or not cluster.driver.local
+
+
+def test_memory_that_clients_gave_back_is_there_again(local_cluster: Any) -> None:
+    """A value of more than half of the client's shared memory can be put again and again."""
+    slice_ = pw.make_virtual_device_set(local_cluster).add_slice(devices=2)
+    value = np.zeros(local_cluster.native.arena_stats()[2] * 6 // 10, np.uint8)
+    for number in range(3):
+        value[-1] = number
+        assert np.asarray(pw.device_put(value, slice_, P("x"))[-1:])[0] == number
