@@ -243,6 +243,17 @@ TEST_F(Errors, PutFails) {
   drop({A});
 }
 
+TEST_F(Errors, TheFirstOneCounts) {
+  ModelledFaults faults;
+  faults.fail_put = 1;
+  host.backend.set_faults(faults);
+  host.add_plan(0, plan_of({0, 1}, {call({0, 1}, {2})}, {2}, 3));
+  host.put(A, 7);
+  host.run(1, 0, {A, B}, {C});  // A failed, B was deleted
+  EXPECT_EQ(host.link.failure(C), host.link.failure(A));
+  drop({A, C});
+}
+
 TEST_F(Errors, ManyTextsAreForgottenNotMisread) {
   host.add_plan(0, plan_of({0}, {}, {0}, 1));
   host.run(1, 0, {A}, {B});

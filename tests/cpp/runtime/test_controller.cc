@@ -327,6 +327,23 @@ TEST_F(Clients, Removed) {
   controller->remove_client(1);
 }
 
+TEST_F(Clients, RemovedWithoutGrantingTheRest) {
+  controller->add_group(3, {1});
+  submit(3);
+  submit(3);
+  pass();  // host 1 is full
+  RawClient memory;
+  Client leaves({1, 8}, memory.block, block);
+  controller->add_client(1, memory.block);
+  uint64_t results[2] = {};
+  ASSERT_EQ(leaves.submit({5, 2, {2}}, {}, &results[0]), Status::kOk);  // waits for host 1
+  ASSERT_EQ(leaves.submit({5, 1, {1}}, {}, &results[1]), Status::kOk);  // waits behind it, though host 0 has room
+  pass();
+  controller->remove_client(1);
+  EXPECT_EQ(controller->stats().dropped, 2u);
+  EXPECT_EQ(hosts[0]->next_kind(), RecordKind::kClientGone);
+}
+
 TEST_F(Clients, CancelBeforeAndAfterTheGrant) {
   std::vector<uint64_t> results;
   for (int i = 0; i < 4; ++i) results.push_back(submit());
@@ -394,6 +411,17 @@ TEST_F(Credits, FailuresWakeWaiters) {
   waiter.join();
   EXPECT_EQ(good->poll(Handle{result}), FutureState::kFailed);
   EXPECT_EQ(good->error_of(Handle{result}), "no luck");
+}
+
+TEST_F(Credits, FailureToldBeforeTheWait) {
+  const Watchdog watchdog("a client that was told before it waits");
+  const uint64_t result = submit();
+  good->poll_inbox();
+  hosts[0]->say(FailedRecord{{RecordKind::kFailed, 0, 0}, result, 0, 0});
+  pass();  // the bell has rung before the ticket is drawn
+  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::park()), FutureState::kPending);
+  good->poll_inbox();
+  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::park()), FutureState::kFailed);
 }
 
 TEST_F(Overflow, KeepsTheOrder) {
