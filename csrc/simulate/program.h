@@ -78,7 +78,7 @@ ModelledProgram make_chain(ModelledSlice slice, uint32_t calls);
 /// One call on each slice in turn, a transfer between each two; the result is on the last.
 ModelledProgram make_pipeline(std::vector<ModelledSlice> slices, ModelledProgram::Route route);
 /// `calls` calls with random inputs over random slices, transfers where slices differ; some arguments passed through,
-/// some results given twice. `random(n)` draws below n.
+/// some results given twice. The same seed gives the same program.
 ModelledProgram make_random_program(const std::vector<ModelledSlice>& slices, uint32_t calls,
                                     const std::vector<uint32_t>& argument_slices, uint64_t seed);
 

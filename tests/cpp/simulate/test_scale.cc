@@ -3,13 +3,17 @@
 //
 //   COST-1  Sizes.DoNotGrow: bytes per buffer
 //   COST-2  Sizes.DoNotGrow: nodes and bytes of a plan, bytes of a run on a host and in the controller
+//   (memory) Memory.StaysWhereItWas: calls leave nothing behind
 //   COST-3  Messages.OnePerHostAndRun: a cluster of many hosts says no more per host and run than a small one
 #include "simulate/scale.h"
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+
 #include "base/status.h"
 #include "simulate/simulation.h"
+#include "support.h"
 
 namespace pathways {
 namespace {
@@ -56,6 +60,54 @@ TEST(Messages, OnePerHostAndRun) {
   };
   EXPECT_EQ(cost_of(everywhere), 300u);
   EXPECT_EQ(cost_of(somewhere), 2u);
+}
+
+uint64_t resident_bytes() {
+  unsigned long pages = 0, resident = 0;
+  if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(file, "%lu %lu", &pages, &resident) != 2) resident = 0;
+    std::fclose(file);
+  }
+  return uint64_t{resident} * 4096;
+}
+
+// 100,000 calls (fewer under a sanitizer, whose own memory grows) leave memory where it was.
+TEST(Memory, StaysWhereItWas) {
+  SimulationOptions options;
+  options.hosts = 2;
+  Simulation sim(options);
+  Client& client = sim.add_client();
+  ModelledProgram program;
+  const uint32_t slice = program.add_slice({{0, 1}, 1}), half = program.add_slice({{1}, 1});
+  const uint32_t value = program.add_call(slice, {program.add_argument(slice)});
+  program.add_result(value);
+  program.add_result(program.add_call(half, {program.add_transfer(value, half)}));
+  const auto& chain = sim.add_program(std::move(program));
+  const GroupId groups[] = {sim.add_group({0, 1}), sim.add_group({1})};
+  uint64_t last = 0;
+  const auto calls = [&](uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) {
+      uint64_t results[2] = {};
+      while (client.submit(chain.ref, {&last, 1}, results) != Status::kOk) sim.step();
+      client.release(Handle{last}, groups[0], 8);
+      client.release(Handle{results[1]}, groups[1], 8);
+      last = results[0];
+    }
+    ASSERT_TRUE(sim.run_until_idle());
+  };
+  Handle first;
+  ASSERT_EQ(client.allocate(2, &first), Status::kOk);
+  const ModelledBackend::Put put{1, 1};
+  ASSERT_EQ(client.note(NoteKind::kPut, groups[0], first, Handle{}, std::as_bytes(std::span{&put, 1})), Status::kOk);
+  last = first.raw;
+  calls(10000);
+  const uint64_t before = resident_bytes();
+  calls(test::kStressScale * 20000);
+  EXPECT_EQ(client.poll(Handle{last}), FutureState::kReady);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  EXPECT_LE(resident_bytes(), before + (1u << 20));
+#endif
+  EXPECT_GT(before, 0u);
 }
 
 TEST(Options, Refused) {
