@@ -335,7 +335,7 @@ void Controller::stop() {
 }
 
 void Controller::loop() {
-  const SpinPolicy spin = SpinPolicy::adaptive();
+  const SpinPolicy spin = SpinPolicy::linger();
   bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
   while (!stopping_.load(std::memory_order_acquire)) {
     const uint32_t ticket = block_->doorbell.ticket();

@@ -38,6 +38,9 @@ struct SpinPolicy {
   static constexpr SpinPolicy park() noexcept { return {0, 0}; }
   /// About 2-5 us in all where this process may use more than one core; on one core a single yield.
   static SpinPolicy adaptive() noexcept;
+  /// For a loop that serves a stream: some tens of us of giving the core away between looks, so that work which comes
+  /// at such distances is taken in batches and costs nobody a futex; where others want the core, they have it.
+  static SpinPolicy linger() noexcept;
 };
 
 /// The number of cores that this process may run on (its affinity mask when first asked).
