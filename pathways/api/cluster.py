@@ -209,7 +209,7 @@ class Cluster:
 
         `dtype` and `shape` are the logical ones where they differ (PRNG keys).
         """
-        sizes = slice.shape
+        sizes = dict(slice.mesh_spec.axes)
         spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in kind.spec)
         if spec != kind.spec:  # an axis of one device cuts nothing: one name for one thing
             kind = dataclasses.replace(kind, spec=spec)

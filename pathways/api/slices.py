@@ -45,9 +45,9 @@ class Slice:
         self.mesh: AbstractMesh = specs.abstract_mesh(self.mesh_spec)
 
     @property
-    def shape(self) -> dict[str, int]:
-        """Size of each axis, by name."""
-        return dict(self.mesh_spec.axes)
+    def shape(self) -> tuple[int, ...]:
+        """Size of each axis; `mesh.shape` has them by name."""
+        return self.binding.shape
 
     @property
     def axis_names(self) -> tuple[str, ...]:
