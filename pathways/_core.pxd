@@ -52,6 +52,8 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
         SpinPolicy park()
         @staticmethod
         SpinPolicy adaptive()
+        @staticmethod
+        SpinPolicy linger()
 
 cdef extern from "futures/future_table.h" namespace "pathways" nogil:
     cdef enum class FutureState(uint8_t):
@@ -115,7 +117,9 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*abandon_receive)(void*, const NodeContext*) noexcept
         int (*put)(void*, uint32_t, const byte*, size_t, Value*, uint64_t*) noexcept
         int (*fetch)(void*, uint32_t, Value, const byte*, size_t) noexcept
+        void (*refuse_fetch)(void*, uint32_t, const byte*, size_t) noexcept
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
+        void (*explain)(void*, const NodeContext*) noexcept
     cdef cppclass CallbackBackend:
         CallbackBackend(const BackendCallbacks&)
         void set_error(string)

@@ -531,6 +531,7 @@ cdef class Host:
     cdef vector[PyObject*] fast                  # by plan: the same tuple, borrowed
     cdef vector[Value] scratch
     cdef bint stopping
+    cdef object failure                          # the exception of the last error
     cdef readonly uint32_t number
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
@@ -564,7 +565,9 @@ cdef class Host:
         callbacks.abandon_receive = &_abandon_receive
         callbacks.put = &_put
         callbacks.fetch = &_fetch
+        callbacks.refuse_fetch = &_refuse_fetch
         callbacks.note = &_note
+        callbacks.explain = &_explain
         self.backend.reset(new CallbackBackend(callbacks))
         options.host = number
         options.devices = devices
@@ -623,7 +626,7 @@ cdef class Host:
         """
         cdef uint32_t ticket, done
         cdef uint32_t busy = 0
-        cdef SpinPolicy spin = SpinPolicy.adaptive()
+        cdef SpinPolicy spin = SpinPolicy.linger()
         while not self.stopping:
             ticket = self.core.get().ticket()
             done = self.core.get().step()
@@ -728,7 +731,7 @@ cdef class Host:
         PyErr_NormalizeException(&kind, &value, &trace)
         text = doing
         try:
-            error = <object>value if value != NULL else None
+            self.failure = error = <object>value if value != NULL else None
             text = self.driver.describe(doing, error, where.plan if where != NULL else -1,
                                         where.node if where != NULL else -1)
         except BaseException as problem:
@@ -882,12 +885,31 @@ cdef int _fetch(void* self, uint32_t client, Value value, const byte* data, size
         return _python_failed(host, "fetch", NULL)
 
 
+cdef void _refuse_fetch(void* self, uint32_t client, const byte* data, size_t n) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.refuse_fetch(client, (<const char*>data)[:n])
+    except BaseException:
+        _python_failed(host, "fetch", NULL)
+
+
 cdef void _note(void* self, uint32_t client, const byte* data, size_t n) noexcept:
     cdef Host host = <Host>self
     try:
         host.driver.note(client, (<const char*>data)[:n])
     except BaseException:
         _python_failed(host, "note", NULL)
+
+
+cdef void _explain(void* self, const NodeContext* maker) noexcept:
+    cdef Host host = <Host>self
+    try:
+        text = host.driver.describe("run", host.failure, maker.plan, maker.node)
+        host.backend.get().set_error(text.encode("utf-8", "replace"))
+    except BaseException:  # what stands there is less, but true
+        import traceback
+        traceback.print_exc()
+    host.failure = None
 
 
 cdef int _python_failed(Host host, str doing, const NodeContext* where) noexcept:

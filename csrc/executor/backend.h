@@ -67,11 +67,15 @@ class Backend {
   virtual Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) = 0;
   /// Writes a ready buffer where the client reads it.
   virtual Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) = 0;
+  /// There is nothing to read: gives back the memory that the payload holds.
+  virtual void refuse_fetch(uint32_t /*client*/, std::span<const std::byte> /*payload*/) {}
 
   /// Anything else that has a place in the order.
   virtual void note(uint32_t client, std::span<const std::byte> payload) = 0;
 
   virtual std::string_view last_error() const = 0;
+  /// The value whose readiness was kFailed last was made by `maker`: from now on last_error() says so too (ERR-1).
+  virtual void explain(const NodeContext& /*maker*/) {}
 };
 
 /// What the executor tells the rest of the cluster. Implemented over rings by `runtime/host`.

@@ -26,7 +26,9 @@ struct BackendCallbacks {
   void (*abandon_receive)(void*, const NodeContext*) = nullptr;
   int (*put)(void*, uint32_t, const std::byte*, size_t, Value*, uint64_t*) = nullptr;
   int (*fetch)(void*, uint32_t, Value, const std::byte*, size_t) = nullptr;
+  void (*refuse_fetch)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*note)(void*, uint32_t, const std::byte*, size_t) = nullptr;
+  void (*explain)(void*, const NodeContext*) = nullptr;
 };
 
 class CallbackBackend final : public Backend {
@@ -65,10 +67,14 @@ class CallbackBackend final : public Backend {
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override {
     return static_cast<Status>(c_.fetch(c_.self, client, value, payload.data(), payload.size()));
   }
+  void refuse_fetch(uint32_t client, std::span<const std::byte> payload) override {
+    c_.refuse_fetch(c_.self, client, payload.data(), payload.size());
+  }
   void note(uint32_t client, std::span<const std::byte> payload) override {
     c_.note(c_.self, client, payload.data(), payload.size());
   }
   std::string_view last_error() const override { return error_; }
+  void explain(const NodeContext& maker) override { c_.explain(c_.self, &maker); }
 
  private:
   BackendCallbacks c_;

@@ -448,9 +448,38 @@ uint32_t Executor::poll() {
   return done;
 }
 
+/// The error of a value that turned out to have failed: its maker's own, or the one that its maker was given.
+uint32_t Executor::failure(const Watch& item) {
+  if (item.kind != Watch::Kind::kNode && item.kind != Watch::Kind::kSend) {
+    return new_error(std::string(backend_.last_error()));
+  }
+  Run& run = *runs_[item.run];
+  const Plan& plan = run.plan->plan;
+  const auto nodes = plan.nodes();
+  uint32_t maker = item.index;
+  uint32_t error = 0;
+  for (uint32_t input : plan.inputs(nodes[item.index])) {
+    if (error == 0) error = run.errors[input];
+    for (uint32_t i = 0; i < nodes.size(); ++i) {
+      if (nodes[i].output_count == 0 || plan.outputs(nodes[i])[0] != input) continue;
+      if (item.kind == Watch::Kind::kSend) maker = i;
+      // It may have come by way of a transfer within the host, which nobody watches.
+      if (error == 0 && nodes[i].kind == NodeKind::kTransfer && nodes[i].input_count != 0) {
+        error = run.errors[plan.inputs(nodes[i])[0]];
+      }
+    }
+  }
+  if (error == 0) {
+    backend_.explain(context(run, maker));
+    error = new_error(std::string(backend_.last_error()));
+  }
+  for (uint32_t output : plan.outputs(nodes[maker])) run.errors[output] = error;
+  return error;
+}
+
 void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) {
   if (item.counts) for_each_device(devices, [&](uint32_t d) { --in_flight_[d]; });
-  const uint32_t error = readiness == Readiness::kFailed ? new_error(std::string(backend_.last_error())) : 0;
+  const uint32_t error = readiness == Readiness::kFailed ? failure(item) : 0;
   const auto resolve = [&](uint32_t client_id, Handle handle) {
     if (error == 0) {
       link_.complete(client_id, handle);
@@ -486,6 +515,7 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       if (client(fetch.client) != nullptr) {
         if (error != 0) {
           link_.failed(fetch.client, Handle{fetch.token}, error_text(error));
+          backend_.refuse_fetch(fetch.client, fetch.payload);
         } else if (backend_.fetch(fetch.client, item.value, fetch.payload) == Status::kOk) {
           link_.complete(fetch.client, Handle{fetch.token});
         } else {

@@ -188,6 +188,7 @@ class Executor {
   void deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
   void read_done(Run& run, std::span<const uint32_t> values);
   void close_step(uint32_t slot);
+  uint32_t failure(const Watch& watch);
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
   void watch(uint64_t devices, Watch item);
 

@@ -120,6 +120,7 @@ void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span
   Object* object = c.objects.find(Handle{record.handle});
   if (object == nullptr) {
     link_.failed(id, Handle{record.token}, "the buffer to read was deleted");
+    backend_.refuse_fetch(id, payload);
     return;
   }
   uint32_t slot;
@@ -141,6 +142,7 @@ void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span
 void Executor::start_fetch(uint32_t slot, Object& object) {
   if (object.state == ObjectState::kFailed) {
     link_.failed(fetches_[slot].client, Handle{fetches_[slot].token}, error_text(object.error));
+    if (client(fetches_[slot].client) != nullptr) backend_.refuse_fetch(fetches_[slot].client, fetches_[slot].payload);
     fetches_[slot].payload.clear();
     free_fetches_.push_back(slot);
     return;

@@ -81,7 +81,7 @@ class EmbeddedControl:
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
         """See `ControlPlane`."""
         if program_id in self._errors:
-            raise errors.ComputationError(self._errors[program_id])
+            raise errors.from_text(self._errors[program_id], errors.ComputationError)
 
     def cluster_stats(self) -> dict[str, Any]:
         """See `ControlPlane`."""

@@ -284,13 +284,19 @@ class HostDriver:
                 self.local[what[0]] = np.asarray(value)
             return
         offset, nbytes = what
+        block = self.core.client_block(client, offset, nbytes, True)
         if nbytes == 0:
             return
-        block = self.core.client_block(client, offset, nbytes, True)
         full = np.frombuffer(block, value.dtype, value.size).reshape(value.shape)
         for shard in value.addressable_shards:
             if shard.replica_id == 0:
                 full[shard.index] = np.asarray(shard.data)
+
+    def refuse_fetch(self, client: int, payload: bytes) -> None:
+        """Gives back the client's memory of a fetch of nothing."""
+        mode, what = payloads.parse_fetch(payload)
+        if mode is Mode.ARENA:
+            self.core.client_block(client, what[0], what[1], True)
 
     def _from_full(self, placed: Placed, full: np.ndarray) -> jax.Array:
         """A global array whose shards here are cut from `full`."""

@@ -1,7 +1,9 @@
-"""Slices for contract tests: `add` gives one on the cluster under test."""
+"""For contract tests: `add` gives slices on the cluster under test, `quiet` its numbers when nothing moves any more."""
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +22,28 @@ def add(cluster: Any) -> Callable[..., Any]:
         return devices.add_slice(shape=sizes, axis_names=("x", "y", "z")[:len(sizes)], island=island)
 
     return one
+
+
+@pytest.fixture
+def quiet(cluster: Any) -> Callable[[], dict[str, Any]]:
+    """`quiet()` waits until nothing is in flight and nothing is left to release; then the cluster's `stats()`, with
+    "arena" for the bytes in use of the client's shared memory and "kept" for all that must come back to its start."""
+
+    def wait() -> dict[str, Any]:
+        deadline = time.monotonic() + 30
+        last: Any = None
+        while time.monotonic() < deadline:
+            gc.collect()
+            cluster.native.flush()
+            stats = cluster.stats()
+            busy = stats["in_flight"] or any(host["live_runs"] or host["waiting"] for host in stats["hosts"])
+            stats["arena"] = cluster.native.arena_stats()[0]
+            stats["kept"] = (stats["futures"], stats["arena"],
+                             [(host["objects"], host["arena_bytes"]) for host in stats["hosts"]])
+            if not busy and last == stats["kept"]:
+                return stats
+            last = stats["kept"]
+            time.sleep(0.05)
+        raise AssertionError(f"work is still in flight: {cluster.stats()}")
+
+    return wait
