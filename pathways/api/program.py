@@ -248,6 +248,11 @@ class Compiled:
         leaves, tree = tree_flatten((args, kwargs))
         if tree != self.in_tree:
             raise errors.ProgramError(f"compiled for arguments of structure {self.in_tree}, got {tree}")
+        for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True):
+            kind = leaf if type(leaf) is Array else as_argument(leaf, f"argument {name}")
+            if (kind.shape, kind.dtype) != (layout.shape, layout.dtype):
+                raise errors.ProgramError(f"argument {name}: compiled for {layout.dtype}{list(layout.shape)}, got "
+                                          f"{kind.dtype}{list(kind.shape)}")
         return tree_unflatten(self.out_tree, self.run(leaves))
 
 

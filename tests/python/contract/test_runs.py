@@ -160,3 +160,11 @@ def test_memory_that_clients_gave_back_is_there_again(local_cluster: Any) -> Non
     for number in range(3):
         value[-1] = number
         assert np.asarray(pw.device_put(value, slice_, P("x"))[-1:])[0] == number
+
+
+def test_what_does_not_fit_a_message_is_refused(local_cluster: Any) -> None:
+    slice_ = pw.make_virtual_device_set(local_cluster).add_slice(devices=2)
+    one = pw.device_put(np.float32(1), slice_)
+    with pytest.raises(ValueError, match="does not fit"):
+        pw.program(lambda xs: xs[0])([one] * 100_000)
+    assert float(pw.program(lambda xs: xs[0])([one] * 3)) == 1

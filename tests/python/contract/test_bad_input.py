@@ -1,0 +1,220 @@
+"""Bad input: refused with an error that names the argument, what was expected and what came; nothing stays behind."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+from pathways import errors
+
+X = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: Any, quiet: Any) -> Any:
+    """No future, buffer, host program or thread outlives a refusal; and the cluster still works."""
+    slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=2)
+    works = pw.jit(lambda x: x + 1, devices=slice_)
+    np.testing.assert_array_equal(np.asarray(works(X)), X + 1)
+    before, threads = quiet(), threading.active_count()
+    yield
+    np.testing.assert_array_equal(np.asarray(works(X)), X + 1)
+    after = quiet()
+    assert after["kept"] == before["kept"]
+    assert threading.active_count() <= threads
+
+
+def refused(kind: type[Exception], *words: str) -> Any:
+    """As pytest.raises, for a message with each of `words`."""
+    return pytest.raises(kind, check=lambda error: all(word in str(error) for word in words)
+                         or pytest.fail(f"{words} are not all in: {error}"))
+
+
+def test_arguments_that_are_no_arrays(add: Any) -> None:
+    f = pw.jit(lambda x, opts: x, devices=add(2), name="f")
+    for leaf, word in (("text", "'text'"), (object(), "object"), (np.array(["a"]), "<U1"), (b"raw", "bytes"),
+                       (np.array([{}], object), "object")):
+        with refused(errors.ProgramError, "argument 1", "'f'", word):
+            f(X, leaf)
+        with refused(errors.ProgramError, "value 0 of device_put", word):
+            pw.device_put(leaf, f.slice)
+    with refused(errors.ProgramError, "argument 1", "'p'", "set"):
+        pw.program(lambda x, y: x, name="p")(X, {1, 2})
+
+
+def test_byte_order_and_overflow(add: Any) -> None:
+    f = pw.jit(lambda x: x, devices=add(2), name="f")
+    with refused(TypeError, ">f4"):
+        f(X.astype(">f4"))
+    with pytest.raises(OverflowError):
+        f(1 << 70)
+
+
+def test_another_signature_than_compiled(add: Any) -> None:
+    compiled = pw.program(lambda x: x * 2, name="twice").lower(jax.ShapeDtypeStruct((8,), np.float32)).compile()
+    np.testing.assert_array_equal(np.asarray(compiled(X)), X * 2)
+    with refused(errors.ProgramError, "argument x", "float32[8]", "float32[4]"):
+        compiled(X[:4])
+    with refused(errors.ProgramError, "argument x", "float32", "int32"):
+        compiled(X.astype(np.int32))
+    with refused(errors.ProgramError, "argument x", "float32[8]", "float32[4]"):
+        compiled(pw.device_put(X[:4], add(2)))
+    with refused(errors.ProgramError, "structure"):
+        compiled([X])
+
+
+def test_shardings_that_do_not_fit(add: Any) -> None:
+    slice_ = add((2, 2))
+    for spec, words in ((P("z"), ("'z'", "['x', 'y']")), (P("x", "y"), ("2 entries", "1 dimensions")),
+                        (P(("x", "x")), ("twice",)), ("x", ("PartitionSpec", "'x'"))):
+        with refused(errors.ShardingError, "value 0", *words):
+            pw.device_put(X, slice_, spec)
+        with refused(errors.ShardingError, "argument x", "'f'", *words):
+            pw.jit(lambda x: x, devices=slice_, in_shardings=spec, name="f")(X)
+    with refused(errors.ShardingError, "value 0", "dimension 0 of size 7", "2 parts"):
+        pw.device_put(X[:7], slice_, P("x"))
+    with refused(errors.ShardingError, "dimension 0 of size 6", "4 parts"):
+        pw.program(lambda x: pw.device_put(x, slice_, P(("x", "y"))))(X[:6])
+    with refused(errors.ShardingError, "prefix"):
+        pw.device_put({"a": X}, slice_, {"b": P()})
+
+
+def test_slices_that_there_are_not(cluster: Any) -> None:
+    devices = pw.make_virtual_device_set(cluster)
+    most = len(cluster.devices) // len(cluster.islands)
+    with refused(errors.SliceError, f"{most + 1} devices", f"biggest has {most}"):
+        devices.add_slice(devices=most + 1)
+    with refused(errors.SliceError, "-1"):
+        devices.add_slice(devices=-1)
+    with refused(errors.SliceError, "'2'"):
+        devices.add_slice(devices="2")  # type: ignore[arg-type]
+    with refused(errors.SliceError, "either"):
+        devices.add_slice()
+    with refused(errors.SliceError, "either"):
+        devices.add_slice(devices=2, shape=(2,))
+    with pytest.raises(errors.SliceError):
+        devices.add_slice(shape=(2, 2), axis_names=("x",))
+    with pytest.raises(errors.SliceError):
+        devices.add_slice(shape=(2, 2), axis_names=("x", "x"))
+    with pytest.raises(errors.SliceError):
+        devices.add_slice(shape=(1, 1, 1, 1))
+    with refused(errors.SliceError, "99"):
+        devices.add_slice(devices=1, island=99)
+    with refused(errors.SliceError, "slice", "int"):
+        pw.device_put(X, 3)  # type: ignore[arg-type]
+    with refused(errors.SliceError, "devices=", "None"):
+        pw.jit(lambda x: x)
+
+
+def test_values_of_another_cluster(cluster: Any, sessions: Any, add: Any) -> None:
+    other = sessions("local" if cluster.is_embedded else "embedded")
+    theirs = pw.make_virtual_device_set(other).add_slice(devices=1)
+    mine = pw.jit(lambda x: x + 1, devices=add(2), name="mine")
+    foreign = pw.device_put(X, theirs)
+    with refused(errors.PlacementError, "argument 0", "another cluster"):
+        mine(foreign)
+    with refused(errors.PlacementError, "'both'", "another cluster"):
+        pw.program(lambda x: pw.jit(lambda x: x, devices=theirs)(mine(x)), name="both")(pw.device_put(X, mine.slice))
+    np.testing.assert_array_equal(np.asarray(pw.device_put(np.asarray(foreign), mine.slice)), X)
+    pw.make_virtual_device_set(cluster)
+
+
+def test_programs_that_are_none(add: Any) -> None:
+    f = pw.jit(lambda x: x + 1, devices=add(2), name="f")
+    with refused(errors.ProgramError, "result", "'p'", "'text'"):
+        pw.program(lambda x: (f(x), "text"), name="p")(X)
+    with refused(errors.ProgramError, "int"):
+        pw.program(3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        pw.program(lambda x, y: f(x))(X)
+    for bad in (lambda x: f(x) if f(x)[0] > 0 else x, lambda x: float(x[0]), lambda x: np.asarray(f(x))):
+        with pytest.raises((jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError,
+                            jax.errors.TracerArrayConversionError)):
+            pw.program(bad)(X)
+    with pytest.raises(ZeroDivisionError):
+        pw.program(lambda x: 1 // 0)(X)
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        pw.program(lambda x: f(x) + jnp.ones(3))(X)
+
+
+def test_traced_values_that_escape(add: Any) -> None:
+    f = pw.jit(lambda x: x + 1, devices=add(2))
+    seen = []
+    pw.program(lambda x: seen.append(f(x)) or x)(X)
+    with refused(errors.TraceError, "escaped", "float32[8]"):
+        pw.program(lambda x: f(x) + seen[0])(X)
+    seen.clear()
+
+
+def test_callbacks_are_refused_by_name(add: Any) -> None:
+    slice_ = add(2)
+
+    def prints(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return x
+
+    def calls(x: Any) -> Any:
+        return io_callback(lambda x: x, jax.ShapeDtypeStruct((8,), np.float32), x)
+
+    def pure(x: Any) -> Any:
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((8,), np.float32), x)
+
+    for fun in (prints, calls, pure):
+        with refused(errors.CallbackError, "callback" if fun is not prints else "print"):
+            pw.jit(fun, devices=slice_)(X)
+        with refused(NotImplementedError, fun.__name__):
+            pw.program(lambda x, fun=fun: pw.jit(fun, devices=slice_)(x))(X)
+
+
+def test_options_and_static_arguments(add: Any) -> None:
+    f = pw.jit(lambda x: x, devices=add(2))
+    for options, words in (({"shedule": "1F1B"}, ("'shedule'", "did you mean 'schedule'")),
+                           ({"schedule": "2F2B"}, ("'2F2B'", "1F1B")), ({"merge": 1}, ("'merge'", "1"))):
+        with refused(errors.OptionError, *words):
+            pw.program(lambda x: f(x), **options)
+    with refused(errors.ProgramError, "not hashable"):
+        pw.program(lambda x, n: f(x), static_argnums=1)(X, [1])
+    with refused(errors.ProgramError, "argnums 3", "1 positional"):
+        pw.program(lambda x: f(x), donate_argnums=3)(X)
+    with refused(errors.ProgramError, '"plan"', "'asm'"):
+        pw.program(lambda x: f(x)).lower(X).as_text("asm")
+
+
+def test_deleted_arrays(add: Any) -> None:
+    f = pw.jit(lambda x, y: x + y, devices=add(2))
+    x = pw.device_put(X, f.slice)
+    x.delete()
+    x.delete()
+    for use in (lambda: f(X, x), lambda: f(x, X), lambda: pw.program(lambda a: f(a, a))(x), lambda: x + 1,
+                lambda: np.asarray(x), lambda: pw.device_put(x, f.slice)):
+        with pytest.raises(errors.DeletedArrayError, match="deleted"):
+            use()
+
+
+def test_huge_argument_lists(add: Any) -> None:
+    slice_ = add(2)
+    first = pw.jit(lambda xs: xs[0] + xs[-1], devices=slice_)
+    many = [pw.device_put(np.float32(n), slice_) for n in range(2000)]
+    assert float(pw.program(lambda xs: first([xs[0], xs[-1]]))(many)) == 1999
+    spread = pw.jit(lambda x: [x + n for n in range(500)], devices=slice_)
+    assert float(spread(np.float32(1))[-1]) == 500
+
+
+def test_connect_where_nobody_is(tmp_path: pathlib.Path) -> None:
+    for address, word in ((f"unix:{tmp_path}/none.sock", "none.sock"), ("unix:", "unix:"), ("nonsense", "nonsense")):
+        with refused(errors.ConnectError, word):
+            pw.connect(address)
+    with refused(errors.ConnectError, "int"):
+        pw.connect(3)  # type: ignore[arg-type]
+    for shape in ((0, 1, 1), (1, -1, 1), (1, 1, 0)):
+        with refused(ValueError, "positive int"):
+            pw.connect(pw.LocalCluster(*shape))
