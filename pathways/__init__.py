@@ -1,18 +1,18 @@
 """Pathways for JAX: one program drives many accelerators through an asynchronous, gang-scheduled dataflow.
 
-    import pathways as pw
+import pathways as pw
 
-    with pw.connect(pw.LocalCluster(islands=2, hosts_per_island=2, devices_per_host=2)):
-        devices = pw.make_virtual_device_set()
-        left, right = devices.add_slice(devices=4), devices.add_slice(devices=4)
-        double = pw.jit(lambda x: x * 2, devices=left)
-        add_one = pw.jit(lambda x: x + 1, devices=right)
+with pw.connect(pw.LocalCluster(islands=2, hosts_per_island=2, devices_per_host=2)):
+    devices = pw.make_virtual_device_set()
+    left, right = devices.add_slice(devices=4), devices.add_slice(devices=4)
+    double = pw.jit(lambda x: x * 2, devices=left)
+    add_one = pw.jit(lambda x: x + 1, devices=right)
 
-        @pw.program
-        def both(x):
-            return add_one(double(x))
+    @pw.program
+    def both(x):
+        return add_one(double(x))
 
-        print(both(3.0))
+    print(both(3.0))
 """
 
 from pathways import errors

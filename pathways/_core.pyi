@@ -15,8 +15,17 @@ class Layout:
     parts: int
     nbytes: int
     cache: Any
-    def __init__(self, shape: tuple[int, ...], dtype: Any, weak_type: bool, slice: Any,
-                 spec: tuple[tuple[str, ...], ...], group: int, parts: int, nbytes: int) -> None: ...
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        weak_type: bool,
+        slice: Any,
+        spec: tuple[tuple[str, ...], ...],
+        group: int,
+        parts: int,
+        nbytes: int,
+    ) -> None: ...
 
 class Buffer:
     __slots__ = ("cached",)
@@ -38,8 +47,15 @@ class Buffer:
 class Client:
     closed: bool
     dispatches: int
-    def __init__(self, client_id: int, client_segment: Any, controller_segment: Any, array_type: type,
-                 liveness: Callable[[], None] | None = None, window: int = 1024) -> None: ...
+    def __init__(
+        self,
+        client_id: int,
+        client_segment: Any,
+        controller_segment: Any,
+        array_type: type,
+        liveness: Callable[[], None] | None = None,
+        window: int = 1024,
+    ) -> None: ...
     def embed(self, controller: Any, host: Host) -> None: ...
     def close(self) -> None: ...
     def pump(self) -> bool: ...
@@ -72,9 +88,17 @@ class Call:
     shared: tuple[int, ...]
     shared_results: tuple[int, ...]
     extra: Any
-    def __init__(self, client: Client, plan: int, group: int, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...],
-                 donated: tuple[int, ...] = (), shared: tuple[int, ...] = (),
-                 shared_results: tuple[int, ...] = ()) -> None: ...
+    def __init__(
+        self,
+        client: Client,
+        plan: int,
+        group: int,
+        inputs: tuple[Layout, ...],
+        outputs: tuple[Layout, ...],
+        donated: tuple[int, ...] = (),
+        shared: tuple[int, ...] = (),
+        shared_results: tuple[int, ...] = (),
+    ) -> None: ...
     def accepts(self, leaves: list[Any]) -> bool: ...
     def __call__(self, leaves: list[Any]) -> list[Any] | None: ...
 
@@ -86,8 +110,16 @@ class BlockView:
 
 class Host:
     number: int
-    def __init__(self, driver: Any, number: int, devices: int, max_in_flight: int, host_segments: list[Any],
-                 controller_segment: Any, batch: int = 16) -> None: ...
+    def __init__(
+        self,
+        driver: Any,
+        number: int,
+        devices: int,
+        max_in_flight: int,
+        host_segments: list[Any],
+        controller_segment: Any,
+        batch: int = 16,
+    ) -> None: ...
     def add_plan(self, plan: int, block: bytes) -> None: ...
     def set_launchables(self, plan: int, launchables: tuple[Any, ...]) -> None: ...
     def set_failed(self, plan: int, error: str) -> None: ...

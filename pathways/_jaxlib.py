@@ -495,10 +495,13 @@ def as_function(closed: Any) -> Callable[..., list[Any]]:
     return core.jaxpr_as_fun(closed)
 
 
-def accept_arrays(array_type: type, fetch: Callable[[Any], Any],
-                  run: Callable[[Any, str, Sequence[Any]], Sequence[Any]],
-                  full_like: Callable[[Any, Any, Any], Any],
-                  elsewhere: Callable[[str], Callable[[Any, Sequence[Any]], Sequence[Any]] | None]) -> None:
+def accept_arrays(
+    array_type: type,
+    fetch: Callable[[Any], Any],
+    run: Callable[[Any, str, Sequence[Any]], Sequence[Any]],
+    full_like: Callable[[Any, Any, Any], Any],
+    elsewhere: Callable[[str], Callable[[Any, Sequence[Any]], Sequence[Any]] | None],
+) -> None:
     """Teaches JAX an array type of ours, whose instances have `aval`.
 
     Every `jax.jit` call that meets one, and every primitive outside of a trace, ends in one function of JAX's; it is

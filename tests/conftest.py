@@ -118,8 +118,9 @@ def islands_cluster(sessions: Callable[[str], Any]) -> Any:
     return sessions("islands")
 
 
-@pytest.fixture(params=["embedded", pytest.param("local", marks=pytest.mark.slow),
-                        pytest.param("islands", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["embedded", pytest.param("local", marks=pytest.mark.slow), pytest.param("islands", marks=pytest.mark.slow)]
+)
 def cluster(request: pytest.FixtureRequest) -> Any:
     """A connected cluster, of each kind in turn."""
     return request.getfixturevalue(f"{request.param}_cluster")

@@ -21,8 +21,8 @@ struct BoundController {
     Controller::Options options;
     options.window = window;
     options.islands = std::move(islands);
-    core = std::make_unique<Controller>(std::move(options),
-                                        ControllerBlock::attach(controller_memory.cast<Segment&>()), std::move(hosts));
+    core = std::make_unique<Controller>(std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()),
+                                        std::move(hosts));
   }
 
   py::object controller_memory;
@@ -44,22 +44,35 @@ void register_controller(py::module_& m) {
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
       .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t>(), "segment"_a,
            "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256)
-      .def("add_group", [](BoundController& c, uint32_t group, std::vector<uint32_t> hosts) {
-             c.core->add_group(group, std::move(hosts));
-           }, "group"_a, "hosts"_a, "Who is meant by a group number. Group 0 is all hosts.")
-      .def("add_client", [](BoundController& c, uint32_t client, py::object segment) {
-             c.core->add_client(client, ClientBlock::attach(segment.cast<Segment&>()));
-             c.client_memory.push_back(std::move(segment));
-           }, "client"_a, "segment"_a)
-      .def("remove_client", [](BoundController& c, uint32_t client) {
-             const py::gil_scoped_release unlock;
-             c.core->remove_client(client);
-           }, "client"_a, "OWN-1: drops what the client has waiting; the hosts free what it owned.")
+      .def(
+          "add_group",
+          [](BoundController& c, uint32_t group, std::vector<uint32_t> hosts) {
+            c.core->add_group(group, std::move(hosts));
+          },
+          "group"_a, "hosts"_a, "Who is meant by a group number. Group 0 is all hosts.")
+      .def(
+          "add_client",
+          [](BoundController& c, uint32_t client, py::object segment) {
+            c.core->add_client(client, ClientBlock::attach(segment.cast<Segment&>()));
+            c.client_memory.push_back(std::move(segment));
+          },
+          "client"_a, "segment"_a)
+      .def(
+          "remove_client",
+          [](BoundController& c, uint32_t client) {
+            const py::gil_scoped_release unlock;
+            c.core->remove_client(client);
+          },
+          "client"_a, "OWN-1: drops what the client has waiting; the hosts free what it owned.")
       .def("step", [](BoundController& c) { return c.core->step(); })
-      .def("start", [](BoundController& c) { c.core->start(); }, unlocked)
-      .def("stop", [](BoundController& c) { c.core->stop(); }, unlocked)
-      .def("fail", [](BoundController& c, const std::string& text) { c.core->fail(text); }, "message"_a, unlocked)
-      .def("close", [](BoundController& c) { c.core->close(); }, unlocked)
+      .def(
+          "start", [](BoundController& c) { c.core->start(); }, unlocked)
+      .def(
+          "stop", [](BoundController& c) { c.core->stop(); }, unlocked)
+      .def(
+          "fail", [](BoundController& c, const std::string& text) { c.core->fail(text); }, "message"_a, unlocked)
+      .def(
+          "close", [](BoundController& c) { c.core->close(); }, unlocked)
       .def("stats", [](BoundController& c) { return stats_dict(c.core->stats()); })
       .def_property_readonly("address", [](BoundController& c) { return reinterpret_cast<size_t>(c.core.get()); });
 }

@@ -1,4 +1,5 @@
-// Errors of the native library as Python's own: kInvalid is a ValueError, kNoMemory a MemoryError, the rest RuntimeErrors.
+// Errors of the native library as Python's own: kInvalid is a ValueError, kNoMemory a MemoryError, the rest
+// RuntimeErrors.
 #include "base/status.h"
 #include "bind/bind.h"
 

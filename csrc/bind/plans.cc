@@ -26,10 +26,14 @@ Plan from_bytes(const py::bytes& bytes) {
 
 const char* kind_name(NodeKind kind) {
   switch (kind) {
-    case NodeKind::kArgument: return "argument";
-    case NodeKind::kCall: return "call";
-    case NodeKind::kTransfer: return "transfer";
-    case NodeKind::kResult: return "result";
+    case NodeKind::kArgument:
+      return "argument";
+    case NodeKind::kCall:
+      return "call";
+    case NodeKind::kTransfer:
+      return "transfer";
+    case NodeKind::kResult:
+      return "result";
   }
   return "?";
 }
@@ -71,8 +75,8 @@ void register_plans(py::module_& m) {
           "computation"_a, "node"_a, "inputs"_a, "outputs"_a, "devices"_a, "gang"_a)
       .def(
           "transfer",
-          [](PlanBuilder& b, uint32_t route, uint32_t node, std::vector<uint32_t> inputs,
-             std::vector<uint32_t> outputs, uint64_t input_devices, uint64_t devices, std::vector<uint32_t> sources,
+          [](PlanBuilder& b, uint32_t route, uint32_t node, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs,
+             uint64_t input_devices, uint64_t devices, std::vector<uint32_t> sources,
              std::vector<uint32_t> destinations, bool spread) {
             PlanBuilder::Node n;
             n.kind = NodeKind::kTransfer;
@@ -90,10 +94,12 @@ void register_plans(py::module_& m) {
           "route"_a, "node"_a, "inputs"_a, "outputs"_a, "input_devices"_a, "devices"_a, "sources"_a, "destinations"_a,
           "spread"_a)
       .def("finish", [](const PlanBuilder& b) { return to_bytes(b.finish()); }, "The encoded plan.");
-  m.def("check_plan", [](const py::bytes& block) { (void)from_bytes(block); }, "block"_a,
-        "Raises ValueError, naming what is wrong and where, unless `block` is a well-formed plan.");
-  m.def("describe_plan", [](const py::bytes& block) { return describe(from_bytes(block)); }, "block"_a,
-        "The nodes of an encoded plan, as dictionaries.");
+  m.def(
+      "check_plan", [](const py::bytes& block) { (void)from_bytes(block); }, "block"_a,
+      "Raises ValueError, naming what is wrong and where, unless `block` is a well-formed plan.");
+  m.def(
+      "describe_plan", [](const py::bytes& block) { return describe(from_bytes(block)); }, "block"_a,
+      "The nodes of an encoded plan, as dictionaries.");
 }
 
 }  // namespace pathways::bind

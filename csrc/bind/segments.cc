@@ -11,12 +11,16 @@ namespace pathways::bind {
 
 void register_segments(py::module_& m) {
   py::class_<Segment>(m, "Segment", "A block of memory: shared by file descriptor, or of this process alone.")
-      .def_static("create", [](const std::string& name, size_t nbytes) { return Segment::create(name, nbytes); },
-                  "name"_a, "nbytes"_a, "Shared memory that the kernel frees with its last user.")
-      .def_static("attach", [](int fd) { return Segment::attach(fd); }, "fd"_a,
-                  "Maps the segment behind `fd` and takes the descriptor over.")
-      .def_static("heap", [](size_t nbytes) { return Segment::heap(nbytes); }, "nbytes"_a)
-      .def_property_readonly("fd", [](const Segment& s) { return s.fd(); }, "Its descriptor; -1 for this process alone.")
+      .def_static(
+          "create", [](const std::string& name, size_t nbytes) { return Segment::create(name, nbytes); }, "name"_a,
+          "nbytes"_a, "Shared memory that the kernel frees with its last user.")
+      .def_static(
+          "attach", [](int fd) { return Segment::attach(fd); }, "fd"_a,
+          "Maps the segment behind `fd` and takes the descriptor over.")
+      .def_static(
+          "heap", [](size_t nbytes) { return Segment::heap(nbytes); }, "nbytes"_a)
+      .def_property_readonly(
+          "fd", [](const Segment& s) { return s.fd(); }, "Its descriptor; -1 for this process alone.")
       .def_property_readonly("nbytes", [](const Segment& s) { return s.size(); })
       .def_property_readonly("address", [](Segment& s) { return reinterpret_cast<size_t>(s.data()); })
       .def_property_readonly("controller_block",
@@ -25,14 +29,13 @@ void register_segments(py::module_& m) {
       .def_property_readonly("client_block",
                              [](Segment& s) { return reinterpret_cast<size_t>(ClientBlock::attach(s)); });
 
-  m.def("controller_segment", [](bool shared) { return ControllerBlock::make(shared); }, "shared"_a = true,
-        "The controller's doorbell, the cluster's status, and the text of its failure.");
+  m.def(
+      "controller_segment", [](bool shared) { return ControllerBlock::make(shared); }, "shared"_a = true,
+      "The controller's doorbell, the cluster's status, and the text of its failure.");
   m.def(
       "host_segment",
       [](uint32_t host, uint32_t hosts, uint32_t ring_bytes, size_t arena_bytes, uint32_t peer_ring_bytes,
-         bool shared) {
-        return HostBlock::make(host, hosts, {ring_bytes, peer_ring_bytes, arena_bytes}, shared);
-      },
+         bool shared) { return HostBlock::make(host, hosts, {ring_bytes, peer_ring_bytes, arena_bytes}, shared); },
       "host"_a, "hosts"_a, "ring_bytes"_a = 1u << 20, "arena_bytes"_a = size_t{64} << 20,
       "peer_ring_bytes"_a = 1u << 16, "shared"_a = true, "All rings into and out of one host, and its arena.");
   m.def(

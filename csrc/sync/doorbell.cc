@@ -19,9 +19,7 @@ SpinPolicy SpinPolicy::adaptive() noexcept {
   return usable_cores() > 1 ? SpinPolicy{40, 6} : SpinPolicy{0, 1};
 }
 
-SpinPolicy SpinPolicy::linger() noexcept {
-  return usable_cores() > 1 ? SpinPolicy{40, 64} : SpinPolicy{0, 1};
-}
+SpinPolicy SpinPolicy::linger() noexcept { return usable_cores() > 1 ? SpinPolicy{40, 64} : SpinPolicy{0, 1}; }
 
 namespace {
 

@@ -75,7 +75,7 @@ class Array(_Face):
         """Its sharding over the slice's abstract mesh."""
         from pathways.compiler import specs
 
-        spec = specs.to_partition_spec(self.layout.spec[:len(self.layout.shape)])
+        spec = specs.to_partition_spec(self.layout.spec[: len(self.layout.shape)])
         return jax.sharding.NamedSharding(self.layout.slice.mesh, spec)
 
     @property
@@ -234,7 +234,7 @@ class Array(_Face):
         if not self.shape:
             raise TypeError("iteration over a 0-dimensional array")
         # As JAX: a hundred rows per dispatch.
-        return (row for first in range(0, self.shape[0], 100) for row in jax.numpy.unstack(self[first:first + 100]))
+        return (row for first in range(0, self.shape[0], 100) for row in jax.numpy.unstack(self[first : first + 100]))
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())
@@ -255,7 +255,7 @@ class Array(_Face):
             state = "" if self.client.closed or self.client.state(self) == _READY else f", {self.client.state(self)}"
         dims = ",".join(map(str, self.shape))
         weak = ", weak_type" if self.weak_type else ""
-        spec = tuple(self.layout.spec[:len(self.shape)])
+        spec = tuple(self.layout.spec[: len(self.shape)])
         return f"pw.Array({self.dtype}[{dims}]{weak} on {self.layout.slice.mesh_spec.name}, spec={spec}{state})"
 
     __hash__ = None  # type: ignore[assignment]

@@ -28,8 +28,9 @@ def cancel(arrays: Any, reason: str = "its client cancelled it") -> None:
     runs: dict[Any, list[Array]] = {}
     for number, leaf in enumerate(tree_leaves(arrays)):
         if not isinstance(leaf, Array):
-            raise errors.ProgramError(f"pw.cancel expects pw.Arrays; leaf {number} is {leaf!r} of type "
-                                      f"{type(leaf).__name__}")
+            raise errors.ProgramError(
+                f"pw.cancel expects pw.Arrays; leaf {number} is {leaf!r} of type {type(leaf).__name__}"
+            )
         if leaf.run and not leaf.is_deleted():
             runs.setdefault((id(leaf.client), leaf.run), []).append(leaf)
     for (_, run), results in runs.items():

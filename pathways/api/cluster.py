@@ -1,8 +1,8 @@
 """Clusters as a user sees them: connect to one, see what is there, leave it.
 
-    cluster = pw.connect()                                              # this process's own devices
-    cluster = pw.connect(pw.LocalCluster(islands=2, devices_per_host=4))  # host processes on this machine
-    cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a running one
+cluster = pw.connect()                                              # this process's own devices
+cluster = pw.connect(pw.LocalCluster(islands=2, devices_per_host=4))  # host processes on this machine
+cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a running one
 """
 
 from __future__ import annotations
@@ -64,8 +64,13 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
         elif isinstance(target, LocalCluster):
             from pathways.runtime.launcher import start_local_cluster
 
-            handle = start_local_cluster(target.islands, target.hosts_per_island, target.devices_per_host,
-                                         platform=target.platform, progress=progress)
+            handle = start_local_cluster(
+                target.islands,
+                target.hosts_per_island,
+                target.devices_per_host,
+                platform=target.platform,
+                progress=progress,
+            )
             try:
                 cluster = Cluster(handle.control, target, handle)
             except BaseException:
@@ -76,8 +81,10 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
 
             cluster = Cluster(connect_unix(target), target)
         else:
-            raise errors.ConnectError("connect expects None (this process's devices), a LocalCluster, or an address "
-                                      f"like unix:/path, got {target!r} of type {type(target).__name__}")
+            raise errors.ConnectError(
+                "connect expects None (this process's devices), a LocalCluster, or an address "
+                f"like unix:/path, got {target!r} of type {type(target).__name__}"
+            )
         _live[target] = cluster
         _make_current(cluster)
         return cluster
@@ -125,13 +132,16 @@ class Cluster:
         topology = control.topology
         each = topology.devices_per_host
         self.platform: str = topology.platform
-        self.devices = tuple(Device(number, number // each, topology.island_of(number // each), topology.platform)
-                             for number in range(topology.devices))
+        self.devices = tuple(
+            Device(number, number // each, topology.island_of(number // each), topology.platform)
+            for number in range(topology.devices)
+        )
         self.lowering_platform = {"gpu": "cuda"}.get(topology.platform, topology.platform)
         self.is_embedded = target is None
         liveness = None if self.is_embedded else control.check
-        self.native = _core.Client(control.client_id, control.client_segment, control.controller_segment, Array,
-                                   liveness)
+        self.native = _core.Client(
+            control.client_id, control.client_segment, control.controller_segment, Array, liveness
+        )
         self.driver = None
         if self.is_embedded:
             self.driver = control.driver
@@ -203,8 +213,15 @@ class Cluster:
                 remember(self._home)
             return self._home.mesh_spec
 
-    def layout(self, kind: ArrayType, slice: Slice, *, dtype: Any = None, shape: tuple[int, ...] | None = None,
-               weak_type: bool = False) -> _core.Layout:
+    def layout(
+        self,
+        kind: ArrayType,
+        slice: Slice,
+        *,
+        dtype: Any = None,
+        shape: tuple[int, ...] | None = None,
+        weak_type: bool = False,
+    ) -> _core.Layout:
         """The interned layout of arrays of physical type `kind` on `slice`.
 
         `dtype` and `shape` are the logical ones where they differ (PRNG keys).
@@ -219,8 +236,9 @@ class Cluster:
         known = self._layouts.get(key)
         if known is None:
             binding = slice.binding
-            known = _core.Layout(shape, dtype, weak_type, slice, kind.spec, binding.group, len(binding.hosts),
-                                 kind.nbytes)
+            known = _core.Layout(
+                shape, dtype, weak_type, slice, kind.spec, binding.group, len(binding.hosts), kind.nbytes
+            )
             known.cache = kind
             with self._lock:
                 known = self._layouts.setdefault(key, known)

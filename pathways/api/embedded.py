@@ -23,14 +23,21 @@ class EmbeddedControl:
 
     def __init__(self) -> None:
         devices = jax.local_devices()
-        self.topology = Topology.grid(1, 1, len(devices), platform=devices[0].platform, jax_version=jax.__version__,
-                                      jaxlib_version=_jaxlib.VERSION)
+        self.topology = Topology.grid(
+            1,
+            1,
+            len(devices),
+            platform=devices[0].platform,
+            jax_version=jax.__version__,
+            jaxlib_version=_jaxlib.VERSION,
+        )
         self.client_id = 0
         # Virtual memory: pages are taken as they are used.
         arena = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
         self.controller_segment = _native.controller_segment(shared=False)
-        self.client_segment = _native.client_segment(futures=1 << 20, ring_bytes=1 << 22, arena_bytes=arena,
-                                                     shared=False)
+        self.client_segment = _native.client_segment(
+            futures=1 << 20, ring_bytes=1 << 22, arena_bytes=arena, shared=False
+        )
         self._host_segment = _native.host_segment(0, 1, ring_bytes=1 << 22, arena_bytes=0, shared=False)
         self.controller = _native.Controller(self.controller_segment, [self._host_segment], window=1 << 16)
         self.driver = driver.HostDriver(0, devices, devices, 0, [self._host_segment], self.controller_segment)
@@ -42,8 +49,9 @@ class EmbeddedControl:
         self._lock = threading.Lock()
         self._closed = False
 
-    def allocate_slice(self, shape: tuple[int, ...], axis_names: tuple[str, ...],
-                       island: int | None = None) -> SliceBinding:
+    def allocate_slice(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+    ) -> SliceBinding:
         """See `ControlPlane`."""
         with self._lock:
             binding = self._manager.allocate(shape, axis_names, island)

@@ -78,8 +78,14 @@ class _Updates:
         if found is None or not _is_array(values) or not all(isinstance(o, (bool, str)) for o in options.values()):
             return theirs(values, **options)
         what, arguments = found
-        closed = _indexing(self._array.aval, what, _avals([values, *arguments]), name, tuple(sorted(options.items())),
-                           _jaxlib.trace_modes())
+        closed = _indexing(
+            self._array.aval,
+            what,
+            _avals([values, *arguments]),
+            name,
+            tuple(sorted(options.items())),
+            _jaxlib.trace_modes(),
+        )
         return run(closed, f"at_{name}", [self._array, values, *arguments])[0]
 
 
@@ -112,9 +118,15 @@ def split(extents: tuple[int, ...], index: Any, is_update: bool = False) -> tupl
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     for entry in entries:
-        if not (entry is None or entry is Ellipsis or _is_integer(entry) or (
-                isinstance(entry, slice) and all(part is None or _is_integer(part)
-                                                 for part in (entry.start, entry.stop, entry.step)))):
+        if not (
+            entry is None
+            or entry is Ellipsis
+            or _is_integer(entry)
+            or (
+                isinstance(entry, slice)
+                and all(part is None or _is_integer(part) for part in (entry.start, entry.stop, entry.step))
+            )
+        ):
             return None
     used = sum(entry is not None and entry is not Ellipsis for entry in entries)
     if used > len(extents) or sum(entry is Ellipsis for entry in entries) > 1 or max(extents, default=0) >= 2**31:
@@ -168,7 +180,7 @@ def positions(extents: tuple[int, ...], index: Any) -> tuple[Positions, list[Any
         if part is None:
             entries.append(None)
         elif part is Ellipsis:
-            rest = sum(getattr(p, "ndim", 1) if _kind(p) == "b" else p is not None for p in parts[number + 1:])
+            rest = sum(getattr(p, "ndim", 1) if _kind(p) == "b" else p is not None for p in parts[number + 1 :])
             used = len(extents) - rest
             entries.append(Ellipsis)
         elif isinstance(part, slice):
@@ -180,7 +192,7 @@ def positions(extents: tuple[int, ...], index: Any) -> tuple[Positions, list[Any
             entries.append(len(arrays))
             arrays.append(np.int32(part) if _is_integer(part) else part)
             used += 1
-        elif _kind(part) == "b" and part.ndim and tuple(part.shape) == extents[used:used + part.ndim]:
+        elif _kind(part) == "b" and part.ndim and tuple(part.shape) == extents[used : used + part.ndim]:
             # How many it takes is a matter of its value.
             where = np.nonzero(np.asarray(part))
             entries += range(len(arrays), len(arrays) + len(where))
@@ -192,9 +204,12 @@ def positions(extents: tuple[int, ...], index: Any) -> tuple[Positions, list[Any
 
 
 def _kind(part: Any) -> str:
-    """"i", "u", "b" for an array of that kind; else "?"."""
-    return np.dtype(part.dtype).kind if isinstance(part, (jax.Array, np.ndarray)) and not _jaxlib.is_key(part.dtype) \
+    """ "i", "u", "b" for an array of that kind; else "?"."""
+    return (
+        np.dtype(part.dtype).kind
+        if isinstance(part, (jax.Array, np.ndarray)) and not _jaxlib.is_key(part.dtype)
         else "?"
+    )
 
 
 def _is_integer(entry: Any) -> bool:
@@ -212,8 +227,14 @@ def thawed(entry: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _indexing(array: Any, what: Shape | Positions, arguments: tuple[Any, ...], update: str | None,
-              options: tuple[tuple[str, Any], ...], settings: Any) -> Any:
+def _indexing(
+    array: Any,
+    what: Shape | Positions,
+    arguments: tuple[Any, ...],
+    update: str | None,
+    options: tuple[tuple[str, Any], ...],
+    settings: Any,
+) -> Any:
     """The jaxpr of reading at an index, or of one update there; of the array, the update's value, and positions."""
 
     def at(x: Any, index: Any, values: Any) -> Any:

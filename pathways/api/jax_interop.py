@@ -38,8 +38,9 @@ def install() -> None:
             setattr(Array, name, fun)
     for name, getter in properties.items():
         if name not in own:
-            setattr(Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else
-                                          _memo(name, getter)))
+            setattr(
+                Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
+            )
     _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere)
     primitives.transfer_p.def_impl(_transfer)
 
@@ -134,6 +135,21 @@ def _memo(name: str, fun: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _UNARY = frozenset(("__neg__", "__pos__", "__abs__", "__invert__"))
 _BINARY = frozenset(
-    f"__{reflected}{name}__" for reflected in ("", "r") for name in
-    ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+    f"__{reflected}{name}__"
+    for reflected in ("", "r")
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    )
 ) | {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}

@@ -75,8 +75,9 @@ def operations(cluster: Cluster) -> Operations:
     return known
 
 
-def run(closed: Any, name: str, args: Sequence[Any], like: Array | None = None,
-        home: Slice | None = None) -> list[Array]:
+def run(
+    closed: Any, name: str, args: Sequence[Any], like: Array | None = None, home: Slice | None = None
+) -> list[Array]:
     """Runs a closed jaxpr on `home`, or on arguments of which at least one is a `pw.Array`; see the module.
 
     The results are sharded as the compiler finds best: an elementwise operation keeps its operand's sharding. With
@@ -149,16 +150,19 @@ def _home(name: str, arrays: Sequence[Array]) -> Slice:
         if array.layout.slice is best.layout.slice:
             continue
         if array.layout.slice.cluster is not best.layout.slice.cluster:
-            raise errors.PlacementError(f"{name}: {best!r} and {array!r} live on different clusters; fetch one "
-                                        "(np.asarray) and put it to the other (pw.device_put)")
+            raise errors.PlacementError(
+                f"{name}: {best!r} and {array!r} live on different clusters; fetch one "
+                "(np.asarray) and put it to the other (pw.device_put)"
+            )
         if array.layout.nbytes > best.layout.nbytes:
             best = array
     home: Slice = best.layout.slice
     return home
 
 
-def _compile(closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_inside: bool,
-             like: Array | None) -> Compiled:
+def _compile(
+    closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_inside: bool, like: Array | None
+) -> Compiled:
     """The program of an operation. It takes the arguments in order, without the numbers that are compiled in."""
     function = _jaxlib.as_function(closed)
     inside = {n: arg for n, arg in enumerate(args) if numbers_inside and type(arg) in _NUMBERS}
@@ -169,8 +173,15 @@ def _compile(closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_i
             layout = arg.layout
             slices.add(layout.slice)
             remember(layout.slice)
-            arguments.append(Argument(layout.shape, layout.dtype, layout.weak_type, layout.slice.mesh_spec,
-                                      layout.spec[:len(layout.shape)]))
+            arguments.append(
+                Argument(
+                    layout.shape,
+                    layout.dtype,
+                    layout.weak_type,
+                    layout.slice.mesh_spec,
+                    layout.spec[: len(layout.shape)],
+                )
+            )
         elif number not in inside:
             aval = _jaxlib.abstract_value(arg)
             arguments.append(Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type)))
@@ -181,7 +192,7 @@ def _compile(closed: Any, name: str, args: Sequence[Any], home: Slice, numbers_i
 
     operation.__name__ = operation.__qualname__ = name
     apart = len(slices) > 1 and len(closed.out_avals) > 1
-    wanted = None if like is None else specs.to_partition_spec(like.layout.spec[:len(like.layout.shape)])
+    wanted = None if like is None else specs.to_partition_spec(like.layout.spec[: len(like.layout.shape)])
     body = operation if apart else placed(operation, home.mesh_spec, name=name, out_shardings=wanted)
     return Program(body, name=name, home=home).lower(*arguments).compile()
 
@@ -194,7 +205,8 @@ def move(array: Array, devices: Slice, spec: Any) -> Array:
     known = table.moves.get(key)
     if known is None:
         target = specs.to_partition_spec(spec)
-        known = table.moves[key] = Program(functools.partial(device_put, mesh=devices.mesh_spec, spec=target),
-                                           name="device_put", home=devices)
+        known = table.moves[key] = Program(
+            functools.partial(device_put, mesh=devices.mesh_spec, spec=target), name="device_put", home=devices
+        )
     moved: Array = known(array)
     return moved

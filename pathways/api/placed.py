@@ -14,15 +14,37 @@ from pathways.compiler import placed
 class PlacedFunction(Program):
     """A function on a slice. Made by `jit`."""
 
-    def __init__(self, fun: Callable[..., Any], slice_: Slice, *, in_shardings: Any, out_shardings: Any,
-                 donate_argnums: int | Sequence[int], static_argnums: int | Sequence[int],
-                 static_argnames: str | Sequence[str], name: str | None) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        slice_: Slice,
+        *,
+        in_shardings: Any,
+        out_shardings: Any,
+        donate_argnums: int | Sequence[int],
+        static_argnums: int | Sequence[int],
+        static_argnames: str | Sequence[str],
+        name: str | None,
+    ) -> None:
         self.slice = slice_
         remember(slice_)
-        self._placed = placed(fun, slice_.mesh_spec, in_shardings=in_shardings, out_shardings=out_shardings,
-                              static_argnums=static_argnums, static_argnames=static_argnames, name=name)
-        super().__init__(self._placed, name=self._placed.name, home=slice_, static_argnums=static_argnums,
-                         static_argnames=static_argnames, donate_argnums=donate_argnums)
+        self._placed = placed(
+            fun,
+            slice_.mesh_spec,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            name=name,
+        )
+        super().__init__(
+            self._placed,
+            name=self._placed.name,
+            home=slice_,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside a program's trace: one computation of it. Alone: one run of a program of one node."""
@@ -34,9 +56,17 @@ class PlacedFunction(Program):
         return f"<pw.jit {self._name!r} on {self.slice!r}>"
 
 
-def jit(fun: Callable[..., Any], devices: Slice | None = None, *, in_shardings: Any = None, out_shardings: Any = None,
-        donate_argnums: int | Sequence[int] = (), static_argnums: int | Sequence[int] = (),
-        static_argnames: str | Sequence[str] = (), name: str | None = None) -> PlacedFunction:
+def jit(
+    fun: Callable[..., Any],
+    devices: Slice | None = None,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    name: str | None = None,
+) -> PlacedFunction:
     """`fun`, compiled for a slice; the `jax.jit` of a cluster.
 
     Args:
@@ -52,8 +82,17 @@ def jit(fun: Callable[..., Any], devices: Slice | None = None, *, in_shardings: 
         ShardingError: when called, for a sharding that does not fit; names argument, dimension and axes.
     """
     if not isinstance(devices, Slice):
-        raise errors.SliceError("pw.jit expects devices= a slice (make_virtual_device_set().add_slice(...)), got "
-                                f"{devices!r} of type {type(devices).__name__}")
-    return PlacedFunction(fun, devices, in_shardings=in_shardings, out_shardings=out_shardings,
-                          donate_argnums=donate_argnums, static_argnums=static_argnums,
-                          static_argnames=static_argnames, name=name)
+        raise errors.SliceError(
+            "pw.jit expects devices= a slice (make_virtual_device_set().add_slice(...)), got "
+            f"{devices!r} of type {type(devices).__name__}"
+        )
+    return PlacedFunction(
+        fun,
+        devices,
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        name=name,
+    )

@@ -44,10 +44,18 @@ def remember(slice_: Slice) -> None:
 class Program:
     """A program and its compiled signatures. Made by `program` and `jit`."""
 
-    def __init__(self, fun: Callable[..., Any], *, name: str | None = None, home: Slice | None = None,
-                 static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
-                 donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = (),
-                 options: Mapping[str, Any] | Options | None = None) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        name: str | None = None,
+        home: Slice | None = None,
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
+        donate_argnums: int | Sequence[int] = (),
+        donate_argnames: str | Sequence[str] = (),
+        options: Mapping[str, Any] | Options | None = None,
+    ) -> None:
         if not callable(fun):
             raise errors.ProgramError(f"expected a function, got {fun!r} of type {type(fun).__name__}")
         functools.update_wrapper(self, fun, updated=())
@@ -80,7 +88,8 @@ class Program:
             if _jaxlib.is_staging():
                 raise errors.TraceError(
                     f"program {self._name!r} was called inside a function that jax.jit (or scan, or the like) compiles "
-                    f"for this process. Call it outside, or make the whole a program: pw.program(...)")
+                    f"for this process. Call it outside, or make the whole a program: pw.program(...)"
+                )
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
         self._last = compiled
@@ -98,15 +107,19 @@ class Program:
         dynamic = tuple(arg for n, arg in enumerate(args) if n not in static)
         dynamic_kwargs = {key: value for key, value in kwargs.items() if key not in static_names}
         leaves, tree = tree_flatten((dynamic, dynamic_kwargs))
-        constants = (tuple(args[n] for n in sorted(static)),
-                     tuple(sorted((key, value) for key, value in kwargs.items() if key in static_names)))
+        constants = (
+            tuple(args[n] for n in sorted(static)),
+            tuple(sorted((key, value) for key, value in kwargs.items() if key in static_names)),
+        )
         return _Split(args, kwargs, leaves, tree, constants)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]]:
         split = self._split(args, kwargs)
         cluster = self._cluster(split.leaves)
-        abstract = tuple(abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
-                         for number, leaf in enumerate(split.leaves))
+        abstract = tuple(
+            abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
+            for number, leaf in enumerate(split.leaves)
+        )
         try:
             key = (split.tree, abstract, split.constants, _jaxlib.trace_modes(), id(cluster))
             known = self._compiled.get(key)
@@ -129,8 +142,10 @@ class Program:
 
     def _lower(self, split: _Split) -> _Lowering:
         cluster = self._cluster(split.leaves)
-        arguments = [abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
-                     for number, leaf in enumerate(split.leaves)]
+        arguments = [
+            abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
+            for number, leaf in enumerate(split.leaves)
+        ]
         dynamic, dynamic_kwargs = tree_unflatten(split.tree, arguments)
         parameters = parameter_names(self._fun, len(split.args))
         static = which(self._static["static_argnums"], self._static["static_argnames"], parameters)
@@ -154,8 +169,9 @@ class Program:
 class _Split:
     """A call's arguments, static ones apart."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
-                 constants: Hashable) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any, constants: Hashable
+    ) -> None:
         self.args, self.kwargs, self.leaves, self.tree, self.constants = args, kwargs, leaves, tree, constants
 
 
@@ -173,10 +189,15 @@ class _Lowering:
         slices = self.slices()
         for slice_ in slices:
             if slice_.cluster is not cluster:
-                raise errors.PlacementError(f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
-                                            f"cluster than its arguments or its other slices ({cluster!r})")
-        return BoundProgram(self.program, tuple(slice_.binding.devices for slice_ in slices),
-                            cluster.control().topology.devices_per_host)
+                raise errors.PlacementError(
+                    f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
+                    f"cluster than its arguments or its other slices ({cluster!r})"
+                )
+        return BoundProgram(
+            self.program,
+            tuple(slice_.binding.devices for slice_ in slices),
+            cluster.control().topology.devices_per_host,
+        )
 
     def compile_on(self, cluster: Cluster, split: _Split) -> Compiled:
         bound = self.bind(cluster)
@@ -187,17 +208,26 @@ class _Lowering:
 
         def layout(value: int, struct: Any) -> _core.Layout:
             kind = self.program.values[value]
-            return cluster.layout(kind, slices[kind.mesh], dtype=_layout_dtype(struct.dtype, kind.dtype),
-                                  shape=tuple(struct.shape), weak_type=bool(struct.weak_type))
+            return cluster.layout(
+                kind,
+                slices[kind.mesh],
+                dtype=_layout_dtype(struct.dtype, kind.dtype),
+                shape=tuple(struct.shape),
+                weak_type=bool(struct.weak_type),
+            )
 
-        inputs = tuple(layout(value, argument)
-                       for value, argument in zip(self.program.arguments, self.traced.arguments, strict=True))
-        outputs = tuple(layout(value, result)
-                        for value, result in zip(self.program.results, self.traced.results, strict=True))
+        inputs = tuple(
+            layout(value, argument)
+            for value, argument in zip(self.program.arguments, self.traced.arguments, strict=True)
+        )
+        outputs = tuple(
+            layout(value, result) for value, result in zip(self.program.results, self.traced.results, strict=True)
+        )
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
-        call = _core.Call(cluster.native, number, control.group(bound.hosts()), inputs, outputs, donated, shared,
-                          shared_results)
+        call = _core.Call(
+            cluster.native, number, control.group(bound.hosts()), inputs, outputs, donated, shared, shared_results
+        )
         return Compiled(call, split.tree, self.traced, bound)
 
 
@@ -206,8 +236,10 @@ def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     transfer, or the same value under two names."""
     program, kept = bound.program, lent(bound)
     times = collections.Counter((*program.arguments, *program.results))
-    return tuple(tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
-                 for values in (program.arguments, program.results))  # type: ignore[return-value]
+    return tuple(
+        tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
+        for values in (program.arguments, program.results)
+    )  # type: ignore[return-value]
 
 
 def _layout_dtype(logical: Any, physical: Any) -> Any:
@@ -227,9 +259,10 @@ class Compiled:
 
     def run(self, leaves: list[Any]) -> list[Array]:
         """Puts what is no array yet where the program wants it, and submits."""
-        ready = [leaf if type(leaf) is Array and leaf.layout is layout else
-                 put.put_leaf(leaf, layout, f"argument {name}")
-                 for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True)]
+        ready = [
+            leaf if type(leaf) is Array and leaf.layout is layout else put.put_leaf(leaf, layout, f"argument {name}")
+            for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True)
+        ]
         given = [ready[position] for position in self.call.donated]
         times = collections.Counter(map(id, ready)) if given else {}
         for position in self.call.donated:  # MEM-4: what something else may still read is given as a copy
@@ -251,8 +284,10 @@ class Compiled:
         for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True):
             kind = leaf if type(leaf) is Array else as_argument(leaf, f"argument {name}")
             if (kind.shape, kind.dtype) != (layout.shape, layout.dtype):
-                raise errors.ProgramError(f"argument {name}: compiled for {layout.dtype}{list(layout.shape)}, got "
-                                          f"{kind.dtype}{list(kind.shape)}")
+                raise errors.ProgramError(
+                    f"argument {name}: compiled for {layout.dtype}{list(layout.shape)}, got "
+                    f"{kind.dtype}{list(kind.shape)}"
+                )
         return tree_unflatten(self.out_tree, self.run(leaves))
 
 
@@ -261,7 +296,7 @@ def copy(array: Array) -> Array:
     slice_ = array.layout.slice
     known = slice_.cluster.copies.get(array.layout)
     if known is None:
-        spec = specs.to_partition_spec(array.layout.spec[:array.ndim])
+        spec = specs.to_partition_spec(array.layout.spec[: array.ndim])
         fun = placed(jax.lax.optimization_barrier, slice_.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
         known = slice_.cluster.copies[array.layout] = Program(fun, name="copy", home=slice_).lower(array).compile()
     return known.run([array])[0]  # type: ignore[no-any-return]
@@ -308,17 +343,26 @@ def abstractify(leaf: Any, what: str, cluster: Cluster) -> Argument:
     if isinstance(leaf, Array):
         layout = leaf.layout
         if layout.slice.cluster is not cluster:
-            raise errors.PlacementError(f"{what} lives on {layout.slice!r}, which belongs to another cluster: "
-                                        f"{layout.slice.cluster!r}; the program runs on {cluster!r}")
-        return Argument(layout.shape, layout.dtype, layout.weak_type, layout.slice.mesh_spec,
-                              layout.spec[:len(layout.shape)])
+            raise errors.PlacementError(
+                f"{what} lives on {layout.slice!r}, which belongs to another cluster: "
+                f"{layout.slice.cluster!r}; the program runs on {cluster!r}"
+            )
+        return Argument(
+            layout.shape, layout.dtype, layout.weak_type, layout.slice.mesh_spec, layout.spec[: len(layout.shape)]
+        )
     return as_argument(leaf, what)
 
 
-def program(fun: Callable[..., Any] | None = None, *, name: str | None = None,
-            static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
-            donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = (),
-            **options: Any) -> Any:
+def program(
+    fun: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    **options: Any,
+) -> Any:
     """Traces calls of placed functions into one program; use it as a decorator, with or without arguments.
 
     Differentiation and batching go inside: `pw.program(jax.value_and_grad(loss))`.
@@ -333,10 +377,24 @@ def program(fun: Callable[..., Any] | None = None, *, name: str | None = None,
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.
     """
     if fun is None:
-        return functools.partial(program, name=name, static_argnums=static_argnums, static_argnames=static_argnames,
-                                 donate_argnums=donate_argnums, donate_argnames=donate_argnames, **options)
-    return Program(fun, name=name, static_argnums=static_argnums, static_argnames=static_argnames,
-                   donate_argnums=donate_argnums, donate_argnames=donate_argnames, options=options)
+        return functools.partial(
+            program,
+            name=name,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            **options,
+        )
+    return Program(
+        fun,
+        name=name,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        options=options,
+    )
 
 
 def find_slice(mesh: MeshSpec) -> Slice | None:

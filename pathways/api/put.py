@@ -13,8 +13,8 @@ from jax.tree_util import tree_flatten
 from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
 from pathways.api.slices import Slice
-from pathways.compiler import specs
 from pathways.compiler import device_put as traced_put
+from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType
 from pathways.compiler.trace import as_argument
 from pathways.runtime import payloads
@@ -55,8 +55,13 @@ def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
         else:
             argument = as_argument(leaf, what)
             kind = physical(argument.shape, argument.dtype, devices, devices.spec(leaf_spec, argument.shape, what))
-            layout = devices.cluster.layout(kind, devices, dtype=_logical_dtype(argument.dtype, kind),
-                                            shape=argument.shape, weak_type=argument.weak_type)
+            layout = devices.cluster.layout(
+                kind,
+                devices,
+                dtype=_logical_dtype(argument.dtype, kind),
+                shape=argument.shape,
+                weak_type=argument.weak_type,
+            )
             out.append(put_leaf(leaf, layout, what))
     return tree.unflatten(out)
 
@@ -76,7 +81,9 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
     if isinstance(leaf, Array):
         if leaf.layout is layout:
             return leaf
-        raise errors.ProgramError(f"{what}: expected {layout.dtype}{list(layout.shape)} on {layout.slice!r}, got {leaf!r}")
+        raise errors.ProgramError(
+            f"{what}: expected {layout.dtype}{list(layout.shape)} on {layout.slice!r}, got {leaf!r}"
+        )
     kind: ArrayType = layout.cache
     client = layout.slice.cluster.native
     if _jaxlib.is_key(layout.dtype):
@@ -107,8 +114,9 @@ def allocate(client: _core.Client, nbytes: int, what: str) -> _core.BlockView:
     """A block of the client's shared memory; waits while others give theirs back, and refuses what can never fit."""
     capacity = client.arena_stats()[2]
     if nbytes > capacity:
-        raise errors.ResourceExhaustedError(f"{what} has {nbytes} bytes, but this client's shared memory only "
-                                            f"{capacity}; connect with more")
+        raise errors.ResourceExhaustedError(
+            f"{what} has {nbytes} bytes, but this client's shared memory only {capacity}; connect with more"
+        )
     waited = 0.0
     while (block := client.allocate(nbytes)) is None:
         if waited == 0:
@@ -120,7 +128,8 @@ def allocate(client: _core.Client, nbytes: int, what: str) -> _core.BlockView:
         if waited > 30:
             raise errors.ResourceExhaustedError(
                 f"{what} needs {nbytes} bytes of this client's shared memory, and none of its {capacity} bytes became "
-                f"free for 30 s: {client.arena_stats()[0]} are in use by arrays that are still alive")
+                f"free for 30 s: {client.arena_stats()[0]} are in use by arrays that are still alive"
+            )
     return block
 
 

@@ -75,7 +75,9 @@ class Slice:
 
     def __repr__(self) -> str:
         shape = " x ".join(f"{name}={size}" for name, size in self.mesh_spec.axes)
-        return f"Slice({self.mesh_spec.name}: {shape} on {self.cluster.platform} devices of island {self.binding.island})"
+        return (
+            f"Slice({self.mesh_spec.name}: {shape} on {self.cluster.platform} devices of island {self.binding.island})"
+        )
 
 
 class VirtualDeviceSet:
@@ -84,8 +86,14 @@ class VirtualDeviceSet:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def add_slice(self, devices: int | None = None, *, shape: Sequence[int] | None = None,
-                  axis_names: Sequence[str] | None = None, island: int | None = None) -> Slice:
+    def add_slice(
+        self,
+        devices: int | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        axis_names: Sequence[str] | None = None,
+        island: int | None = None,
+    ) -> Slice:
         """A new slice of `devices` devices, or of a mesh of `shape` with named axes; contiguous in one island.
 
         Args:
@@ -98,8 +106,9 @@ class VirtualDeviceSet:
             SliceError: there are not so many devices in one island; says what there is.
         """
         if (devices is None) == (shape is None):
-            raise errors.SliceError("add_slice expects either devices=n or shape=(…), "
-                                    f"got devices={devices!r} and shape={shape!r}")
+            raise errors.SliceError(
+                f"add_slice expects either devices=n or shape=(…), got devices={devices!r} and shape={shape!r}"
+            )
         if shape is None:
             if isinstance(devices, bool) or not isinstance(devices, int):
                 raise errors.SliceError(f"devices must be a positive int, got {devices!r}")
@@ -107,7 +116,7 @@ class VirtualDeviceSet:
         sizes = tuple(shape)
         if axis_names is None and len(sizes) > 3:
             raise errors.SliceError(f"a slice has one to three axes, got shape {sizes}")
-        names = ("x", "y", "z")[:len(sizes)] if axis_names is None else tuple(axis_names)
+        names = ("x", "y", "z")[: len(sizes)] if axis_names is None else tuple(axis_names)
         control = self.cluster.control()
         return Slice(self.cluster, control.allocate_slice(sizes, names, island))
 

@@ -27,9 +27,11 @@ class Conversation(Protocol):
     def ask(self, *request: Any, timeout: float) -> Any:
         """Sends a request and returns its answer, or raises ChildError."""
         ...
+
     def end(self) -> None:
         """Ends the system in good order."""
         ...
+
     def kill(self) -> None:
         """Ends it at once, with its tree."""
         ...

@@ -87,6 +87,7 @@ def plan(repeats: int) -> list[Value]:
             return results
 
         one = numpy.zeros(4, numpy.float32)
+
         def lowering(name: str, fun: Callable[[Any], Any], x: Any) -> Value:
             taken = [_seconds(lambda: pw.program(fun).lower(x).as_text("plan")) * 1000 for _ in range(repeats)]
             return Value(f"plan, {name}", Spread.of(taken), "ms")

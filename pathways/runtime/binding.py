@@ -91,9 +91,13 @@ def lent(bound: BoundProgram) -> frozenset[int]:
 def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
     """Per node, which inputs its outputs may take over: what the compiler allows, less what is lent."""
     program, kept = bound.program, lent(bound)
-    nodes = [dataclasses.replace(node, donates=tuple(given and value not in kept for value, given in
-                                                     zip(node.inputs, node.donates, strict=False)))
-             for node in program.nodes]
+    nodes = [
+        dataclasses.replace(
+            node,
+            donates=tuple(given and value not in kept for value, given in zip(node.inputs, node.donates, strict=False)),
+        )
+        for node in program.nodes
+    ]
     return [node.donates for node in agree(nodes, [node.donates for node in nodes], program.computations)]
 
 
@@ -140,9 +144,20 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
                 continue  # a replica of the source that nobody reads from
             inputs = [number(source)] if sends else []
             outputs = [number(target)] if is_here(target) else []
-            steps.append(("transfer", len(routes), index, inputs, outputs, masks[program.values[source].mesh],
-                          masks[program.values[target].mesh], receives, sends,
-                          holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host}))
+            steps.append(
+                (
+                    "transfer",
+                    len(routes),
+                    index,
+                    inputs,
+                    outputs,
+                    masks[program.values[source].mesh],
+                    masks[program.values[target].mesh],
+                    receives,
+                    sends,
+                    holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host},
+                )
+            )
             routes.append(way)
             transfers.append(node)
 
@@ -154,8 +169,9 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
         if step[0] == "call":
             builder.call(*step[1:])
         else:
-            builder.transfer(*step[1:6], devices=step[6], sources=list(step[7]), destinations=list(step[8]),
-                             spread=step[9])
+            builder.transfer(
+                *step[1:6], devices=step[6], sources=list(step[7]), destinations=list(step[8]), spread=step[9]
+            )
     return HostPlan(builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(local), tuple(calls))
 
 
@@ -175,7 +191,9 @@ def plan_text(bound: BoundProgram) -> str:
     for index, mesh in enumerate(program.meshes):
         devices = bound.bindings[index]
         span = f"{devices[0]}..{devices[-1]}" if len(devices) > 8 else ", ".join(map(str, devices))
-        lines.append(f"  slice {mesh.name} {dict(mesh.axes)}: devices {span} on hosts {list(bound.hosts_of_mesh(index))}")
+        lines.append(
+            f"  slice {mesh.name} {dict(mesh.axes)}: devices {span} on hosts {list(bound.hosts_of_mesh(index))}"
+        )
     lines.append(f"  0 argument -> {_values(program, program.arguments)}")
     for number, node in enumerate(program.nodes, 1):
         where = program.values[node.outputs[0]].mesh if node.outputs else program.computations[node.computation].mesh
@@ -192,8 +210,10 @@ def plan_text(bound: BoundProgram) -> str:
             hops = ", ".join(f"{a}->{b} x{len(copies)}" for (a, b), copies in sorted(way.copies.items()))
             itemsize = program.values[node.inputs[0]].dtype.itemsize
             tail = f" by hosts {hops}; {way.elements * itemsize} bytes between hosts"
-        lines.append(f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
-                     f"{_values(program, node.outputs)}{tail}")
+        lines.append(
+            f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
+            f"{_values(program, node.outputs)}{tail}"
+        )
     lines.append(f"  {len(program.nodes) + 1} result <- {_values(program, program.results)}")
     return "\n".join(lines)
 

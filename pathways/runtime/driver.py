@@ -61,8 +61,15 @@ class Program:
 class HostDriver:
     """One host on JAX. `run` is the enqueue thread's loop."""
 
-    def __init__(self, host: int, devices: Sequence[jax.Device], all_devices: Sequence[jax.Device], first_device: int,
-                 segments: Sequence[Any], controller: Any) -> None:
+    def __init__(
+        self,
+        host: int,
+        devices: Sequence[jax.Device],
+        all_devices: Sequence[jax.Device],
+        first_device: int,
+        segments: Sequence[Any],
+        controller: Any,
+    ) -> None:
         """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on."""
         self.host = host
         self._devices = tuple(devices)
@@ -97,8 +104,14 @@ class HostDriver:
         for key in [key for key in self._placements if key[0] == client]:
             self._placements.pop(key, None)
 
-    def register_program(self, client: int, program_id: int, program: LogicalProgram, bindings: Bindings,
-                         on_compiled: Callable[[int, str | None], None]) -> None:
+    def register_program(
+        self,
+        client: int,
+        program_id: int,
+        program: LogicalProgram,
+        bindings: Bindings,
+        on_compiled: Callable[[int, str | None], None],
+    ) -> None:
         """Stores a program and compiles it in the background; then `on_compiled(program_id, error or None)`."""
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
         registered = Program(bound, host_plan(bound, self.host))
@@ -158,8 +171,14 @@ class HostDriver:
 
     def stats(self) -> dict[str, Any]:
         """Numbers for people."""
-        return {**self.core.stats(), "compiles": self._compiles.count, "executables": len(self._executables),
-                "bytes_moved": self._transport.bytes_sent + self._local_bytes, "bytes_sent": self._transport.bytes_sent, "programs": len(self._programs)}
+        return {
+            **self.core.stats(),
+            "compiles": self._compiles.count,
+            "executables": len(self._executables),
+            "bytes_moved": self._transport.bytes_sent + self._local_bytes,
+            "bytes_sent": self._transport.bytes_sent,
+            "programs": len(self._programs),
+        }
 
     def set_faults(self, swap_every: int) -> None:
         """Test hook: makes this host break the order."""
@@ -177,7 +196,9 @@ class HostDriver:
             # was and ends this one; give it the time to say so.
             time.sleep(PEER_LOST_GRACE_S)
         devices = ", ".join(str(device) for device in self._devices)
-        return f"ComputationError: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
+        return (
+            f"ComputationError: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
+        )
 
     def _node_name(self, plan: int, node: int) -> str:
         from pathways import _native
@@ -229,9 +250,14 @@ class HostDriver:
     def send(self, plan: int, route: int, value: jax.Array, destination: int, offsets: list[int]) -> None:
         """Writes this host's pieces of a ready value into the destination's blocks."""
         way = self._programs[plan].plan.routes[route]
-        self._transport.send(value, {device: self._device(device) for device in
-                                     {copy.device for copy in way.copies[self.host, destination]}},
-                             way.copies[self.host, destination], way.blocks[destination], destination, offsets)
+        self._transport.send(
+            value,
+            {device: self._device(device) for device in {copy.device for copy in way.copies[self.host, destination]}},
+            way.copies[self.host, destination],
+            way.blocks[destination],
+            destination,
+            offsets,
+        )
 
     @all_dtypes
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
@@ -239,9 +265,11 @@ class HostDriver:
         landings = self._landings.pop((order, plan, route))
         registered = self._programs[plan]
         target = registered.targets[route]
-        shards = [jax.device_put(view, self._device(device))
-                  for block, view in zip(registered.plan.routes[route].blocks[self.host], landings.views, strict=True)
-                  for device in block.devices]
+        shards = [
+            jax.device_put(view, self._device(device))
+            for block, view in zip(registered.plan.routes[route].blocks[self.host], landings.views, strict=True)
+            for device in block.devices
+        ]
         return jax.make_array_from_single_device_arrays(target.type.shape, self._sharding(target), shards)
 
     def abandon_receive(self, order: int, plan: int, route: int) -> None:

@@ -14,7 +14,7 @@ import json
 import struct
 from collections.abc import Sequence
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8s with NumPy)
+import ml_dtypes
 import numpy as np
 
 from pathways.compiler.ir import ArrayType, MeshSpec
@@ -36,10 +36,19 @@ class Mode(enum.IntEnum):
 
 def define(number: int, placed: Placed) -> bytes:
     """Describes a placement, to be meant by `number` from then on."""
-    return b"D" + json.dumps({
-        "id": number, "shape": placed.type.shape, "dtype": placed.type.dtype.name, "axes": placed.mesh.axes,
-        "spec": placed.type.spec, "devices": placed.devices,
-    }).encode()
+    return (
+        b"D"
+        + json.dumps(
+            {
+                "id": number,
+                "shape": placed.type.shape,
+                "dtype": placed.type.dtype.name,
+                "axes": placed.mesh.axes,
+                "spec": placed.type.spec,
+                "devices": placed.devices,
+            }
+        ).encode()
+    )
 
 
 def parse_define(payload: bytes) -> tuple[int, Placed]:
@@ -74,7 +83,7 @@ def put_local(placement: int, key: int) -> bytes:
 def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]:
     """(placement, mode, what the mode needs)."""
     _, placement, mode = _PUT.unpack_from(payload)
-    rest = payload[_PUT.size:]
+    rest = payload[_PUT.size :]
     if mode == Mode.ARENA:
         return placement, Mode.ARENA, _SPAN.unpack(rest)
     if mode == Mode.LOCAL:
@@ -95,5 +104,8 @@ def fetch_local(key: int) -> bytes:
 def parse_fetch(payload: bytes) -> tuple[Mode, Sequence[int]]:
     """(mode, what it needs)."""
     mode = _FETCH.unpack_from(payload)[1]
-    return (Mode.ARENA, _SPAN.unpack(payload[_FETCH.size:])) if mode == Mode.ARENA else \
-        (Mode.LOCAL, _KEY.unpack(payload[_FETCH.size:]))
+    return (
+        (Mode.ARENA, _SPAN.unpack(payload[_FETCH.size :]))
+        if mode == Mode.ARENA
+        else (Mode.LOCAL, _KEY.unpack(payload[_FETCH.size :]))
+    )

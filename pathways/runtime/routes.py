@@ -106,8 +106,12 @@ class Route:
     @property
     def elements(self) -> int:
         """Array elements that cross from one host to another."""
-        return sum(math.prod(stop - start for start, stop in copy.target)
-                   for (source, target), copies in self.copies.items() if source != target for copy in copies)
+        return sum(
+            math.prod(stop - start for start, stop in copy.target)
+            for (source, target), copies in self.copies.items()
+            if source != target
+            for copy in copies
+        )
 
 
 def route(source: Placed, target: Placed, devices_per_host: int, host: int | None = None) -> Route:
@@ -136,7 +140,8 @@ def route(source: Placed, target: Placed, devices_per_host: int, host: int | Non
         part, region = source.region(cell), target.region(there)
         both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(region, part, strict=True))
         copies.setdefault((device // each, receiver), []).append(
-            Copy(device, _relative(both, part), numbers[receiver][there], _relative(both, region)))
+            Copy(device, _relative(both, part), numbers[receiver][there], _relative(both, region))
+        )
 
     for receiver in blocks if host is None else blocks.keys() & {host}:
         for there in blocks[receiver]:
@@ -157,9 +162,14 @@ def route(source: Placed, target: Placed, devices_per_host: int, host: int | Non
         first = source.devices[0] // each
         copies = {(first, receiver): [] for receiver in blocks if host in (None, first, receiver)}
     concerned = blocks if host is None else {host, *(receiver for _, receiver in copies)}
-    return Route({receiver: tuple(Block(target.region(cell), tuple(devices)) for cell, devices in cells.items())
-                  for receiver, cells in blocks.items() if receiver in concerned},
-                 {pair: tuple(items) for pair, items in copies.items()})
+    return Route(
+        {
+            receiver: tuple(Block(target.region(cell), tuple(devices)) for cell, devices in cells.items())
+            for receiver, cells in blocks.items()
+            if receiver in concerned
+        },
+        {pair: tuple(items) for pair, items in copies.items()},
+    )
 
 
 def _overlapping(region: Region, shape: Sequence[int], parts: Sequence[int]) -> itertools.product[tuple[int, ...]]:

@@ -47,7 +47,8 @@ class Transport:
         if total > self._core.arena_capacity():
             raise errors.ResourceExhaustedError(
                 f"a transfer brings {total} bytes to host {self._host}, whose shared memory for transfers has "
-                f"{self._core.arena_capacity()} bytes")
+                f"{self._core.arena_capacity()} bytes"
+            )
         for block in blocks:
             nbytes = math.prod(block.shape) * dtype.itemsize
             memory = self._core.allocate(max(nbytes, 1))
@@ -57,8 +58,15 @@ class Transport:
             offsets.append(memory.offset)
         return Landings(views, offsets)
 
-    def send(self, value: jax.Array, devices: dict[int, jax.Device], copies: Sequence[Copy], blocks: Sequence[Block],
-             destination: int, offsets: Sequence[int]) -> None:
+    def send(
+        self,
+        value: jax.Array,
+        devices: dict[int, jax.Device],
+        copies: Sequence[Copy],
+        blocks: Sequence[Block],
+        destination: int,
+        offsets: Sequence[int],
+    ) -> None:
         """Copies the rectangles of `copies` out of `value`'s shards into `destination`'s blocks at `offsets`."""
         if not copies:
             return

@@ -39,20 +39,35 @@ def on_slice(got: Any, want: Any, x: pw.Array) -> None:
 
 
 FUNCTIONS = {
-    "sin": jnp.sin, "where": lambda v: jnp.where(v > 3, v, 0), "concatenate": lambda v: jnp.concatenate([v, v]),
-    "stack": lambda v: jnp.stack([v, VALUE]), "einsum": lambda v: jnp.einsum("ij,kj->ik", v, v),
-    "linalg": lambda v: jnp.linalg.norm(v), "solve": lambda v: jnp.linalg.solve(v.T @ v, v.T),
-    "sort": lambda v: jnp.sort(v, axis=0), "split": lambda v: jnp.split(v, 2), "array": lambda v: jnp.array(v),
-    "list": lambda v: jnp.array([v[0, 0], v[0, 1]]), "nonzero": lambda v: jnp.where(v > 3), "var": jnp.var,
-    "lax.add": lambda v: lax.add(v, v), "top_k": lambda v: lax.top_k(v, 1), "cumsum": jnp.cumsum,
+    "sin": jnp.sin,
+    "where": lambda v: jnp.where(v > 3, v, 0),
+    "concatenate": lambda v: jnp.concatenate([v, v]),
+    "stack": lambda v: jnp.stack([v, VALUE]),
+    "einsum": lambda v: jnp.einsum("ij,kj->ik", v, v),
+    "linalg": lambda v: jnp.linalg.norm(v),
+    "solve": lambda v: jnp.linalg.solve(v.T @ v, v.T),
+    "sort": lambda v: jnp.sort(v, axis=0),
+    "split": lambda v: jnp.split(v, 2),
+    "array": lambda v: jnp.array(v),
+    "list": lambda v: jnp.array([v[0, 0], v[0, 1]]),
+    "nonzero": lambda v: jnp.where(v > 3),
+    "var": jnp.var,
+    "lax.add": lambda v: lax.add(v, v),
+    "top_k": lambda v: lax.top_k(v, 1),
+    "cumsum": jnp.cumsum,
     "scan": lambda v: lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(2), v),
     "cond": lambda v: lax.cond(v[0, 0] > 0, lambda a: a * 2, lambda a: -a, v),
     "while": lambda v: lax.while_loop(lambda a: a.sum() < 100, lambda a: a * 2, v),
-    "fori": lambda v: lax.fori_loop(0, 3, lambda i, a: a + i, v), "softmax": jax.nn.softmax, "gelu": jax.nn.gelu,
-    "one_hot": lambda v: jax.nn.one_hot(v[0].astype(int), 4), "logsumexp": jax.nn.logsumexp,
+    "fori": lambda v: lax.fori_loop(0, 3, lambda i, a: a + i, v),
+    "softmax": jax.nn.softmax,
+    "gelu": jax.nn.gelu,
+    "one_hot": lambda v: jax.nn.one_hot(v[0].astype(int), 4),
+    "logsumexp": jax.nn.logsumexp,
     "scipy": lambda v: jax.scipy.special.erf(v),
-    "zeros_like": jnp.zeros_like, "full_like": lambda v: jnp.full_like(v, 2.5, dtype=jnp.bfloat16).astype(float),
-    "vmap": jax.vmap(jnp.dot, in_axes=(0, None)), "checkpoint": jax.checkpoint(lambda v: jnp.sin(v) * 2),
+    "zeros_like": jnp.zeros_like,
+    "full_like": lambda v: jnp.full_like(v, 2.5, dtype=jnp.bfloat16).astype(float),
+    "vmap": jax.vmap(jnp.dot, in_axes=(0, None)),
+    "checkpoint": jax.checkpoint(lambda v: jnp.sin(v) * 2),
 }
 
 
@@ -65,12 +80,39 @@ def test_functions_of_jax_run_on_the_slice(x: pw.Array, name: str) -> None:
 
 def test_functions_of_numpy_run_on_the_slice(x: pw.Array) -> None:
     theirs = jnp.asarray(VALUE)
-    on_slice([np.sin(x), np.mean(x), np.add(x, VALUE), np.maximum(2, x), np.concatenate([x, x]), np.sum(x, axis=0),
-              np.add.reduce(x, axis=0), np.linalg.norm(x), np.transpose(x), VALUE * x, np.float32(2) - x,
-              np.where(x > 2, x, 0), np.clip(x, 1, 2)],
-             [jnp.sin(theirs), jnp.mean(theirs), theirs + VALUE, jnp.maximum(2, theirs),
-              jnp.concatenate([theirs, theirs]), theirs.sum(0), theirs.sum(0), jnp.linalg.norm(theirs), theirs.T,
-              VALUE * theirs, np.float32(2) - theirs, jnp.where(theirs > 2, theirs, 0), jnp.clip(theirs, 1, 2)], x)
+    on_slice(
+        [
+            np.sin(x),
+            np.mean(x),
+            np.add(x, VALUE),
+            np.maximum(2, x),
+            np.concatenate([x, x]),
+            np.sum(x, axis=0),
+            np.add.reduce(x, axis=0),
+            np.linalg.norm(x),
+            np.transpose(x),
+            VALUE * x,
+            np.float32(2) - x,
+            np.where(x > 2, x, 0),
+            np.clip(x, 1, 2),
+        ],
+        [
+            jnp.sin(theirs),
+            jnp.mean(theirs),
+            theirs + VALUE,
+            jnp.maximum(2, theirs),
+            jnp.concatenate([theirs, theirs]),
+            theirs.sum(0),
+            theirs.sum(0),
+            jnp.linalg.norm(theirs),
+            theirs.T,
+            VALUE * theirs,
+            np.float32(2) - theirs,
+            jnp.where(theirs > 2, theirs, 0),
+            jnp.clip(theirs, 1, 2),
+        ],
+        x,
+    )
     assert np.shape(x) == (4, 2) and np.ndim(x) == 2 and np.array_equal(x, VALUE)
 
 
@@ -88,8 +130,11 @@ def test_numpy_does_itself_what_jax_has_not(x: pw.Array, tmp_path: Any) -> None:
 
 
 def test_a_users_jit_gets_the_fetched_value(x: pw.Array) -> None:
-    for fun in (jax.jit(lambda v: jnp.sin(v) * 2), jax.jit(jax.grad(lambda v: jnp.sin(v).sum())),
-                jax.jit(jax.vmap(lambda v: v @ v))):
+    for fun in (
+        jax.jit(lambda v: jnp.sin(v) * 2),
+        jax.jit(jax.grad(lambda v: jnp.sin(v).sum())),
+        jax.jit(jax.vmap(lambda v: v @ v)),
+    ):
         for _ in range(2):
             got = fun(x)
             assert not isinstance(got, pw.Array) and isinstance(got, jax.Array)
@@ -155,8 +200,13 @@ def test_random_keys(x: pw.Array) -> None:
 def test_narrow_types(x: pw.Array, name: str) -> None:
     value = np.array([0, 1, 1, 0]).astype(jnp.dtype(name))
     mine = pw.device_put(value, x.slice, P("x"))
-    for fun in (lambda v: v[1:3], lambda v: v.astype(jnp.float32) + 1, lambda v: v == v, lambda v: jnp.stack([v, v]),
-                lambda v: v.reshape(2, 2).T):
+    for fun in (
+        lambda v: v[1:3],
+        lambda v: v.astype(jnp.float32) + 1,
+        lambda v: v == v,
+        lambda v: jnp.stack([v, v]),
+        lambda v: v.reshape(2, 2).T,
+    ):
         got, want = fun(mine), fun(jnp.asarray(value))
         assert got.dtype == want.dtype and got.slice is x.slice
         assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
@@ -185,8 +235,11 @@ def test_optax_outside_a_program(cluster: Any) -> None:
     add = pw.make_virtual_device_set(cluster).add_slice
     left, right = add(devices=2), add(devices=1)
     plain = {"w": VALUE, "b": np.ones(2, np.float32), "other": np.full((2, 2), 3, np.float32)}
-    mine = {"w": pw.device_put(plain["w"], left, P("x")), "b": pw.device_put(plain["b"], left),
-            "other": pw.device_put(plain["other"], right)}
+    mine = {
+        "w": pw.device_put(plain["w"], left, P("x")),
+        "b": pw.device_put(plain["b"], left),
+        "other": pw.device_put(plain["other"], right),
+    }
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
     def train(params: Any) -> Any:

@@ -15,11 +15,38 @@ import pathways as pw
 from pathways.api import indexing
 
 VALUE = np.arange(48, dtype=np.float32).reshape(4, 6, 2)
-BASIC = [0, -1, 3, np.int64(2), slice(1, 3), slice(0, 0), slice(3, 1), slice(None, None, 2), slice(None, None, -1),
-         (1, 2), (1, 2, 1), (..., 1), (None, 1), (1, None, ...), (slice(1, 3), slice(2, 4)),
-         (slice(1, 3), 2, None, slice(0, 1)), (), ..., None]
-ADVANCED = [True, (0, [1, 2]), np.array([1, 2]), np.array([[0, 1], [2, 3]]), VALUE[:, 0, 0] > 10, VALUE > 7,
-            (slice(None), np.array([3, 0])), (np.array([0, 1]), np.array([2, 2])), (..., np.array([True, False]))]
+BASIC = [
+    0,
+    -1,
+    3,
+    np.int64(2),
+    slice(1, 3),
+    slice(0, 0),
+    slice(3, 1),
+    slice(None, None, 2),
+    slice(None, None, -1),
+    (1, 2),
+    (1, 2, 1),
+    (..., 1),
+    (None, 1),
+    (1, None, ...),
+    (slice(1, 3), slice(2, 4)),
+    (slice(1, 3), 2, None, slice(0, 1)),
+    (),
+    ...,
+    None,
+]
+ADVANCED = [
+    True,
+    (0, [1, 2]),
+    np.array([1, 2]),
+    np.array([[0, 1], [2, 3]]),
+    VALUE[:, 0, 0] > 10,
+    VALUE > 7,
+    (slice(None), np.array([3, 0])),
+    (np.array([0, 1]), np.array([2, 2])),
+    (..., np.array([True, False])),
+]
 
 
 @pytest.fixture
@@ -52,8 +79,14 @@ def test_indices_that_are_arrays_of_the_cluster(x: pw.Array) -> None:
 def test_updates(x: pw.Array) -> None:
     theirs = jnp.asarray(VALUE)
     for index in (1, slice(1, 3), (..., 0), np.array([0, 2]), (0, 1, 1)):
-        for method, value in (("set", 7.0), ("add", 1), ("multiply", 2.0), ("divide", 4), ("min", 3),
-                              ("max", x[0, 0, 0])):
+        for method, value in (
+            ("set", 7.0),
+            ("add", 1),
+            ("multiply", 2.0),
+            ("divide", 4),
+            ("min", 3),
+            ("max", x[0, 0, 0]),
+        ):
             got = getattr(x.at[index], method)(value)
             want = getattr(theirs.at[index], method)(np.asarray(value) if method == "max" else value)
             assert type(got) is pw.Array and got.slice is x.slice
@@ -77,8 +110,8 @@ def test_one_program_serves_every_position(x: pw.Array, cluster: Any) -> None:
     compiled = len(cluster.operations.known)
     for n in range(3):
         np.testing.assert_array_equal(np.asarray(x.at[n].set(x[3])[n]), VALUE[3])
-        np.testing.assert_array_equal(np.asarray(x.at[n:n + 2].add(1)[n:n + 2]), VALUE[n:n + 2] + 1)
-        np.testing.assert_array_equal(np.asarray(x[n:n + 2]), VALUE[n:n + 2])
+        np.testing.assert_array_equal(np.asarray(x.at[n : n + 2].add(1)[n : n + 2]), VALUE[n : n + 2] + 1)
+        np.testing.assert_array_equal(np.asarray(x[n : n + 2]), VALUE[n : n + 2])
     assert len(cluster.operations.known) == compiled
 
 
@@ -118,7 +151,8 @@ def test_splitting_an_index_keeps_its_meaning(shape: tuple[int, ...], index: lis
     assert basic is not None
     basic_shape, starts = basic
     at = iter(starts)
-    window = tuple(slice(None) if size is None else slice(start := next(at), start + size)
-                   for size in basic_shape.sizes)
+    window = tuple(
+        slice(None) if size is None else slice(start := next(at), start + size) for size in basic_shape.sizes
+    )
     np.testing.assert_array_equal(value[window][tuple(map(indexing.thawed, basic_shape.rest))], want)
     assert next(at, None) is None

@@ -15,8 +15,22 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways.api import operators
 
-BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
-          operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, divmod]
+BINARY = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+    operator.eq,
+    operator.ne,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    divmod,
+]
 WHOLE = [operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift]
 VALUES = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 1], [2, 3, 4]])
 
@@ -63,18 +77,43 @@ def test_operators_of_whole_numbers(slice_: Any) -> None:
 def test_unary_operators_and_matmul(slice_: Any) -> None:
     value = VALUES.astype(np.float32) - 4
     ours, theirs = pw.device_put(value, slice_, P("x")), jnp.asarray(value)
-    same([-ours, +ours, abs(ours), round(ours, 1), ours.T, ours.mT], [-theirs, +theirs, abs(theirs), round(theirs, 1),
-                                                                     theirs.T, theirs.mT])
+    same(
+        [-ours, +ours, abs(ours), round(ours, 1), ours.T, ours.mT],
+        [-theirs, +theirs, abs(theirs), round(theirs, 1), theirs.T, theirs.mT],
+    )
     same([ours @ ours.T, value.T @ ours, ours.T @ theirs], [theirs @ theirs.T, value.T @ theirs, theirs.T @ theirs])
 
 
 def test_methods_and_properties(slice_: Any) -> None:
     value = VALUES.astype(np.float32)
     ours, theirs = pw.device_put(value, slice_, P("x")), jnp.asarray(value)
-    for name, *args in [("sum",), ("mean",), ("std",), ("max", 0), ("argmin", 1), ("cumsum", 1), ("reshape", -1),
-                        ("reshape", 2, 6), ("astype", jnp.int32), ("ravel",), ("flatten",), ("transpose", 1, 0),
-                        ("squeeze",), ("swapaxes", 0, 1), ("clip", 2, 5), ("round",), ("dot", value.T), ("prod",),
-                        ("repeat", 2), ("take", 3), ("copy",), ("any",), ("all",), ("conj",), ("view", jnp.int32)]:
+    for name, *args in [
+        ("sum",),
+        ("mean",),
+        ("std",),
+        ("max", 0),
+        ("argmin", 1),
+        ("cumsum", 1),
+        ("reshape", -1),
+        ("reshape", 2, 6),
+        ("astype", jnp.int32),
+        ("ravel",),
+        ("flatten",),
+        ("transpose", 1, 0),
+        ("squeeze",),
+        ("swapaxes", 0, 1),
+        ("clip", 2, 5),
+        ("round",),
+        ("dot", value.T),
+        ("prod",),
+        ("repeat", 2),
+        ("take", 3),
+        ("copy",),
+        ("any",),
+        ("all",),
+        ("conj",),
+        ("view", jnp.int32),
+    ]:
         same(getattr(ours, name)(*args), getattr(theirs, name)(*args))
     same([ours.real, ours.imag], [theirs.real, theirs.imag])
     assert (ours.size, ours.nbytes, ours.ndim, ours.itemsize) == (12, 48, 2, 4)
@@ -171,8 +210,10 @@ def test_arrays_of_two_slices_meet_on_the_larger_ones(cluster: Any) -> None:
 
 
 def test_arrays_of_two_clusters_do_not_meet(local_cluster: Any, embedded_cluster: Any) -> None:
-    here, there = (pw.device_put(np.ones(2), pw.make_virtual_device_set(c).add_slice(devices=1))
-                   for c in (embedded_cluster, local_cluster))
+    here, there = (
+        pw.device_put(np.ones(2), pw.make_virtual_device_set(c).add_slice(devices=1))
+        for c in (embedded_cluster, local_cluster)
+    )
     with pytest.raises(pw.errors.PlacementError, match="different clusters"):
         here + there
 
@@ -183,8 +224,18 @@ def test_deleted_and_donated_arrays_are_refused(slice_: Any) -> None:
     for _ in range(2):
         x * y, x + 1, x[0]
     x.delete()
-    for use in (lambda: x + 1, lambda: x * y, lambda: y * x, lambda: x[0], lambda: jnp.sin(x), lambda: x.sum(),
-                lambda: np.sin(x), lambda: np.asarray(x), lambda: -x, lambda: jax.jit(lambda v: v)(x)):
+    for use in (
+        lambda: x + 1,
+        lambda: x * y,
+        lambda: y * x,
+        lambda: x[0],
+        lambda: jnp.sin(x),
+        lambda: x.sum(),
+        lambda: np.sin(x),
+        lambda: np.asarray(x),
+        lambda: -x,
+        lambda: jax.jit(lambda v: v)(x),
+    ):
         with pytest.raises(pw.errors.DeletedArrayError, match="deleted"):
             use()
     step = pw.jit(lambda v: v + 1, devices=slice_, donate_argnums=0)

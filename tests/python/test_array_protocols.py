@@ -106,8 +106,9 @@ def test_a_pickle_holds_the_value(x: pw.Array, slice_: Any) -> None:
     assert type(got) is np.ndarray
     np.testing.assert_array_equal(got, VALUE)
     key = pw.device_put(jax.random.key(5), slice_)
-    np.testing.assert_array_equal(jax.random.key_data(pickle.loads(pickle.dumps(key))),
-                                  jax.random.key_data(jax.random.key(5)))
+    np.testing.assert_array_equal(
+        jax.random.key_data(pickle.loads(pickle.dumps(key))), jax.random.key_data(jax.random.key(5))
+    )
 
 
 def test_pytrees(x: pw.Array, slice_: Any) -> None:
@@ -142,10 +143,21 @@ def test_deleted_arrays(x: pw.Array) -> None:
     x.delete()
     assert x.is_deleted() and not y.is_deleted()
     assert "deleted" in repr(x) and "deleted" in str(x) and x.shape == (4, 2)
-    for use in (lambda: x.block_until_ready(), lambda: x.is_ready(), lambda: x.copy_to_host_async(),
-                lambda: float(x[0]), lambda: np.asarray(x), lambda: jax.device_get(x), lambda: pickle.dumps(x),
-                lambda: x.tolist(), lambda: copy.copy(x), lambda: list(x), lambda: pw.device_put(x, y.slice),
-                lambda: pw.program(lambda v: v + 1)(x), lambda: pw.jit(lambda v: v, devices=y.slice)(x)):
+    for use in (
+        lambda: x.block_until_ready(),
+        lambda: x.is_ready(),
+        lambda: x.copy_to_host_async(),
+        lambda: float(x[0]),
+        lambda: np.asarray(x),
+        lambda: jax.device_get(x),
+        lambda: pickle.dumps(x),
+        lambda: x.tolist(),
+        lambda: copy.copy(x),
+        lambda: list(x),
+        lambda: pw.device_put(x, y.slice),
+        lambda: pw.program(lambda v: v + 1)(x),
+        lambda: pw.jit(lambda v: v, devices=y.slice)(x),
+    ):
         with pytest.raises(pw.errors.DeletedArrayError, match=r"deleted|donated"):
             use()
     np.testing.assert_array_equal(np.asarray(y), VALUE + 1)

@@ -31,23 +31,45 @@ def computation(mesh: int, name: str = "f", inputs: int = 1, **kind: Any) -> Com
 
 
 def call(number: int, inputs: Any, output: int, donates: Any = None) -> Node:
-    return Node(NodeKind.CALL, f"call.{number}", number, tuple(inputs), (output,), donates=donates or (False,) * len(inputs))
+    return Node(
+        NodeKind.CALL, f"call.{number}", number, tuple(inputs), (output,), donates=donates or (False,) * len(inputs)
+    )
 
 
 def transfer(source: int, target: int) -> Node:
     return Node(NodeKind.TRANSFER, "transfer", -1, (source,), (target,))
 
 
-def program(meshes: list[int], values: list[ArrayType], computations: list[Computation], nodes: list[Node],
-            arguments: list[int], results: list[int]) -> LogicalProgram:
+def program(
+    meshes: list[int],
+    values: list[ArrayType],
+    computations: list[Computation],
+    nodes: list[Node],
+    arguments: list[int],
+    results: list[int],
+) -> LogicalProgram:
     specs = tuple(MeshSpec(f"m{n}", (("x", size),)) for n, size in enumerate(meshes))
-    return LogicalProgram("p", specs, tuple(values), tuple(computations), tuple(nodes), tuple(arguments),
-                          tuple(results), (False,) * len(arguments))
+    return LogicalProgram(
+        "p",
+        specs,
+        tuple(values),
+        tuple(computations),
+        tuple(nodes),
+        tuple(arguments),
+        tuple(results),
+        (False,) * len(arguments),
+    )
 
 
 def chain(shards: int, each: int = 2) -> BoundProgram:
-    made = program([shards], [array(0)] * 3, [computation(0, "a"), computation(0, "b")],
-                   [call(0, [0], 1), call(1, [1], 2)], [0], [2])
+    made = program(
+        [shards],
+        [array(0)] * 3,
+        [computation(0, "a"), computation(0, "b")],
+        [call(0, [0], 1), call(1, [1], 2)],
+        [0],
+        [2],
+    )
     return BoundProgram(made, (tuple(range(shards)),), each)
 
 
@@ -72,8 +94,14 @@ def test_a_chain_of_two_has_four_nodes_for_any_number_of_shards() -> None:
 def test_a_program_over_two_islands_has_equal_plans_for_any_number_of_shards() -> None:
     sizes: dict[str, set[int]] = {"first": set(), "second": set()}
     for shards in (2, 8, 4096):
-        made = program([shards, shards], [array(0), array(0), array(1), array(1)], [computation(0), computation(1)],
-                       [call(0, [0], 1), transfer(1, 2), call(1, [2], 3)], [0], [3])
+        made = program(
+            [shards, shards],
+            [array(0), array(0), array(1), array(1)],
+            [computation(0), computation(1)],
+            [call(0, [0], 1), transfer(1, 2), call(1, [2], 3)],
+            [0],
+            [3],
+        )
         bound = BoundProgram(made, (tuple(range(shards)), tuple(range(shards, 2 * shards))), 2)
         first, second = host_plan(bound, 0), host_plan(bound, shards // 2)
         assert [node["kind"] for node in nodes_of(first)] == ["argument", "call", "transfer", "result"]
@@ -85,8 +113,14 @@ def test_a_program_over_two_islands_has_equal_plans_for_any_number_of_shards() -
 
 
 def test_only_hosts_concerned_take_part() -> None:
-    made = program([2, 2], [array(0), array(0), array(1), array(1)], [computation(0), computation(1)],
-                   [call(0, [0], 1), transfer(1, 2), call(1, [2], 3)], [0], [3])
+    made = program(
+        [2, 2],
+        [array(0), array(0), array(1), array(1)],
+        [computation(0), computation(1)],
+        [call(0, [0], 1), transfer(1, 2), call(1, [2], 3)],
+        [0],
+        [3],
+    )
     bound = BoundProgram(made, ((0, 1), (6, 7)), 2)
     assert bound.hosts() == (0, 3)
     assert [node["kind"] for node in nodes_of(host_plan(bound, 1))] == ["argument", "result"]
@@ -99,9 +133,14 @@ def test_a_host_with_a_part_of_a_mesh_has_its_own_devices_only() -> None:
 
 def two_readers(donates: bool = True) -> LogicalProgram:
     """%1 = a(%0); %2 = %1 elsewhere; %3 = b(%2); %4 = a(%1), which the compiler lets take %1 over."""
-    return program([2, 2], [array(0), array(0), array(1), array(1), array(0)], [computation(0), computation(1)],
-                   [call(0, [0], 1), transfer(1, 2), call(1, [2], 3, (True,)), call(0, [1], 4, (donates,))],
-                   [0], [3, 4])
+    return program(
+        [2, 2],
+        [array(0), array(0), array(1), array(1), array(0)],
+        [computation(0), computation(1)],
+        [call(0, [0], 1), transfer(1, 2), call(1, [2], 3, (True,)), call(0, [1], 4, (donates,))],
+        [0],
+        [3, 4],
+    )
 
 
 def test_what_a_transfer_reads_is_not_donated() -> None:
@@ -122,10 +161,14 @@ def test_what_shares_memory_with_its_source_is_not_donated() -> None:
 def test_call_sites_of_one_computation_donate_alike_unless_much_is_lost() -> None:
     for size, kept in ((1024, False), (MiB, True)):
         of = {"shape": (size,)}
-        made = program([2, 2], [array(0, **of), array(0, **of), array(1, **of), array(0, **of), array(0, **of)],
-                       [computation(0, **of)],
-                       [call(0, [0], 1), transfer(1, 2), call(0, [1], 3, (True,)), call(0, [3], 4, (True,))],
-                       [0], [2, 4])
+        made = program(
+            [2, 2],
+            [array(0, **of), array(0, **of), array(1, **of), array(0, **of), array(0, **of)],
+            [computation(0, **of)],
+            [call(0, [0], 1), transfer(1, 2), call(0, [1], 3, (True,)), call(0, [3], 4, (True,))],
+            [0],
+            [2, 4],
+        )
         bound = BoundProgram(made, ((0, 1), (2, 3)), 2)
         assert donations(bound) == [(False,), (), (False,), (kept,)]
         assert len(host_plan(bound, 0).launches) == 1 + kept
@@ -144,7 +187,7 @@ def blocks() -> list[bytes]:
 def test_a_cut_or_padded_plan_is_refused(which: int, cut: int) -> None:
     block = blocks()[which]
     with pytest.raises(ValueError, match=r"."):
-        _native.check_plan(block[:cut % len(block)])
+        _native.check_plan(block[: cut % len(block)])
     with pytest.raises(ValueError, match=r"."):
         _native.check_plan(block + bytes(1 + cut % 16))
 
@@ -163,7 +206,7 @@ def test_flipped_words_are_refused_or_harmless() -> None:
     for block in blocks():
         for at in range(0, len(block), 4):
             for word in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x80", generator.randbytes(4), b"\x07\x00\x00\x00"):
-                damaged = block[:at] + word + block[at + 4:]
+                damaged = block[:at] + word + block[at + 4 :]
                 try:
                     _native.check_plan(damaged)
                 except ValueError as error:

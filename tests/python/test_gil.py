@@ -24,8 +24,9 @@ def test_the_core_knows_nothing_of_python() -> None:
 
 def test_the_sequencer_works_while_python_does() -> None:
     """GIL-1: the controller's thread makes passes while this thread holds the lock and does not give it up."""
-    controller = _native.Controller(_native.controller_segment(shared=False),
-                                    [_native.host_segment(0, 1, arena_bytes=0, shared=False)])
+    controller = _native.Controller(
+        _native.controller_segment(shared=False), [_native.host_segment(0, 1, arena_bytes=0, shared=False)]
+    )
     controller.start()
     try:
         before = controller.stats()["passes"]

@@ -31,7 +31,7 @@ def placed(shape: tuple[int, ...], mesh: tuple[int, ...], spec: Any, devices: tu
 def specs(draw: Any, mesh: tuple[int, ...], rank: int) -> tuple[tuple[str, ...], ...]:
     """Any assignment of the mesh's axes to dimensions, in any order, or to none."""
     dims: list[list[str]] = [[] for _ in range(rank)]
-    for axis in draw(st.permutations("xyz"[:len(mesh)])):
+    for axis in draw(st.permutations("xyz"[: len(mesh)])):
         where = draw(st.integers(-1, rank - 1))
         if where >= 0:
             dims[where].append(axis)
@@ -52,7 +52,7 @@ def pairs(draw: Any) -> tuple[Placed, Placed, int]:
         shape.append(math.lcm(*parts) * draw(st.integers(0, 2)))
     made = []
     for mesh, spec in ends:
-        devices = draw(st.permutations(range(12)))[:math.prod(mesh)]
+        devices = draw(st.permutations(range(12)))[: math.prod(mesh)]
         made.append(placed(tuple(shape), mesh, spec, tuple(devices)))
     return made[0], made[1], draw(st.sampled_from([1, 2, 4, 12]))
 
@@ -71,8 +71,12 @@ def carry_out(way: Route, source: Placed, full: np.ndarray, each: int) -> tuple[
             assert copy.device // each == sender, "a host sends what its own devices hold"
             blocks[receiver][copy.block][slices(copy.target)] = shards[copy.device][slices(copy.source)]
             counts[receiver][copy.block][slices(copy.target)] += 1
-    shown = {device: blocks[host][number] for host, group in way.blocks.items()
-             for number, block in enumerate(group) for device in block.devices}
+    shown = {
+        device: blocks[host][number]
+        for host, group in way.blocks.items()
+        for number, block in enumerate(group)
+        for device in block.devices
+    }
     return shown, counts
 
 
@@ -92,9 +96,12 @@ def test_any_route(case: tuple[Placed, Placed, int]) -> None:
         assert {device // each for block in way.blocks[host] for device in block.devices} == {host}
         assert way.sources(host), "every destination hears from somebody"
         regions = [block.region for block in way.blocks[host]]
-        assert len(set(regions)) == len(regions) or not full.size, "a host lands each part once, however many devices show it"
-    crossing = sum(math.prod(b - a for a, b in copy.target) for (a, b), copies in way.copies.items() if a != b
-                   for copy in copies)
+        assert len(set(regions)) == len(regions) or not full.size, (
+            "a host lands each part once, however many devices show it"
+        )
+    crossing = sum(
+        math.prod(b - a for a, b in copy.target) for (a, b), copies in way.copies.items() if a != b for copy in copies
+    )
     assert way.elements == crossing
     for host in {device // each for device in source.devices}:
         assert all(host in way.sources(receiver) for receiver in way.destinations(host))
@@ -158,14 +165,18 @@ def test_a_hosts_own_part(case: tuple[Placed, Placed, int]) -> None:
         assert all(host in pair for pair in mine.copies)
 
 
-@pytest.mark.parametrize(("mesh", "one", "other", "most"), [
-    ((4096,), (("x",), ()), (("x",), ()), 64),
-    ((64, 64), (("x",), ("y",)), (("y",), ("x",)), 64),
-    ((64, 64), (("x", "y"), ()), (("y", "x"), ()), 64),
-    ((4096,), ((), ()), (("x",), ()), 64),
-    ((4096,), (("x",), ()), ((), ()), 64 * 64),
-    ((64, 64), ((), ("x",)), (("x",), ()), 64 * 64),
-], ids=["same", "transposed-axes", "permuted", "replicated-cut", "cut-replicated", "columns-rows"])
+@pytest.mark.parametrize(
+    ("mesh", "one", "other", "most"),
+    [
+        ((4096,), (("x",), ()), (("x",), ()), 64),
+        ((64, 64), (("x",), ("y",)), (("y",), ("x",)), 64),
+        ((64, 64), (("x", "y"), ()), (("y", "x"), ()), 64),
+        ((4096,), ((), ()), (("x",), ()), 64),
+        ((4096,), (("x",), ()), ((), ()), 64 * 64),
+        ((64, 64), ((), ("x",)), (("x",), ()), 64 * 64),
+    ],
+    ids=["same", "transposed-axes", "permuted", "replicated-cut", "cut-replicated", "columns-rows"],
+)
 def test_a_hosts_part_of_thousands_of_devices(mesh: tuple[int, ...], one: Any, other: Any, most: int) -> None:
     """COST-3: a host of 64 devices among 128 hosts copies what its own shards need, whatever the others do."""
     count, each = 4096, 64
@@ -176,8 +187,10 @@ def test_a_hosts_part_of_thousands_of_devices(mesh: tuple[int, ...], one: Any, o
         way = route(source, target, each, host)
         copies = sum(map(len, way.copies.values()))
         assert copies <= most
-        print(f"host {host}: {copies} copies to {len(way.destinations(host))} hosts, {len(way.sources(host))} "
-              f"sources, {time.process_time() - begin:.2f} s")
+        print(
+            f"host {host}: {copies} copies to {len(way.destinations(host))} hosts, {len(way.sources(host))} "
+            f"sources, {time.process_time() - begin:.2f} s"
+        )
 
 
 def test_every_spec_of_a_mesh_of_two_axes() -> None:

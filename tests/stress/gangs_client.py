@@ -20,10 +20,12 @@ class Collective:
     """A sum over all devices, times a factor of its own; called on one of several arrays."""
 
     def __init__(self, slice_: Any, factor: int) -> None:
-        total = jax.shard_map(lambda x: jax.lax.psum(x.sum(), "x") * factor, mesh=slice_.mesh, in_specs=P("x"),
-                              out_specs=P())
-        self._program = pw.program(pw.jit(total, devices=slice_, in_shardings=P("x"), out_shardings=P(),
-                                          name=f"times{factor}"))
+        total = jax.shard_map(
+            lambda x: jax.lax.psum(x.sum(), "x") * factor, mesh=slice_.mesh, in_specs=P("x"), out_specs=P()
+        )
+        self._program = pw.program(
+            pw.jit(total, devices=slice_, in_shardings=P("x"), out_shardings=P(), name=f"times{factor}")
+        )
         values = [np.arange(4, dtype=np.float32) + 10 * n + factor for n in range(8)]
         self._arguments = [(pw.device_put(value, slice_, P("x")), float(value.sum()) * factor) for value in values]
 

@@ -19,9 +19,9 @@ import time
 from collections import deque
 from typing import Any
 
+import gangs_client
 import pytest
 
-import gangs_client
 import pathways as pw
 
 RUNS = 1000
@@ -88,9 +88,14 @@ def test_two_threads_two_programs(local_cluster: Any, seed: int, cancels: bool) 
     dropped = local_cluster.stats()["controller"]["dropped"]
     assert before[0] == before[1]
     reports: list[dict[str, Any]] = [{}, {}]
-    threads = [threading.Thread(target=drive, args=(program, random.Random(generator.random())),
-                                kwargs={"cancels": cancels, "report": report})
-               for program, report in zip(programs, reports, strict=True)]
+    threads = [
+        threading.Thread(
+            target=drive,
+            args=(program, random.Random(generator.random())),
+            kwargs={"cancels": cancels, "report": report},
+        )
+        for program, report in zip(programs, reports, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -112,12 +117,19 @@ def test_two_threads_two_programs(local_cluster: Any, seed: int, cancels: bool) 
 
 @pytest.mark.slow
 @pytest.mark.watchdog(300)
-@pytest.mark.parametrize(("swap", "expected"), [("", "every result is right"), ("1:3", "WRONG VALUE")],
-                         ids=["in-order", "order-broken"])
+@pytest.mark.parametrize(
+    ("swap", "expected"), [("", "every result is right"), ("1:3", "WRONG VALUE")], ids=["in-order", "order-broken"]
+)
 def test_a_broken_order_gives_a_wrong_value(swap: str, expected: str) -> None:
     """The proof that the tests above can fail: one host of two enqueues some runs the other way round."""
     environment = {**os.environ, "PATHWAYS_TEST_SWAP": swap}
-    done = subprocess.run([sys.executable, str(HERE / "gangs_client.py")], env=environment, text=True, timeout=240,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "gangs_client.py")],
+        env=environment,
+        text=True,
+        timeout=240,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert expected in done.stdout, done.stdout
     assert done.returncode == (0 if swap == "" else 1), done.stdout

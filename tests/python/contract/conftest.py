@@ -19,7 +19,7 @@ def add(cluster: Any) -> Callable[..., Any]:
 
     def one(shape: int | tuple[int, ...], island: int | None = None) -> Any:
         sizes = (shape,) if isinstance(shape, int) else shape
-        return devices.add_slice(shape=sizes, axis_names=("x", "y", "z")[:len(sizes)], island=island)
+        return devices.add_slice(shape=sizes, axis_names=("x", "y", "z")[: len(sizes)], island=island)
 
     return one
 
@@ -38,8 +38,11 @@ def quiet(cluster: Any) -> Callable[[], dict[str, Any]]:
             stats = cluster.stats()
             busy = stats["in_flight"] or any(host["live_runs"] or host["waiting"] for host in stats["hosts"])
             stats["arena"] = cluster.native.arena_stats()[0]
-            stats["kept"] = (stats["futures"], stats["arena"],
-                             [(host["objects"], host["arena_bytes"]) for host in stats["hosts"]])
+            stats["kept"] = (
+                stats["futures"],
+                stats["arena"],
+                [(host["objects"], host["arena_bytes"]) for host in stats["hosts"]],
+            )
             if not busy and last == stats["kept"]:
                 return stats
             last = stats["kept"]

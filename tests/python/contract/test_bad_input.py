@@ -35,14 +35,23 @@ def nothing_left(cluster: Any, quiet: Any) -> Any:
 
 def refused(kind: type[Exception], *words: str) -> Any:
     """As pytest.raises, for a message with each of `words`."""
-    return pytest.raises(kind, check=lambda error: all(word in str(error) for word in words)
-                         or pytest.fail(f"{words} are not all in: {error}"))
+    return pytest.raises(
+        kind,
+        check=lambda error: (
+            all(word in str(error) for word in words) or pytest.fail(f"{words} are not all in: {error}")
+        ),
+    )
 
 
 def test_arguments_that_are_no_arrays(add: Any) -> None:
     f = pw.jit(lambda x, opts: x, devices=add(2), name="f")
-    for leaf, word in (("text", "'text'"), (object(), "object"), (np.array(["a"]), "<U1"), (b"raw", "bytes"),
-                       (np.array([{}], object), "object")):
+    for leaf, word in (
+        ("text", "'text'"),
+        (object(), "object"),
+        (np.array(["a"]), "<U1"),
+        (b"raw", "bytes"),
+        (np.array([{}], object), "object"),
+    ):
         with refused(errors.ProgramError, "argument 1", "'f'", word):
             f(X, leaf)
         with refused(errors.ProgramError, "value 0 of device_put", word):
@@ -74,8 +83,12 @@ def test_another_signature_than_compiled(add: Any) -> None:
 
 def test_shardings_that_do_not_fit(add: Any) -> None:
     slice_ = add((2, 2))
-    for spec, words in ((P("z"), ("'z'", "['x', 'y']")), (P("x", "y"), ("2 entries", "1 dimensions")),
-                        (P(("x", "x")), ("twice",)), ("x", ("PartitionSpec", "'x'"))):
+    for spec, words in (
+        (P("z"), ("'z'", "['x', 'y']")),
+        (P("x", "y"), ("2 entries", "1 dimensions")),
+        (P(("x", "x")), ("twice",)),
+        ("x", ("PartitionSpec", "'x'")),
+    ):
         with refused(errors.ShardingError, "value 0", *words):
             pw.device_put(X, slice_, spec)
         with refused(errors.ShardingError, "argument x", "'f'", *words):
@@ -137,8 +150,13 @@ def test_programs_that_are_none(add: Any) -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         pw.program(lambda x, y: f(x))(X)
     for bad in (lambda x: f(x) if f(x)[0] > 0 else x, lambda x: float(x[0]), lambda x: np.asarray(f(x))):
-        with pytest.raises((jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError,
-                            jax.errors.TracerArrayConversionError)):
+        with pytest.raises(
+            (
+                jax.errors.TracerBoolConversionError,
+                jax.errors.ConcretizationTypeError,
+                jax.errors.TracerArrayConversionError,
+            )
+        ):
             pw.program(bad)(X)
     with pytest.raises(ZeroDivisionError):
         pw.program(lambda x: 1 // 0)(X)
@@ -177,8 +195,11 @@ def test_callbacks_are_refused_by_name(add: Any) -> None:
 
 def test_options_and_static_arguments(add: Any) -> None:
     f = pw.jit(lambda x: x, devices=add(2))
-    for options, words in (({"shedule": "1F1B"}, ("'shedule'", "did you mean 'schedule'")),
-                           ({"schedule": "2F2B"}, ("'2F2B'", "1F1B")), ({"merge": 1}, ("'merge'", "1"))):
+    for options, words in (
+        ({"shedule": "1F1B"}, ("'shedule'", "did you mean 'schedule'")),
+        ({"schedule": "2F2B"}, ("'2F2B'", "1F1B")),
+        ({"merge": 1}, ("'merge'", "1")),
+    ):
         with refused(errors.OptionError, *words):
             pw.program(lambda x: f(x), **options)
     with refused(errors.ProgramError, "not hashable"):
@@ -194,8 +215,14 @@ def test_deleted_arrays(add: Any) -> None:
     x = pw.device_put(X, f.slice)
     x.delete()
     x.delete()
-    for use in (lambda: f(X, x), lambda: f(x, X), lambda: pw.program(lambda a: f(a, a))(x), lambda: x + 1,
-                lambda: np.asarray(x), lambda: pw.device_put(x, f.slice)):
+    for use in (
+        lambda: f(X, x),
+        lambda: f(x, X),
+        lambda: pw.program(lambda a: f(a, a))(x),
+        lambda: x + 1,
+        lambda: np.asarray(x),
+        lambda: pw.device_put(x, f.slice),
+    ):
         with pytest.raises(errors.DeletedArrayError, match="deleted"):
             use()
 

@@ -72,8 +72,15 @@ def test_donated_arguments_are_gone(add: Any) -> None:
     x, y = pw.device_put(VALUE, f.slice), pw.device_put(VALUE, f.slice)
     out, same = f(x, y)
     assert x.is_deleted() and not y.is_deleted() and "deleted" in repr(x)
-    for use in (lambda: np.asarray(x), lambda: f(x, y), lambda: f(y, x), x.block_until_ready, x.is_ready,
-                x.copy_to_host_async, lambda: pw.device_put(x, f.slice)):
+    for use in (
+        lambda: np.asarray(x),
+        lambda: f(x, y),
+        lambda: f(y, x),
+        x.block_until_ready,
+        x.is_ready,
+        x.copy_to_host_async,
+        lambda: pw.device_put(x, f.slice),
+    ):
         with pytest.raises(pw.errors.DeletedArrayError, match="deleted"):
             use()
     np.testing.assert_array_equal(np.asarray(out), VALUE * 2)

@@ -51,8 +51,10 @@ def test_a_failure_at_run_time_poisons_its_dependents_alone(add: Any, cluster: A
     def mixed(x: Any) -> Any:
         fine = good(x)
         broken = bad(fine)
-        return {"fine": [fine, both(fine, fine), good(good(x))],
-                "broken": [broken, good(broken), both(fine, broken), both(both(broken, fine), x)]}
+        return {
+            "fine": [fine, both(fine, fine), good(good(x))],
+            "broken": [broken, good(broken), both(fine, broken), both(both(broken, fine), x)],
+        }
 
     out = mixed(SQUARE)
     for array, want in zip(out["fine"], (2, 4, 3), strict=True):

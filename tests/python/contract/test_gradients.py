@@ -17,8 +17,10 @@ import pathways as pw
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 6)).astype(np.float32)
 Y = RNG.integers(0, 4, 8)
-PARAMS = {"w1": RNG.normal(size=(6, 16)).astype(np.float32) * 0.3,
-          "w2": RNG.normal(size=(16, 4)).astype(np.float32) * 0.3}
+PARAMS = {
+    "w1": RNG.normal(size=(6, 16)).astype(np.float32) * 0.3,
+    "w2": RNG.normal(size=(16, 4)).astype(np.float32) * 0.3,
+}
 
 
 def near(got: Any, want: Any, rtol: float = 2e-5) -> None:
@@ -75,6 +77,7 @@ def test_training_step_with_an_optimizer_in_one_program(stages: Any, cluster: An
             value, grads = jax.value_and_grad(loss)(params, x, y)
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, value
+
         return run
 
     mine, theirs = pw.program(step(loss)), jax.jit(step(plain))
@@ -90,8 +93,9 @@ def test_training_step_with_an_optimizer_in_one_program(stages: Any, cluster: An
 
 def test_training_that_donates(stages: Any) -> None:
     loss, _, _ = stages
-    step = pw.program(lambda p, x, y: jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, x, y)),
-                      donate_argnums=0)
+    step = pw.program(
+        lambda p, x, y: jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, x, y)), donate_argnums=0
+    )
     theirs = jax.jit(lambda p, x, y: jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(plain)(p, x, y)))
     got = want = PARAMS
     for _ in range(5):
@@ -105,8 +109,10 @@ def test_value_and_grad_with_aux_and_checkpoint(stages: Any, add: Any) -> None:
     def loss(w: Any, x: Any) -> Any:
         return jax.checkpoint(third)(x, w)
 
-    near(pw.program(jax.value_and_grad(loss, has_aux=True))(PARAMS["w1"], X),
-         jax.value_and_grad(lambda w, x: (jnp.sin(x @ w).sum(), x.max()), has_aux=True)(PARAMS["w1"], X))
+    near(
+        pw.program(jax.value_and_grad(loss, has_aux=True))(PARAMS["w1"], X),
+        jax.value_and_grad(lambda w, x: (jnp.sin(x @ w).sum(), x.max()), has_aux=True)(PARAMS["w1"], X),
+    )
 
 
 def test_vmap_of_a_program_of_two_slices(add: Any) -> None:
@@ -126,8 +132,10 @@ def test_custom_vjp_and_forward_mode(add: Any) -> None:
     f, g = pw.jit(lambda x: clip(x), devices=add(2)), pw.jit(lambda x: jnp.sin(x).sum(), devices=add(2))
     near(pw.program(jax.grad(lambda x: g(f(x))))(X), jax.grad(lambda x: jnp.sin(clip(x)).sum())(X))
     sine = pw.jit(jnp.sin, devices=f.slice)
-    near(pw.program(lambda x: jax.jvp(lambda x: sine(sine(x)), (x,), (x,)))(X),
-         jax.jvp(lambda x: jnp.sin(jnp.sin(x)), (X,), (X,)))
+    near(
+        pw.program(lambda x: jax.jvp(lambda x: sine(sine(x)), (x,), (x,)))(X),
+        jax.jvp(lambda x: jnp.sin(jnp.sin(x)), (X,), (X,)),
+    )
 
 
 def test_scan_while_and_cond_inside_a_computation(add: Any) -> None:
@@ -138,8 +146,11 @@ def test_scan_while_and_cond_inside_a_computation(add: Any) -> None:
 
     near(pw.jit(work, devices=add(2))(X), jax.jit(work)(X))
     f = pw.jit(lambda x: jax.lax.scan(lambda c, r: (c * r.sum(), None), 1.0, x)[0], devices=add(2))
-    near(pw.program(jax.grad(lambda x: f(x)))(X), jax.grad(
-        lambda x: jax.lax.scan(lambda c, r: (c * r.sum(), None), 1.0, x)[0])(X), rtol=1e-3)
+    near(
+        pw.program(jax.grad(lambda x: f(x)))(X),
+        jax.grad(lambda x: jax.lax.scan(lambda c, r: (c * r.sum(), None), 1.0, x)[0])(X),
+        rtol=1e-3,
+    )
 
 
 def test_random_numbers(add: Any) -> None:

@@ -41,9 +41,14 @@ def test_chain_on_one_slice(add: Any, cluster: Any) -> None:
 
 
 def test_diamond_over_four_slices(add: Any) -> None:
-    top, left, right, bottom = (on(slice_, fun) for slice_, fun in zip(
-        [add(2), add(1), add((2, 2)), add(4)],
-        [lambda x: x + 1, lambda x: x * 2, lambda x: x * 3, lambda x, y: (x - y, x * y)], strict=True))
+    top, left, right, bottom = (
+        on(slice_, fun)
+        for slice_, fun in zip(
+            [add(2), add(1), add((2, 2)), add(4)],
+            [lambda x: x + 1, lambda x: x * 2, lambda x: x * 3, lambda x, y: (x - y, x * y)],
+            strict=True,
+        )
+    )
 
     @pw.program
     def diamond(x: Any) -> Any:
@@ -89,8 +94,7 @@ def test_three_slices_of_other_shapes_and_axes(add: Any) -> None:
     b = on(add(4), lambda x: x + 1, in_shardings=P("x"), out_shardings=P(None, "x"))
     c = on(add(1), lambda x: x - 3)
     matrix = np.arange(32, dtype=np.float32).reshape(8, 4)
-    near(pw.program(lambda x: (a(x), b(a(x)), c(b(a(x)))))(matrix),
-         (matrix * 2, matrix * 2 + 1, matrix * 2 + 1 - 3))
+    near(pw.program(lambda x: (a(x), b(a(x)), c(b(a(x)))))(matrix), (matrix * 2, matrix * 2 + 1, matrix * 2 + 1 - 3))
 
 
 def test_results_repeated_and_passed_through(add: Any) -> None:

@@ -69,8 +69,11 @@ def test_one_launch_per_step_and_host(add: Any, cluster: Any, quiet: Any) -> Non
         return x
 
     x = pw.device_put(VALUE, slice_, P("x"))
-    for program, nodes, launches in ((pw.program(chain), 130, 128), (pw.program(chain, merge=True), 3, 1),
-                                     (pw.program(lambda x: f(f(x))), 4, 2)):
+    for program, nodes, launches in (
+        (pw.program(chain), 130, 128),
+        (pw.program(chain, merge=True), 3, 1),
+        (pw.program(lambda x: f(f(x))), 4, 2),
+    ):
         assert f"{nodes} nodes" in program.lower(x).as_text("plan")
         jax.block_until_ready(program(x))
         before = quiet()

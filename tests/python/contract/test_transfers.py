@@ -15,9 +15,21 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
-SPECS = {1: [P(), P("x"), P(None, "x")],
-         2: [P(), P("x"), P("y"), P(None, "x"), P("x", "y"), P("y", "x"), P(("x", "y")), P(("y", "x")),
-             P(None, ("x", "y")), P(None, ("y", "x"))]}
+SPECS = {
+    1: [P(), P("x"), P(None, "x")],
+    2: [
+        P(),
+        P("x"),
+        P("y"),
+        P(None, "x"),
+        P("x", "y"),
+        P("y", "x"),
+        P(("x", "y")),
+        P(("y", "x")),
+        P(None, ("x", "y")),
+        P(None, ("y", "x")),
+    ],
+}
 RELAXED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -13,11 +13,43 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
-NARROW = [name for name in ("int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3",
-                            "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
-                            "float8_e8m0fnu") if hasattr(jnp, name) and hasattr(ml_dtypes, name)]
-DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
-          "float32", "float64", "complex64", "complex128", *NARROW]
+NARROW = [
+    name
+    for name in (
+        "int2",
+        "int4",
+        "uint2",
+        "uint4",
+        "float4_e2m1fn",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    )
+    if hasattr(jnp, name) and hasattr(ml_dtypes, name)
+]
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    *NARROW,
+]
 SHAPES = [(), (0,), (8,), (4, 0, 2), (4, 6), (128, 128)]
 
 
@@ -70,8 +102,9 @@ def test_every_dtype_goes_through_a_computation_and_a_transfer(add: Any, dtype: 
     same(pw.program(lambda x: turn(back(x)))(value), jnp.asarray(value)[::-1].T)
 
 
-@pytest.mark.parametrize("spec", [P(), P("x"), P("y"), P(None, "x"), P("x", "y"), P("y", "x"), P(("x", "y")),
-                                  P(None, ("y", "x"))], ids=str)
+@pytest.mark.parametrize(
+    "spec", [P(), P("x"), P("y"), P(None, "x"), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))], ids=str
+)
 def test_every_sharding_comes_back(add: Any, spec: P) -> None:
     slice_ = add((2, 2))
     for shape in [(4, 8), (64, 64), (4, 8, 3), (0, 4)]:
@@ -96,8 +129,12 @@ def test_scalars_keep_their_weak_types(add: Any) -> None:
 
 def test_prng_keys_old_and_new(add: Any) -> None:
     slice_ = add(2)
-    for key in (jax.random.key(7), jax.random.split(jax.random.key(7), 4), jax.random.key(7, impl="rbg"),
-                jax.random.PRNGKey(7)):
+    for key in (
+        jax.random.key(7),
+        jax.random.split(jax.random.key(7), 4),
+        jax.random.key(7, impl="rbg"),
+        jax.random.PRNGKey(7),
+    ):
         array = pw.device_put(key, slice_)
         assert array.dtype == key.dtype and array.shape == key.shape
         back = jax.device_get(array)
@@ -116,8 +153,14 @@ def test_pytrees_with_a_prefix_of_specs(add: Any) -> None:
 def test_inputs_of_every_origin(add: Any) -> None:
     slice_ = add(2)
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
-    for value in (base.T, base[::2, ::3], base[:, ::-1], np.asfortranarray(base), jnp.asarray(base),
-                  np.broadcast_to(base[0], (4, 6))):
+    for value in (
+        base.T,
+        base[::2, ::3],
+        base[:, ::-1],
+        np.asfortranarray(base),
+        jnp.asarray(base),
+        np.broadcast_to(base[0], (4, 6)),
+    ):
         same(pw.device_put(value, slice_), np.asarray(value, np.float32))
 
 
