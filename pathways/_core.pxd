@@ -50,8 +50,10 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
     cdef cppclass SpinPolicy:
         @staticmethod
         SpinPolicy park()
+
         @staticmethod
         SpinPolicy adaptive()
+
         @staticmethod
         SpinPolicy linger()
 

@@ -500,8 +500,8 @@ cdef class BlockView:
 
     def retain(self, int times=1):
         """Takes references for others, who release them by attaching a view of their own."""
-        cdef int i
-        for i in range(times):
+        cdef int _
+        for _ in range(times):
             self.arena.retain(self.offset)
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):

@@ -147,7 +147,7 @@ def trace_modes() -> Any:
 
 
 def collect_garbage() -> None:
-    """Gives back the Python memory that XLA's buffers no longer stand on; it otherwise waits for the next call of JAX."""
+    """Gives back the Python memory that XLA's buffers no longer stand on; it otherwise waits for JAX's next call."""
     jaxlib._jax.collect_garbage()
 
 

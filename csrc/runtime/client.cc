@@ -60,7 +60,7 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   return Status::kOk;
 }
 
-Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, std::string text) {
+Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text) {
   const std::span<std::byte> room = outgoing_.try_reserve(sizeof(CancelRecord));
   if (room.empty()) return Status::kFull;
   const CancelRecord record{{RecordKind::kCancel, 0, options_.id}, tag};

@@ -48,7 +48,7 @@ class Client {
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results);
   uint64_t last_tag() const { return submitted(); }
   /// Drops a run that no host has been granted, and fails its results in any case.
-  Status cancel(uint64_t tag, std::span<const uint64_t> results, std::string text);
+  Status cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text);
 
   /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
   Status allocate(uint32_t parts, Handle* out);

@@ -69,6 +69,7 @@ std::vector<std::byte> ModelledProgram::plan_of(uint32_t host, uint32_t devices)
   }
   const auto localized = [&](const std::vector<uint32_t>& values) {
     std::vector<uint32_t> out;
+    out.reserve(values.size());
     for (const uint32_t v : values) out.push_back(local[v]);
     return out;
   };

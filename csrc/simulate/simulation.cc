@@ -85,7 +85,7 @@ const Simulation::Program& Simulation::add_program(ModelledProgram program, bool
   return *programs_.back();
 }
 
-void Simulation::set_compiled(const Program& program, std::optional<std::string> error) {
+void Simulation::set_compiled(const Program& program, const std::optional<std::string>& error) {
   for (const uint32_t h : program.hosts) hosts_[h]->set_compiled(program.ref.plan, error);
 }
 

@@ -57,7 +57,7 @@ class Simulation {
   void remove_client(uint32_t id);
   /// Registers a program on its hosts. Only before `start`. The reference lives as long as the simulation.
   const Program& add_program(ModelledProgram program, bool compiled = true);
-  void set_compiled(const Program& program, std::optional<std::string> error = std::nullopt);
+  void set_compiled(const Program& program, const std::optional<std::string>& error = std::nullopt);
   /// A group of hosts that no program has, for puts and fetches.
   GroupId add_group(std::vector<uint32_t> hosts);
 

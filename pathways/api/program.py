@@ -62,8 +62,8 @@ class Program:
         self._fun = fun
         self._name = name or getattr(fun, "__name__", type(fun).__name__)
         self._home = home
-        self._static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-        self._donate = {"donate_argnums": donate_argnums, "donate_argnames": donate_argnames}
+        self._static_argnums, self._static_argnames = static_argnums, static_argnames
+        self._donate_argnums, self._donate_argnames = donate_argnums, donate_argnames
         self._has_static = bool(static_argnums or static_argnames) or static_argnums == 0
         self._options = Options.of(options)
         self._compiled: dict[Hashable, Compiled] = {}
@@ -102,8 +102,8 @@ class Program:
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
         parameters = parameter_names(self._fun, len(args))
-        static = which(self._static["static_argnums"], self._static["static_argnames"], parameters)
-        static_names = names_of(self._static["static_argnames"])
+        static = which(self._static_argnums, self._static_argnames, parameters)
+        static_names = names_of(self._static_argnames)
         dynamic = tuple(arg for n, arg in enumerate(args) if n not in static)
         dynamic_kwargs = {key: value for key, value in kwargs.items() if key not in static_names}
         leaves, tree = tree_flatten((dynamic, dynamic_kwargs))
@@ -148,14 +148,23 @@ class Program:
         ]
         dynamic, dynamic_kwargs = tree_unflatten(split.tree, arguments)
         parameters = parameter_names(self._fun, len(split.args))
-        static = which(self._static["static_argnums"], self._static["static_argnames"], parameters)
+        static = which(self._static_argnums, self._static_argnames, parameters)
         merged, rest = [], iter(dynamic)
         for number, arg in enumerate(split.args):
             merged.append(arg if number in static else next(rest))
         kwargs = {key: dynamic_kwargs.get(key, value) for key, value in split.kwargs.items()}
         _tracing.depth = getattr(_tracing, "depth", 0) + 1
         try:
-            traced = trace(self._fun, merged, kwargs, name=self._name, **self._static, **self._donate)
+            traced = trace(
+                self._fun,
+                merged,
+                kwargs,
+                name=self._name,
+                static_argnums=self._static_argnums,
+                static_argnames=self._static_argnames,
+                donate_argnums=self._donate_argnums,
+                donate_argnames=self._donate_argnames,
+            )
         finally:
             _tracing.depth -= 1
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
@@ -236,10 +245,11 @@ def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     transfer, or the same value under two names."""
     program, kept = bound.program, lent(bound)
     times = collections.Counter((*program.arguments, *program.results))
-    return tuple(
-        tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
-        for values in (program.arguments, program.results)
-    )  # type: ignore[return-value]
+
+    def positions(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
+
+    return positions(program.arguments), positions(program.results)
 
 
 def _layout_dtype(logical: Any, physical: Any) -> Any:
@@ -274,7 +284,7 @@ class Compiled:
             raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
         for array in given:
             array.delete()
-        return out  # type: ignore[no-any-return]
+        return out
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs on arguments of this very signature."""
@@ -299,7 +309,7 @@ def copy(array: Array) -> Array:
         spec = specs.to_partition_spec(array.layout.spec[: array.ndim])
         fun = placed(jax.lax.optimization_barrier, slice_.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
         known = slice_.cluster.copies[array.layout] = Program(fun, name="copy", home=slice_).lower(array).compile()
-    return known.run([array])[0]  # type: ignore[no-any-return]
+    return known.run([array])[0]
 
 
 class Lowered:

@@ -101,6 +101,49 @@ def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
     return [node.donates for node in agree(nodes, [node.donates for node in nodes], program.computations)]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _CallStep:
+    """A call node of a host's plan, still to be written."""
+
+    launch: int
+    node: int
+    inputs: list[int]
+    outputs: list[int]
+    devices: int
+    gang: bool
+
+    def write(self, builder: _native.PlanBuilder) -> None:
+        builder.call(self.launch, self.node, self.inputs, self.outputs, self.devices, self.gang)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TransferStep:
+    """A transfer node of a host's plan, still to be written."""
+
+    route: int
+    node: int
+    inputs: list[int]
+    outputs: list[int]
+    input_devices: int
+    devices: int
+    sources: list[int]
+    destinations: list[int]
+    spread: bool
+
+    def write(self, builder: _native.PlanBuilder) -> None:
+        builder.transfer(
+            self.route,
+            self.node,
+            self.inputs,
+            self.outputs,
+            self.input_devices,
+            self.devices,
+            self.sources,
+            self.destinations,
+            self.spread,
+        )
+
+
 def host_plan(bound: BoundProgram, host: int) -> HostPlan:
     """The plan of one host. Its work and its size follow from the host's own part (COST-2)."""
     program = bound.program
@@ -122,7 +165,7 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
     routes: list[Route] = []
     transfers: list[Node] = []
     calls: list[Node] = []
-    steps = []
+    steps: list[_CallStep | _TransferStep] = []
     donates = donations(bound)
     for index, node in enumerate(program.nodes):
         if node.kind is NodeKind.CALL:
@@ -132,7 +175,7 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
             launch = launches.setdefault(Launch(node.computation, donates[index]), len(launches))
             inputs = [number(v) for v in node.inputs]
             outputs = [number(v) for v in node.outputs]
-            steps.append(("call", launch, index, inputs, outputs, masks[mesh], len(holders[mesh]) > 1))
+            steps.append(_CallStep(launch, index, inputs, outputs, masks[mesh], len(holders[mesh]) > 1))
             calls.append(node)
         else:
             source, target = node.inputs[0], node.outputs[0]
@@ -145,17 +188,16 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
             inputs = [number(source)] if sends else []
             outputs = [number(target)] if is_here(target) else []
             steps.append(
-                (
-                    "transfer",
-                    len(routes),
-                    index,
-                    inputs,
-                    outputs,
-                    masks[program.values[source].mesh],
-                    masks[program.values[target].mesh],
-                    receives,
-                    sends,
-                    holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host},
+                _TransferStep(
+                    route=len(routes),
+                    node=index,
+                    inputs=inputs,
+                    outputs=outputs,
+                    input_devices=masks[program.values[source].mesh],
+                    devices=masks[program.values[target].mesh],
+                    sources=list(receives),
+                    destinations=list(sends),
+                    spread=holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host},
                 )
             )
             routes.append(way)
@@ -166,12 +208,7 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
     builder.set_arguments([local[v] if is_here(v) else absent for v in program.arguments])
     builder.set_results([local[v] if is_here(v) else absent for v in program.results])
     for step in steps:
-        if step[0] == "call":
-            builder.call(*step[1:])
-        else:
-            builder.transfer(
-                *step[1:6], devices=step[6], sources=list(step[7]), destinations=list(step[8]), spread=step[9]
-            )
+        step.write(builder)
     return HostPlan(builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(local), tuple(calls))
 
 

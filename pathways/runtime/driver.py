@@ -223,7 +223,7 @@ class HostDriver:
 
     def block(self, value: jax.Array) -> None:
         """Embedded: waits for a value; its error is found when it is looked at."""
-        try:
+        try:  # noqa: SIM105  (on the way of every embedded wait, where a context manager would cost more)
             value.block_until_ready()
         except Exception:  # deleted, or failed: the executor's look will tell
             pass
@@ -286,19 +286,20 @@ class HostDriver:
     @all_dtypes
     def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
         """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
-        number, mode, what = payloads.parse_put(payload)
+        number, _, what = payloads.parse_put(payload)
         placed = self._placements[client, number]
         mask = 0
         for device in placed.devices:
             local = device - self.host * len(self._devices)
             if 0 <= local < len(self._devices):
                 mask |= 1 << local
-        if mode is Mode.LOCAL:
-            return jax.device_put(self.local.pop(int(what)), self._sharding(placed)), mask  # type: ignore[call-overload]
-        data: Any = what
-        if mode is Mode.ARENA:
-            offset, nbytes = what  # type: ignore[misc]
-            data = self.core.client_block(client, offset, nbytes, True)
+        if isinstance(what, int):  # Mode.LOCAL
+            return jax.device_put(self.local.pop(what), self._sharding(placed)), mask
+        data: bytes | memoryview
+        if isinstance(what, tuple):  # Mode.ARENA
+            data = memoryview(self.core.client_block(client, *what, True))
+        else:
+            data = what
         count = int(np.prod(placed.type.shape, dtype=np.int64))
         full = np.frombuffer(data, placed.type.dtype, count) if count else np.empty(0, placed.type.dtype)
         return self._from_full(placed, full.reshape(placed.type.shape)), mask
@@ -315,7 +316,7 @@ class HostDriver:
         block = self.core.client_block(client, offset, nbytes, True)
         if nbytes == 0:
             return
-        full = np.frombuffer(block, value.dtype, value.size).reshape(value.shape)
+        full = np.frombuffer(memoryview(block), value.dtype, value.size).reshape(value.shape)
         for shard in value.addressable_shards:
             if shard.replica_id == 0:
                 full[shard.index] = np.asarray(shard.data)

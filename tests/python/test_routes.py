@@ -1,7 +1,7 @@
 """Routes: for any two placements, every element of every destination is written exactly once, from a holder of it.
 
-Map: exactly once and right (`test_any_route`); replicas on the spot first, else spread; what a host without bytes hears;
-cost at thousands of devices; refusals.
+Map: exactly once and right (`test_any_route`); replicas on the spot first, else spread; what a host without bytes
+hears; cost at thousands of devices; refusals.
 """
 
 from __future__ import annotations

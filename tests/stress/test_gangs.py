@@ -3,8 +3,8 @@
     ORD-1   every result is right, though two crossed collectives would pair up and give wrong numbers without an error.
     GANG-1  both hosts have launched equally many gangs, also when runs are cancelled in flight.
 
-The seed is printed, and taken from PATHWAYS_SEED. With the order broken on purpose the same programs give a wrong value,
-which shows that the test can fail: see `gangs_client.py`.
+The seed is printed, and taken from PATHWAYS_SEED. With the order broken on purpose the same programs give a wrong
+value, which shows that the test can fail: see `gangs_client.py`.
 """
 
 from __future__ import annotations

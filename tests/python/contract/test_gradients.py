@@ -59,7 +59,7 @@ def test_grad_through_two_slices(stages: Any) -> None:
     text = grad.lower(PARAMS, X, Y).as_text("plan")
     where = {name: set() for name in ("hidden", "cost")}
     backward = set()
-    for name, number, back, slice_ in re.findall(r"call (\w+)\.(\d+)( \(backward\))? on (\w+):", text):
+    for name, _, back, slice_ in re.findall(r"call (\w+)\.(\d+)( \(backward\))? on (\w+):", text):
         if name in where:
             where[name].add(slice_)
             if back:

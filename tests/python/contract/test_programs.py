@@ -81,8 +81,10 @@ def test_back_and_forth_between_two_slices(add: Any) -> None:
 def test_crossing_programs_do_not_deadlock(add: Any) -> None:
     """ORD-2: programs that cross slices in opposite directions, many at once."""
     one, two = add(4), add(4)
-    there = pw.program(lambda x, a=on(one, lambda x: x + 1), b=on(two, lambda x: x * 2): b(a(x)))
-    back = pw.program(lambda x, a=on(two, lambda x: x + 3), b=on(one, lambda x: x * 4): b(a(x)))
+    plus_one, doubled = on(one, lambda x: x + 1), on(two, lambda x: x * 2)
+    plus_three, times_four = on(two, lambda x: x + 3), on(one, lambda x: x * 4)
+    there = pw.program(lambda x: doubled(plus_one(x)))
+    back = pw.program(lambda x: times_four(plus_three(x)))
     results = [(there(VALUE), back(VALUE)) for _ in range(50)]
     for first, second in results:
         near(first, (VALUE + 1) * 2)
