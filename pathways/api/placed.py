@@ -49,6 +49,7 @@ class PlacedFunction(Program):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside a program's trace: one computation of it. Alone: one run of a program of one node."""
         if is_tracing():
+            remember(self.slice)
             return self._placed(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -28,17 +29,19 @@ from pathways.compiler.trace import Argument, Traced, as_argument, names_of, tra
 from pathways.runtime.binding import BoundProgram, lent, plan_text
 
 _tracing = threading.local()
-_slices: dict[str, Slice] = {}  # by mesh name; names are never reused
+_slices: weakref.WeakValueDictionary[str, Slice] = weakref.WeakValueDictionary()  # by mesh name, never reused
 
 
 def is_tracing() -> bool:
     """Whether this thread is inside the trace of a program."""
-    return getattr(_tracing, "depth", 0) > 0
+    return getattr(_tracing, "used", None) is not None
 
 
 def remember(slice_: Slice) -> None:
     """Lets programs find a slice by its mesh's name."""
     _slices.setdefault(slice_.mesh_spec.name, slice_)
+    if is_tracing():
+        _tracing.used.append(slice_)
 
 
 class Program:
@@ -115,7 +118,7 @@ class Program:
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]]:
         split = self._split(args, kwargs)
-        cluster = self._cluster(split.leaves)
+        cluster = self._cluster(split.leaves) or current()
         abstract = tuple(
             abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
             for number, leaf in enumerate(split.leaves)
@@ -129,16 +132,17 @@ class Program:
             with self._lock:
                 known = self._compiled.get(key)
                 if known is None:
-                    known = self._compiled[key] = self._lower(split).compile_on(cluster, split)
+                    known = self._compiled[key] = self._lower(split).compile(split)
         return known, split.leaves
 
-    def _cluster(self, leaves: Sequence[Any]) -> Cluster:
+    def _cluster(self, leaves: Sequence[Any]) -> Cluster | None:
+        """Whose this call is by its arguments; None: that of the slices that it turns out to use."""
         if self._home is not None:
             return self._home.cluster
         for leaf in leaves:
             if type(leaf) is Array:
                 return leaf.layout.slice.cluster
-        return current()
+        return None
 
     def _lower(self, split: _Split) -> _Lowering:
         cluster = self._cluster(split.leaves)
@@ -153,7 +157,9 @@ class Program:
         for number, arg in enumerate(split.args):
             merged.append(arg if number in static else next(rest))
         kwargs = {key: dynamic_kwargs.get(key, value) for key, value in split.kwargs.items()}
-        _tracing.depth = getattr(_tracing, "depth", 0) + 1
+        outer = getattr(_tracing, "used", None)
+        used: list[Slice] = []
+        _tracing.used = used
         try:
             traced = trace(
                 self._fun,
@@ -166,10 +172,12 @@ class Program:
                 donate_argnames=self._donate_argnames,
             )
         finally:
-            _tracing.depth -= 1
+            _tracing.used = outer
+        if cluster is None:
+            cluster = used[0].cluster if used else current()
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
-        return _Lowering(traced, compile_traced(traced, options, default_mesh=home))
+        return _Lowering(traced, compile_traced(traced, options, default_mesh=home), cluster, used)
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
@@ -187,29 +195,31 @@ class _Split:
 class _Lowering:
     """A traced and lowered program, on no devices yet."""
 
-    def __init__(self, traced: Traced, program: LogicalProgram) -> None:
+    def __init__(self, traced: Traced, program: LogicalProgram, cluster: Cluster, used: list[Slice]) -> None:
         self.traced = traced
         self.program = program
+        self.cluster = cluster
+        self._used = used  # keeps them alive
 
     def slices(self) -> list[Slice]:
         return [_slices[mesh.name] for mesh in self.program.meshes]
 
-    def bind(self, cluster: Cluster) -> BoundProgram:
+    def bind(self) -> BoundProgram:
         slices = self.slices()
         for slice_ in slices:
-            if slice_.cluster is not cluster:
+            if slice_.cluster is not self.cluster:
                 raise errors.PlacementError(
                     f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
-                    f"cluster than its arguments or its other slices ({cluster!r})"
+                    f"cluster than its arguments or its other slices ({self.cluster!r})"
                 )
         return BoundProgram(
             self.program,
             tuple(slice_.binding.devices for slice_ in slices),
-            cluster.control().topology.devices_per_host,
+            self.cluster.control().topology.devices_per_host,
         )
 
-    def compile_on(self, cluster: Cluster, split: _Split) -> Compiled:
-        bound = self.bind(cluster)
+    def compile(self, split: _Split) -> Compiled:
+        cluster, bound = self.cluster, self.bind()
         control = cluster.control()
         number = control.register_program(self.program, bound.bindings)
         control.wait_compiled(number)
@@ -341,14 +351,14 @@ class Lowered:
     @property
     def bound(self) -> BoundProgram:
         """The program on the physical devices that its slices are bound to now."""
-        return self._lowering.bind(self._program._cluster(self._split.leaves))
+        return self._lowering.bind()
 
     def compile(self) -> Compiled:
         """Registers it with the hosts and waits until they have compiled it."""
-        return self._lowering.compile_on(self._program._cluster(self._split.leaves), self._split)
+        return self._lowering.compile(self._split)
 
 
-def abstractify(leaf: Any, what: str, cluster: Cluster) -> Argument:
+def abstractify(leaf: Any, what: str, cluster: Cluster | None) -> Argument:
     """The `Argument` of one leaf of a call."""
     if isinstance(leaf, Array):
         layout = leaf.layout
