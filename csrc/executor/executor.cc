@@ -454,27 +454,53 @@ uint32_t Executor::failure(const Watch& item) {
     return new_error(std::string(backend_.last_error()));
   }
   Run& run = *runs_[item.run];
+  const NodeRecord& node = run.plan->plan.node(item.index);
   const Plan& plan = run.plan->plan;
-  const auto nodes = plan.nodes();
-  uint32_t maker = item.index;
-  uint32_t error = 0;
-  for (uint32_t input : plan.inputs(nodes[item.index])) {
-    if (error == 0) error = run.errors[input];
-    for (uint32_t i = 0; i < nodes.size(); ++i) {
-      if (nodes[i].output_count == 0 || plan.outputs(nodes[i])[0] != input) continue;
-      if (item.kind == Watch::Kind::kSend) maker = i;
-      // It may have come by way of a transfer within the host, which nobody watches.
-      if (error == 0 && nodes[i].kind == NodeKind::kTransfer && nodes[i].input_count != 0) {
-        error = run.errors[plan.inputs(nodes[i])[0]];
-      }
+  const uint32_t maker = item.kind == Watch::Kind::kNode ? item.index : maker_of(plan, plan.inputs(node)[0]);
+  uint32_t error = maker == kNone ? 0 : run.errors[plan.outputs(plan.node(maker))[0]];
+  if (maker != kNone) {
+    for (uint32_t input : plan.inputs(plan.node(maker))) {
+      if (error == 0) error = cause(item.run, input);
     }
   }
   if (error == 0) {
-    backend_.explain(context(run, maker));
+    (void)backend_.readiness(item.value);  // the last error again, after those of the inputs
+    if (maker != kNone) backend_.explain(context(run, maker));
     error = new_error(std::string(backend_.last_error()));
   }
-  for (uint32_t output : plan.outputs(nodes[maker])) run.errors[output] = error;
+  if (maker != kNone) {
+    for (uint32_t output : plan.outputs(plan.node(maker))) run.errors[output] = error;
+  }
   return error;
+}
+
+/// The call of the plan that made a value, followed through transfers within the host; kNone: an argument, a receive.
+uint32_t Executor::maker_of(const Plan& plan, uint32_t value) {
+  const auto nodes = plan.nodes();
+  for (uint32_t i = 0; i < nodes.size(); ++i) {
+    const auto outputs = plan.outputs(nodes[i]);
+    if (std::find(outputs.begin(), outputs.end(), value) == outputs.end()) continue;
+    if (nodes[i].kind == NodeKind::kCall) return i;
+    if (nodes[i].kind == NodeKind::kTransfer && nodes[i].input_count != 0) {
+      return maker_of(plan, plan.inputs(nodes[i])[0]);
+    }
+  }
+  return kNone;
+}
+
+/// Why a value of a run failed, as far as is known now; 0 if it did not.
+uint32_t Executor::cause(uint32_t slot, uint32_t value) {
+  const Plan& plan = runs_[slot]->plan->plan;
+  const uint32_t maker = maker_of(plan, value);
+  if (maker == kNone) return 0;
+  if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) return known;
+  for (const Lane& lane : lanes_) {
+    for (const Watch& watch : lane.watches) {
+      if (watch.kind != Watch::Kind::kNode || watch.run != slot || watch.index != maker) continue;
+      return backend_.readiness(watch.value) == Readiness::kFailed ? failure(watch) : 0;
+    }
+  }
+  return 0;
 }
 
 void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) {

@@ -189,6 +189,8 @@ class Executor {
   void read_done(Run& run, std::span<const uint32_t> values);
   void close_step(uint32_t slot);
   uint32_t failure(const Watch& watch);
+  static uint32_t maker_of(const Plan& plan, uint32_t value);
+  uint32_t cause(uint32_t slot, uint32_t value);
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
   void watch(uint64_t devices, Watch item);
 

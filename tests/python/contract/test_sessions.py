@@ -1,4 +1,4 @@
-"""Coming and going: connecting again, several clients at once, Ctrl-C, and what is left when a client or cluster ends."""
+"""Coming and going: connecting again, several clients at once, Ctrl-C, and what a client or cluster leaves behind."""
 
 from __future__ import annotations
 
@@ -46,8 +46,13 @@ NEIGHBOUR = """
 
 
 def start(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *arguments], text=True,
-                            env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        text=True,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def owned(cluster: Any) -> list[int]:
@@ -81,9 +86,16 @@ def test_a_closed_cluster_is_refused_everywhere() -> None:
     cluster.close()
     assert not cluster.is_open and not cluster.is_alive() and "closed" in repr(cluster)
     np.testing.assert_array_equal(np.asarray(seen), X + 1)
-    for use in (lambda: f(x), lambda: f(X), lambda: np.asarray(unseen), lambda: pw.device_put(X, slice_), lambda: x + 1,
-                lambda: pw.make_virtual_device_set(cluster).add_slice(devices=1),
-                lambda: pw.program(lambda x: f(x))(X), lambda: pw.cancel(unseen)):
+    for use in (
+        lambda: f(x),
+        lambda: f(X),
+        lambda: np.asarray(unseen),
+        lambda: pw.device_put(X, slice_),
+        lambda: x + 1,
+        lambda: pw.make_virtual_device_set(cluster).add_slice(devices=1),
+        lambda: pw.program(lambda x: f(x))(X),
+        lambda: pw.cancel(unseen),
+    ):
         with pytest.raises(errors.ClusterClosedError, match="closed"):
             use()
     for use in (unseen.block_until_ready, lambda: np.asarray(pending)):  # what had come before the end is there
@@ -93,7 +105,7 @@ def test_a_closed_cluster_is_refused_everywhere() -> None:
             assert "closed" in str(error)
     assert "pw.Array" in repr(unseen)
     x.delete()
-    del unseen, pending
+    unseen = pending = None
     deadline = time.monotonic() + 10
     while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "host processes are left"
@@ -101,8 +113,9 @@ def test_a_closed_cluster_is_refused_everywhere() -> None:
     with pw.connect(pw.LocalCluster(1, 1, 2)) as again:
         assert again is not cluster
         with pytest.raises(errors.PlacementError, match="another cluster"):
-            pw.jit(lambda x: x, devices=pw.make_virtual_device_set(again).add_slice(devices=1))(x if not x.is_deleted()
-                                                                                                 else seen)
+            pw.jit(lambda x: x, devices=pw.make_virtual_device_set(again).add_slice(devices=1))(
+                x if not x.is_deleted() else seen
+            )
 
 
 def test_an_embedded_cluster_can_be_closed_and_opened(embedded_cluster: Any) -> None:
