@@ -16,16 +16,16 @@ void register_simulation(py::module_& m) {
           const py::gil_scoped_release unlock;
           r = measure_scale({hosts, shards, calls, batch, repeats});
         }
-        return py::dict(
-            "hosts"_a = r.hosts, "shards"_a = r.shards, "calls"_a = r.calls, "batch"_a = r.batch,
-            "repeats"_a = r.repeats, "client_call_ns"_a = r.client_call_ns,
-            "client_call_in_cluster_ns"_a = r.client_call_in_cluster_ns, "client_release_ns"_a = r.client_release_ns,
-            "controller_ns"_a = r.controller_ns, "controller_out_ns"_a = r.controller_out_ns,
-            "controller_in_ns"_a = r.controller_in_ns, "host_ns"_a = r.host_ns, "host_launch_ns"_a = r.host_launch_ns,
-            "bytes_per_buffer"_a = r.bytes_per_buffer, "plan_nodes"_a = r.plan_nodes,
-            "plan_bytes_per_host"_a = r.plan_bytes_per_host, "run_bytes_per_host"_a = r.run_bytes_per_host,
-            "run_bytes_controller"_a = r.run_bytes_controller, "messages_per_host_run"_a = r.messages_per_host_run,
-            "resident_bytes"_a = r.resident_bytes);
+        return py::dict("hosts"_a = r.hosts, "shards"_a = r.shards, "calls"_a = r.calls, "batch"_a = r.batch,
+                        "repeats"_a = r.repeats, "client_call_ns"_a = r.client_call_ns,
+                        "client_call_in_cluster_ns"_a = r.client_call_in_cluster_ns,
+                        "client_release_ns"_a = r.client_release_ns, "controller_ns"_a = r.controller_ns,
+                        "controller_out_ns"_a = r.controller_out_ns, "controller_in_ns"_a = r.controller_in_ns,
+                        "host_ns"_a = r.host_ns, "host_launch_ns"_a = r.host_launch_ns,
+                        "bytes_per_buffer"_a = r.bytes_per_buffer, "plan_nodes"_a = r.plan_nodes,
+                        "plan_bytes_per_host"_a = r.plan_bytes_per_host, "run_bytes_per_host"_a = r.run_bytes_per_host,
+                        "run_bytes_controller"_a = r.run_bytes_controller,
+                        "messages_per_host_run"_a = r.messages_per_host_run, "resident_bytes"_a = r.resident_bytes);
       },
       "hosts"_a, "shards"_a, "calls"_a = 2, "batch"_a = 32, "repeats"_a = 0,
       "Costs of the control path with `shards` modelled devices on `hosts` hosts: medians in CPU nanoseconds, sizes in "
