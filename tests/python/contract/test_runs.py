@@ -127,11 +127,15 @@ def test_a_hundred_thousand_calls_leave_memory_where_it_was(add: Any, cluster: A
         jax.block_until_ready(y)
 
     work(20_000)
-    before, memory = quiet(), resident(cluster)
-    work(100_000 if cluster.is_embedded else 60_000)
-    after, grown = quiet(), [(b - a) / MiB for a, b in zip(memory, resident(cluster), strict=True)]
+    before, sizes = quiet(), []
+    for _ in range(3):
+        work(35_000)
+        after = quiet()
+        sizes.append(resident(cluster))
     assert after["kept"] == before["kept"] and after["arena"] == 0
-    assert all(size < 8 for size in grown), f"grown by {grown} MiB"
+    # The least growth of a third: allocators take and keep some megabytes now and then.
+    grown = [min(b - a, c - b) / MiB for a, b, c in zip(*sizes, strict=True)]
+    assert all(size < 2 for size in grown), f"grown by {grown} MiB in 35,000 calls; sizes {sizes}"
 
 
 def test_nothing_is_left_of_what_is_forgotten(add: Any, cluster: Any, quiet: Any) -> None:
