@@ -309,7 +309,7 @@ class RemoteControl:
 
     def shutdown(self) -> None:
         """Asks the controller to end the whole cluster; returns when it has heard."""
-        self._call(self._stub.Shutdown, pb.ShutdownRequest(), 5.0)
+        self._call(self._stub.Shutdown, pb.ShutdownRequest(client=self.client_id), 5.0)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

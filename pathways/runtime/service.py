@@ -128,9 +128,12 @@ class ControllerService(rpc.ControllerServicer):
             )
         return reply
 
+    @_refusing
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:  # noqa: D102
+        client = self._membership.client(request.client)
+        reason = f"client {client.number} (pid {client.connection.pid}) asked it to end"
         # After this reply, so that who asked gets it.
-        asyncio.get_running_loop().call_later(0.01, self._cluster.end, "somebody asked it to end")
+        asyncio.get_running_loop().call_later(0.01, self._cluster.end, reason)
         return pb.ShutdownReply()
 
 

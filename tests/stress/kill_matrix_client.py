@@ -43,6 +43,7 @@ def owner(phase: str, doubles: bool) -> None:
         number = control.register_program(slow_program(doubles), (tuple(range(HOSTS * DEVICES)),))
         say("phase")
         control.wait_compiled(number)
+        say("compiled")
     elif phase == "run" and not doubles:
         run_for_ever(handle)
     else:
@@ -85,7 +86,10 @@ def slow_program(doubles: bool) -> Any:
             x = jnp.sin(x @ jnp.swapaxes(x, 1, 2) + float(number))
         return x
 
-    module = export.export(jax.jit(body), platforms=["cpu"])(jax.ShapeDtypeStruct(value.shape, value.dtype))
+    axes, sizes = zip(*mesh.axes, strict=True)
+    sharding = jax.sharding.NamedSharding(jax.sharding.AbstractMesh(sizes, axes), jax.sharding.PartitionSpec("x"))
+    struct = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+    module = export.export(jax.jit(body, out_shardings=sharding), platforms=["cpu"])(struct)
     computation = Computation("slow", module.mlir_module_serialized, "slow", 0, (value,), (value,), (False,))
     node = Node(NodeKind.CALL, "slow", 0, (0,), (1,), "slow", 0, (False,))
     return LogicalProgram("slow", (mesh,), (value, value), (computation,), (node,), (0,), (1,), (False,))

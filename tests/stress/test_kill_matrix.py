@@ -121,6 +121,9 @@ class Client:
             time.sleep(0.005)
         raise AssertionError(f"no {event} in {timeout_s:g} s; it said {self.said()[-3:]}")
 
+    def has_said(self, event: str) -> bool:
+        return any(each["event"] == event for each in self.said())
+
     def ending(self) -> dict[str, Any] | None:
         said = self.said()
         return said[-1] if said and said[-1]["event"] == "end" else None
@@ -162,6 +165,8 @@ def test_kill_9_leaves_nothing_and_tells_everybody(
         delay = generator.uniform(0.0, 0.3)
         time.sleep(delay)
         moment = f"{delay:.2f} s into {phase}"
+        assert owner.ending() is None, f"the owner ended before anything was killed: {owner.ending()}"
+        assert phase != "compile" or not owner.has_said("compiled"), "the compilation was too quick to be disturbed"
     pids["client"] = owner.process.pid
     order = generator.sample(victims, len(victims))
     started = time.monotonic()
