@@ -57,6 +57,9 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
         @staticmethod
         SpinPolicy linger()
 
+        @staticmethod
+        SpinPolicy glance()
+
 cdef extern from "futures/future_table.h" namespace "pathways" nogil:
     cdef enum class FutureState(uint8_t):
         kFree
@@ -140,6 +143,8 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         uint64_t waiting
     cdef cppclass Executor:
         void watched(vector[Value]*)
+        void watched_half_way(vector[Value]*)
+        bint is_throttled()
         ExecutorStats stats()
         void clear()
         cbool is_idle()

@@ -38,6 +38,10 @@ cdef uint64_t _donating = 0  # calls so far that donate something
 
 # How long a native wait lasts before Python looks for signals and for a cluster that is gone.
 cdef int64_t _LOOK_NS = 50_000_000
+# How often a host looks at its devices, a yield of the core between two looks, before it has a watcher sleep on them.
+cdef uint32_t _LOOKS = 8
+# How long it sleeps at most while its devices have all they can take.
+cdef int64_t _THROTTLED_NS = 500_000
 
 PENDING, READY, FAILED, RELEASED = "pending", "ready", "failed", "released"
 
@@ -535,7 +539,7 @@ cdef class Host:
     cdef readonly uint32_t number
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
-                 controller_segment, uint32_t batch=16):
+                 controller_segment, uint32_t batch=64):
         cdef HostOptions options
         cdef BackendCallbacks callbacks
         cdef vector[HostBlock*] blocks
@@ -623,23 +627,42 @@ cdef class Host:
     def run(self, arm, tidy):
         """The enqueue thread's loop, until `stop`. `arm(values)` sees to a ring when one of the values is ready;
         `tidy()` is called before each wait.
+
+        Waking up costs more than most things it wakes up for: a watcher that sleeps until a value is ready takes four
+        switches between threads. So it looks at its devices itself some times first; and when they have all they can
+        take it sleeps until half of that is done, or for a bounded time, so that what is done is soon known.
         """
         cdef uint32_t ticket, done
         cdef uint32_t busy = 0
+        cdef uint32_t looks = 0
         cdef SpinPolicy spin = SpinPolicy.linger()
+        cdef SpinPolicy glance = SpinPolicy.glance()
         while not self.stopping:
             ticket = self.core.get().ticket()
             done = self.core.get().step()
             if done != 0:
+                looks = 0
                 busy += 1
-                if busy % 64 == 0:
+                if busy % 16 == 0:
                     with nogil:  # let the control threads have their turn
                         pass
                     PyErr_CheckSignals()
                 continue
+            looks += 1
+            if looks == 1 and self.core.get().executor().is_throttled():
+                self.core.get().executor().watched_half_way(&self.scratch)
+                arm([<object><PyObject*>value for value in self.scratch])
+                with nogil:
+                    self.core.get().wait(ticket, nanoseconds(_THROTTLED_NS), SpinPolicy.park())
+                continue
             self.core.get().executor().watched(&self.scratch)
             if self.scratch.size() != 0:
+                if looks < _LOOKS:
+                    with nogil:
+                        self.core.get().wait(ticket, nanoseconds(0), glance)
+                    continue
                 arm([<object><PyObject*>value for value in self.scratch])
+            looks = 0
             tidy()
             with nogil:
                 self.core.get().wait(ticket, nanoseconds(_LOOK_NS), spin)

@@ -11,6 +11,7 @@ namespace pathways {
 namespace {
 
 constexpr size_t kErrorsKept = 4096;
+constexpr size_t kMostAtOnce = 64;                    // watches of a lane that one look may settle
 constexpr uint32_t kHeldPolls = 256, kIdlePolls = 4;  // then the swap fault gives up waiting for a second run
 
 template <typename F>
@@ -218,6 +219,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.gangs = 0;
   const auto readers = plan.initial_readers(), missing = plan.initial_missing();
   run.values.assign(plan.value_count(), nullptr);
+  run.ages.assign(plan.value_count(), 0);
   run.errors.assign(plan.value_count(), 0);
   run.readers.assign(readers.begin(), readers.end());
   run.missing.assign(missing.begin(), missing.end());
@@ -311,9 +313,11 @@ void Executor::launch(NodeRef ref) {
   if (is_launched) {
     const NodeContext where = context(run, ref.node);
     inputs_.clear();
+    input_ages_.clear();
     for (uint32_t i = 0; i < inputs.size(); ++i) {
       const Value value = run.values[inputs[i]];
       inputs_.push_back(value != nullptr ? value : backend_.placeholder(where, i));
+      if (value != nullptr) input_ages_.push_back(run.ages[inputs[i]]);
     }
     const Status status = backend_.launch(where, inputs_, outputs_);
     for (uint32_t i = 0; i < inputs.size(); ++i) {
@@ -343,7 +347,7 @@ void Executor::launch(NodeRef ref) {
   }
   if (watched != nullptr) {
     ++run.open;
-    watch(node.devices, {Watch::Kind::kNode, counts, ref.run, ref.node, watched, 0, age_});
+    watch(node.devices, {Watch::Kind::kNode, counts, ref.run, ref.node, watched, 0, age_}, input_ages_);
   }
   read_done(run, inputs);
   close_step(ref.run);
@@ -360,6 +364,7 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   Run& run = *runs_[slot];
   const Plan& plan = run.plan->plan;
   run.values[value] = ref;
+  run.ages[value] = age;
   for (uint32_t result : plan.results_of(value)) {
     define_object(run.client, Handle{run.results[result]}, backend_.retain(ref), devices, age);
   }
@@ -412,30 +417,59 @@ void Executor::close_step(uint32_t slot) {
 
 // ------------------------------------------------------------------------------------------------------ readiness
 
-void Executor::watch(uint64_t devices, Watch item) {
+void Executor::watch(uint64_t devices, Watch item, std::span<const uint64_t> input_ages) {
   if (item.counts) for_each_device(devices, [&](uint32_t d) { ++in_flight_[d]; });
   ++stats_.waiting;
   auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == devices; });
   if (lane == lanes_.end()) lane = lanes_.insert(lane, Lane{devices, {}});
-  auto at = lane->watches.end();
-  while (at != lane->watches.begin() && std::prev(at)->age > item.age) --at;
-  lane->watches.insert(at, item);
+  auto& watches = lane->watches;
+  auto at = watches.end();
+  while (at != watches.begin() && std::prev(at)->age > item.age) --at;
+  if (at != watches.end()) {
+    at->linked = false;  // it follows another one now
+  } else if (!watches.empty() && watches.back().kind == Watch::Kind::kNode) {
+    item.linked = std::find(input_ages.begin(), input_ages.end(), watches.back().age) != input_ages.end();
+  }
+  watches.insert(at, item);
+}
+
+/// How many watches from the front on are computed each from the one before.
+size_t Executor::chain_length(const Lane& lane) {
+  const size_t most = std::min(lane.watches.size(), kMostAtOnce);
+  size_t length = 1;
+  while (length < most && lane.watches[length].linked) ++length;
+  return length;
+}
+
+/// Settles what is ready at the front of a lane. Number of watches settled.
+uint32_t Executor::settle_ready(size_t lane) {
+  uint32_t done = 0;
+  while (!lanes_[lane].watches.empty()) {
+    const size_t chain = chain_length(lanes_[lane]);
+    Readiness readiness = Readiness::kPending;
+    size_t count = 0;
+    for (const size_t candidate : {chain, chain / 2, size_t{1}}) {
+      if (candidate == 0 || candidate == count) continue;
+      count = candidate;
+      readiness = backend_.readiness(lanes_[lane].watches[count - 1].value);
+      // A failure is told of the first that failed, by its own error.
+      if (readiness == Readiness::kReady || count == 1) break;
+    }
+    if (readiness == Readiness::kPending) return done;
+    for (; count != 0; --count, ++done) {
+      const Watch item = lanes_[lane].watches.front();
+      lanes_[lane].watches.pop_front();
+      --stats_.waiting;
+      settle(item, lanes_[lane].devices, readiness);  // may add lanes
+    }
+  }
+  return done;
 }
 
 uint32_t Executor::poll() {
   uint32_t done = 0;
   if (!held_.empty() && ++held_polls_ > (live_runs_ == 0 ? kIdlePolls : kHeldPolls)) release_held();
-  for (size_t i = 0; i < lanes_.size(); ++i) {  // settling may add lanes
-    while (!lanes_[i].watches.empty()) {
-      const Watch item = lanes_[i].watches.front();
-      const Readiness readiness = backend_.readiness(item.value);
-      if (readiness == Readiness::kPending) break;
-      lanes_[i].watches.pop_front();
-      --stats_.waiting;
-      settle(item, lanes_[i].devices, readiness);
-      ++done;
-    }
-  }
+  for (size_t i = 0; i < lanes_.size(); ++i) done += settle_ready(i);  // settling may add lanes
   while (!stalled_receives_.empty() && post_receive(stalled_receives_.front())) {
     stalled_receives_.pop_front();
     ++done;
@@ -563,6 +597,13 @@ void Executor::watched(std::vector<Value>* out) const {
   out->clear();
   for (const Lane& lane : lanes_) {
     if (!lane.watches.empty()) out->push_back(lane.watches.front().value);
+  }
+}
+
+void Executor::watched_half_way(std::vector<Value>* out) const {
+  out->clear();
+  for (const Lane& lane : lanes_) {
+    if (!lane.watches.empty()) out->push_back(lane.watches[lane.watches.size() / 2].value);
   }
 }
 

@@ -79,10 +79,14 @@ class Executor {
   void on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
   void on_arrived(uint64_t order, uint32_t node, bool failed, std::string_view text);
 
-  /// Looks at the oldest watched value of each lane and moves on what has become possible. Number of things done.
+  /// Looks at the oldest watched values of each lane and moves on what has become possible. Number of things done.
   uint32_t poll();
   /// Oldest values not ready yet, one per lane: who wants to sleep until something happens waits for these.
   void watched(std::vector<Value>* out) const;
+  /// Values half way down each lane: who may sleep until there is much to do waits for these.
+  void watched_half_way(std::vector<Value>* out) const;
+  /// Some launch waits for a place in flight.
+  bool is_throttled() const { return !throttled_.empty(); }
   bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0; }
 
   ExecutorStats stats() const;
@@ -113,6 +117,7 @@ class Executor {
     uint32_t open = 0;  ///< steps not done, and results not settled
     uint32_t gangs = 0;
     std::vector<Value> values;
+    std::vector<uint64_t> ages;     ///< per value, once it is there
     std::vector<uint32_t> errors;   ///< per value: 0, or what befell it
     std::vector<uint32_t> readers;  ///< per value: readings still to come
     std::vector<uint32_t> missing;  ///< per node
@@ -134,10 +139,13 @@ class Executor {
     Value value;     ///< a reference of its own
     uint64_t key;    ///< kSend: the exchange; kPut: the handle
     uint64_t age;    ///< of the value
+    /// The value was computed from that of the watch before it in the lane: once this one is ready, so is that one.
+    bool linked = false;
   };
 
-  /// Values on one set of devices become ready in the order they were enqueued: only the first is looked at. Kept by
-  /// age, so that who asks late for an old value does not wait for young ones.
+  /// Values on one set of devices become ready in the order they were enqueued: only the first ones are looked at, and
+  /// of a chain of linked ones the last speaks for all. Kept by age, so that who asks late for an old value does not
+  /// wait for young ones.
   struct Lane {
     uint64_t devices;
     std::deque<Watch> watches;
@@ -192,7 +200,9 @@ class Executor {
   static uint32_t maker_of(const Plan& plan, uint32_t value);
   uint32_t cause(uint32_t slot, uint32_t value);
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
-  void watch(uint64_t devices, Watch item);
+  void watch(uint64_t devices, Watch item, std::span<const uint64_t> input_ages = {});
+  uint32_t settle_ready(size_t lane);
+  static size_t chain_length(const Lane& lane);
 
   static Object* find_object(Client& c, Handle handle);
   Object& make_object(Client& c, Handle handle, ObjectState state);
@@ -241,9 +251,10 @@ class Executor {
   std::deque<std::string> errors_;  ///< the newest; error n is errors_[n - first_error_]
   uint32_t first_error_ = 1;
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
+  std::vector<uint64_t> input_ages_;     ///< the same
   bool draining_ = false;
   uint32_t live_runs_ = 0;
-  uint64_t age_ = 0;  ///< launches so far
+  uint64_t age_ = 0;  ///< launches, puts and arrivals so far: each gives its values an age of their own
   ExecutorStats stats_;
 };
 

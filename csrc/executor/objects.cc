@@ -95,7 +95,7 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
       }
       object.value = value;
       object.devices = devices;
-      object.age = age_;
+      object.age = ++age_;
       watch(devices, {Watch::Kind::kPut, false, id, 0, backend_.retain(value), handle.raw, age_});
       break;
     }

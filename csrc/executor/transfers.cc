@@ -46,7 +46,7 @@ void Executor::start_transfer(NodeRef ref) {
     if (error != 0) {
       poison(ref.run, output, error);
     } else if (backend_.transfer(context(run, ref.node), run.values[input], &moved) == Status::kOk) {
-      deliver(ref.run, output, moved, node.devices, age_);
+      deliver(ref.run, output, moved, node.devices, ++age_);
     } else {
       poison(ref.run, output, new_error(std::string(backend_.last_error())));
     }
@@ -165,7 +165,7 @@ void Executor::receive_done(uint64_t key) {
     if (exchange.has_room) backend_.abandon_receive(where);
     poison(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &landed) == Status::kOk) {
-    deliver(exchange.run, output, landed, node.devices, age_);
+    deliver(exchange.run, output, landed, node.devices, ++age_);
   } else {
     poison(exchange.run, output, new_error(std::string(backend_.last_error())));
   }

@@ -102,13 +102,13 @@ void Host::set_faults(ExecutorFaults faults) {
 uint32_t Host::step() {
   read_mail();
   uint32_t done = 0;
-  for (; done < options_.batch; ++done) {
+  const int64_t end = monotonic_ns() + options_.longest_step.count();
+  for (; done < options_.batch && (done == 0 || monotonic_ns() < end); ++done) {
     const std::span<const std::byte> bytes = inbox_.try_front();
     if (bytes.empty()) break;
     read_mail();  // what the record needs was registered before it was written
     take(bytes);
     inbox_.pop();
-    executor_.poll();
   }
   if (done != 0) inbox_.release();
   for (ByteRing::Consumer& peer : from_peers_) {

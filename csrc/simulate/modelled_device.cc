@@ -113,6 +113,7 @@ void ModelledBackend::drop(Value value) {
 Readiness ModelledBackend::readiness(Value value) {
   const Record& record = at(value);
   PW_CHECK(record.references > 0);
+  ++looks_;
   if (record.ready_ns != 0 && clock_.now_ns() < record.ready_ns) return Readiness::kPending;
   if (!record.fails) return Readiness::kReady;
   last_error_ = "a modelled step failed on host " + std::to_string(options_.host);

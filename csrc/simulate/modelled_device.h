@@ -109,6 +109,7 @@ class ModelledBackend final : public Backend {
   uint64_t order_violations() const { return order_violations_; }
   uint64_t open_receives() const { return receives_.size(); }
   uint64_t notes() const { return notes_; }
+  uint64_t looks() const { return looks_; }  ///< calls of readiness
 
   Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) override;
   Value placeholder(const NodeContext& context, uint32_t input) override;
@@ -167,7 +168,7 @@ class ModelledBackend final : public Backend {
   std::unordered_map<uint64_t, std::unique_ptr<Receive>> receives_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;
-  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0;
+  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0;
   uint64_t receive_calls_ = 0, send_calls_ = 0, put_calls_ = 0;
 };
 

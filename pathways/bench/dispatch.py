@@ -1,8 +1,9 @@
 """`pathways bench dispatch`: the paper's Figure 5, every system interleaved in one run.
 
-For each cluster shape all systems are started and parked; for each workload the systems take turns (A B C, A B C,
-...), one busy at a time, so that what the machine does meanwhile falls on all alike. Step counts adapt so that a
-throughput run lasts about `seconds`. A system that fails or hangs is killed with its tree, said in its row, and
+For each cluster shape all systems are started; for each workload the systems take turns (A B C, A B C, ...), one awake
+at a time, so that what the machine does meanwhile falls on all alike. Who is not on turn is stopped by signal with its
+whole tree: some systems use a core even when nobody asks anything of them. Step counts adapt so that a throughput run
+lasts about `seconds`. A system that fails or hangs is killed with its tree, said in its row, and
 started afresh for the next workload.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -26,6 +28,14 @@ class Conversation(Protocol):
 
     def ask(self, *request: Any, timeout: float) -> Any:
         """Sends a request and returns its answer, or raises ChildError."""
+        ...
+
+    def freeze(self) -> None:
+        """Stops the system's processes until `thaw`."""
+        ...
+
+    def thaw(self) -> None:
+        """Lets them go on."""
         ...
 
     def end(self) -> None:
@@ -55,6 +65,8 @@ class Settings:
     repeats: int = 5
     seconds: float = 1.0
     watchdog: float = 60.0
+    settle: float = 0.1
+    """Seconds between a system's waking and its measurement, in which timers that ran out meanwhile have their say."""
     fits: Callable[[str, int], bool] = lambda system, hosts: True
 
 
@@ -145,8 +157,19 @@ class _Seat:
             self._child.kill()
             self._child = None
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """The system runs inside, and is stopped outside."""
+        if self._child is not None:
+            self._child.thaw()
+            time.sleep(self._settings.settle)
+        yield
+        if self._child is not None:
+            self._child.freeze()
+
     def close(self) -> None:
         if self._child is not None:
+            self._child.thaw()
             self._child.end()
             self._child = None
 
@@ -165,12 +188,12 @@ def _measure_workload(seats: Sequence[_Seat], workload: Workload, shape: tuple[i
     cells = [Cell(seat.system, workload, *shape) for seat in seats]
     paces: dict[str, tuple[int, int]] = {}
     for seat, cell in zip(seats, cells, strict=True):
-        with _said_in(cell, seat):
+        with seat.turn(), _said_in(cell, seat):
             paces[seat.system] = seat.calibrate(workload)
     for _ in range(repeats):
         for seat, cell in zip(seats, cells, strict=True):
             if cell.error is None:
-                with _said_in(cell, seat):
+                with seat.turn(), _said_in(cell, seat):
                     seat.measure(cell, *paces[seat.system])
     return cells
 

@@ -163,6 +163,19 @@ class Child:
         text = self._log.read().decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
+    def freeze(self) -> None:
+        """Stops the child's whole tree, until `thaw`."""
+        self._signal_tree(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Lets a frozen tree go on."""
+        self._signal_tree(signal.SIGCONT)
+
+    def _signal_tree(self, number: signal.Signals) -> None:
+        for pid in tree(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def end(self, grace: float = 10.0) -> None:
         """Asks the child to stop, waits up to `grace` seconds, then kills what is left of its tree. Idempotent."""
         if self._connection.closed:

@@ -83,6 +83,7 @@ def start_jax_driver(
     import jax
 
     local = sorted(jax.local_devices(), key=lambda device: device.id)
+    _jaxlib.drop_tracebacks()
     platform = jax.default_backend()
     if len(local) != config.devices_per_host:
         raise RuntimeError(

@@ -25,9 +25,13 @@ class FakeSystem:
 
     def __init__(self, name: str, log: list[tuple[str, str]], rate: float, fails_on: Workload | None = None):
         self.name, self.log, self.rate, self.fails_on = name, log, rate, fails_on
+        self.awake = True
+        self.others: list[FakeSystem] = []
 
     def ask(self, *request: Any, timeout: float) -> Any:
         verb = request[0]
+        assert self.awake
+        assert not any(other.awake for other in self.others)
         self.log.append((self.name, verb))
         if verb != "start" and request[1] == self.fails_on:
             raise processes.ChildError(f"{self.name} broke")
@@ -36,10 +40,18 @@ class FakeSystem:
             return Run(steps, steps / self.rate, 0.5 * steps / self.rate, float(steps))
         return [int(1e9 / self.rate)] * request[2] if verb == "latency" else None
 
+    def freeze(self) -> None:
+        self.awake = False
+
+    def thaw(self) -> None:
+        self.awake = True
+
     def end(self) -> None:
+        assert self.awake
         self.log.append((self.name, "end"))
 
     def kill(self) -> None:
+        self.awake = False
         self.log.append((self.name, "kill"))
 
 
@@ -50,14 +62,20 @@ def settings(**changes: Any) -> dispatch.Settings:
         "shapes": [(2, 1)],
         "repeats": 3,
         "seconds": 1.0,
+        "settle": 0.0,
     }
     return dispatch.Settings(**{**defaults, **changes})
 
 
 def run_fake(log: list[tuple[str, str]], fails_on: Workload | None = None, **changes: Any) -> list[dispatch.Cell]:
+    opened: list[FakeSystem] = []
+
     def open_system(name: str) -> dispatch.Conversation:
         broken = fails_on if name == "jax" else None
-        return FakeSystem(name, log, rate=2000.0 if name == "pathways" else 1000.0, fails_on=broken)
+        system = FakeSystem(name, log, rate=2000.0 if name == "pathways" else 1000.0, fails_on=broken)
+        system.others = [other for other in opened if other.name != name]
+        opened.append(system)
+        return system
 
     return [cell for cells in dispatch.measure(settings(**changes), open_system) for cell in cells]
 
@@ -212,6 +230,18 @@ def test_child_answers_fails_and_counts_its_cpu(child: processes.Child) -> None:
     assert processes.cpu_seconds([child.pid]) - before >= 0.05
     child.end()
     assert not is_alive(child.pid)
+
+
+def test_a_frozen_tree_stands_still(child: processes.Child) -> None:
+    grandchild = child.ask("spawn", timeout=30)
+    child.freeze()
+    child.send("pid")
+    with pytest.raises(processes.ChildError, match="no answer within"):
+        child.receive(0.3)
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (child.pid, grandchild)]
+    assert states == ["T", "T"]
+    child.thaw()
+    assert child.receive(30) == child.pid
 
 
 def test_watchdog_says_the_last_words_and_kills_the_tree(child: processes.Child) -> None:

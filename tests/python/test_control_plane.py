@@ -449,15 +449,24 @@ def test_a_terminated_janitor_ends_the_cluster_at_any_moment() -> None:
         assert not os.path.exists(handle.directory) and not is_running(handle.janitor_pid)
 
 
+def scheduling_classes(pid: int) -> tuple[int, list[int]]:
+    """Of a process's main thread, and of its others."""
+    threads = [int(entry) for entry in os.listdir(f"/proc/{pid}/task")]
+    return os.sched_getscheduler(pid), [os.sched_getscheduler(thread) for thread in threads if thread != pid]
+
+
 def test_real_hosts_form_their_islands() -> None:
     """JAX processes, each with its own devices; the hosts of an island sum over all of them; no open port outside."""
     wanted = {**SMALL, "driver": "control_doubles:start_driver_on_jax", "platform": "cpu"}
     handle = start_local_cluster(2, 2, 2, **wanted)
     try:
         stats = handle.control.cluster_stats()
+        classes = [scheduling_classes(pid) for pid in handle.control.host_pids]
     finally:
         handle.close()
     assert_gone(handle)
+    for main, others in classes:  # gloo's thread yields to who computes
+        assert main == os.SCHED_OTHER and others.count(os.SCHED_BATCH) == 1
     assert [host["sum"] for host in stats["hosts"]] == [0 + 1 + 2 + 3] * 2 + [4 + 5 + 6 + 7] * 2
     assert [host["process"] for host in stats["hosts"]] == [0, 1, 0, 1]
     for host in stats["hosts"]:

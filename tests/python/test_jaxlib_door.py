@@ -154,6 +154,18 @@ def test_a_compiler_that_refuses_raises_its_message():
             )
 
 
+def test_tracebacks_are_dropped():
+    script = """
+import jax, jaxlib._jax
+from pathways import _jaxlib
+assert jaxlib._jax.tracebacks_enabled()
+_jaxlib.drop_tracebacks()
+assert not jaxlib._jax.tracebacks_enabled()
+assert jax.jit(lambda x: x + 1)(1) == 2
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_keys_and_physical_types():
     key = jax.random.key(1)
     assert _jaxlib.is_key(key.dtype) and not _jaxlib.is_key(np.float32) and not _jaxlib.is_key(None)

@@ -34,6 +34,7 @@ using Errors = Bench;
 using Objects = Bench;
 using Clients = Bench;
 using Reads = Bench;
+using Looks = Bench;
 using Unsound = Bench;
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -336,6 +337,89 @@ TEST_F(Reads, OldValuesDoNotWaitForYoungOnes) {
   std::vector<uint64_t> all{A};
   for (uint32_t i = 0; i < 20; ++i) all.push_back(handle(10 + i));
   drop(all);
+}
+
+TEST_F(Looks, TheLastOfAChainSpeaksForAll) {
+  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
+  host.put(handle(0), 7);
+  host.poll();
+  for (uint32_t i = 1; i <= 40; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  const uint64_t before = host.backend.looks();
+  pass();
+  for (uint32_t i = 1; i <= 40; ++i) EXPECT_EQ(host.link.completions(handle(i)), 1u);
+  EXPECT_LE(host.backend.looks() - before, 3u);
+  for (uint32_t i = 0; i < 40; ++i) host.release(handle(i));
+  drop({handle(40)});
+}
+
+TEST_F(Looks, ExactlyWhatIsReady) {
+  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
+  host.put(handle(0), 7);
+  host.poll();
+  for (uint32_t i = 1; i <= 9; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  for (uint32_t ready = 1; ready <= 9; ++ready) {
+    pass(100);
+    for (uint32_t i = 1; i <= 9; ++i) EXPECT_EQ(host.link.completions(handle(i)), i <= ready ? 1u : 0u);
+  }
+  for (uint32_t i = 0; i < 9; ++i) host.release(handle(i));
+  drop({handle(9)});
+}
+
+TEST_F(Looks, AFailureInAChainIsItsMakersOwn) {
+  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
+  host.put(handle(0), 7);
+  host.poll();
+  ModelledFaults faults;
+  faults.fail_value = 3;
+  host.backend.set_faults(faults);
+  for (uint32_t i = 1; i <= 6; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  pass();
+  for (uint32_t i = 1; i <= 6; ++i) {
+    EXPECT_EQ(host.link.completions(handle(i)), i < 3 ? 1u : 0u);
+    EXPECT_EQ(host.link.failure(handle(i)).empty(), i < 3);
+  }
+  EXPECT_EQ(host.link.failure(handle(6)), host.link.failure(handle(3)));
+  for (uint32_t i = 0; i < 6; ++i) host.release(handle(i));
+  drop({handle(6)});
+}
+
+TEST_F(Looks, WhatIsNotComputedFromItSaysNothingOfIt) {
+  // The second run's argument is younger than the first run's result and no part of it.
+  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
+  host.put(A, 7);
+  host.poll();
+  ModelledFaults faults;
+  faults.fail_value = 1;
+  host.backend.set_faults(faults);
+  host.run(1, 0, {A}, {B});
+  host.put(C, 8);
+  host.run(2, 0, {C}, {D});
+  host.run(3, 0, {A}, {handle(9)});
+  pass();
+  EXPECT_NE(host.link.failure(B), "");
+  EXPECT_EQ(host.link.completions(B), 0u);
+  EXPECT_EQ(host.link.completions(D), 1u);
+  EXPECT_EQ(host.link.completions(handle(9)), 1u);
+  drop({A, B, C, D, handle(9)});
+}
+
+TEST_F(Looks, AReadAmidAChain) {
+  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
+  host.put(handle(0), 7);
+  host.poll();
+  for (uint32_t i = 1; i <= 3; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  clock.advance(100);
+  uint64_t out = 0;
+  host.fetch(handle(2), D, &out);
+  host.poll();
+  EXPECT_EQ(host.link.completions(handle(1)), 1u);
+  EXPECT_EQ(host.link.completions(handle(2)) + host.link.completions(D), 0u);
+  pass(100);
+  EXPECT_EQ(host.link.completions(handle(2)), 1u);
+  EXPECT_EQ(host.link.completions(D), 1u);
+  EXPECT_NE(out, 0u);
+  pass();
+  drop({handle(0), handle(1), handle(2), handle(3)});
 }
 
 TEST(Throttle, KeepsToTheBound) {
