@@ -635,8 +635,8 @@ cdef class Host:
         cdef uint32_t ticket, done
         cdef uint32_t busy = 0
         cdef uint32_t looks = 0
-        cdef SpinPolicy spin = SpinPolicy.linger()
-        cdef SpinPolicy glance = SpinPolicy.glance()
+        cdef nanoseconds limit
+        cdef SpinPolicy spin
         while not self.stopping:
             ticket = self.core.get().ticket()
             done = self.core.get().step()
@@ -648,24 +648,24 @@ cdef class Host:
                         pass
                     PyErr_CheckSignals()
                 continue
-            looks += 1
-            if looks == 1 and self.core.get().executor().is_throttled():
+            if self.core.get().executor().is_throttled():
+                limit, spin = nanoseconds(_THROTTLED_NS), SpinPolicy.park()
                 self.core.get().executor().watched_half_way(&self.scratch)
-                arm([<object><PyObject*>value for value in self.scratch])
-                with nogil:
-                    self.core.get().wait(ticket, nanoseconds(_THROTTLED_NS), SpinPolicy.park())
-                continue
-            self.core.get().executor().watched(&self.scratch)
-            if self.scratch.size() != 0:
-                if looks < _LOOKS:
+            else:
+                self.core.get().executor().watched(&self.scratch)
+                looks += 1
+                if self.scratch.size() != 0 and looks < _LOOKS:
                     with nogil:
-                        self.core.get().wait(ticket, nanoseconds(0), glance)
+                        self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.glance())
                     continue
+                limit = nanoseconds(_LOOK_NS)
+                spin = SpinPolicy.linger() if self.scratch.empty() else SpinPolicy.park()
+            if not self.scratch.empty():
                 arm([<object><PyObject*>value for value in self.scratch])
-            looks = 0
             tidy()
             with nogil:
-                self.core.get().wait(ticket, nanoseconds(_LOOK_NS), spin)
+                self.core.get().wait(ticket, limit, spin)
+            looks = 0
             PyErr_CheckSignals()
 
     def step(self):
