@@ -13,6 +13,9 @@
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
 ///   OWN-1   a client that is gone owns nothing here; its launched work ends unheard.
+///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
+///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
+///           launch the error of its inputs, so one that is well also says that they were.
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).
@@ -139,7 +142,7 @@ class Executor {
     Value value;     ///< a reference of its own
     uint64_t key;    ///< kSend: the exchange; kPut: the handle
     uint64_t age;    ///< of the value
-    /// The value was computed from that of the watch before it in the lane: once this one is ready, so is that one.
+    /// LOOK-1: the value was computed from that of the watch before it in the lane.
     bool linked = false;
   };
 

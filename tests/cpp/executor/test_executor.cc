@@ -6,6 +6,7 @@
 //   MEM-4         every test ends with `expect_empty`: each reference was dropped exactly once
 //   ERR-1         Errors.*
 //   OWN-1         Clients.*
+//   LOOK-1        Looks.*
 //   FUT-3         Objects.IndexReusedBeforeDefined, Objects.StaleHandles
 #include "executor/bench_host.h"
 
