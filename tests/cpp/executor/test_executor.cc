@@ -35,7 +35,22 @@ using Errors = Bench;
 using Objects = Bench;
 using Clients = Bench;
 using Reads = Bench;
-using Looks = Bench;
+struct Looks : Bench {
+  /// `runs` runs, each on the result of the one before: handle(1) .. handle(runs).
+  void start_chain(uint32_t runs, uint64_t failing_launch = 0) {
+    host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
+    host.put(handle(0), 7);
+    host.poll();
+    ModelledFaults faults;
+    faults.fail_value = failing_launch;
+    host.backend.set_faults(faults);
+    for (uint32_t i = 1; i <= runs; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  }
+  void drop_chain(uint32_t runs) {
+    for (uint32_t i = 0; i < runs; ++i) host.release(handle(i));
+    drop({handle(runs)});
+  }
+};
 using Unsound = Bench;
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -341,47 +356,32 @@ TEST_F(Reads, OldValuesDoNotWaitForYoungOnes) {
 }
 
 TEST_F(Looks, TheLastOfAChainSpeaksForAll) {
-  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
-  host.put(handle(0), 7);
-  host.poll();
-  for (uint32_t i = 1; i <= 40; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  start_chain(40);
   const uint64_t before = host.backend.looks();
   pass();
   for (uint32_t i = 1; i <= 40; ++i) EXPECT_EQ(host.link.completions(handle(i)), 1u);
   EXPECT_LE(host.backend.looks() - before, 3u);
-  for (uint32_t i = 0; i < 40; ++i) host.release(handle(i));
-  drop({handle(40)});
+  drop_chain(40);
 }
 
 TEST_F(Looks, ExactlyWhatIsReady) {
-  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
-  host.put(handle(0), 7);
-  host.poll();
-  for (uint32_t i = 1; i <= 9; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  start_chain(9);
   for (uint32_t ready = 1; ready <= 9; ++ready) {
     pass(100);
     for (uint32_t i = 1; i <= 9; ++i) EXPECT_EQ(host.link.completions(handle(i)), i <= ready ? 1u : 0u);
   }
-  for (uint32_t i = 0; i < 9; ++i) host.release(handle(i));
-  drop({handle(9)});
+  drop_chain(9);
 }
 
 TEST_F(Looks, AFailureInAChainIsItsMakersOwn) {
-  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
-  host.put(handle(0), 7);
-  host.poll();
-  ModelledFaults faults;
-  faults.fail_value = 3;
-  host.backend.set_faults(faults);
-  for (uint32_t i = 1; i <= 6; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  start_chain(6, 3);
   pass();
   for (uint32_t i = 1; i <= 6; ++i) {
     EXPECT_EQ(host.link.completions(handle(i)), i < 3 ? 1u : 0u);
     EXPECT_EQ(host.link.failure(handle(i)).empty(), i < 3);
   }
   EXPECT_EQ(host.link.failure(handle(6)), host.link.failure(handle(3)));
-  for (uint32_t i = 0; i < 6; ++i) host.release(handle(i));
-  drop({handle(6)});
+  drop_chain(6);
 }
 
 TEST_F(Looks, WhatIsNotComputedFromItSaysNothingOfIt) {
@@ -405,10 +405,7 @@ TEST_F(Looks, WhatIsNotComputedFromItSaysNothingOfIt) {
 }
 
 TEST_F(Looks, AReadAmidAChain) {
-  host.add_plan(0, plan_of({0}, {call({0}, {1})}, {1}, 2));
-  host.put(handle(0), 7);
-  host.poll();
-  for (uint32_t i = 1; i <= 3; ++i) host.run(i, 0, {handle(i - 1)}, {handle(i)});
+  start_chain(3);
   clock.advance(100);
   uint64_t out = 0;
   host.fetch(handle(2), D, &out);
@@ -420,7 +417,7 @@ TEST_F(Looks, AReadAmidAChain) {
   EXPECT_EQ(host.link.completions(D), 1u);
   EXPECT_NE(out, 0u);
   pass();
-  drop({handle(0), handle(1), handle(2), handle(3)});
+  drop_chain(3);
 }
 
 TEST(Throttle, KeepsToTheBound) {
