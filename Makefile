@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What the native parts are made of: a change here, and only here, means to build them again. The Python files are
 # installed editable and need no step.
-NATIVE := $(shell find csrc pathways -name '*.h' -o -name '*.cc' -o -name '*.pyx' -o -name '*.pxd' \
+NATIVE := $(shell find csrc pathways -name '*.h' -o -name '*.cc' -o -name '*.pyx' -o -name '*.px[di]' \
     -o -name CMakeLists.txt) CMakeLists.txt pyproject.toml
 DEPS := $(VENV)/.deps
 BUILT := $(VENV)/.built

@@ -81,7 +81,7 @@ def look_inside(wheel: pathlib.Path, scratch: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(folder)
-    strays = [name for name in names if name.endswith((".pyx", ".cpp", ".cc", ".o", ".a")) or "tests/" in name]
+    strays = [name for name in names if name.endswith((".pyx", ".pxi", ".cpp", ".cc", ".o", ".a")) or "tests/" in name]
     cores = [name for name in names if "libpathways_core" in name]
     if strays or len(cores) != 1:
         raise SystemExit(f"[wheel] failed: expected one libpathways_core.so and no sources, got {cores} and {strays}")

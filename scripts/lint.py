@@ -26,7 +26,7 @@ def files(*patterns: str) -> list[str]:
 
 def checks() -> dict[str, list[str]]:
     """Name and command of every check that applies here."""
-    cxx, cython = files("*.h", "*.cc"), files("*.pyx", "*.pxd")
+    cxx, cython = files("*.h", "*.cc"), files("*.pyx", "*.pxd", "*.pxi")
     table = {
         "ruff": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],

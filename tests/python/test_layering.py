@@ -68,18 +68,20 @@ def imports_of(path: pathlib.Path, module: str, is_package: bool) -> Iterator[st
 def python_violations(root: pathlib.Path, table: dict[str, set[str]]) -> Iterator[str]:
     """Imports within pathways/ that the table does not allow."""
     rooms = {room for room in table if room.startswith("pathways.")}
-    for path in sorted((root / "pathways").rglob("*.py*")):
+    for path in sorted((root / "pathways").rglob("*.p*")):
         where = path.relative_to(root)
-        if path.suffix not in (".py", ".pyi", ".pyx", ".pxd") or GENERATED.search(path.as_posix()):
+        if path.suffix not in (".py", ".pyi", ".pyx", ".pxd", ".pxi") or GENERATED.search(path.as_posix()):
             continue
         parts = where.with_suffix("").parts
+        if path.suffix == ".pxi":  # part of the one Cython module
+            parts = ("pathways", "_core")
         is_package = parts[-1] == "__init__"
         module = ".".join(parts[:-1] if is_package else parts)
         room = python_room(module, rooms)
         if room != TOP and room not in rooms:
             yield f"{where}: its room {room} is not in the layer table"
             continue
-        if path.suffix in (".pyx", ".pxd"):
+        if path.suffix in (".pyx", ".pxd", ".pxi"):
             found = [
                 name
                 for match in CYTHON_IMPORT.finditer(path.read_text(encoding="utf-8"))
@@ -143,7 +145,7 @@ def labels_in(root: pathlib.Path, *folders: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix not in (".h", ".cc", ".py", ".pyx", ".pxd") or GENERATED.search(path.as_posix()):
+            if path.suffix not in (".h", ".cc", ".py", ".pyx", ".pxd", ".pxi") or GENERATED.search(path.as_posix()):
                 continue
             if path.name == pathlib.Path(__file__).name:  # plants labels, proves none
                 continue

@@ -1,0 +1,432 @@
+"""The host's half of `_core`: `Host`, whose loop drains a batch of the order per hold of Python's lock (GIL-1), and the
+functions through which the native executor calls into JAX. Included by `_core.pyx`.
+"""
+
+@cython.no_gc_clear  # as Client
+cdef class Host:
+    """One host: the native executor, and the calls into JAX that it asks for.
+
+    `driver` answers the rare calls (see pathways/runtime/driver.py); launches, readiness and references never reach it.
+    """
+    cdef unique_ptr[CppHost] core
+    cdef unique_ptr[CallbackBackend] backend
+    cdef object driver
+    cdef object keep
+    cdef Arena* arena
+    cdef vector[Arena*] arenas                   # of all hosts, NULL where there is none
+    cdef dict clients                            # id -> segment
+    cdef list launchables                        # by plan: tuple of callables, or None
+    cdef vector[PyObject*] fast                  # by plan: the same tuple, borrowed
+    cdef vector[Value] scratch
+    cdef bint stopping
+    cdef object failure                          # the exception of the last error
+    cdef readonly uint32_t number
+
+    def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
+                 controller_segment, uint32_t batch=64):
+        cdef HostOptions options
+        cdef BackendCallbacks callbacks
+        cdef vector[HostBlock*] blocks
+        cdef HostBlock* block
+        for segment in host_segments:
+            block = <HostBlock*><size_t>segment.host_block
+            blocks.push_back(block)
+            self.arenas.push_back(<Arena*>NULL)
+            if block.arena != 0:
+                self.arenas[self.arenas.size() - 1] = block.host_arena()
+        self.keep = (tuple(host_segments), controller_segment)
+        self.driver = driver
+        self.number = number
+        self.arena = self.arenas[number]
+        self.clients = {}
+        self.launchables = []
+        callbacks.self = <void*>self
+        callbacks.launch = &_launch
+        callbacks.placeholder = &_placeholder
+        callbacks.readiness = &_readiness
+        callbacks.retain = &_retain
+        callbacks.drop = &_drop
+        callbacks.transfer = &_transfer
+        callbacks.begin_receive = &_begin_receive
+        callbacks.send = &_send
+        callbacks.finish_receive = &_finish_receive
+        callbacks.abandon_receive = &_abandon_receive
+        callbacks.put = &_put
+        callbacks.fetch = &_fetch
+        callbacks.refuse_fetch = &_refuse_fetch
+        callbacks.note = &_note
+        callbacks.explain = &_explain
+        self.backend.reset(new CallbackBackend(callbacks))
+        options.host = number
+        options.devices = devices
+        options.max_in_flight = max_in_flight
+        options.batch = batch
+        self.core.reset(new CppHost(options, blocks, <ControllerBlock*><size_t>controller_segment.controller_block,
+                                    self.backend.get()[0]))
+
+    def __dealloc__(self):
+        # Values are Python references: they go while Python's lock is held, before the backend that drops them.
+        self.core.reset()
+        self.backend.reset()
+
+    # ---- registration, from any thread
+
+    def add_plan(self, uint32_t plan, bytes block not None):
+        """Registers an encoded host plan. Raises ValueError when it is malformed."""
+        cdef vector[byte] data
+        data.resize(len(block))
+        memcpy(data.data(), <const char*>block, len(block))
+        self.core.get().add_plan(plan, Plan.parse(data))
+
+    def set_launchables(self, uint32_t plan, tuple launchables not None):
+        """The callables that the plan's calls name, flat arrays in and a tuple or list of arrays out."""
+        while <uint32_t>len(self.launchables) <= plan:
+            self.launchables.append(None)
+            self.fast.push_back(NULL)
+        self.launchables[plan] = launchables
+        self.fast[plan] = <PyObject*>launchables
+        self.core.get().set_compiled(plan, optional[string]())
+
+    def set_failed(self, uint32_t plan, str error not None):
+        """The plan could not be compiled: its runs fail with `error`."""
+        cdef string text = error.encode()
+        self.core.get().set_compiled(plan, optional[string](text))
+
+    def attach_client(self, uint32_t client, segment):
+        self.clients[client] = segment
+        self.core.get().attach_client(client, <ClientBlock*><size_t>segment.client_block)
+
+    def detach_client(self, uint32_t client):
+        """Forgets the client's memory; only after the order has told the executor that it is gone."""
+        self.clients.pop(client, None)
+
+    def set_faults(self, uint32_t swap_every):
+        """Test hook: breaks ORD-1 on this host."""
+        cdef ExecutorFaults faults
+        faults.swap_every = swap_every
+        self.core.get().set_faults(faults)
+
+    # ---- the loop
+
+    def run(self, arm, tidy):
+        """The enqueue thread's loop, until `stop`. `arm(values)` sees to a ring when one of the values is ready;
+        `tidy()` is called before each wait.
+
+        Waking up costs more than most things it wakes up for: a watcher that sleeps until a value is ready takes four
+        switches between threads. So it looks at its devices itself some times first; and when they have all they can
+        take it sleeps until half of that is done, or for a bounded time, so that what is done is soon known.
+        """
+        cdef uint32_t ticket, done
+        cdef uint32_t busy = 0
+        cdef uint32_t looks = 0
+        cdef nanoseconds limit
+        cdef SpinPolicy spin
+        while not self.stopping:
+            ticket = self.core.get().ticket()
+            done = self.core.get().step()
+            if done != 0:
+                looks = 0
+                busy += 1
+                if busy % 16 == 0:
+                    with nogil:  # let the control threads have their turn
+                        pass
+                    PyErr_CheckSignals()
+                continue
+            if self.core.get().executor().is_throttled():
+                limit, spin = nanoseconds(_THROTTLED_NS), SpinPolicy.park()
+                self.core.get().executor().watched_half_way(&self.scratch)
+            else:
+                self.core.get().executor().watched(&self.scratch)
+                looks += 1
+                if self.scratch.size() != 0 and looks < _LOOKS:
+                    with nogil:
+                        self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.glance())
+                    continue
+                limit = nanoseconds(_LOOK_NS)
+                spin = SpinPolicy.linger() if self.scratch.empty() else SpinPolicy.park()
+            if not self.scratch.empty():
+                arm([<object><PyObject*>value for value in self.scratch])
+            tidy()
+            with nogil:
+                self.core.get().wait(ticket, limit, spin)
+            looks = 0
+            PyErr_CheckSignals()
+
+    def step(self):
+        return self.core.get().step()
+
+    def stop(self):
+        self.stopping = True
+        self.core.get().ring()
+
+    def ring(self):
+        """Makes the loop look again."""
+        self.core.get().ring()
+
+    cdef wait_oldest(self, Client client, double seconds):
+        """Embedded: waits until something under way is done, at most about `seconds` unless it is one thing alone."""
+        cdef uint32_t ticket = self.core.get().ticket()
+        cdef double limit = min(seconds, 0.001)
+        cdef bint moved = True
+        if client.pumping:  # another thread is inside a step, and its call into JAX let go of Python's lock
+            with nogil:
+                self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
+            return
+        client.pumping = True
+        try:
+            moved = self.core.get().step() != 0
+        finally:
+            client.pumping = False
+        if moved:
+            return
+        self.core.get().executor().watched(&self.scratch)
+        if self.scratch.size() == 1:
+            self.driver.block(<object><PyObject*>self.scratch[0])
+            return
+        if self.scratch.size() > 1:  # whichever comes first
+            self.driver.arm([<object><PyObject*>value for value in self.scratch])
+            limit = seconds
+        with nogil:
+            self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
+
+    def clear(self):
+        """Drops every value."""
+        self.core.get().executor().clear()
+
+    def is_idle(self):
+        return self.core.get().executor().is_idle()
+
+    def stats(self):
+        cdef ExecutorStats s = self.core.get().executor().stats()
+        return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
+                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting,
+                "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
+                "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
+
+    # ---- memory
+
+    def allocate(self, size_t nbytes):
+        """A block of this host's arena, or None when it has no room now."""
+        cdef uint64_t offset
+        if self.arena == NULL or self.arena.allocate(nbytes, &offset) != Status.kOk:
+            return None
+        return BlockView.make(self.arena, offset, nbytes, self.keep)
+
+    def peer_block(self, uint32_t host, uint64_t offset, size_t nbytes):
+        """A view of a block in another host's arena."""
+        cdef Arena* arena = self.arenas[host]
+        arena.retain(offset)
+        return BlockView.make(arena, offset, nbytes, self.keep)
+
+    def client_block(self, uint32_t client, uint64_t offset, size_t nbytes, bint adopt):
+        """A view of a block in a client's arena; `adopt` takes over a reference that the client took for us."""
+        segment = self.clients[client]
+        cdef Arena* arena = (<ClientBlock*><size_t>segment.client_block).client_arena()
+        if not adopt:
+            arena.retain(offset)
+        return BlockView.make(arena, offset, nbytes, segment)
+
+    def arena_capacity(self):
+        return 0 if self.arena == NULL else self.arena.capacity()
+
+    cdef int failed(self, str doing, const NodeContext* where) noexcept:
+        """Takes the exception under way as the backend's last error."""
+        cdef PyObject* kind
+        cdef PyObject* value
+        cdef PyObject* trace
+        PyErr_Fetch(&kind, &value, &trace)
+        PyErr_NormalizeException(&kind, &value, &trace)
+        text = doing
+        try:
+            self.failure = error = <object>value if value != NULL else None
+            text = self.driver.describe(doing, error, where.plan if where != NULL else -1,
+                                        where.node if where != NULL else -1)
+        except BaseException as problem:
+            text = f"{doing}: {problem!r}"
+        self.backend.get().set_error(text.encode("utf-8", "replace"))
+        Py_XDECREF_(kind)
+        Py_XDECREF_(value)
+        Py_XDECREF_(trace)
+        return <int>Status.kFailed
+
+
+cdef int _launch(void* self, const NodeContext* where, const Value* inputs, size_t n, Value* outputs,
+                 size_t m) noexcept:
+    cdef Host host = <Host>self
+    cdef PyObject* function = PyTuple_GET_ITEM_(host.fast[where.plan], where.computation)
+    cdef PyObject* result = PyObject_Vectorcall(function, <PyObject* const*>inputs, n, NULL)
+    cdef PyObject* item
+    cdef size_t i
+    if result == NULL:
+        return host.failed("launch", where)
+    if PyList_CheckExact_(result):
+        for i in range(m):
+            item = PyList_GET_ITEM_(result, i)
+            Py_INCREF_(item)
+            outputs[i] = <Value>item
+    else:
+        for i in range(m):
+            item = PyTuple_GET_ITEM_(result, i)
+            Py_INCREF_(item)
+            outputs[i] = <Value>item
+    Py_DECREF_(result)
+    return <int>Status.kOk
+
+
+cdef int _readiness(void* self, Value value) noexcept:
+    # 0 pending, 1 ready, 2 failed. An array donated meanwhile counts as ready: its successor is watched.
+    cdef Host host = <Host>self
+    cdef PyObject* array = <PyObject*>value
+    cdef PyObject* answer = PyObject_CallMethodNoArgs(array, <PyObject*>_is_ready)
+    if answer == NULL:
+        PyErr_Clear()
+        return 1
+    cdef bint ready = answer == Py_True_
+    Py_DECREF_(answer)
+    if not ready:
+        return 0
+    answer = PyObject_CallMethodNoArgs(array, <PyObject*>_block_until_ready)
+    if answer == NULL:
+        host.failed("run", NULL)
+        return 2
+    Py_DECREF_(answer)
+    return 1
+
+
+cdef void _retain(void* self, Value value) noexcept:
+    Py_INCREF_(<PyObject*>value)
+
+
+cdef void _drop(void* self, Value value) noexcept:
+    Py_DECREF_(<PyObject*>value)
+
+
+cdef Value _own(object value) noexcept:
+    Py_INCREF(value)
+    return <Value><PyObject*>value
+
+
+cdef Value _placeholder(void* self, const NodeContext* where, uint32_t index) noexcept:
+    cdef Host host = <Host>self
+    try:
+        return _own(host.driver.placeholder(where.plan, where.node, index))
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        return _own(None)  # the launch then fails and says so
+
+
+cdef int _transfer(void* self, const NodeContext* where, Value value, Value* out) noexcept:
+    cdef Host host = <Host>self
+    try:
+        out[0] = _own(host.driver.transfer(where.plan, where.computation, <object><PyObject*>value))
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "transfer", where)
+
+
+cdef int _begin_receive(void* self, const NodeContext* where, vector[Landing]* landings) noexcept:
+    cdef Host host = <Host>self
+    cdef Landing landing
+    try:
+        posts = host.driver.begin_receive(where.order, where.plan, where.computation)
+        if posts is None:
+            return <int>Status.kNoMemory
+        for source, offsets in posts:
+            landing.source = source
+            landing.offsets.clear()
+            for offset in offsets:
+                landing.offsets.push_back(offset)
+            landings.push_back(landing)
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "receive", where)
+
+
+cdef int _send(void* self, const NodeContext* where, Value value, uint32_t destination, const uint64_t* offsets,
+               size_t n) noexcept:
+    cdef Host host = <Host>self
+    cdef size_t i
+    try:
+        host.driver.send(where.plan, where.computation, <object><PyObject*>value, destination,
+                         [offsets[i] for i in range(n)])
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "send", where)
+
+
+cdef int _finish_receive(void* self, const NodeContext* where, Value* out) noexcept:
+    cdef Host host = <Host>self
+    try:
+        out[0] = _own(host.driver.finish_receive(where.order, where.plan, where.computation))
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "receive", where)
+
+
+cdef void _abandon_receive(void* self, const NodeContext* where) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.abandon_receive(where.order, where.plan, where.computation)
+    except BaseException:
+        _python_failed(host, "receive", where)
+
+
+cdef int _put(void* self, uint32_t client, const byte* data, size_t n, Value* out, uint64_t* devices) noexcept:
+    cdef Host host = <Host>self
+    try:
+        value, mask = host.driver.put(client, (<const char*>data)[:n])
+        out[0] = _own(value)
+        devices[0] = mask
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "put", NULL)
+
+
+cdef int _fetch(void* self, uint32_t client, Value value, const byte* data, size_t n) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.fetch(client, <object><PyObject*>value, (<const char*>data)[:n])
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "fetch", NULL)
+
+
+cdef void _refuse_fetch(void* self, uint32_t client, const byte* data, size_t n) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.refuse_fetch(client, (<const char*>data)[:n])
+    except BaseException:
+        _python_failed(host, "fetch", NULL)
+
+
+cdef void _note(void* self, uint32_t client, const byte* data, size_t n) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.note(client, (<const char*>data)[:n])
+    except BaseException:
+        _python_failed(host, "note", NULL)
+
+
+cdef void _explain(void* self, const NodeContext* maker) noexcept:
+    cdef Host host = <Host>self
+    try:
+        text = host.driver.describe("run", host.failure, maker.plan, maker.node)
+        host.backend.get().set_error(text.encode("utf-8", "replace"))
+    except BaseException:  # what stands there is less, but true
+        import traceback
+        traceback.print_exc()
+    host.failure = None
+
+
+cdef int _python_failed(Host host, str doing, const NodeContext* where) noexcept:
+    """Inside an `except` block: the caught exception becomes the backend's last error."""
+    import sys
+    error = sys.exc_info()[1]
+    try:
+        text = host.driver.describe(doing, error, where.plan if where != NULL else -1,
+                                    where.node if where != NULL else -1)
+    except BaseException as problem:
+        text = f"{doing}: {error!r} ({problem!r})"
+    host.backend.get().set_error(text.encode("utf-8", "replace"))
+    return <int>Status.kFailed
