@@ -2,6 +2,7 @@
 functions through which the native executor calls into JAX. Included by `_core.pyx`.
 """
 
+
 @cython.no_gc_clear  # as Client
 cdef class Host:
     """One host: the native executor, and the calls into JAX that it asks for.
