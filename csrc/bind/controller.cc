@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <map>
+
 #include "bind/bind.h"
 
 namespace py = pybind11;
@@ -27,7 +29,7 @@ struct BoundController {
 
   py::object controller_memory;
   std::vector<py::object> host_memory;
-  std::vector<py::object> client_memory;
+  std::map<uint32_t, py::object> client_memory;
   std::unique_ptr<Controller> core;  // last: goes first
 };
 
@@ -54,14 +56,17 @@ void register_controller(py::module_& m) {
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment) {
             c.core->add_client(client, ClientBlock::attach(segment.cast<Segment&>()));
-            c.client_memory.push_back(std::move(segment));
+            c.client_memory[client] = std::move(segment);
           },
           "client"_a, "segment"_a)
       .def(
           "remove_client",
           [](BoundController& c, uint32_t client) {
-            const py::gil_scoped_release unlock;
-            c.core->remove_client(client);
+            {
+              const py::gil_scoped_release unlock;
+              c.core->remove_client(client);
+            }
+            c.client_memory.erase(client);
           },
           "client"_a, "OWN-1: drops what the client has waiting; the hosts free what it owned.")
       .def("step", [](BoundController& c) { return c.core->step(); })

@@ -120,6 +120,7 @@ void Controller::add_client(uint32_t id, ClientBlock* block) {
   }
   (*client)->id = id;
   (*client)->block = block;
+  (*client)->directory = Directory(block->futures()->capacity());
   (*client)->inbox = block->ring_to_controller()->claim_consumer();
   (*client)->outbox = Outbox(block->ring_from_controller(), &block->futures()->doorbell());
   post_mail([this, client] {

@@ -27,6 +27,7 @@
 
 #include "channel/outbox.h"
 #include "channel/records.h"
+#include "runtime/directory.h"
 #include "runtime/wiring.h"
 #include "sequencer/sequencer.h"
 
@@ -85,6 +86,7 @@ class Controller {
     uint64_t told = 0;
     bool has_news = false;
     std::string fault;  ///< why it is to be put out
+    Directory directory;
   };
   struct Host {
     HostBlock* block = nullptr;
@@ -103,6 +105,7 @@ class Controller {
   bool take(Client& client, std::span<const std::byte> record);
   std::string unsound(std::span<const std::byte> record) const;
   void take(uint32_t host, std::span<const std::byte> record);
+  void note_handles(Client& client, std::span<const std::byte> record);
   void put_out(Client& client);
   void tell(Client& client, Handle handle, std::string_view text);
   void submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);

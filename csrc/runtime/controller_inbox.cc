@@ -70,9 +70,45 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     return false;
   }
   ++(is_run ? stats_.runs : stats_.notes);
+  note_handles(client, bytes);
   submit_record(client, bytes, group, is_run ? EntryKind::kRun : EntryKind::kNote,
                 is_run ? read<RunRecord>(bytes).tag : 0);
   return true;
+}
+
+/// Keeps the directory: which handles a sound record makes, and which it ends.
+void Controller::note_handles(Client& client, std::span<const std::byte> bytes) {
+  const auto handle_at = [&](size_t offset) {
+    Handle handle;
+    std::memcpy(&handle, bytes.data() + offset, sizeof handle);
+    return handle;
+  };
+  if (read<RecordHeader>(bytes).kind == RecordKind::kRun) {
+    const auto record = read<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.results; ++i) {
+      client.directory.announce(handle_at(sizeof record + (size_t{record.arguments} + i) * sizeof(Handle)),
+                                record.group);
+    }
+    return;
+  }
+  const auto record = read<NoteRecord>(bytes);
+  switch (static_cast<NoteKind>(record.header.detail)) {
+    case NoteKind::kPut:
+      client.directory.announce(Handle{record.handle}, record.group);
+      return;
+    case NoteKind::kFetch:
+      client.directory.announce(Handle{record.token}, record.group);
+      return;
+    case NoteKind::kRelease:
+      for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
+        if (Directory::Entry* entry = client.directory.find(handle_at(sizeof record + at))) {
+          client.directory.forget(*entry);
+        }
+      }
+      return;
+    case NoteKind::kBackend:
+      return;
+  }
 }
 
 /// What is wrong with a client's record; empty when nothing is.
