@@ -31,7 +31,10 @@ enum class NoteKind : uint16_t {
   kFetch = 2,    ///< writes the buffer `handle` where the payload says, then completes `token`
   kRelease = 3,  ///< payload: handles that the client will not name again
   kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's
+  kFail = 9,     ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
 };
+
+inline constexpr uint32_t kNoPlaceSet = 0xffffffffu;
 
 struct RecordHeader {
   RecordKind kind;
@@ -57,6 +60,9 @@ struct NoteRecord {
   uint64_t token;
   uint32_t group;
   uint32_t bytes;
+  uint64_t place_bytes;  ///< kPut: what the buffer takes on each place of the set
+  uint32_t place_set;    ///< kPut: see sequencer/admission.h; kNoPlaceSet: in no ledger
+  uint32_t reserved;
 };
 
 struct CancelRecord {
@@ -105,7 +111,7 @@ struct ArrivedRecord {
   uint32_t reserved;
 };
 
-static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 32);
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 48);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 inline constexpr uint32_t padded(uint32_t bytes) { return (bytes + 7u) & ~7u; }

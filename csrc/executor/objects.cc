@@ -112,6 +112,12 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
     case NoteKind::kBackend:
       backend_.note(id, payload);
       break;
+    case NoteKind::kFail: {  // ERR-1: what takes it as an argument fails by its words
+      if (handle.index() >= c->capacity) break;
+      Object& object = make_object(*c, handle, ObjectState::kFailed);
+      object.error = new_error({reinterpret_cast<const char*>(payload.data()), payload.size()});
+      break;
+    }
   }
   drain();
 }

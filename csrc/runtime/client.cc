@@ -9,7 +9,6 @@ namespace pathways {
 namespace {
 
 constexpr size_t kReleaseBatch = 64;
-constexpr uint64_t kReleaseBytes = uint64_t{1} << 20;
 constexpr std::chrono::microseconds kRoomPoll{200};
 
 }  // namespace
@@ -76,13 +75,20 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
 
 Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(parts, out); }
 
-Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload) {
+Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
+                    uint32_t place_set, uint64_t place_bytes) {
   const auto bytes = static_cast<uint32_t>(payload.size());
   if (sizeof(NoteRecord) + padded(bytes) > outgoing_.max_record()) return Status::kInvalid;
   const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(sizeof(NoteRecord)) + padded(bytes));
   if (room.empty()) return Status::kFull;
-  const NoteRecord record{
-      {RecordKind::kNote, static_cast<uint16_t>(kind), options_.id}, handle.raw, token.raw, group, bytes};
+  const NoteRecord record{{RecordKind::kNote, static_cast<uint16_t>(kind), options_.id},
+                          handle.raw,
+                          token.raw,
+                          group,
+                          bytes,
+                          place_bytes,
+                          place_set,
+                          0};
   std::memcpy(room.data(), &record, sizeof record);
   if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);
   publish();
@@ -94,7 +100,8 @@ void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
   Releases& releases = releases_[group];
   releases.handles.push_back(handle.raw);
   releases.bytes += bytes;
-  if (releases.handles.size() >= kReleaseBatch || releases.bytes >= kReleaseBytes) send_releases(group, releases);
+  if (releases.handles.size() >= kReleaseBatch || releases.bytes >= options_.release_bytes)
+    send_releases(group, releases);
 }
 
 void Client::forget(Handle handle) {

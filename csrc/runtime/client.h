@@ -38,7 +38,8 @@ class Client {
  public:
   struct Options {
     uint32_t id = 0;
-    uint32_t window = 1024;  ///< runs in flight
+    uint32_t window = 1024;                      ///< runs in flight
+    uint64_t release_bytes = uint64_t{1} << 20;  ///< of buffers whose release may be held back
   };
 
   Client(Options options, ClientBlock* block, ControllerBlock* controller);
@@ -52,7 +53,9 @@ class Client {
 
   /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
   Status allocate(uint32_t parts, Handle* out);
-  Status note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload);
+  /// `place_set`, `place_bytes`: of a put, the memory that its buffer takes (see NoteRecord).
+  Status note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
+              uint32_t place_set = kNoPlaceSet, uint64_t place_bytes = 0);
   /// The client will not name this handle again. Sent in batches; `bytes` (of the buffer) hurries big ones.
   void release(Handle handle, uint32_t group, uint64_t bytes);
   /// Gives a handle back that no host has heard of.

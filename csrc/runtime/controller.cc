@@ -16,6 +16,7 @@ namespace {
 constexpr uint32_t kMostGroups = 1u << 24;
 constexpr std::chrono::milliseconds kLook{100};
 constexpr std::chrono::microseconds kOverflowLook{100};  // nobody rings when a full ring has room again
+constexpr std::chrono::milliseconds kHeldLook{20};       // nor when the grace of a held run is over
 
 }  // namespace
 
@@ -23,7 +24,8 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
     : options_(std::move(options)),
       block_(block),
       sequencer_(static_cast<uint32_t>(hosts.size()), options_.window),
-      hosts_(hosts.size()) {
+      hosts_(hosts.size()),
+      admission_(options_.budgets) {
   if (hosts.empty() || hosts.size() > NewsBoard::kPlaces) {
     throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
   }
@@ -142,6 +144,8 @@ void Controller::drop_client(uint32_t id) {
     if (!kept_[entry].empty() && sequencer_.entry(entry).client == id) waiting.push_back(entry);
   }
   by_id_.erase(found);  // from here on nothing is written to its memory
+  std::erase(holding_, client);
+  client->directory.for_each([&](Handle, Directory::Entry& entry) { give_back(entry); });
   // The youngest first, so that none is granted because an older one went.
   std::sort(waiting.begin(), waiting.end(),
             [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
@@ -160,21 +164,23 @@ uint32_t Controller::step() {
   read_mail();
   uint32_t done = drain_hosts();
   done += drain_clients();
+  if (!holding_.empty()) retry_held();
   ++stats_.passes;
   flush();
   return done;
 }
 
-void Controller::submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
-                               uint64_t tag) {
+EntryId Controller::submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
+                                  uint64_t tag) {
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
   const bool was_granted = !sequencer_.granted().empty() && sequencer_.granted().front() == id;
   if (!was_granted) {
     if (id >= kept_.size()) kept_.resize(id + 1);
     kept_[id].assign(record.begin(), record.end());
-    return;
+    return id;
   }
   settle_granted(record, id);
+  return id;
 }
 
 void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_id) {
@@ -184,7 +190,7 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
     const Entry entry = sequencer_.entry(id);
     if (entry.state == EntryState::kDropped) {
       ++stats_.dropped;
-      if (entry.kind == EntryKind::kRun) retire(entry.client);
+      if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
       forward(entry, id, id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]));
     }
@@ -223,10 +229,15 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
   }
 }
 
-void Controller::retire(uint32_t id) {
+void Controller::retire(EntryId id, uint32_t client) {
   ++stats_.retired;
-  const auto found = by_id_.find(id);
+  if (id < admitted_.size() && admitted_[id].memory != nullptr) {
+    admission_.leave(admitted_[id].memory->needs, admitted_[id].number);
+    admitted_[id].memory.reset();
+  }
+  const auto found = by_id_.find(client);
   if (found == by_id_.end()) return;
+  --found->second->in_flight;
   ++found->second->retired;
   found->second->has_news = true;
 }
@@ -234,24 +245,21 @@ void Controller::retire(uint32_t id) {
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
 
 void Controller::cancel(uint32_t client, uint64_t tag) {
+  const auto found = by_id_.find(client);
+  if (found == by_id_.end()) return;
+  Client& owner = *found->second;
   for (EntryId id = 0; id < kept_.size(); ++id) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
-    if (entry.client == client && entry.kind == EntryKind::kRun && entry.tag == tag) {
-      // No host will ever speak of its results: whoever holds one hears it from here.
-      RunRecord record;
-      std::memcpy(&record, kept_[id].data(), sizeof record);
-      const auto found = by_id_.find(client);
-      for (uint32_t i = 0; i < record.results && found != by_id_.end(); ++i) {
-        Handle result;
-        std::memcpy(&result, kept_[id].data() + sizeof record + (record.arguments + i) * sizeof result, sizeof result);
-        tell(*found->second, result, kCancelled);
-      }
-      sequencer_.cancel(id);
-      settle_granted();
-      return;
-    }
+    if (entry.client != client || entry.kind != EntryKind::kRun || entry.tag != tag) continue;
+    // No host will ever speak of its results: whoever holds one, or uses it, hears it from here.
+    const std::vector<std::byte> record = kept_[id];
+    sequencer_.cancel(id);
+    settle_granted();
+    fail_results(owner, record, kCancelled);
+    return;
   }
+  cancel_held(owner, tag, kCancelled);
 }
 
 void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
@@ -273,7 +281,7 @@ void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
     entry.ganged = ganged;
   }
   const uint32_t client = entry.client;
-  if (sequencer_.complete(id, h)) retire(client);
+  if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();
 }
 
@@ -353,8 +361,10 @@ void Controller::loop() {
       continue;
     }
     if (done != 0) continue;
-    const bool is_held_up = !dirty_.empty() && !is_broken;
-    (void)block_->doorbell.wait(ticket, is_held_up ? std::chrono::nanoseconds(kOverflowLook) : kLook, spin);
+    std::chrono::nanoseconds limit = kLook;
+    if (!holding_.empty()) limit = kHeldLook;
+    if (!dirty_.empty()) limit = kOverflowLook;
+    (void)block_->doorbell.wait(ticket, is_broken ? kLook : limit, spin);
   }
 }
 
@@ -364,6 +374,11 @@ ControllerStats Controller::snapshot() const {
   stats.waiting = static_cast<uint64_t>(
       std::count_if(kept_.begin(), kept_.end(), [](const auto& record) { return !record.empty(); }));
   for (const Host& host : hosts_) stats.gangs.push_back(host.gangs);
+  for (const Client* client : holding_) stats.held += client->held.size();
+  for (PlaceId place = 0; place < admission_.place_count(); ++place) {
+    stats.live_bytes.push_back(admission_.live(place));
+    stats.high_water.push_back(admission_.high_water(place));
+  }
   return stats;
 }
 

@@ -9,6 +9,10 @@
 /// run must say the same; otherwise the cluster is failed, for its results can no longer be trusted.
 /// COST-3: per run and host one record out and one in; a pass looks only at hosts that have news (NewsBoard) and
 /// flushes only those it wrote to.
+/// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. One that is not keeps its
+/// client's later records behind it, but no other client's; only releases of buffers that none of the held records
+/// names go ahead. MEM-3: one that can never fit fails at once; one that only live buffers keep out fails after a short
+/// grace, in which releases under way arrive, unless another client that holds some of them has runs in flight.
 /// OWN-1: a client whose records make no sense is put out, with the reason; the others see nothing. Hosts are ours: a
 /// senseless record of theirs fails the cluster, naming the host.
 ///
@@ -16,6 +20,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -29,6 +35,7 @@
 #include "channel/records.h"
 #include "runtime/directory.h"
 #include "runtime/wiring.h"
+#include "sequencer/admission.h"
 #include "sequencer/sequencer.h"
 
 namespace pathways {
@@ -43,14 +50,37 @@ struct ControllerStats {
   uint64_t passes = 0;
   uint64_t clients = 0;
   uint64_t waiting = 0;
-  std::vector<uint64_t> gangs;  ///< per host, of retired runs
+  std::vector<uint64_t> gangs;                   ///< per host, of retired runs
+  uint64_t held = 0;                             ///< records held back for want of memory
+  uint64_t refused = 0;                          ///< runs and puts that failed for want of memory
+  std::vector<uint64_t> live_bytes, high_water;  ///< per place, as the order sees them
+};
+
+/// What a plan takes, as its hosts worked it out when they compiled it. Immutable once registered.
+struct PlanMemory {
+  struct Result {
+    GroupId group = 0;  ///< hosts that hold it
+    PlaceSetId set = kNoPlaceSet;
+    uint64_t bytes = 0;     ///< on each place
+    int32_t argument = -1;  ///< the argument whose buffer it is, if it is one
+    int32_t same_as = -1;   ///< the earlier result that is the same value
+  };
+  uint32_t client = 0;
+  std::string name;
+  std::string biggest;  ///< its biggest buffers, in words
+  std::vector<PlaceNeed> needs;
+  std::vector<Result> results;
+  std::vector<uint32_t> donated;  ///< positions of arguments
 };
 
 class Controller {
  public:
   struct Options {
-    uint32_t window = 256;          ///< runs granted to a host and not done there
-    std::vector<uint32_t> islands;  ///< per host, its island; for statistics
+    uint32_t window = 256;              ///< runs granted to a host and not done there
+    std::vector<uint32_t> islands;      ///< per host, its island; for statistics
+    std::vector<uint64_t> budgets{};    ///< bytes per place: devices by number, then hosts' memory for transfers
+    std::vector<std::string> places{};  ///< their names, for errors
+    std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< of MEM-3
   };
   static constexpr GroupId kAllHosts = 0;
 
@@ -59,6 +89,10 @@ class Controller {
 
   /// Throws Error(kInvalid) for no hosts, an unknown or a repeated one, or a group number above 2^24.
   void add_group(GroupId group, std::vector<uint32_t> hosts);
+  /// The number of a set of places that hold buffers together. Throws Error(kInvalid) for unknown or repeated places.
+  PlaceSetId add_place_set(std::vector<PlaceId> places);
+  /// Registers what a plan takes, before its first run is submitted.
+  void set_plan_memory(uint32_t plan, PlanMemory memory);
   /// Numbers of clients are never used again.
   void add_client(uint32_t client, ClientBlock* block);
   /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone. Returns when the
@@ -87,6 +121,15 @@ class Controller {
     bool has_news = false;
     std::string fault;  ///< why it is to be put out
     Directory directory;
+    uint64_t in_flight = 0;                               ///< runs admitted and not over
+    std::deque<std::vector<std::byte>> held;              ///< records that wait for memory, or behind one that does
+    std::unordered_map<uint64_t, uint32_t> held_handles;  ///< handles that they name, and how often
+    int64_t held_since = 0;                               ///< when only live buffers began to keep the first out
+  };
+  /// An admitted run's part in the ledger.
+  struct Admitted {
+    std::shared_ptr<const PlanMemory> memory;
+    uint64_t number = 0;
   };
   struct Host {
     HostBlock* block = nullptr;
@@ -105,14 +148,28 @@ class Controller {
   bool take(Client& client, std::span<const std::byte> record);
   std::string unsound(std::span<const std::byte> record) const;
   void take(uint32_t host, std::span<const std::byte> record);
+  bool admit(Client& client, std::span<const std::byte> record, Verdict* verdict, PlaceId* worst);
+  void order(Client& client, std::span<const std::byte> record);
+  void hold(Client& client, std::span<const std::byte> record);
+  void count_held(Client& client, std::span<const std::byte> record, bool is_added);
+  void release_ahead(Client& client, std::span<const std::byte> record);
+  void retry_held();
+  bool retry_held(Client& client);
+  void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, PlaceId worst);
+  void fail_results(Client& client, std::span<const std::byte> record, std::string_view text);
+  std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
+                      Verdict verdict, PlaceId worst) const;
+  bool is_held_by_busy(const Client& client, PlaceId place) const;
+  void give_back(Directory::Entry& entry);
   void note_handles(Client& client, std::span<const std::byte> record);
   void put_out(Client& client);
   void tell(Client& client, Handle handle, std::string_view text);
-  void submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
+  EntryId submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
   void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);
   void forward(const Entry& entry, EntryId id, std::span<const std::byte> record);
-  void retire(uint32_t client);
+  void retire(EntryId id, uint32_t client);
   void cancel(uint32_t client, uint64_t tag);
+  void cancel_held(Client& client, uint64_t tag, std::string_view text);
   void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
   void flush();
@@ -132,6 +189,11 @@ class Controller {
   std::vector<uint32_t> dirty_;               ///< hosts that were written to
   std::vector<uint32_t> news_;                ///< hosts to look at
   uint32_t max_record_ = 0;                   ///< that fits every host's ring
+  Admission admission_;
+  std::vector<std::shared_ptr<const PlanMemory>> plan_memory_;  ///< by plan
+  std::vector<Admitted> admitted_;                              ///< by entry
+  std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
+  uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
   ControllerStats stats_;
 
   std::mutex mutex_;  ///< guards mail_, is_running_ and client_ids_

@@ -61,54 +61,34 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   }
   const bool is_run = header.kind == RecordKind::kRun;
   const GroupId group = is_run ? read<RunRecord>(bytes).group : read<NoteRecord>(bytes).group;
-  if (!sequencer_.has_group(group)) {
-    // A group is registered before the first record that names it is written: then it is in the mail.
+  const PlaceSetId set = is_run ? kNoPlaceSet : read<NoteRecord>(bytes).place_set;
+  if (!sequencer_.has_group(group) || (set != kNoPlaceSet && !admission_.has_set(set))) {
+    // A group, or a set, is registered before the first record that names it is written: then it is in the mail.
     // SYNC controller/mail: pairs with post_mail().
     if (!has_mail_.load(std::memory_order_acquire)) {
-      client.fault = "a record names group " + std::to_string(group) + ", which nobody made";
+      client.fault = "a record names group " + std::to_string(group) + " or set of places " + std::to_string(set) +
+                     ", which nobody made";
     }
     return false;
   }
   ++(is_run ? stats_.runs : stats_.notes);
-  note_handles(client, bytes);
-  submit_record(client, bytes, group, is_run ? EntryKind::kRun : EntryKind::kNote,
-                is_run ? read<RunRecord>(bytes).tag : 0);
-  return true;
-}
-
-/// Keeps the directory: which handles a sound record makes, and which it ends.
-void Controller::note_handles(Client& client, std::span<const std::byte> bytes) {
-  const auto handle_at = [&](size_t offset) {
-    Handle handle;
-    std::memcpy(&handle, bytes.data() + offset, sizeof handle);
-    return handle;
-  };
-  if (read<RecordHeader>(bytes).kind == RecordKind::kRun) {
-    const auto record = read<RunRecord>(bytes);
-    for (uint32_t i = 0; i < record.results; ++i) {
-      client.directory.announce(handle_at(sizeof record + (size_t{record.arguments} + i) * sizeof(Handle)),
-                                record.group);
+  if (!client.held.empty()) {
+    hold(client, bytes);
+    return true;
+  }
+  Verdict verdict;
+  PlaceId worst = 0;
+  if (!admit(client, bytes, &verdict, &worst)) {
+    if (verdict == Verdict::kNever) {
+      refuse(client, bytes, verdict, worst);
+    } else {
+      client.held_since = 0;
+      holding_.push_back(&client);
+      hold(client, bytes);
+      admission_version_ = UINT64_MAX;  // to be looked at with the others: its places may be claimed
     }
-    return;
   }
-  const auto record = read<NoteRecord>(bytes);
-  switch (static_cast<NoteKind>(record.header.detail)) {
-    case NoteKind::kPut:
-      client.directory.announce(Handle{record.handle}, record.group);
-      return;
-    case NoteKind::kFetch:
-      client.directory.announce(Handle{record.token}, record.group);
-      return;
-    case NoteKind::kRelease:
-      for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
-        if (Directory::Entry* entry = client.directory.find(handle_at(sizeof record + at))) {
-          client.directory.forget(*entry);
-        }
-      }
-      return;
-    case NoteKind::kBackend:
-      return;
-  }
+  return true;
 }
 
 /// What is wrong with a client's record; empty when nothing is.

@@ -159,15 +159,15 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
   RunRecord many = run;
   many.arguments = 0xffffffff;
   many.results = 0xffffffff;
-  const NoteRecord note{{RecordKind::kNote, 1, 0}, 1, 0, 2, 64};
+  const NoteRecord note{{RecordKind::kNote, 1, 0}, 1, 0, 2, 64, 0, kNoPlaceSet, 0};
   const std::vector<Raw> cases = {
       {"shorter", raw(run, 4)},
       {"has 16 bytes, expected 40", raw(run, 16)},
       {"expected 56", raw(run, sizeof run)},
       {"expected 68719476760", raw(many, 56)},
       {"group 99", raw(nowhere, 56)},
-      {"expected 96", raw(note, 40)},
-      {"has 8 bytes, expected 32", raw(note, 8)},
+      {"expected 112", raw(note, 56)},
+      {"has 8 bytes, expected 48", raw(note, 8)},
       {"expected 16", raw(CancelRecord{{RecordKind::kCancel, 0, 0}, 1}, 24)},
       {"of kind 5", raw(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, 1, 1, 1, 1, 0}, sizeof(RunDoneRecord))},
       {"of kind 999", raw(RecordHeader{static_cast<RecordKind>(999), 0, 0}, 8)},

@@ -1,0 +1,382 @@
+/// The controller's memory half: who is admitted to the order, who waits, who is refused (MEM-2, MEM-3).
+///
+/// A client whose record is not admitted has it held, and what it sends afterwards behind it. Held records are tried
+/// again, the oldest client first, whenever a run ended or a block was released.
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.h"
+#include "runtime/controller.h"
+
+namespace pathways {
+namespace {
+
+constexpr size_t kHoldersNamed = 3;
+
+template <typename Record>
+Record read(std::span<const std::byte> bytes) {
+  Record record;
+  std::memcpy(&record, bytes.data(), sizeof record);
+  return record;
+}
+
+bool is_run(std::span<const std::byte> bytes) { return read<RecordHeader>(bytes).kind == RecordKind::kRun; }
+
+bool is_note(std::span<const std::byte> bytes, NoteKind kind) {
+  const auto header = read<RecordHeader>(bytes);
+  return header.kind == RecordKind::kNote && static_cast<NoteKind>(header.detail) == kind;
+}
+
+uint64_t word(std::span<const std::byte> bytes, size_t offset) {
+  uint64_t value;
+  std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+uint64_t argument_of(std::span<const std::byte> run, uint32_t index) {
+  return word(run, sizeof(RunRecord) + index * sizeof(uint64_t));
+}
+
+uint64_t result_of(std::span<const std::byte> run, uint32_t index) {
+  return argument_of(run, read<RunRecord>(run).arguments + index);
+}
+
+std::string in_bytes(uint64_t count) {
+  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  double value = static_cast<double>(count);
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  char text[48];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace
+
+PlaceSetId Controller::add_place_set(std::vector<PlaceId> places) {
+  PlaceSetId set = 0;
+  run_mail([&] { set = admission_.add_set(std::move(places)); });
+  return set;
+}
+
+void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
+  auto shared = std::make_shared<const PlanMemory>(std::move(memory));
+  run_mail([&] {
+    for (const PlaceNeed& need : shared->needs) {
+      if (need.place >= admission_.place_count())
+        throw Error(Status::kInvalid, "a plan needs a place that is not there");
+    }
+    for (const PlanMemory::Result& result : shared->results) {
+      if (result.set != kNoPlaceSet && !admission_.has_set(result.set)) {
+        throw Error(Status::kInvalid, "a result lies on a set of places that nobody made");
+      }
+    }
+    if (plan >= plan_memory_.size()) plan_memory_.resize(plan + 1);
+    plan_memory_[plan] = shared;
+  });
+}
+
+/// Admits a record and puts it into the order. False: it does not fit now, and `verdict` says how.
+bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict* verdict, PlaceId* worst) {
+  *verdict = Verdict::kFits;
+  if (is_run(bytes)) {
+    const auto record = read<RunRecord>(bytes);
+    const auto memory = record.plan < plan_memory_.size() ? plan_memory_[record.plan] : nullptr;
+    if (memory != nullptr) *verdict = admission_.check(memory->needs, worst);
+  } else if (is_note(bytes, NoteKind::kPut)) {
+    const auto record = read<NoteRecord>(bytes);
+    if (record.place_set != kNoPlaceSet) {
+      *verdict = admission_.check_block(record.place_set, record.place_bytes, worst);
+    }
+  }
+  if (*verdict != Verdict::kFits) return false;
+  order(client, bytes);
+  return true;
+}
+
+/// Gives an admitted record its place in the order, and keeps the ledger and the directory.
+void Controller::order(Client& client, std::span<const std::byte> bytes) {
+  if (!is_run(bytes)) {
+    note_handles(client, bytes);
+    submit_record(client, bytes, read<NoteRecord>(bytes).group, EntryKind::kNote, 0);
+    return;
+  }
+  const auto record = read<RunRecord>(bytes);
+  const auto memory = record.plan < plan_memory_.size() ? plan_memory_[record.plan] : nullptr;
+  ++client.in_flight;
+  if (memory == nullptr || memory->results.size() != record.results) {
+    note_handles(client, bytes);
+    submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
+    return;
+  }
+  const uint64_t number = admission_.enter(memory->needs);
+  std::vector<uint32_t> blocks(record.results, Directory::kNoBlock);
+  for (uint32_t i = 0; i < record.results; ++i) {
+    const PlanMemory::Result& result = memory->results[i];
+    uint32_t& block = blocks[i];
+    if (result.same_as >= 0 && static_cast<uint32_t>(result.same_as) < i) {
+      block = blocks[static_cast<uint32_t>(result.same_as)];
+      if (block != Directory::kNoBlock) admission_.share(block);
+    } else if (result.argument >= 0 && static_cast<uint32_t>(result.argument) < record.arguments) {
+      const auto* entry = client.directory.find(Handle{argument_of(bytes, static_cast<uint32_t>(result.argument))});
+      if (entry != nullptr && entry->block != Directory::kNoBlock) {
+        block = entry->block;
+        admission_.share(block);
+      }
+    } else if (result.set != kNoPlaceSet) {
+      block = admission_.add_block(client.id, record.plan, result.set, result.bytes, false);
+    }
+    if (auto* entry = client.directory.announce(Handle{result_of(bytes, i)}, result.group)) {
+      entry->block = block;
+    } else if (block != Directory::kNoBlock) {
+      admission_.release(block);
+    }
+  }
+  for (const uint32_t position : memory->donated) {  // the run takes them over
+    if (position >= record.arguments) continue;
+    if (auto* entry = client.directory.find(Handle{argument_of(bytes, position)})) give_back(*entry);
+  }
+  const EntryId id = submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
+  if (id >= admitted_.size()) admitted_.resize(id + 1);
+  admitted_[id] = {memory, number};
+}
+
+/// Keeps the directory: which handles a sound record makes, and which it ends.
+void Controller::note_handles(Client& client, std::span<const std::byte> bytes) {
+  if (is_run(bytes)) {
+    const auto record = read<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.results; ++i) {
+      client.directory.announce(Handle{result_of(bytes, i)}, record.group);
+    }
+    return;
+  }
+  const auto record = read<NoteRecord>(bytes);
+  switch (static_cast<NoteKind>(record.header.detail)) {
+    case NoteKind::kPut:
+      if (auto* entry = client.directory.announce(Handle{record.handle}, record.group);
+          entry != nullptr && record.place_set != kNoPlaceSet) {
+        entry->block = admission_.add_block(client.id, Admission::kPut, record.place_set, record.place_bytes, true);
+      }
+      return;
+    case NoteKind::kFetch:
+      client.directory.announce(Handle{record.token}, record.group);
+      return;
+    case NoteKind::kRelease:
+      for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
+        if (auto* entry = client.directory.find(Handle{word(bytes, sizeof record + at)})) {
+          give_back(*entry);
+          client.directory.forget(*entry);
+        }
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+void Controller::give_back(Directory::Entry& entry) {
+  if (entry.block != Directory::kNoBlock) admission_.release(entry.block);
+  entry.block = Directory::kNoBlock;
+}
+
+// ------------------------------------------------------------------------------------------------------------ held
+
+void Controller::hold(Client& client, std::span<const std::byte> bytes) {
+  if (is_note(bytes, NoteKind::kRelease)) {
+    release_ahead(client, bytes);
+    return;
+  }
+  count_held(client, bytes, true);
+  client.held.emplace_back(bytes.begin(), bytes.end());
+}
+
+/// Which handles held records name.
+void Controller::count_held(Client& client, std::span<const std::byte> bytes, bool is_added) {
+  const auto count = [&](uint64_t handle) {
+    if (is_added) {
+      ++client.held_handles[handle];
+    } else if (const auto at = client.held_handles.find(handle); at != client.held_handles.end() && --at->second == 0) {
+      client.held_handles.erase(at);
+    }
+  };
+  if (is_run(bytes)) {
+    const auto record = read<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.arguments + record.results; ++i) count(argument_of(bytes, i));
+  } else if (!is_note(bytes, NoteKind::kRelease)) {
+    count(read<NoteRecord>(bytes).handle);
+  }
+}
+
+/// Of a release that comes behind held records, what none of them names takes effect now.
+void Controller::release_ahead(Client& client, std::span<const std::byte> bytes) {
+  auto record = read<NoteRecord>(bytes);
+  std::vector<uint64_t> now, later;
+  for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
+    const uint64_t handle = word(bytes, sizeof record + at);
+    (client.held_handles.contains(handle) ? later : now).push_back(handle);
+  }
+  const auto note = [&](const std::vector<uint64_t>& handles) {
+    record.bytes = static_cast<uint32_t>(handles.size() * sizeof(uint64_t));
+    std::vector<std::byte> out(sizeof record + record.bytes);
+    std::memcpy(out.data(), &record, sizeof record);
+    std::memcpy(out.data() + sizeof record, handles.data(), record.bytes);
+    return out;
+  };
+  if (!now.empty()) order(client, note(now));
+  if (!later.empty()) client.held.push_back(note(later));
+}
+
+void Controller::retry_held() {
+  bool has_only_held = false;
+  for (const Client* client : holding_) has_only_held = has_only_held || client->held_since != 0;
+  if (admission_version_ == admission_.version() && !has_only_held) return;
+  admission_.clear_claims();
+  for (size_t i = 0; i < holding_.size();) {
+    if (retry_held(*holding_[i])) {
+      holding_.erase(holding_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+  admission_version_ = admission_.version();
+}
+
+/// Orders what fits now. True when nothing of the client is held any more.
+bool Controller::retry_held(Client& client) {
+  while (!client.held.empty()) {
+    const std::vector<std::byte> bytes = std::move(client.held.front());
+    client.held.pop_front();
+    Verdict verdict;
+    PlaceId worst = 0;
+    bool is_over = false;
+    if (admit(client, bytes, &verdict, &worst)) {
+      count_held(client, bytes, false);
+      client.held_since = 0;
+      continue;
+    }
+    if (verdict == Verdict::kBusy) {
+      client.held_since = 0;
+      if (is_run(bytes)) {
+        admission_.claim(plan_memory_[read<RunRecord>(bytes).plan]->needs);
+      } else {
+        admission_.claim_set(read<NoteRecord>(bytes).place_set);
+      }
+    } else if (verdict == Verdict::kHeld) {
+      const int64_t now = monotonic_ns();
+      if (client.held_since == 0 || is_held_by_busy(client, worst)) client.held_since = now;
+      is_over = now - client.held_since >= options_.grace.count();
+    }
+    if (is_over || verdict == Verdict::kNever) {
+      count_held(client, bytes, false);
+      refuse(client, bytes, verdict, worst);
+      // What fails may make others let go: they get their grace again.
+      for (Client* other : holding_) other->held_since = 0;
+      continue;
+    }
+    client.held.push_front(std::move(bytes));
+    return false;
+  }
+  return true;
+}
+
+/// Whether another client that has runs in flight holds something on a place: it may let go of it.
+bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
+  const auto holders = admission_.holders(place, SIZE_MAX);
+  return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
+    if (holder.client == client.id) return false;
+    const auto found = by_id_.find(holder.client);
+    return found != by_id_.end() && found->second->in_flight != 0;
+  });
+}
+
+void Controller::cancel_held(Client& client, uint64_t tag, std::string_view text) {
+  const auto at = std::find_if(client.held.begin(), client.held.end(),
+                               [&](const auto& bytes) { return is_run(bytes) && read<RunRecord>(bytes).tag == tag; });
+  if (at == client.held.end()) return;
+  const std::vector<std::byte> bytes = std::move(*at);
+  client.held.erase(at);
+  count_held(client, bytes, false);
+  ++stats_.dropped;
+  ++client.retired;
+  client.has_news = true;
+  fail_results(client, bytes, text);
+}
+
+// --------------------------------------------------------------------------------------------------------- refused
+
+/// MEM-3: the record's results fail; nothing else is disturbed.
+void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdict verdict, PlaceId worst) {
+  ++stats_.refused;
+  if (is_run(bytes)) {
+    const auto record = read<RunRecord>(bytes);
+    const PlanMemory& memory = *plan_memory_[record.plan];
+    uint64_t wanted = 0;
+    for (const PlaceNeed& need : memory.needs) {
+      if (need.place == worst) wanted = need.peak + need.eager;
+    }
+    ++client.retired;
+    client.has_news = true;
+    fail_results(client, bytes,
+                 refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, verdict, worst));
+    return;
+  }
+  const auto record = read<NoteRecord>(bytes);
+  fail_results(client, bytes, refusal(client, "a buffer put", {}, record.place_bytes, verdict, worst));
+}
+
+std::string Controller::refusal(const Client& client, const std::string& what, const std::string& biggest,
+                                uint64_t wanted, Verdict verdict, PlaceId worst) const {
+  const std::string place = worst < options_.places.size() ? options_.places[worst] : "place " + std::to_string(worst);
+  std::string text = "ResourceExhaustedError: " + what + " needs " + in_bytes(wanted) + " (" + std::to_string(wanted) +
+                     " bytes) on " + place + ", whose budget is " + in_bytes(admission_.budget(worst)) + " (" +
+                     std::to_string(admission_.budget(worst)) + " bytes)";
+  if (!biggest.empty()) text += "; its biggest buffers: " + biggest;
+  if (verdict == Verdict::kNever) return text + ". It can never fit: make it smaller, or the budget bigger";
+  text += ". " + in_bytes(admission_.live(worst)) + " are held there by live arrays:";
+  for (const Admission::Holder& holder : admission_.holders(worst, kHoldersNamed)) {
+    std::string name = "put there";
+    if (holder.plan != Admission::kPut) {
+      const auto& memory = holder.plan < plan_memory_.size() ? plan_memory_[holder.plan] : nullptr;
+      name = memory == nullptr ? "results of a program" : "results of program '" + memory->name + "'";
+    }
+    text += " " + in_bytes(holder.bytes) + " " + name + " by " +
+            (holder.client == client.id ? std::string("this client") : "client " + std::to_string(holder.client)) + ";";
+  }
+  text.back() = '.';
+  return text + " Delete arrays, or donate arguments, to make room";
+}
+
+/// Tells the client that the record's results failed; and the hosts that would hold them, so that what depends on them
+/// fails by the same words (ERR-1).
+void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text) {
+  const auto fail = [&](Handle handle, GroupId group, bool is_told_hosts) {
+    tell(client, handle, text);
+    if (!is_told_hosts) return;
+    const auto count = static_cast<uint32_t>(std::min<size_t>(text.size(), 1024));
+    const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kFail), client.id},
+                          handle.raw,
+                          0,
+                          group,
+                          count,
+                          0,
+                          kNoPlaceSet,
+                          0};
+    std::vector<std::byte> out(sizeof note + padded(count));
+    std::memcpy(out.data(), &note, sizeof note);
+    std::memcpy(out.data() + sizeof note, text.data(), count);
+    submit_record(client, out, group, EntryKind::kNote, 0);
+  };
+  if (!is_run(bytes)) {
+    const auto record = read<NoteRecord>(bytes);
+    fail(Handle{record.handle}, record.group, true);
+    return;
+  }
+  const auto record = read<RunRecord>(bytes);
+  const auto memory = record.plan < plan_memory_.size() ? plan_memory_[record.plan] : nullptr;
+  const bool is_known = memory != nullptr && memory->results.size() == record.results;
+  for (uint32_t i = 0; i < record.results; ++i) {
+    fail(Handle{result_of(bytes, i)}, is_known ? memory->results[i].group : record.group, is_known);
+  }
+}
+
+}  // namespace pathways
