@@ -60,9 +60,9 @@ struct NoteRecord {
   uint64_t token;
   uint32_t group;
   uint32_t bytes;
-  uint64_t place_bytes;  ///< kPut: what the buffer takes on each place of the set
-  uint32_t place_set;    ///< kPut: see sequencer/admission.h; kNoPlaceSet: in no ledger
-  uint32_t reserved;
+  uint64_t place_bytes = 0;          ///< kPut: what the buffer takes on each place of the set
+  uint32_t place_set = kNoPlaceSet;  ///< kPut: see sequencer/admission.h; kNoPlaceSet: in no ledger
+  uint32_t reserved = 0;
 };
 
 struct CancelRecord {

@@ -11,7 +11,8 @@ namespace pathways {
 namespace {
 
 constexpr size_t kErrorsKept = 4096;
-constexpr size_t kMostAtOnce = 64;                    // watches of a lane that one look may settle
+constexpr size_t kMostAtOnce = 64;  // watches of a lane that one look may settle
+constexpr uint32_t kStuckPolls = 64;
 constexpr uint32_t kHeldPolls = 256, kIdlePolls = 4;  // then the swap fault gives up waiting for a second run
 
 template <typename F>
@@ -22,27 +23,33 @@ void for_each_device(uint64_t mask, F&& f) {
 }  // namespace
 
 Executor::Executor(Options options, Backend& backend, HostLink& link)
-    : options_(options), backend_(backend), link_(link), fifos_(options.devices), in_flight_(options.devices) {
+    : options_(options),
+      backend_(backend),
+      link_(link),
+      ledger_(options.devices),
+      fifos_(options.devices),
+      in_flight_(options.devices) {
+  if (options.device_bytes != 0) ledger_.set_limit(options.device_bytes);
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
 Executor::~Executor() { clear(); }
 
 void Executor::clear() {
-  const auto drop = [&](Value& value) {
-    if (value != nullptr) backend_.drop(value);
+  const auto forget = [&](Value& value) {
+    if (value != nullptr) drop(value);
     value = nullptr;
   };
   for (auto& run : runs_) {
-    for (Value& value : run->values) drop(value);
+    for (Value& value : run->values) forget(value);
   }
   for (Lane& lane : lanes_) {
-    for (Watch& item : lane.watches) drop(item.value);
+    for (Watch& item : lane.watches) forget(item.value);
     lane.watches.clear();
   }
-  for (auto& [key, exchange] : exchanges_) drop(exchange.source);
+  for (auto& [key, exchange] : exchanges_) forget(exchange.source);
   for (Client& c : clients_) {
-    c.objects.for_each([&](Object& object) { drop(object.value); });
+    c.objects.for_each([&](Object& object) { forget(object.value); });
     c = Client{};
   }
   exchanges_.clear();
@@ -80,11 +87,12 @@ void Executor::add_plan(uint32_t id, Plan plan) {
   plans_[id]->plan = std::move(plan);
 }
 
-void Executor::set_compiled(uint32_t id, std::optional<std::string> error) {
+void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
   if (id >= plans_.size() || !plans_[id] || plans_[id]->compiled) return;
   PlanEntry& entry = *plans_[id];
   entry.compiled = true;
   entry.failure = std::move(error);
+  entry.sizes = std::move(sizes);
   for (uint32_t slot : entry.waiting) {
     const auto nodes = entry.plan.nodes();
     for (uint32_t i = 0; i < nodes.size(); ++i) {
@@ -98,7 +106,7 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error) {
 void Executor::remove_plan(uint32_t id) {
   if (id >= plans_.size() || !plans_[id]) return;
   if (plans_[id]->live == 0) {
-    plans_[id].reset();
+    forget_plan(id);
   } else {
     plans_[id]->removed = true;
   }
@@ -106,6 +114,7 @@ void Executor::remove_plan(uint32_t id) {
 
 void Executor::add_client(uint32_t id, uint32_t capacity) {
   if (id >= clients_.size()) clients_.resize(id + 1);
+  if (!clients_[id].present) clients_[id].account = ledger_.open(id, Ledger::kPuts);
   clients_[id].present = true;
   clients_[id].capacity = capacity;
 }
@@ -118,11 +127,18 @@ void Executor::on_client_gone(uint32_t id) {
     if (object.state == ObjectState::kAnnounced) {
       c->orphans.emplace(Handle::make(object.index, object.generation).raw, std::move(object));
     } else if (object.value != nullptr) {
-      backend_.drop(object.value);
+      drop(object.value);
     }
   });
   c->objects = ObjectStore{};
   c->present = false;
+  ledger_.close(c->account);
+  for (const auto& entry : plans_) {
+    if (entry != nullptr && entry->account != kNone && ledger_.accounts()[entry->account].client == id) {
+      ledger_.close(entry->account);
+      entry->account = kNone;
+    }
+  }
 }
 
 // ----------------------------------------------------------------------------------------------------------- runs
@@ -211,6 +227,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   const uint32_t slot = acquire_run();
   Run& run = *runs_[slot];
   ++entry.live;
+  if (entry.account == kNone) entry.account = ledger_.open(record.header.client, entry.id);
   run.plan = &entry;
   run.order = record.order;
   run.tag = record.tag;
@@ -266,7 +283,7 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   } else if (object->state == ObjectState::kFailed) {
     poison(slot, value, object->error);
   } else {
-    deliver(slot, value, backend_.retain(object->value), object->devices, object->age);
+    deliver(slot, value, retain(object->value), object->devices, object->age);
   }
 }
 
@@ -304,9 +321,13 @@ void Executor::launch(NodeRef ref) {
       return;
     }
   }
+  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
+  if (!has_room(run, node)) {
+    throttled_.push_back(ref);
+    return;
+  }
   const auto& failure = run.plan->failure;
   uint32_t error = failure ? new_error(*failure) : run.poison[ref.node];
-  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
   outputs_.assign(outputs.size(), nullptr);
   // A failed plan has no executable on any host, so no host launches it; a failed input is no excuse for a gang.
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
@@ -321,8 +342,9 @@ void Executor::launch(NodeRef ref) {
     }
     const Status status = backend_.launch(where, inputs_, outputs_);
     for (uint32_t i = 0; i < inputs.size(); ++i) {
-      if (run.values[inputs[i]] == nullptr) backend_.drop(inputs_[i]);
+      if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
     }
+    book_launch(run, node);
     ++age_;
     ++stats_.launches;
     if (node.gang != 0) {  // GANG-1
@@ -337,11 +359,10 @@ void Executor::launch(NodeRef ref) {
   Value watched = nullptr;
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     if (error == 0) {
-      if (watched == nullptr && (counts || !plan.results_of(outputs[i]).empty()))
-        watched = backend_.retain(outputs_[i]);
+      if (watched == nullptr && (counts || !plan.results_of(outputs[i]).empty())) watched = retain(outputs_[i]);
       define(ref.run, outputs[i], outputs_[i], node.devices, age_);
     } else {
-      if (outputs_[i] != nullptr) backend_.drop(outputs_[i]);
+      if (outputs_[i] != nullptr) drop(outputs_[i]);
       poison(ref.run, outputs[i], error);
     }
   }
@@ -366,12 +387,12 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   run.values[value] = ref;
   run.ages[value] = age;
   for (uint32_t result : plan.results_of(value)) {
-    define_object(run.client, Handle{run.results[result]}, backend_.retain(ref), devices, age);
+    define_object(run.client, Handle{run.results[result]}, retain(ref), devices, age);
   }
   for (uint32_t consumer : plan.consumers(value)) satisfy(slot, consumer);
   if (run.readers[value] == 0) {
     run.values[value] = nullptr;
-    backend_.drop(ref);
+    drop(ref);
   }
 }
 
@@ -380,7 +401,7 @@ void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t device
   Run& run = *runs_[slot];
   if (!run.plan->plan.results_of(value).empty()) {
     ++run.open;
-    watch(devices, {Watch::Kind::kValue, false, slot, value, backend_.retain(ref), 0, age});
+    watch(devices, {Watch::Kind::kValue, false, slot, value, retain(ref), 0, age});
   }
   define(slot, value, ref, devices, age);
 }
@@ -399,7 +420,7 @@ void Executor::poison(uint32_t slot, uint32_t value, uint32_t error) {
 void Executor::read_done(Run& run, std::span<const uint32_t> values) {
   for (uint32_t value : values) {
     if (--run.readers[value] != 0 || run.values[value] == nullptr) continue;
-    backend_.drop(run.values[value]);
+    drop(run.values[value]);
     run.values[value] = nullptr;
   }
 }
@@ -409,7 +430,7 @@ void Executor::close_step(uint32_t slot) {
   PW_DCHECK(run.open > 0);
   if (--run.open != 0) return;
   link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count());
-  if (--run.plan->live == 0 && run.plan->removed) plans_[run.plan->id].reset();
+  if (--run.plan->live == 0 && run.plan->removed) forget_plan(run.plan->id);
   run.plan = nullptr;
   free_runs_.push_back(slot);
   --live_runs_;
@@ -474,11 +495,26 @@ uint32_t Executor::poll() {
     stalled_receives_.pop_front();
     ++done;
   }
+  const uint64_t starts = stats_.launches + stats_.transfers;
   if (!throttled_.empty()) {
     ready_.insert(ready_.end(), throttled_.begin(), throttled_.end());
     throttled_.clear();
   }
   drain();
+  // The order admits only what fits, so room comes when what is under way is done. If nothing is, the sizes it was told
+  // were wrong: better too full than still for ever.
+  const bool is_stuck = !throttled_.empty() && done == 0 && stats_.waiting == 0 && exchanges_.empty() &&
+                        stats_.launches + stats_.transfers == starts;
+  stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
+  if (stuck_polls_ > kStuckPolls) {
+    stuck_polls_ = 0;
+    ++stats_.overfull;
+    may_overfill_ = true;
+    ready_.push_back(throttled_.front());
+    throttled_.erase(throttled_.begin());
+    drain();
+    may_overfill_ = false;
+  }
   return done;
 }
 
@@ -590,7 +626,7 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       resolve(item.run, Handle{item.key});  // `run` names the client: a put belongs to no run
       break;
   }
-  backend_.drop(item.value);
+  drop(item.value);
 }
 
 void Executor::watched(std::vector<Value>* out) const {

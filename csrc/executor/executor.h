@@ -9,6 +9,8 @@
 ///   ASY-1   nothing here waits; what cannot go on stays in a list and `poll` looks again.
 ///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
 ///           `gangs` counts those launches, per run and in all.
+///   MEM-1   what values take is in the ledger from their first reference to their last; a call that finds no room
+///           beside what is there waits for what is under way.
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
@@ -32,6 +34,7 @@
 
 #include "channel/records.h"
 #include "executor/backend.h"
+#include "executor/ledger.h"
 #include "executor/object_store.h"
 #include "plan/plan.h"
 
@@ -52,6 +55,7 @@ struct ExecutorStats {
   uint64_t live_runs = 0;
   uint64_t waiting = 0;    ///< values watched for readiness
   uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
+  uint64_t overfull = 0;   ///< launches that found no room, and nothing under way that would make some
 };
 
 class Executor {
@@ -60,6 +64,7 @@ class Executor {
     uint32_t host = 0;
     uint32_t devices = 1;
     uint32_t max_in_flight = 0;  ///< launches not known to be done, per device; 0: no bound
+    uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
   };
 
   Executor(Options options, Backend& backend, HostLink& link);
@@ -70,7 +75,7 @@ class Executor {
   /// Throws Error(kInvalid) when the id is taken or the plan is another host's.
   void add_plan(uint32_t id, Plan plan);
   /// The plan may be launched; or, with a text, its runs fail with it.
-  void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt);
+  void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt, PlanSizes sizes = {});
   void remove_plan(uint32_t id);
   /// `capacity`: futures that the client can have; handles beyond it are refused. Numbers of clients are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
@@ -93,6 +98,7 @@ class Executor {
   bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0; }
 
   ExecutorStats stats() const;
+  const Ledger& ledger() const { return ledger_; }
   void set_faults(ExecutorFaults faults) { faults_ = faults; }
   /// Memory of one run of a plan: the counters and handles that a host keeps.
   static size_t run_bytes(const Plan& plan);
@@ -109,6 +115,8 @@ class Executor {
     std::optional<std::string> failure;  ///< why it could not be compiled
     uint32_t live = 0;                   ///< runs that use it
     bool removed = false;
+    PlanSizes sizes;
+    uint32_t account = kNone;       ///< in the ledger, from the first run on
     std::vector<uint32_t> waiting;  ///< run slots that came before it was compiled
   };
 
@@ -178,10 +186,23 @@ class Executor {
   struct Client {
     bool present = false;
     uint32_t capacity = 0;
+    uint32_t account = 0;  ///< in the ledger, of its puts
     ObjectStore objects;
     std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
   };
 
+  Value retain(Value value) {
+    ledger_.retain(value);
+    return backend_.retain(value);
+  }
+  void drop(Value value) {
+    ledger_.drop(value);
+    backend_.drop(value);
+  }
+  bool has_room(const Run& run, const NodeRecord& node) const;
+  void book_launch(const Run& run, const NodeRecord& node);
+  void book(const Run& run, const NodeRecord& node, Value value);
+  void forget_plan(uint32_t id);
   NodeContext context(const Run& run, uint32_t node) const;
   uint32_t acquire_run();
   std::string unsound(const RunRecord& record, const uint64_t* handles);
@@ -233,6 +254,9 @@ class Executor {
   const Options options_;
   Backend& backend_;
   HostLink& link_;
+  Ledger ledger_;
+  bool may_overfill_ = false;
+  uint32_t stuck_polls_ = 0;
   ExecutorFaults faults_;
   uint64_t fault_counter_ = 0;
   std::vector<std::byte> held_;  ///< the run that the swap fault holds back

@@ -20,7 +20,7 @@ Object& Executor::make_object(Client& c, Handle handle, ObjectState state) {
 void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t devices, uint64_t age) {
   Object* object = id < clients_.size() ? find_object(clients_[id], handle) : nullptr;
   if (object == nullptr || object->state != ObjectState::kAnnounced) {
-    backend_.drop(ref);
+    drop(ref);
     return;
   }
   object->state = ObjectState::kDefined;
@@ -44,7 +44,7 @@ void Executor::fail_object(uint32_t id, Handle handle, uint32_t error) {
 void Executor::drop_orphan(Client& c, Handle handle) {
   const auto orphan = c.orphans.find(handle.raw);
   if (orphan == c.orphans.end()) return;
-  if (orphan->second.value != nullptr) backend_.drop(orphan->second.value);
+  if (orphan->second.value != nullptr) drop(orphan->second.value);
   c.orphans.erase(orphan);
 }
 
@@ -58,7 +58,7 @@ void Executor::wake_waiters(Object& object) {
       poison(waiter.index, waiter.value, object.error);
       close_step(waiter.index);
     } else {
-      deliver(waiter.index, waiter.value, backend_.retain(object.value), object.devices, object.age);
+      deliver(waiter.index, waiter.value, retain(object.value), object.devices, object.age);
       close_step(waiter.index);
     }
   }
@@ -68,7 +68,7 @@ void Executor::release(Client& c, Object& object) {
   if (object.state == ObjectState::kAnnounced) {  // the index may be used again before it is defined
     c.orphans.emplace(Handle::make(object.index, object.generation).raw, std::move(object));
   } else if (object.value != nullptr) {
-    backend_.drop(object.value);
+    drop(object.value);
   }
   c.objects.forget(object);
 }
@@ -93,10 +93,11 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
         fail_object(id, handle, new_error(std::string(backend_.last_error())));
         break;
       }
+      if (record.place_set != kNoPlaceSet) ledger_.add(value, c->account, devices, record.place_bytes);
       object.value = value;
       object.devices = devices;
       object.age = ++age_;
-      watch(devices, {Watch::Kind::kPut, false, id, 0, backend_.retain(value), handle.raw, age_});
+      watch(devices, {Watch::Kind::kPut, false, id, 0, retain(value), handle.raw, age_});
       break;
     }
     case NoteKind::kFetch:
@@ -153,7 +154,7 @@ void Executor::start_fetch(uint32_t slot, Object& object) {
     free_fetches_.push_back(slot);
     return;
   }
-  watch(object.devices, {Watch::Kind::kFetch, false, kNone, slot, backend_.retain(object.value), 0, object.age});
+  watch(object.devices, {Watch::Kind::kFetch, false, kNone, slot, retain(object.value), 0, object.age});
 }
 
 }  // namespace pathways

@@ -39,6 +39,10 @@ void Executor::start_transfer(NodeRef ref) {
   const NodeRecord& node = plan.node(ref.node);
   const uint32_t input = plan.inputs(node)[0];
   const uint32_t error = run.poison[ref.node];
+  if (error == 0 && is_local(plan, node) && !has_room(run, node)) {
+    throttled_.push_back(ref);
+    return;
+  }
   ++stats_.transfers;
   if (is_local(plan, node)) {
     const uint32_t output = plan.outputs(node)[0];
@@ -46,6 +50,7 @@ void Executor::start_transfer(NodeRef ref) {
     if (error != 0) {
       poison(ref.run, output, error);
     } else if (backend_.transfer(context(run, ref.node), run.values[input], &moved) == Status::kOk) {
+      book(run, node, moved);
       deliver(ref.run, output, moved, node.devices, ++age_);
     } else {
       poison(ref.run, output, new_error(std::string(backend_.last_error())));
@@ -60,9 +65,8 @@ void Executor::start_transfer(NodeRef ref) {
     exchange.source_ready = true;
     exchange.source_error = error;
   } else {
-    exchange.source = backend_.retain(run.values[input]);
-    watch(node.input_devices,
-          {Watch::Kind::kSend, false, ref.run, ref.node, backend_.retain(exchange.source), key, age_});
+    exchange.source = retain(run.values[input]);
+    watch(node.input_devices, {Watch::Kind::kSend, false, ref.run, ref.node, retain(exchange.source), key, age_});
   }
   read_done(run, plan.inputs(node));
   if (error != 0) try_send(key);
@@ -133,7 +137,7 @@ void Executor::try_send(uint64_t key) {
     }
   }
   if (exchange.sends_left == 0 && exchange.source != nullptr) {
-    backend_.drop(exchange.source);
+    drop(exchange.source);
     exchange.source = nullptr;
   }
   if (to_self) {
@@ -165,6 +169,7 @@ void Executor::receive_done(uint64_t key) {
     if (exchange.has_room) backend_.abandon_receive(where);
     poison(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &landed) == Status::kOk) {
+    book(run, node, landed);
     deliver(exchange.run, output, landed, node.devices, ++age_);
   } else {
     poison(exchange.run, output, new_error(std::string(backend_.last_error())));

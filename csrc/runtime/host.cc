@@ -19,7 +19,7 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
       block_(hosts.at(options.host)),
       inbox_(block_->ring_from_controller()->claim_consumer()),
       to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
-      executor_({options.host, options.devices, options.max_in_flight}, backend, *this) {
+      executor_({options.host, options.devices, options.max_in_flight, options.device_bytes}, backend, *this) {
   if (block_->peers == 0) return;
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
@@ -80,8 +80,9 @@ void Host::add_plan(uint32_t id, Plan plan) {
   post_mail([this, id, plan = std::make_shared<Plan>(std::move(plan))] { executor_.add_plan(id, std::move(*plan)); });
 }
 
-void Host::set_compiled(uint32_t id, std::optional<std::string> error) {
-  post_mail([this, id, error = std::move(error)] { executor_.set_compiled(id, error); });
+void Host::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
+  post_mail(
+      [this, id, error = std::move(error), sizes = std::move(sizes)] { executor_.set_compiled(id, error, sizes); });
 }
 
 void Host::attach_client(uint32_t client, ClientBlock* block) {

@@ -30,7 +30,8 @@ class Host final : private HostLink {
     uint32_t host = 0;
     uint32_t devices = 1;
     uint32_t max_in_flight = 0;
-    uint32_t batch = 64;  ///< records taken in one step
+    uint64_t device_bytes = 0;  ///< memory of each device; 0: no bound
+    uint32_t batch = 64;        ///< records taken in one step
     /// A step that has lasted so long takes no further record, for a launch may take as long as its computation, and
     /// what is done is looked at and told at the end of the step: often enough to be soon, seldom enough to be cheap.
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(100);
@@ -42,7 +43,7 @@ class Host final : private HostLink {
   /// Throws Error(kInvalid) when the id is taken, or the plan is another host's or moves data to hosts that are not
   /// there.
   void add_plan(uint32_t id, Plan plan);
-  void set_compiled(uint32_t id, std::optional<std::string> error);
+  void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
   void attach_client(uint32_t client, ClientBlock* block);
   void set_faults(ExecutorFaults faults);
 

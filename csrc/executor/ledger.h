@@ -1,0 +1,202 @@
+/// What lies on this host's devices: bytes in use by device, by client and by plan (MEM-1).
+///
+/// XLA owns the memory; this counts what the executor refers to. A value is counted once however many references there
+/// are, from its first to the drop of its last; one that was donated is counted no more from the launch that took it
+/// over. Values nobody told the size of (a plan without sizes, a stand-in) are not known here and cost a look.
+///
+/// Threading: the executor's thread only.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "base/check.h"
+#include "executor/backend.h"
+
+namespace pathways {
+
+/// What a compiled plan's values take on each local device that they lie on, in bytes.
+struct PlanSizes {
+  struct Launch {
+    uint64_t temporary = 0;         ///< while it runs, beside its inputs and outputs
+    std::vector<uint32_t> donated;  ///< positions of the inputs that its outputs take over
+  };
+  std::vector<uint64_t> values;  ///< by local value
+  std::vector<Launch> launches;  ///< by launchable
+};
+
+class Ledger {
+ public:
+  using AccountId = uint32_t;
+
+  struct Account {
+    uint32_t client = 0;
+    uint32_t plan = 0;   ///< kPuts: what the client put here itself
+    uint64_t bytes = 0;  ///< on all local devices
+    uint64_t high_water = 0;
+    bool is_open = false;
+  };
+  struct Device {
+    uint64_t bytes = 0;
+    uint64_t high_water = 0;
+    uint64_t limit = UINT64_MAX;
+  };
+  static constexpr uint32_t kPuts = 0xffffffffu;
+
+  explicit Ledger(uint32_t devices) : devices_(devices), slots_(kSlots) {}
+
+  void set_limit(uint64_t bytes) {
+    for (Device& device : devices_) device.limit = bytes;
+  }
+
+  AccountId open(uint32_t client, uint32_t plan) {
+    for (AccountId id = 0; id < accounts_.size(); ++id) {
+      if (accounts_[id].is_open || accounts_[id].bytes != 0) continue;
+      accounts_[id] = {client, plan, 0, 0, true};
+      return id;
+    }
+    accounts_.push_back({client, plan, 0, 0, true});
+    return static_cast<AccountId>(accounts_.size() - 1);
+  }
+  /// Nothing more is booked on it; it goes with its last byte.
+  void close(AccountId account) { accounts_[account].is_open = false; }
+
+  /// Whether `bytes` more fit on each device of a mask.
+  bool fits(uint64_t mask, uint64_t bytes) const {
+    for (; mask != 0; mask &= mask - 1) {
+      const Device& device = devices_[static_cast<size_t>(std::countr_zero(mask))];
+      if (bytes > device.limit || device.bytes > device.limit - bytes) return false;
+    }
+    return true;
+  }
+  /// A moment at which `bytes` more are in use: a computation's temporaries.
+  void touch(uint64_t mask, uint64_t bytes) {
+    for (; mask != 0; mask &= mask - 1) {
+      Device& device = devices_[static_cast<size_t>(std::countr_zero(mask))];
+      device.high_water = std::max(device.high_water, device.bytes + bytes);
+    }
+  }
+
+  /// Books a value with one reference; a value that is known gets one reference more.
+  void add(Value value, AccountId account, uint64_t mask, uint64_t bytes) {
+    if (bytes == 0) return;
+    if (Slot* known = find(value)) {
+      ++known->references;
+      return;
+    }
+    if ((count_ + 1) * 2 > slots_.size()) grow();
+    insert({value, mask, bytes, account, 1});
+    book(account, mask, bytes);
+  }
+  void retain(Value value) {
+    if (Slot* slot = find(value)) ++slot->references;
+  }
+  void drop(Value value) {
+    Slot* slot = find(value);
+    if (slot == nullptr || --slot->references != 0) return;
+    unbook(*slot);
+    erase(slot);
+  }
+  /// An output has its memory now.
+  void consume(Value value) {
+    if (Slot* slot = find(value)) {
+      unbook(*slot);
+      slot->bytes = 0;
+    }
+  }
+
+  const std::vector<Device>& devices() const { return devices_; }
+  const std::vector<Account>& accounts() const { return accounts_; }
+  size_t count() const { return count_; }
+  /// MEM-1: devices and accounts are the sums of the values. For tests and debug builds.
+  void validate() const {
+    std::vector<uint64_t> devices(devices_.size()), accounts(accounts_.size());
+    size_t count = 0;
+    for (const Slot& slot : slots_) {
+      if (slot.value == nullptr) continue;
+      ++count;
+      for (uint64_t mask = slot.mask; mask != 0; mask &= mask - 1) {
+        devices[static_cast<size_t>(std::countr_zero(mask))] += slot.bytes;
+        accounts[slot.account] += slot.bytes;
+      }
+    }
+    PW_CHECK(count == count_);
+    for (size_t i = 0; i < devices.size(); ++i) PW_CHECK(devices[i] == devices_[i].bytes);
+    for (size_t i = 0; i < accounts.size(); ++i) PW_CHECK(accounts[i] == accounts_[i].bytes);
+  }
+
+ private:
+  static constexpr size_t kSlots = 256;  ///< at first; a power of two
+
+  /// Open addressing, linear probing; a slot without a value is empty.
+  struct Slot {
+    Value value = nullptr;
+    uint64_t mask = 0;
+    uint64_t bytes = 0;
+    AccountId account = 0;
+    uint32_t references = 0;
+  };
+
+  size_t home(Value value) const {
+    // Fibonacci hashing; the low bits of an address say nothing.
+    const uint64_t mixed = (reinterpret_cast<uintptr_t>(value) >> 4) * uint64_t{0x9e3779b97f4a7c15};
+    return static_cast<size_t>(mixed >> (64 - std::bit_width(slots_.size() - 1)));
+  }
+  Slot* find(Value value) {
+    for (size_t at = home(value);; at = (at + 1) & (slots_.size() - 1)) {
+      if (slots_[at].value == value) return &slots_[at];
+      if (slots_[at].value == nullptr) return nullptr;
+    }
+  }
+  void insert(const Slot& slot) {
+    size_t at = home(slot.value);
+    while (slots_[at].value != nullptr) at = (at + 1) & (slots_.size() - 1);
+    slots_[at] = slot;
+    ++count_;
+  }
+  /// Closes the gap: what probed past it moves up.
+  void erase(Slot* slot) {
+    size_t gap = static_cast<size_t>(slot - slots_.data());
+    const size_t last = slots_.size() - 1;
+    for (size_t at = (gap + 1) & last; slots_[at].value != nullptr; at = (at + 1) & last) {
+      if (((at - home(slots_[at].value)) & last) < ((at - gap) & last)) continue;  // it lies between its home and here
+      slots_[gap] = slots_[at];
+      gap = at;
+    }
+    slots_[gap] = Slot{};
+    --count_;
+  }
+  void grow() {
+    std::vector<Slot> old(slots_.size() * 2);
+    old.swap(slots_);
+    count_ = 0;
+    for (const Slot& slot : old) {
+      if (slot.value != nullptr) insert(slot);
+    }
+  }
+  void book(AccountId account, uint64_t mask, uint64_t bytes) {
+    Account& owner = accounts_[account];
+    for (; mask != 0; mask &= mask - 1) {
+      Device& device = devices_[static_cast<size_t>(std::countr_zero(mask))];
+      device.bytes += bytes;
+      device.high_water = std::max(device.high_water, device.bytes);
+      owner.bytes += bytes;
+    }
+    owner.high_water = std::max(owner.high_water, owner.bytes);
+  }
+  void unbook(const Slot& slot) {
+    for (uint64_t mask = slot.mask; mask != 0; mask &= mask - 1) {
+      devices_[static_cast<size_t>(std::countr_zero(mask))].bytes -= slot.bytes;
+      accounts_[slot.account].bytes -= slot.bytes;
+    }
+  }
+
+  std::vector<Device> devices_;
+  std::vector<Account> accounts_;
+  std::vector<Slot> slots_;
+  size_t count_ = 0;
+};
+
+}  // namespace pathways
