@@ -20,6 +20,9 @@ cdef extern from "<span>" namespace "std" nogil:
     cdef cppclass const_u64_span "std::span<const uint64_t>":
         const_u64_span()
         const_u64_span(const uint64_t*, size_t)
+    cdef cppclass u64_span "std::span<uint64_t>":
+        u64_span()
+        u64_span(uint64_t*, size_t)
     cdef cppclass const_byte_span "std::span<const std::byte>":
         const_byte_span()
         const_byte_span(const byte*, size_t)
@@ -80,6 +83,10 @@ cdef extern from "memory/arena.h" namespace "pathways" nogil:
         uint64_t high_water()
         uint64_t capacity()
 
+cdef extern from "futures/read_back.h" namespace "pathways" nogil:
+    size_t kSmallBytes "pathways::ReadBackArea::kSmallBytes"
+    size_t kLargeBytes "pathways::ReadBackArea::kLargeBytes"
+
 cdef extern from "plan/plan.h" namespace "pathways" nogil:
     cdef cppclass Plan:
         @staticmethod
@@ -122,6 +129,7 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*abandon_receive)(void*, const NodeContext*) noexcept
         int (*put)(void*, uint32_t, const byte*, size_t, Value*, uint64_t*) noexcept
         int (*fetch)(void*, uint32_t, Value, const byte*, size_t) noexcept
+        int (*read_back)(void*, Value, byte*, byte*) noexcept
         void (*refuse_fetch)(void*, uint32_t, const byte*, size_t) noexcept
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept
@@ -192,13 +200,16 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         uint32_t plan
         uint32_t group
         vector[uint32_t] result_parts
+        vector[uint64_t] result_bytes
     cdef cppclass ClientOptions "pathways::Client::Options":
         ClientOptions()
         uint32_t id
         uint32_t window
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
-        Status submit(const ProgramRef&, const_u64_span, uint64_t*) except +
+        Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
+        const byte* read(Handle, size_t)
+        cbool has_read_back()
         uint64_t last_tag()
         Status cancel(uint64_t, const_u64_span, string) except +
         Status allocate(uint32_t, Handle*)

@@ -7,8 +7,10 @@ shared memory as a Python buffer. The host's side, `Host` and what the executor 
 of this module. Segments come from `pathways._native` by address.
 """
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memcpy
@@ -42,6 +44,10 @@ cdef int64_t _LOOK_NS = 50_000_000
 cdef uint32_t _LOOKS = 8
 # How long it sleeps at most while its devices have all they can take.
 cdef int64_t _THROTTLED_NS = 500_000
+# A client that waits so long sends the releases that it holds back.
+cdef int64_t _BRIEF_NS = 1_000_000
+# Runs without a read of a result, after which its value no longer comes with its completion.
+cdef uint32_t _UNREAD_RUNS = 64
 
 PENDING, READY, FAILED, RELEASED = "pending", "ready", "failed", "released"
 
@@ -82,6 +88,9 @@ cdef class Buffer:
     cdef public object cached         # the fetched value, or the fetch under way
     cdef readonly bint shared         # MEM-4: something may still read it off the order, or has its memory as well
     cdef readonly uint64_t run        # tag of the run that makes it; 0: no run
+    cdef Call maker                   # the call that made it, and as which of its results
+    cdef uint32_t place
+    cdef readonly bint is_carried     # READ-1: its value comes with its completion
     cdef uint64_t seen                # number of the last donating call that it is an argument of
 
     def __dealloc__(self):
@@ -103,6 +112,25 @@ cdef class Buffer:
             self.deleted = True
             self.cached = None
             self.client.release_handle(self.handle, self.layout)
+
+    def _learn(self):
+        """It is read: from now on its call has such values come with their completions."""
+        if self.maker is not None:
+            self.maker.learn(self.place)
+
+    def _read(self):
+        """READ-1: waits for a carried value and returns its bytes in C order; None when it failed or was deleted."""
+        cdef Handle handle
+        handle.raw = self.handle
+        if self.client.closed:
+            self.client.check_alive()
+        if self.client.core.get().poll(handle) == FutureState.kPending:
+            self.client.wait_raw(self.handle)
+        # With Python's lock held from the look to the copy nobody releases the handle in between.
+        if self.deleted or self.client.core.get().poll(handle) != FutureState.kReady:
+            return None
+        return PyBytes_FromStringAndSize(<const char*>self.client.core.get().read(handle, self.layout.nbytes),
+                                         self.layout.nbytes)
 
     def _donate(self):
         """The handle was given to a run: it is released after it, in the order."""
@@ -221,9 +249,7 @@ cdef class Client:
         cdef int64_t left = -1 if timeout < 0 else <int64_t>(timeout * 1e9)
         cdef int64_t piece
         handle.raw = raw
-        if self.host is None:
-            # Releases held back would otherwise wait with us.
-            self.core.get().flush()
+        cdef bint is_flushed = self.host is not None
         while True:
             self.core.get().poll_inbox()
             state = self.core.get().poll(handle)
@@ -235,14 +261,19 @@ cdef class Client:
                 return RELEASED
             if left == 0:
                 return PENDING
-            piece = _LOOK_NS if left < 0 or left > _LOOK_NS else left
+            piece = _LOOK_NS if is_flushed else _BRIEF_NS
+            if left >= 0:
+                piece = min(piece, left)
             if self.host is not None:
                 self.check_alive()
                 if not self.pump():
                     self.host.wait_oldest(self, piece * 1e-9)
             else:
                 with nogil:
-                    self.core.get().wait(handle, nanoseconds(piece), SpinPolicy.adaptive())
+                    self.core.get().wait(handle, nanoseconds(piece), SpinPolicy.linger())
+                if not is_flushed and self.core.get().poll(handle) == FutureState.kPending:
+                    is_flushed = True
+                    self.core.get().flush()  # releases held back would otherwise wait with us
                 if self.core.get().poll(handle) == FutureState.kPending:
                     self.core.get().poll_inbox()
                     if self.core.get().poll(handle) == FutureState.kPending:
@@ -381,6 +412,9 @@ cdef class Call:
     cdef uint64_t number                # of the donating call under way
     cdef bint is_twice                  # an array is two of its arguments
     cdef vector[uint64_t] arguments
+    cdef vector[uint64_t] wanted        # a bit per result whose value is to come with its completion
+    cdef vector[uint32_t] unread        # by result: runs since one of its arrays was read
+    cdef uint32_t wants                 # bits of `wanted` that are set
     cdef public object extra
 
     def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
@@ -396,7 +430,32 @@ cdef class Call:
         self.shared_results = shared_results
         for layout in outputs:
             self.program.result_parts.push_back(layout.parts)
+            self.program.result_bytes.push_back(layout.nbytes)
+        self.wanted.resize((len(outputs) + 63) // 64)
+        self.unread.resize(len(outputs))
         self.arguments.resize(len(inputs) + 1)
+
+    cdef void learn(self, uint32_t place) noexcept:
+        self.unread[place] = 0
+        if self.program.result_bytes[place] > kLargeBytes or not self.client.core.get().has_read_back():
+            return
+        if not self.wanted[place // 64] >> (place % 64) & 1:
+            self.wanted[place // 64] |= <uint64_t>1 << (place % 64)
+            self.wants += 1
+
+    cdef void forget_unread(self) noexcept:
+        cdef uint32_t place
+        for place in range(<uint32_t>self.unread.size()):
+            if self.wanted[place // 64] >> (place % 64) & 1:
+                self.unread[place] += 1
+                if self.unread[place] > _UNREAD_RUNS:
+                    self.wanted[place // 64] &= ~(<uint64_t>1 << (place % 64))
+                    self.wants -= 1
+
+    @property
+    def carried(self):
+        """Numbers of the results whose values come with their completions."""
+        return [place for place in range(len(self.outputs)) if self.wanted[place // 64] >> (place % 64) & 1]
 
     def accepts(self, list leaves not None):
         """True when every leaf is an array of this call's layout."""
@@ -442,6 +501,7 @@ cdef class Call:
         cdef uint64_t few[16]
         cdef vector[uint64_t] many
         cdef uint64_t* results = few
+        cdef vector[uint64_t] mask
         if self.donated:
             _donating += 1
             self.number = _donating
@@ -458,7 +518,10 @@ cdef class Call:
             many.resize(len(self.outputs))
             results = many.data()
         while True:
-            status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results)
+            if self.wants != 0:
+                mask = self.wanted
+            status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
+                                              u64_span(mask.data(), mask.size()))
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:
@@ -474,6 +537,12 @@ cdef class Call:
             layout = <Layout><object>PyTuple_GET_ITEM_(<PyObject*>self.outputs, i)
             out[i] = client.wrap(results[i], layout)
             (<Buffer>out[i]).run = tag
+            (<Buffer>out[i]).maker = self
+            (<Buffer>out[i]).place = <uint32_t>i
+        if mask.size() != 0:
+            for i in range(n):
+                (<Buffer>out[i]).is_carried = mask[i // 64] >> (i % 64) & 1
+            self.forget_unread()
         for i in self.shared:
             (<Buffer>leaves[i]).shared = True
         for i in self.shared_results:

@@ -21,6 +21,7 @@ cdef class Host:
     cdef vector[Value] scratch
     cdef bint stopping
     cdef object failure                          # the exception of the last error
+    cdef dict read_backs                         # how to read back, by (sharding, shape, dtype): see _read_back
     cdef readonly uint32_t number
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
@@ -41,6 +42,7 @@ cdef class Host:
         self.arena = self.arenas[number]
         self.clients = {}
         self.launchables = []
+        self.read_backs = {}
         callbacks.self = <void*>self
         callbacks.launch = &_launch
         callbacks.placeholder = &_placeholder
@@ -54,6 +56,7 @@ cdef class Host:
         callbacks.abandon_receive = &_abandon_receive
         callbacks.put = &_put
         callbacks.fetch = &_fetch
+        callbacks.read_back = &_read_back
         callbacks.refuse_fetch = &_refuse_fetch
         callbacks.note = &_note
         callbacks.explain = &_explain
@@ -391,6 +394,41 @@ cdef int _fetch(void* self, uint32_t client, Value value, const byte* data, size
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "fetch", NULL)
+
+
+cdef int _read_back(void* self, Value value, byte* small, byte* large) noexcept:
+    # A recipe is the whole value's size and, where shards can be copied as they lie, for each part that this host is to
+    # write: which of its shards, where the part begins in the whole, and its bytes.
+    cdef Host host = <Host>self
+    cdef object array = <object><PyObject*>value
+    cdef byte* out
+    cdef size_t nbytes, pointer, start, size
+    try:
+        if array.is_deleted():  # donated: nobody can read it
+            return <int>Status.kOk
+        key = (array.sharding, array.shape, array.dtype)
+        recipe = host.read_backs.get(key)
+        if recipe is None:
+            if len(host.read_backs) > 4096:
+                host.read_backs.clear()
+            recipe = host.read_backs[key] = host.driver.read_back_recipe(array)
+        nbytes = recipe[0]
+        if nbytes == 0:
+            return <int>Status.kOk
+        out = small if nbytes <= kSmallBytes else large
+        if out == NULL or nbytes > kLargeBytes:
+            raise ValueError(f"a value of {nbytes} bytes does not fit its read-back slot")
+        if recipe[1] is None:
+            host.driver.read_back(array, PyMemoryView_FromMemory(<char*>out, nbytes, PyBUF_WRITE))
+            return <int>Status.kOk
+        if recipe[1]:
+            shards = (array,) if recipe[2] is None else recipe[2](array)
+            for number, start, size in recipe[1]:
+                pointer = shards[number].unsafe_buffer_pointer()
+                memcpy(out + start, <const void*>pointer, size)
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "read-back", NULL)
 
 
 cdef void _refuse_fetch(void* self, uint32_t client, const byte* data, size_t n) noexcept:

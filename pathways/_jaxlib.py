@@ -156,6 +156,12 @@ def is_sub_byte(dtype: np.dtype) -> bool:
     return bool(dtypes.itemsize_bits(dtype) < 8) if np.dtype(dtype) != np.bool_ else False
 
 
+def local_shards(array: jax.Array) -> Sequence[jax.Array]:
+    """The single-device arrays of this process's devices, in the order of `addressable_shards`."""
+    shards: Sequence[jax.Array] = array._arrays  # type: ignore[attr-defined]
+    return shards
+
+
 def is_tracer(value: Any) -> bool:
     """True for a value under trace."""
     return isinstance(value, core.Tracer)

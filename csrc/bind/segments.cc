@@ -41,10 +41,12 @@ void register_segments(py::module_& m) {
   m.def(
       "client_segment",
       [](uint32_t futures, uint32_t ring_bytes, size_t arena_bytes, bool shared) {
-        return ClientBlock::make({futures, ring_bytes, arena_bytes}, shared);
+        // Within one process values are handed over as they are.
+        return ClientBlock::make({futures, ring_bytes, arena_bytes, shared}, shared);
       },
       "futures"_a = 1u << 16, "ring_bytes"_a = 1u << 20, "arena_bytes"_a = size_t{64} << 20, "shared"_a = true,
-      "A client's rings, its future table and its arena. Made by the client's own process.");
+      "A client's rings, its future table, its read-back area (when shared) and its arena. Made by the client's own "
+      "process.");
   m.def(
       "cluster_status",
       [](Segment& s) {

@@ -42,9 +42,14 @@ struct RecordHeader {
   uint32_t client;
 };
 
-/// Followed by `arguments`, then `results` handles, 8 bytes each.
+/// What a RunRecord's header.detail may say. Each adds 8-byte words behind the handles, in this order.
+enum RunDetail : uint16_t {
+  kRunWanted = 1,  ///< a bit per result, 64 to a word: write it into the client's read-back area (READ-1)
+};
+
+/// Followed by `arguments`, then `results` handles, 8 bytes each; then what `header.detail` says.
 struct RunRecord {
-  RecordHeader header;
+  RecordHeader header;  ///< detail: RunDetail
   uint64_t tag;    ///< client -> controller: the client's own number of the run; controller -> host: the entry's id
   uint64_t order;  ///< place in the cluster's order; 0 until the sequencer gave one
   uint32_t plan;
@@ -113,6 +118,12 @@ struct ArrivedRecord {
 
 static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 48);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
+
+/// 8-byte words that follow a RunRecord.
+inline constexpr uint64_t words_behind(const RunRecord& run) {
+  const uint64_t handles = uint64_t{run.arguments} + run.results;
+  return handles + ((run.header.detail & kRunWanted) != 0 ? (uint64_t{run.results} + 63) / 64 : 0);
+}
 
 inline constexpr uint32_t padded(uint32_t bytes) { return (bytes + 7u) & ~7u; }
 

@@ -17,6 +17,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "futures/read_back.h"
 
 namespace pathways {
 
@@ -70,6 +71,10 @@ class Backend {
   /// There is nothing to read: gives back the memory that the payload holds.
   virtual void refuse_fetch(uint32_t /*client*/, std::span<const std::byte> /*payload*/) {}
 
+  /// Writes this host's share of a ready value into the slot that fits the whole of it, as a C-ordered array of which
+  /// each distinct part is written by one host. A value that was donated meanwhile is left out: nobody can read it.
+  virtual Status read_back(Value /*value*/, const ReadBackPlace& /*place*/) { return Status::kInvalid; }
+
   /// Anything else that has a place in the order.
   virtual void note(uint32_t client, std::span<const std::byte> payload) = 0;
 
@@ -85,6 +90,9 @@ class HostLink {
   /// This host's part of a buffer is ready, or a fetch is written.
   virtual void complete(uint32_t client, Handle future) = 0;
   virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
+  /// READ-1: where a result's value goes; false: nobody will read it. After true `end_read_back` must follow.
+  virtual bool begin_read_back(uint32_t /*client*/, Handle /*future*/, ReadBackPlace* /*place*/) { return false; }
+  virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
   /// `gangs` launched of the `expected` that the run has on this host.
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
   virtual void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;

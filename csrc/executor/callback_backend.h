@@ -26,6 +26,7 @@ struct BackendCallbacks {
   void (*abandon_receive)(void*, const NodeContext*) = nullptr;
   int (*put)(void*, uint32_t, const std::byte*, size_t, Value*, uint64_t*) = nullptr;
   int (*fetch)(void*, uint32_t, Value, const std::byte*, size_t) = nullptr;
+  int (*read_back)(void*, Value, std::byte*, std::byte*) = nullptr;
   void (*refuse_fetch)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*note)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*explain)(void*, const NodeContext*) = nullptr;
@@ -69,6 +70,9 @@ class CallbackBackend final : public Backend {
   }
   void refuse_fetch(uint32_t client, std::span<const std::byte> payload) override {
     c_.refuse_fetch(c_.self, client, payload.data(), payload.size());
+  }
+  Status read_back(Value value, const ReadBackPlace& place) override {
+    return static_cast<Status>(c_.read_back(c_.self, value, place.small, place.large));
   }
   void note(uint32_t client, std::span<const std::byte> payload) override {
     c_.note(c_.self, client, payload.data(), payload.size());

@@ -198,7 +198,7 @@ bool Executor::hold_back(const RunRecord& record, const uint64_t* handles) {
     return false;
   }
   if (++fault_counter_ % faults_.swap_every != 0) return false;
-  const size_t extra = size_t{record.arguments + record.results} * sizeof(uint64_t);
+  const size_t extra = words_behind(record) * sizeof(uint64_t);
   held_.resize(sizeof record + extra);
   std::memcpy(held_.data(), &record, sizeof record);
   if (extra != 0) std::memcpy(held_.data() + sizeof record, handles, extra);
@@ -242,6 +242,11 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.missing.assign(missing.begin(), missing.end());
   run.poison.assign(missing.size(), 0);
   run.results.assign(handles + record.arguments, handles + record.arguments + record.results);
+  run.wanted.clear();
+  if ((record.header.detail & kRunWanted) != 0) {
+    const uint64_t* mask = handles + record.arguments + record.results;
+    run.wanted.assign(mask, mask + (record.results + 63) / 64);
+  }
 
   if (Client* c = client(run.client)) {
     const auto results = plan.results();
@@ -573,29 +578,48 @@ uint32_t Executor::cause(uint32_t slot, uint32_t value) {
   return 0;
 }
 
+/// READ-1: brings a result that is ready, and that its client wants with the completion, to the client's memory.
+Status Executor::read_back(const Run& run, uint32_t result) {
+  const Handle handle{run.results[result]};
+  if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
+  Client* c = client(run.client);
+  const Object* object = c == nullptr ? nullptr : c->objects.find(handle);
+  ReadBackPlace place;
+  // Released, or its client is gone: nobody will read it.
+  if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &place)) {
+    return Status::kOk;
+  }
+  const Status status = backend_.read_back(object->value, place);
+  link_.end_read_back(run.client, handle);
+  return status;
+}
+
+/// A result of a run is settled, ready or with an error.
+void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
+  if (error == 0 && read_back(run, result) != Status::kOk) error = new_error(std::string(backend_.last_error()));
+  if (error == 0) {
+    link_.complete(run.client, Handle{run.results[result]});
+  } else {
+    fail_object(run.client, Handle{run.results[result]}, error);
+  }
+}
+
 void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) {
   if (item.counts) for_each_device(devices, [&](uint32_t d) { --in_flight_[d]; });
   const uint32_t error = readiness == Readiness::kFailed ? failure(item) : 0;
-  const auto resolve = [&](uint32_t client_id, Handle handle) {
-    if (error == 0) {
-      link_.complete(client_id, handle);
-    } else {
-      fail_object(client_id, handle, error);
-    }
-  };
   switch (item.kind) {
     case Watch::Kind::kNode: {
       Run& run = *runs_[item.run];
       const Plan& plan = run.plan->plan;
       for (uint32_t value : plan.outputs(plan.node(item.index))) {
-        for (uint32_t result : plan.results_of(value)) resolve(run.client, Handle{run.results[result]});
+        for (uint32_t result : plan.results_of(value)) resolve_result(run, result, error);
       }
       close_step(item.run);
       break;
     }
     case Watch::Kind::kValue: {
       Run& run = *runs_[item.run];
-      for (uint32_t result : run.plan->plan.results_of(item.index)) resolve(run.client, Handle{run.results[result]});
+      for (uint32_t result : run.plan->plan.results_of(item.index)) resolve_result(run, result, error);
       close_step(item.run);
       break;
     }
@@ -623,7 +647,12 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       break;
     }
     case Watch::Kind::kPut:
-      resolve(item.run, Handle{item.key});  // `run` names the client: a put belongs to no run
+      // `run` names the client: a put belongs to no run.
+      if (error == 0) {
+        link_.complete(item.run, Handle{item.key});
+      } else {
+        fail_object(item.run, Handle{item.key}, error);
+      }
       break;
   }
   drop(item.value);

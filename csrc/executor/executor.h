@@ -15,6 +15,7 @@
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
 ///   OWN-1   a client that is gone owns nothing here; its launched work ends unheard.
+///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
 ///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
 ///           launch the error of its inputs, so one that is well also says that they were.
@@ -80,8 +81,8 @@ class Executor {
   /// `capacity`: futures that the client can have; handles beyond it are refused. Numbers of clients are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
 
-  /// A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
-  void on_run(const RunRecord& record, const uint64_t* handles);
+  /// `words`: what follows the record. A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
+  void on_run(const RunRecord& record, const uint64_t* words);
   void on_note(const NoteRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
   void on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
@@ -134,6 +135,7 @@ class Executor {
     std::vector<uint32_t> missing;  ///< per node
     std::vector<uint32_t> poison;   ///< per node: error of a failed input
     std::vector<uint64_t> results;  ///< handles
+    std::vector<uint64_t> wanted;   ///< READ-1: a bit per result, or empty
   };
 
   struct NodeRef {
@@ -223,6 +225,8 @@ class Executor {
   uint32_t failure(const Watch& watch);
   static uint32_t maker_of(const Plan& plan, uint32_t value);
   uint32_t cause(uint32_t slot, uint32_t value);
+  void resolve_result(const Run& run, uint32_t result, uint32_t error);
+  Status read_back(const Run& run, uint32_t result);
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
   void watch(uint64_t devices, Watch item, std::span<const uint64_t> input_ages = {});
   uint32_t settle_ready(size_t lane);

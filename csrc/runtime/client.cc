@@ -1,6 +1,7 @@
 #include "runtime/client.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/status.h"
@@ -18,6 +19,7 @@ Client::Client(Options options, ClientBlock* block, ControllerBlock* controller)
       block_(block),
       controller_(controller),
       table_(block->futures()),
+      read_back_(block->read_back_area()),
       arena_(block->arena == 0 ? nullptr : block->client_arena()),
       outgoing_(block->ring_to_controller()->claim_producer()),
       inbox_(block->ring_from_controller()->claim_consumer()) {}
@@ -27,22 +29,43 @@ void Client::publish() {
   controller_->doorbell.ring();
 }
 
-Status Client::submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results) {
+/// READ-1: opens the slots of the wanted results of a run, and takes back the wish where there is none to open.
+bool Client::open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted) {
+  uint64_t left = 0;
+  for (size_t word = 0; word < wanted.size(); ++word) {
+    for (uint64_t bits = wanted[word]; bits != 0; bits &= bits - 1) {
+      const size_t result = word * 64 + static_cast<size_t>(std::countr_zero(bits));
+      const Handle handle{results[result]};
+      if (read_back_ == nullptr || !read_back_->try_open(handle, program.result_bytes[result])) {
+        wanted[word] &= ~(bits & -bits);
+      }
+    }
+    left |= wanted[word];
+  }
+  return left != 0;
+}
+
+Status Client::submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
+                      std::span<uint64_t> wanted) {
   if (in_flight() >= options_.window) return Status::kFull;
   const auto result_count = static_cast<uint32_t>(program.result_parts.size());
   const size_t handles = arguments.size() + result_count;
-  const size_t bytes = sizeof(RunRecord) + handles * sizeof(uint64_t);
+  size_t bytes = sizeof(RunRecord) + (handles + wanted.size()) * sizeof(uint64_t);
   if (bytes > outgoing_.max_record()) return Status::kInvalid;
   static_assert(sizeof(Handle) == sizeof(uint64_t));
   const std::span<Handle> fresh{reinterpret_cast<Handle*>(results), result_count};
   if (table_->allocate_many(program.result_parts, fresh) != Status::kOk) return Status::kFull;
+  if (!wanted.empty() && !open_wanted(program, results, wanted)) {
+    bytes -= wanted.size_bytes();
+    wanted = {};
+  }
   const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(bytes));
   if (room.empty()) {
     for (Handle handle : fresh) (void)table_->release(handle);
     return Status::kFull;
   }
   RunRecord record{};
-  record.header = {RecordKind::kRun, 0, options_.id};
+  record.header = {RecordKind::kRun, wanted.empty() ? uint16_t{0} : uint16_t{kRunWanted}, options_.id};
   record.tag = submitted() + 1;
   record.plan = program.plan;
   record.group = program.group;
@@ -54,6 +77,8 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   if (!arguments.empty()) std::memcpy(out, arguments.data(), arguments.size_bytes());
   out += arguments.size_bytes();
   if (result_count != 0) std::memcpy(out, results, size_t{result_count} * sizeof(uint64_t));
+  out += size_t{result_count} * sizeof(uint64_t);
+  if (!wanted.empty()) std::memcpy(out, wanted.data(), wanted.size_bytes());
   submitted_.store(record.tag, std::memory_order_relaxed);
   publish();
   return Status::kOk;

@@ -31,7 +31,8 @@ namespace pathways {
 struct ProgramRef {
   uint32_t plan = 0;
   uint32_t group = 0;
-  std::vector<uint32_t> result_parts;  ///< per result: hosts that hold a part of it
+  std::vector<uint32_t> result_parts;    ///< per result: hosts that hold a part of it
+  std::vector<uint64_t> result_bytes{};  ///< per result: its size; only for results that are wanted
 };
 
 class Client {
@@ -44,9 +45,11 @@ class Client {
 
   Client(Options options, ClientBlock* block, ControllerBlock* controller);
 
-  /// Submits one run. Writes the handles of the results. kFull: nothing happened, try again later; kClosed: the
-  /// cluster is gone; kInvalid: too long for the ring, ever.
-  Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results);
+  /// Submits one run. Writes the handles of the results. `wanted`: empty, or a bit per result whose value is to come
+  /// with its completion; of them only those stay set that will, and for these `read` then has the value. kFull:
+  /// nothing happened, try again later; kClosed: the cluster is gone; kInvalid: too long for the ring, ever.
+  Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
+                std::span<uint64_t> wanted = {});
   uint64_t last_tag() const { return submitted(); }
   /// Drops a run that no host has been granted, and fails its results in any case.
   Status cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text);
@@ -78,6 +81,9 @@ class Client {
   std::string cluster_failure() const {
     return put_out_.load(std::memory_order_acquire) != 0 ? put_out_text_ : controller_->failure();
   }
+  /// READ-1: the value, of `bytes` bytes, of a wanted result that is ready; until its handle is released.
+  const std::byte* read(Handle handle, size_t bytes) const { return read_back_->slot(handle, bytes); }
+  bool has_read_back() const { return read_back_ != nullptr; }
   /// Why a future failed; empty when nothing is known.
   std::string error_of(Handle handle) const;
   uint64_t in_flight() const {
@@ -95,12 +101,14 @@ class Client {
     uint64_t bytes = 0;
   };
   void send_releases(uint32_t group, Releases& releases);
+  bool open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted);
   void publish();
 
   const Options options_;
   ClientBlock* block_;
   ControllerBlock* controller_;
   FutureTable* table_;
+  ReadBackArea* read_back_;  ///< nullptr: none
   Arena* arena_;
   ByteRing::Producer outgoing_;
   ByteRing::Consumer inbox_;

@@ -108,7 +108,8 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
     case RecordKind::kRun: {
       if (bytes.size() < sizeof(RunRecord)) return expect(sizeof(RunRecord));
       const auto record = read<RunRecord>(bytes);
-      return expect(sizeof record + (uint64_t{record.arguments} + record.results) * sizeof(uint64_t));
+      if ((header.detail & ~kRunWanted) != 0) return "a run has the unknown flags " + std::to_string(header.detail);
+      return expect(sizeof record + words_behind(record) * sizeof(uint64_t));
     }
     case RecordKind::kNote: {
       if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));

@@ -87,9 +87,10 @@ void Host::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes
 
 void Host::attach_client(uint32_t client, ClientBlock* block) {
   post_mail([this, client, block] {
-    if (client >= tables_.size()) tables_.resize(client + 1, nullptr);
+    if (client >= tables_.size()) tables_.resize(client + 1, nullptr), read_backs_.resize(client + 1, nullptr);
     if (tables_[client] == nullptr) attached_.fetch_add(1, std::memory_order_relaxed);
     tables_[client] = block->futures();
+    read_backs_[client] = block->read_back_area();
     executor_.add_client(client, tables_[client]->capacity());
   });
 }
@@ -195,6 +196,13 @@ void Host::take_peer(std::span<const std::byte> bytes) {
 void Host::complete(uint32_t client, Handle future) {
   if (client < tables_.size() && tables_[client] != nullptr) (void)tables_[client]->complete(future);
 }
+
+bool Host::begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) {
+  return client < tables_.size() && tables_[client] != nullptr && read_backs_[client] != nullptr &&
+         read_backs_[client]->begin_write(*tables_[client], future, place);
+}
+
+void Host::end_read_back(uint32_t client, Handle future) { read_backs_[client]->end_write(future); }
 
 void Host::failed(uint32_t client, Handle future, std::string_view text) {
   text = text.substr(0, std::min(kMostText, to_controller_.max_record() - uint32_t{sizeof(FailedRecord)} - 8));

@@ -62,6 +62,8 @@ class Host final : private HostLink {
  private:
   void complete(uint32_t client, Handle future) override;
   void failed(uint32_t client, Handle future, std::string_view text) override;
+  bool begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) override;
+  void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
@@ -80,6 +82,7 @@ class Host final : private HostLink {
   std::vector<std::vector<uint64_t>> partial_posts_;  ///< by peer: the first pieces of a long post
   bool has_overflow_ = false;                         ///< some record waits for room in a ring; nobody rings for that
   std::vector<FutureTable*> tables_;                  ///< by client; nullptr: none, or gone
+  std::vector<ReadBackArea*> read_backs_;             ///< by client; nullptr: it has none
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 

@@ -6,7 +6,8 @@
 ///
 ///   controller   doorbell, status of the cluster and the text of its failure, which hosts' rings have news
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for each other host g, arena
-///   client c     rings c -> controller, controller -> c, counters, future table (with c's doorbell), arena
+///   client c     rings c -> controller, controller -> c, counters, future table (with c's doorbell), read-back area,
+///                arena
 #pragma once
 
 #include <cstddef>
@@ -16,6 +17,7 @@
 
 #include "channel/news_board.h"
 #include "futures/future_table.h"
+#include "futures/read_back.h"
 #include "memory/arena.h"
 #include "memory/segment.h"
 #include "sync/atomic.h"
@@ -73,7 +75,7 @@ struct HostBlock {
 struct ClientBlock {
   static constexpr uint64_t kMagic = 0x5057434c49454e54ULL;
   uint64_t magic;
-  uint64_t to_controller, from_controller, table, arena;
+  uint64_t to_controller, from_controller, table, read_back, arena;  ///< offsets in the block; 0: none
   alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes
   Atomic<uint64_t> wanted;  ///< ring the doorbell when `retired` reaches it, and clear it; 0: nobody waits
   Atomic<uint64_t> told;    ///< records sent to the client; the controller writes, before it rings
@@ -82,12 +84,17 @@ struct ClientBlock {
     uint32_t futures = 1u << 16;
     uint32_t ring_bytes = 1u << 20;
     size_t arena_bytes = size_t{64} << 20;
+    bool has_read_back = true;
   };
   static Segment make(Sizes sizes, bool shared);
   static ClientBlock* attach(Segment& segment);
   ByteRing* ring_to_controller() { return ring(to_controller); }
   ByteRing* ring_from_controller() { return ring(from_controller); }
   FutureTable* futures() { return FutureTable::attach(reinterpret_cast<std::byte*>(this) + table); }
+  /// nullptr: it has none.
+  ReadBackArea* read_back_area() {
+    return read_back == 0 ? nullptr : ReadBackArea::attach(reinterpret_cast<std::byte*>(this) + read_back);
+  }
   Arena* client_arena() { return Arena::attach(reinterpret_cast<std::byte*>(this) + arena); }
 
  private:

@@ -76,6 +76,7 @@ struct ModelledFaults {
   uint64_t fail_receive = 0;  ///< the n-th begin_receive fails
   uint64_t fail_send = 0;     ///< the n-th send fails
   uint64_t fail_put = 0;      ///< the n-th put fails
+  bool fail_read_back = false;
 };
 
 class ModelledBackend final : public Backend {
@@ -124,6 +125,8 @@ class ModelledBackend final : public Backend {
   void abandon_receive(const NodeContext& context) override;
   Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) override;
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
+  /// Writes the checksum into the small slot.
+  Status read_back(Value value, const ReadBackPlace& place) override;
   void note(uint32_t client, std::span<const std::byte> payload) override;
   std::string_view last_error() const override { return last_error_; }
 

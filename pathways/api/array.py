@@ -132,11 +132,15 @@ class Array(_Face):
         return self
 
     def copy_to_host_async(self) -> None:
-        """Starts reading the value back; a later `np.asarray` finds it here."""
+        """Starts reading the value back; a later `np.asarray` finds it here. Waits for nothing.
+
+        From now on results of this call that are small come with their completion (READ-1), at no cost of their own.
+        """
         if self.is_deleted():
             raise self._deleted_error("copy_to_host_async()")
         if self.cached is None:
-            self.cached = _Fetch(self)
+            self._learn()
+            self.cached = _CARRIED if self.is_carried else _Fetch(self)
 
     def delete(self) -> None:
         """Gives the buffer back now. Any later use is refused."""
@@ -179,11 +183,12 @@ class Array(_Face):
         """The whole logical array on this machine: read-only NumPy, or a JAX array for PRNG keys."""
         if self.is_deleted():
             raise self._deleted_error("reading it")
-        if self.cached is None and self.client.state(self) == _FAILED:
-            raise self._failure()
-        self.copy_to_host_async()
+        if self.cached is None:
+            if not self.is_carried and self.client.state(self) == _FAILED:
+                raise self._failure()
+            self.copy_to_host_async()
         fetched = self.cached
-        if isinstance(fetched, _Fetch):
+        if isinstance(fetched, (_Fetch, _Carried)):
             self.cached = fetched = fetched.result(self)
         return fetched
 
@@ -221,9 +226,9 @@ class Array(_Face):
         return np.asarray(self).tolist()
 
     def _scalar(self, what: str) -> Any:
-        if self.size != 1:
+        if self.layout.shape and self.size != 1:
             raise TypeError(f"only arrays of one element can be converted to {what}, got {self!r}")
-        return np.asarray(self).reshape(())[()]
+        return self.__array__().reshape(())[()]
 
     def __len__(self) -> int:
         if not self.shape:
@@ -265,6 +270,33 @@ def _unpickle_key(words: np.ndarray, implementation: str) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=implementation)
 
 
+class _Carried:
+    """A value that comes with its completion (READ-1). While it stands in `cached`, the array is not donated."""
+
+    def result(self, array: Array) -> Any:
+        """Waits and returns the value; raises what befell it."""
+        data = array._read()
+        if data is None:
+            array.cached = None
+            raise array._deleted_error("reading it") if array.is_deleted() else array._failure()
+        return _value_of(array.layout, data)
+
+
+_CARRIED = _Carried()
+
+
+def _value_of(layout: _core.Layout, data: Any) -> Any:
+    """A fetched value, of read-only memory."""
+    kind: ArrayType = layout.cache
+    value: Any = np.frombuffer(data, kind.dtype) if kind.nbytes else np.empty(0, kind.dtype)
+    value = value.reshape(kind.shape)
+    if not isinstance(layout.dtype, np.dtype):
+        return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype)
+    if value.flags.writeable:
+        value.flags.writeable = False
+    return value
+
+
 class _Fetch:
     """A read-back under way: a token to wait for, and where the bytes land."""
 
@@ -300,7 +332,6 @@ class _Fetch:
     def _wait(self, array: Array) -> Any:
         state = self._client.wait_raw(self._token)
         layout = array.layout
-        kind: ArrayType = layout.cache
         if state == _FAILED:
             text = self._client.error_text(self._token)
             array.cached = None
@@ -309,14 +340,9 @@ class _Fetch:
             raise errors.from_text(text, errors.ComputationError)
         if self._driver is not None:
             value = self._driver.local.pop(self._token)
-        else:
-            assert self._block is not None
-            count = int(np.prod(kind.shape, dtype=np.int64))
-            value = np.frombuffer(memoryview(self._block), kind.dtype, count).reshape(kind.shape)
-            value.flags.writeable = False
-        if _jaxlib.is_key(layout.dtype):
-            return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype)
-        return value
+            return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype) if _jaxlib.is_key(layout.dtype) else value
+        assert self._block is not None
+        return _value_of(layout, memoryview(self._block))
 
     def __del__(self) -> None:
         if self._token and not self._client.closed:

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from pathways import _core, _jaxlib
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
-from pathways.runtime import executable, payloads
+from pathways.runtime import executable, payloads, read_back
 from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
 from pathways.runtime.payloads import Mode
 from pathways.runtime.routes import Placed, Region, slices
@@ -310,16 +310,21 @@ class HostDriver:
         mode, what = payloads.parse_fetch(payload)
         if mode is Mode.LOCAL:
             if what[0] in self.local:  # else its reader is gone
-                self.local[what[0]] = np.asarray(value)
+                self.local[what[0]] = read_back.whole(value)
             return
         offset, nbytes = what
         block = self.core.client_block(client, offset, nbytes, True)
-        if nbytes == 0:
-            return
-        full = np.frombuffer(memoryview(block), value.dtype, value.size).reshape(value.shape)
-        for shard in value.addressable_shards:
-            if shard.replica_id == 0:
-                full[shard.index] = np.asarray(shard.data)
+        read_back.write(value, memoryview(block))
+
+    @all_dtypes
+    def read_back_recipe(self, value: jax.Array) -> read_back.Recipe:
+        """How `_core` reads back arrays like `value`."""
+        return read_back.recipe(value, self._platform)
+
+    @all_dtypes
+    def read_back(self, value: jax.Array, memory: memoryview) -> None:
+        """Writes this host's share of a small result where the client reads it."""
+        read_back.write(value, memory)
 
     def refuse_fetch(self, client: int, payload: bytes) -> None:
         """Gives back the client's memory of a fetch of nothing."""

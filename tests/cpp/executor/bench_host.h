@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,13 @@ class RecordingLink final : public HostLink {
   void failed(uint32_t client, Handle future, std::string_view text) override {
     failures[{client, future.raw}] = std::string(text);
   }
+  bool begin_read_back(uint32_t, Handle future, ReadBackPlace* place) override {
+    if (refused.count(future.raw) != 0) return false;
+    place->small = reinterpret_cast<std::byte*>(&read[future.raw]);
+    ++writers;
+    return true;
+  }
+  void end_read_back(uint32_t, Handle) override { --writers; }
   void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected) override { runs[tag] = {gangs, expected}; }
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
@@ -45,6 +53,9 @@ class RecordingLink final : public HostLink {
   };
   uint32_t self = 0;
   std::vector<std::pair<uint32_t, uint64_t>> done;
+  std::map<uint64_t, uint64_t> read;  ///< by handle: what was written into its slot
+  std::set<uint64_t> refused;         ///< handles that nobody will read
+  int writers = 0;
   std::map<std::pair<uint32_t, uint64_t>, std::string> failures;
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;  ///< by tag: gangs launched, expected
   std::deque<Message> outgoing;
@@ -67,14 +78,15 @@ struct BenchHost {
     if (compiled) executor.set_compiled(id);
   }
   void run(uint64_t order, uint32_t plan, std::vector<uint64_t> arguments, const std::vector<uint64_t>& results,
-           uint32_t client = 0) {
+           uint32_t client = 0, std::vector<uint64_t> wanted = {}) {
     RunRecord record{};
-    record.header = {RecordKind::kRun, 0, client};
+    record.header = {RecordKind::kRun, static_cast<uint16_t>(wanted.empty() ? 0 : kRunWanted), client};
     record.tag = record.order = order;
     record.plan = plan;
     record.arguments = static_cast<uint32_t>(arguments.size());
     record.results = static_cast<uint32_t>(results.size());
     arguments.insert(arguments.end(), results.begin(), results.end());
+    arguments.insert(arguments.end(), wanted.begin(), wanted.end());
     executor.on_run(record, arguments.data());
   }
   void note(NoteKind kind, uint64_t handle, uint64_t token, std::span<const std::byte> payload, uint32_t client = 0) {

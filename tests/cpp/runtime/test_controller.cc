@@ -131,6 +131,33 @@ TEST_F(Records, TravelOutAndBack) {
   EXPECT_TRUE(controller->is_idle());
 }
 
+TEST_F(Records, WantedWordsTravelToo) {  // READ-1
+  uint64_t results[70] = {};
+  uint64_t wanted[2] = {1, 1u << 5};
+  ProgramRef program{5, 2, std::vector<uint32_t>(70, 1), std::vector<uint64_t>(70, 64)};
+  program.result_bytes[0] = ReadBackArea::kLargeBytes + 1;  // has no slot
+  ASSERT_EQ(good->submit(program, {}, results, wanted), Status::kOk);
+  EXPECT_TRUE(wanted[0] == 0 && wanted[1] == 1u << 5);
+  uint64_t more[70] = {}, none[2] = {1, 0};
+  ASSERT_EQ(good->submit(program, {}, more, none), Status::kOk);
+  pass();
+  for (auto& host : hosts) {
+    for (const uint64_t words : {2u, 0u}) {
+      const auto bytes = host->next();
+      ASSERT_EQ(bytes.size(), sizeof(RunRecord) + (70 + words) * sizeof(uint64_t));
+      RunRecord record;
+      std::memcpy(&record, bytes.data(), sizeof record);
+      EXPECT_EQ(record.header.detail, words == 0 ? 0 : kRunWanted);
+      uint64_t last = 0;
+      std::memcpy(&last, bytes.data() + bytes.size() - sizeof last, sizeof last);
+      EXPECT_EQ(last, words == 0 ? more[69] : 1u << 5);
+      host->done(record);
+    }
+  }
+  pass();
+  EXPECT_TRUE(controller->is_idle());
+}
+
 TEST_F(Records, WindowHoldsBack) {
   for (int i = 0; i < 3; ++i) submit(1);
   pass();
@@ -159,12 +186,18 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
   RunRecord many = run;
   many.arguments = 0xffffffff;
   many.results = 0xffffffff;
+  RunRecord wanting = run;
+  wanting.header.detail = kRunWanted;
+  RunRecord strange = run;
+  strange.header.detail = 256;
   const NoteRecord note{{RecordKind::kNote, 1, 0}, 1, 0, 2, 64, 0, kNoPlaceSet, 0};
   const std::vector<Raw> cases = {
       {"shorter", raw(run, 4)},
       {"has 16 bytes, expected 40", raw(run, 16)},
       {"expected 56", raw(run, sizeof run)},
       {"expected 68719476760", raw(many, 56)},
+      {"expected 64", raw(wanting, 56)},
+      {"unknown flags 256", raw(strange, 56)},
       {"group 99", raw(nowhere, 56)},
       {"expected 112", raw(note, 56)},
       {"has 8 bytes, expected 48", raw(note, 8)},
