@@ -94,7 +94,10 @@ struct BenchHost {
                             handle,
                             token,
                             0,
-                            static_cast<uint32_t>(payload.size())};
+                            static_cast<uint32_t>(payload.size()),
+                            0,
+                            kNoPlaceSet,
+                            0};
     executor.on_note(record, payload);
   }
   void put(uint64_t handle, uint64_t hash, uint64_t devices = 1, uint32_t client = 0) {
