@@ -98,6 +98,7 @@ cdef extern from "channel/records.h" namespace "pathways" nogil:
         kFetch
         kRelease
         kBackend
+    cdef uint32_t NO_PLACE_SET "pathways::kNoPlaceSet"
 
 cdef extern from "executor/backend.h" namespace "pathways" nogil:
     ctypedef void* Value
@@ -137,6 +138,30 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         CallbackBackend(const BackendCallbacks&)
         void set_error(string)
 
+cdef extern from "executor/ledger.h" namespace "pathways" nogil:
+    cdef cppclass LaunchSizes "pathways::PlanSizes::Launch":
+        LaunchSizes()
+        uint64_t temporary
+        vector[uint32_t] donated
+    cdef cppclass PlanSizes:
+        PlanSizes()
+        vector[uint64_t] values
+        vector[LaunchSizes] launches
+    cdef cppclass LedgerDevice "pathways::Ledger::Device":
+        uint64_t bytes
+        uint64_t high_water
+        uint64_t limit
+    cdef cppclass LedgerAccount "pathways::Ledger::Account":
+        uint32_t client
+        uint32_t plan
+        uint64_t bytes
+        uint64_t high_water
+        cbool is_open
+    cdef cppclass Ledger:
+        const vector[LedgerDevice]& devices()
+        const vector[LedgerAccount]& accounts()
+    cdef uint32_t PUTS "pathways::Ledger::kPuts"
+
 cdef extern from "executor/executor.h" namespace "pathways" nogil:
     cdef cppclass ExecutorFaults:
         ExecutorFaults()
@@ -149,11 +174,13 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         uint64_t objects
         uint64_t live_runs
         uint64_t waiting
+        uint64_t overfull
     cdef cppclass Executor:
         void watched(vector[Value]*)
         void watched_half_way(vector[Value]*)
         bint is_throttled()
         ExecutorStats stats()
+        const Ledger& ledger()
         void clear()
         cbool is_idle()
 
@@ -181,11 +208,12 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         uint32_t host
         uint32_t devices
         uint32_t max_in_flight
+        uint64_t device_bytes
         uint32_t batch
     cdef cppclass CppHost "pathways::Host":
         CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +
         void add_plan(uint32_t, Plan) except +
-        void set_compiled(uint32_t, optional[string]) except +
+        void set_compiled(uint32_t, optional[string], PlanSizes) except +
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
         uint32_t step() except +
@@ -205,6 +233,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         ClientOptions()
         uint32_t id
         uint32_t window
+        uint64_t release_bytes
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
@@ -214,6 +243,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         Status cancel(uint64_t, const_u64_span, string) except +
         Status allocate(uint32_t, Handle*)
         Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span) except +
+        Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span, uint32_t, uint64_t) except +
         void release(Handle, uint32_t, uint64_t) except +
         void forget(Handle) except +
         void flush() except +

@@ -65,8 +65,11 @@ cdef class Layout:
     cdef readonly uint32_t parts      # how many they are
     cdef readonly uint64_t nbytes
     cdef public object cache          # whatever the api keeps with it
+    cdef readonly uint32_t place_set  # the devices that hold it, for the ledger of memory
+    cdef readonly uint64_t place_bytes  # what it takes on each
 
-    def __init__(self, tuple shape, dtype, bint weak_type, slice, tuple spec, group, parts, nbytes):
+    def __init__(self, tuple shape, dtype, bint weak_type, slice, tuple spec, group, parts, nbytes, place_set,
+                 place_bytes):
         self.shape = shape
         self.dtype = dtype
         self.weak_type = weak_type
@@ -75,6 +78,8 @@ cdef class Layout:
         self.group = group
         self.parts = parts
         self.nbytes = nbytes
+        self.place_set = place_set
+        self.place_bytes = place_bytes
         self.cache = None
 
 
@@ -151,10 +156,11 @@ cdef class Client:
     cdef readonly uint64_t dispatches
 
     def __init__(self, uint32_t client_id, client_segment, controller_segment, array_type, liveness=None,
-                 uint32_t window=1024):
+                 uint32_t window=1024, uint64_t release_bytes=1 << 20):
         cdef ClientOptions options
         options.id = client_id
         options.window = window
+        options.release_bytes = release_bytes
         self.keep = (client_segment, controller_segment)
         self.core.reset(new CppClient(options, <ClientBlock*><size_t>client_segment.client_block,
                                       <ControllerBlock*><size_t>controller_segment.controller_block))
@@ -322,8 +328,17 @@ cdef class Client:
         if not self.closed:
             self.core.get().forget(handle)
 
+    def put(self, Buffer array not None, bytes payload not None):
+        """Sends the bytes of a new array, in the order."""
+        self.send_note(NoteKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.place_set,
+                       array.layout.place_bytes)
+
     def note(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
-        """Sends one note in the order. `kind`: 1 put, 2 fetch, 4 for the backend."""
+        """Sends one note in the order. `kind`: 2 fetch, 4 for the backend."""
+        self.send_note(<NoteKind>kind, group, raw, token, payload, NO_PLACE_SET, 0)
+
+    cdef send_note(self, NoteKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
+                   uint32_t place_set, uint64_t place_bytes):
         cdef Handle handle, answer
         cdef const char* data = payload
         cdef Status status
@@ -332,8 +347,8 @@ cdef class Client:
         if self.closed:
             self.check_alive()
         while True:
-            status = self.core.get().note(<NoteKind>kind, group, handle, answer,
-                                          const_byte_span(<const byte*>data, len(payload)))
+            status = self.core.get().note(kind, group, handle, answer,
+                                          const_byte_span(<const byte*>data, len(payload)), place_set, place_bytes)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:

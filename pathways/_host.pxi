@@ -25,7 +25,7 @@ cdef class Host:
     cdef readonly uint32_t number
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
-                 controller_segment, uint32_t batch=64):
+                 controller_segment, uint32_t batch=64, uint64_t device_bytes=0):
         cdef HostOptions options
         cdef BackendCallbacks callbacks
         cdef vector[HostBlock*] blocks
@@ -64,6 +64,7 @@ cdef class Host:
         options.host = number
         options.devices = devices
         options.max_in_flight = max_in_flight
+        options.device_bytes = device_bytes
         options.batch = batch
         self.core.reset(new CppHost(options, blocks, <ControllerBlock*><size_t>controller_segment.controller_block,
                                     self.backend.get()[0]))
@@ -82,19 +83,34 @@ cdef class Host:
         memcpy(data.data(), <const char*>block, len(block))
         self.core.get().add_plan(plan, Plan.parse(data))
 
-    def set_launchables(self, uint32_t plan, tuple launchables not None):
-        """The callables that the plan's calls name, flat arrays in and a tuple or list of arrays out."""
+    def set_launchables(self, uint32_t plan, tuple launchables not None, list value_bytes not None,
+                        list launches not None):
+        """The callables that the plan's calls name, flat arrays in and a tuple or list of arrays out.
+
+        `value_bytes`: what each value takes on each of its devices; `launches`: by launchable, the temporaries' bytes
+        and the positions of the inputs that the outputs take over.
+        """
+        cdef PlanSizes sizes
+        cdef LaunchSizes launch
+        for size in value_bytes:
+            sizes.values.push_back(size)
+        for temporary, donated in launches:
+            launch.temporary = temporary
+            launch.donated.clear()
+            for position in donated:
+                launch.donated.push_back(position)
+            sizes.launches.push_back(launch)
         while <uint32_t>len(self.launchables) <= plan:
             self.launchables.append(None)
             self.fast.push_back(NULL)
         self.launchables[plan] = launchables
         self.fast[plan] = <PyObject*>launchables
-        self.core.get().set_compiled(plan, optional[string]())
+        self.core.get().set_compiled(plan, optional[string](), sizes)
 
     def set_failed(self, uint32_t plan, str error not None):
         """The plan could not be compiled: its runs fail with `error`."""
         cdef string text = error.encode()
-        self.core.get().set_compiled(plan, optional[string](text))
+        self.core.get().set_compiled(plan, optional[string](text), PlanSizes())
 
     def attach_client(self, uint32_t client, segment):
         self.clients[client] = segment
@@ -202,8 +218,21 @@ cdef class Host:
 
     def stats(self):
         cdef ExecutorStats s = self.core.get().executor().stats()
+        cdef const Ledger* ledger = &self.core.get().executor().ledger()
+        cdef size_t i
+        devices, accounts = [], []
+        for i in range(ledger.devices().size()):
+            devices.append({"bytes": ledger.devices()[i].bytes, "high_water": ledger.devices()[i].high_water,
+                            "limit": ledger.devices()[i].limit})
+        for i in range(ledger.accounts().size()):
+            if ledger.accounts()[i].is_open or ledger.accounts()[i].bytes != 0:
+                accounts.append({"client": ledger.accounts()[i].client,
+                                 "plan": ledger.accounts()[i].plan if ledger.accounts()[i].plan != PUTS else None,
+                                 "bytes": ledger.accounts()[i].bytes,
+                                 "high_water": ledger.accounts()[i].high_water})
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
-                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting,
+                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
+                "memory": {"devices": devices, "accounts": accounts},
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
 

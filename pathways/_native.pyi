@@ -65,7 +65,25 @@ def describe_plan(block: bytes) -> list[dict[str, Any]]: ...
 
 class Controller:
     def __init__(
-        self, segment: Segment, hosts: Sequence[Segment], islands: Sequence[int] = ..., window: int = 256
+        self,
+        segment: Segment,
+        hosts: Sequence[Segment],
+        islands: Sequence[int] = ...,
+        window: int = 256,
+        budgets: Sequence[int] = ...,
+        places: Sequence[str] = ...,
+    ) -> None: ...
+    def add_place_set(self, places: Sequence[int]) -> int: ...
+    def set_budget(self, place: int, bytes: int) -> None: ...
+    def set_plan_memory(
+        self,
+        plan: int,
+        client: int,
+        name: str,
+        biggest: str,
+        needs: Sequence[tuple[int, int, int]],
+        results: Sequence[tuple[int, int, int, int, int]],
+        donated: Sequence[int],
     ) -> None: ...
     def add_group(self, group: int, hosts: Sequence[int]) -> None: ...
     def add_client(self, client: int, segment: Segment) -> None: ...

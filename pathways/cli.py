@@ -63,7 +63,16 @@ def main() -> None:
 )
 @click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
 @click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
-def up(islands: int, hosts_per_island: int, devices_per_host: int, platform: str | None) -> None:
+@click.option("--device-memory", type=_COUNT, default=None, help="Bytes of each device that programs may use.")
+@click.option("--transfer-memory", type=_COUNT, default=None, help="Bytes of each host that transfers may land in.")
+def up(
+    islands: int,
+    hosts_per_island: int,
+    devices_per_host: int,
+    platform: str | None,
+    device_memory: int | None,
+    transfer_memory: int | None,
+) -> None:
     """Start a cluster on this machine and keep it in the foreground.
 
     Prints its address on standard output, for pathways.connect(ADDRESS). Ctrl-C, or SIGTERM, ends it.
@@ -76,7 +85,14 @@ def up(islands: int, hosts_per_island: int, devices_per_host: int, platform: str
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
     try:
-        handle = start_local_cluster(islands, hosts_per_island, devices_per_host, platform=platform)
+        handle = start_local_cluster(
+            islands,
+            hosts_per_island,
+            devices_per_host,
+            platform=platform,
+            device_memory=device_memory,
+            transfer_memory=transfer_memory,
+        )
     except KeyboardInterrupt:
         sys.exit(130)
     try:

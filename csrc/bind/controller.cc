@@ -16,13 +16,16 @@ namespace {
 /// A controller with the segments it works in, which must outlive it.
 struct BoundController {
   BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
-                  std::vector<uint32_t> islands, uint32_t window)
+                  std::vector<uint32_t> islands, uint32_t window, std::vector<uint64_t> budgets,
+                  std::vector<std::string> places)
       : controller_memory(std::move(controller_segment)), host_memory(host_segments) {
     std::vector<HostBlock*> hosts;
     for (const py::object& segment : host_memory) hosts.push_back(HostBlock::attach(segment.cast<Segment&>()));
     Controller::Options options;
     options.window = window;
     options.islands = std::move(islands);
+    options.budgets = std::move(budgets);
+    options.places = std::move(places);
     core = std::make_unique<Controller>(std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()),
                                         std::move(hosts));
   }
@@ -36,7 +39,8 @@ struct BoundController {
 py::dict stats_dict(const ControllerStats& s) {
   return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped,
                   "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes, "clients"_a = s.clients,
-                  "waiting"_a = s.waiting, "gangs"_a = s.gangs);
+                  "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held, "refused"_a = s.refused,
+                  "live_bytes"_a = s.live_bytes, "high_water"_a = s.high_water);
 }
 
 }  // namespace
@@ -44,8 +48,42 @@ py::dict stats_dict(const ControllerStats& s) {
 void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t>(), "segment"_a,
-           "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256)
+      .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t, std::vector<uint64_t>,
+                    std::vector<std::string>>(),
+           "segment"_a, "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256,
+           "budgets"_a = std::vector<uint64_t>{}, "places"_a = std::vector<std::string>{},
+           "`budgets`: bytes of memory by place, `places` their names: devices, then hosts' memory for transfers.")
+      .def(
+          "add_place_set",
+          [](BoundController& c, std::vector<uint32_t> places) {
+            const py::gil_scoped_release unlock;
+            return c.core->add_place_set(std::move(places));
+          },
+          "places"_a, "The number of places that hold buffers together.")
+      .def(
+          "set_budget",
+          [](BoundController& c, uint32_t place, uint64_t bytes) {
+            const py::gil_scoped_release unlock;
+            c.core->set_budget(place, bytes);
+          },
+          "place"_a, "bytes"_a)
+      .def(
+          "set_plan_memory",
+          [](BoundController& c, uint32_t plan, uint32_t client, const std::string& name, const std::string& biggest,
+             const std::vector<std::tuple<uint32_t, uint64_t, uint64_t>>& needs,
+             const std::vector<std::tuple<uint32_t, uint32_t, uint64_t, int32_t, int32_t>>& results,
+             std::vector<uint32_t> donated) {
+            PlanMemory memory{client, name, biggest, {}, {}, std::move(donated)};
+            for (const auto& [place, peak, eager] : needs) memory.needs.push_back({place, peak, eager});
+            for (const auto& [group, set, bytes, argument, same_as] : results) {
+              memory.results.push_back({group, set, bytes, argument, same_as});
+            }
+            const py::gil_scoped_release unlock;
+            c.core->set_plan_memory(plan, std::move(memory));
+          },
+          "plan"_a, "client"_a, "name"_a, "biggest"_a, "needs"_a, "results"_a, "donated"_a,
+          "What runs of a plan take: `needs` are (place, peak, eager), `results` (group, place set, bytes, argument, "
+          "same as).")
       .def(
           "add_group",
           [](BoundController& c, uint32_t group, std::vector<uint32_t> hosts) {

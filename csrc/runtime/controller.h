@@ -91,6 +91,7 @@ class Controller {
   void add_group(GroupId group, std::vector<uint32_t> hosts);
   /// The number of a set of places that hold buffers together. Throws Error(kInvalid) for unknown or repeated places.
   PlaceSetId add_place_set(std::vector<PlaceId> places);
+  void set_budget(PlaceId place, uint64_t bytes);
   /// Registers what a plan takes, before its first run is submitted.
   void set_plan_memory(uint32_t plan, PlanMemory memory);
   /// Numbers of clients are never used again.

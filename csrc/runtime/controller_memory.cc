@@ -59,6 +59,13 @@ PlaceSetId Controller::add_place_set(std::vector<PlaceId> places) {
   return set;
 }
 
+void Controller::set_budget(PlaceId place, uint64_t bytes) {
+  run_mail([&] {
+    if (place >= admission_.place_count()) throw Error(Status::kInvalid, "no place " + std::to_string(place));
+    admission_.set_budget(place, bytes);
+  });
+}
+
 void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
   auto shared = std::make_shared<const PlanMemory>(std::move(memory));
   run_mail([&] {

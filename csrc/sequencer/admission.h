@@ -89,6 +89,11 @@ class Admission {
   bool has_claims() const { return !claimed_.empty(); }
 
   uint64_t budget(PlaceId place) const { return places_[place].budget; }
+  /// A smaller budget takes nothing back; it keeps others out.
+  void set_budget(PlaceId place, uint64_t bytes) {
+    places_[place].budget = bytes < kUnlimited ? bytes : kUnlimited;
+    ++version_;
+  }
   uint64_t live(PlaceId place) const { return places_[place].live; }
   uint64_t high_water(PlaceId place) const { return places_[place].high_water; }
   /// Who holds most on a place, the biggest first, at most `count`.

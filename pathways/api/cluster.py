@@ -8,6 +8,7 @@ cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a runn
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import threading
 from typing import Any
@@ -27,13 +28,21 @@ class LocalCluster:
         hosts_per_island: host processes in each.
         devices_per_host: devices that each host drives.
         platform: "cpu", "cuda", "rocm" or "tpu"; what JAX_PLATFORMS or the machine says when None.
+        device_memory: budget of each device in bytes. Runs are admitted when they fit; None: what the device says that it
+            has, on CPU its share of the machine's memory.
+        transfer_memory: budget in bytes of each host's shared memory, into which transfers land; None: 1 GiB.
     """
 
     islands: int = 1
     hosts_per_island: int = 1
     devices_per_host: int = 1
     platform: str | None = None
+    device_memory: int | None = None
+    transfer_memory: int | None = None
 
+
+#: Releases of buffers are held back, and sent together, up to so many bytes; less where devices have little memory.
+RELEASE_BYTES = 1 << 20
 
 _lock = threading.RLock()
 _live: dict[Any, Cluster] = {}  # by target; guarded by _lock
@@ -70,6 +79,8 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
                 target.devices_per_host,
                 platform=target.platform,
                 progress=progress,
+                device_memory=target.device_memory,
+                transfer_memory=target.transfer_memory,
             )
             try:
                 cluster = Cluster(handle.control, target, handle)
@@ -140,7 +151,12 @@ class Cluster:
         self.is_embedded = target is None
         liveness = None if self.is_embedded else control.check
         self.native = _core.Client(
-            control.client_id, control.client_segment, control.controller_segment, Array, liveness
+            control.client_id,
+            control.client_segment,
+            control.controller_segment,
+            Array,
+            liveness,
+            release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64)) if topology.device_bytes else RELEASE_BYTES,
         )
         self.driver = None
         if self.is_embedded:
@@ -237,7 +253,16 @@ class Cluster:
         if known is None:
             binding = slice.binding
             known = _core.Layout(
-                shape, dtype, weak_type, slice, kind.spec, binding.group, len(binding.hosts), kind.nbytes
+                shape,
+                dtype,
+                weak_type,
+                slice,
+                kind.spec,
+                binding.group,
+                len(binding.hosts),
+                kind.nbytes,
+                binding.place_set,
+                kind.nbytes // math.prod(slice.placed(kind).parts()),
             )
             known.cache = kind
             with self._lock:

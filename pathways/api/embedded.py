@@ -5,8 +5,10 @@ No process is started and no port opened; the rooms are the same as in a cluster
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,8 +16,11 @@ import jax
 from pathways import _jaxlib, _native, errors
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import driver
+from pathways.runtime.memory import ProgramMemory, ledger_entries
 from pathways.runtime.resource_manager import ResourceManager
 from pathways.runtime.topology import SliceBinding, Topology
+
+UNLIMITED = 1 << 62
 
 
 class EmbeddedControl:
@@ -39,11 +44,18 @@ class EmbeddedControl:
             futures=1 << 20, ring_bytes=1 << 22, arena_bytes=arena, shared=False
         )
         self._host_segment = _native.host_segment(0, 1, ring_bytes=1 << 22, arena_bytes=0, shared=False)
-        self.controller = _native.Controller(self.controller_segment, [self._host_segment], window=1 << 16)
+        self.controller = _native.Controller(
+            self.controller_segment,
+            [self._host_segment],
+            window=1 << 16,
+            budgets=[UNLIMITED] * (len(devices) + 1),
+            places=[str(device) for device in devices] + ["memory for transfers"],
+        )
         self.driver = driver.HostDriver(0, devices, devices, 0, [self._host_segment], self.controller_segment)
         self.driver.attach_client(0, self.client_segment)
         self.controller.add_client(0, self.client_segment)
         self._manager = ResourceManager(self.topology)
+        self._place_sets: dict[tuple[int, ...], int] = {}
         self._programs = 0
         self._errors: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -56,7 +68,13 @@ class EmbeddedControl:
         with self._lock:
             binding = self._manager.allocate(shape, axis_names, island)
             self.controller.add_group(binding.group, list(binding.hosts))
-            return binding
+            return dataclasses.replace(binding, place_set=self._place_set(binding.devices))
+
+    def _place_set(self, devices: Sequence[int]) -> int:
+        key = tuple(sorted(devices))
+        if key not in self._place_sets:
+            self._place_sets[key] = self.controller.add_place_set(key)
+        return self._place_sets[key]
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""
@@ -77,13 +95,19 @@ class EmbeddedControl:
             number = self._programs
         done = threading.Event()
 
-        def compiled(_: int, error: str | None) -> None:
+        def compiled(_: int, error: str | None, memory: ProgramMemory | None) -> None:
             if error is not None:
                 self._errors[number] = error
+            parts.append(memory)
             done.set()
+
+        parts: list[ProgramMemory | None] = []
 
         self.driver.register_program(0, number, program, bindings, compiled)
         done.wait()
+        if (memory := parts[0]) is not None:
+            entries = ledger_entries([memory], bindings, [0], self.topology, self._place_set, lambda hosts: 0)
+            self.controller.set_plan_memory(number, 0, program.name, memory.biggest, *entries, memory.donated)
         return number
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:

@@ -95,18 +95,18 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
         # This process is the host: hand the value over as it is, but never memory that the caller can change.
         key = next(_keys)
         driver.local[key] = leaf if isinstance(leaf, jax.Array) else np.array(leaf, dtype=kind.dtype, copy=True)
-        client.note(1, layout.group, array.raw_handle, 0, payloads.put_local(placement, key))
+        client.put(array, payloads.put_local(placement, key))
         return array
     data = np.asarray(leaf, dtype=kind.dtype)
     if data.shape != kind.shape:
         raise errors.ProgramError(f"{what}: expected shape {kind.shape}, got {data.shape}")
     if data.nbytes <= INLINE_BYTES:
-        client.note(1, layout.group, array.raw_handle, 0, payloads.put_inline(placement, data.tobytes()))
+        client.put(array, payloads.put_inline(placement, data.tobytes()))
         return array
     block = allocate(client, data.nbytes, what)
     np.copyto(np.frombuffer(memoryview(block), kind.dtype, data.size).reshape(kind.shape), data)
     block.retain(layout.parts)
-    client.note(1, layout.group, array.raw_handle, 0, payloads.put_arena(placement, block.offset, data.nbytes))
+    client.put(array, payloads.put_arena(placement, block.offset, data.nbytes))
     return array
 
 

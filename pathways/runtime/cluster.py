@@ -14,6 +14,7 @@ to the thread that started them. Nothing here is on the dispatch path: that is t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.metadata
 import os
 import shutil
@@ -26,13 +27,15 @@ from typing import Any, TypeVar
 
 from pathways import errors
 from pathways.runtime import environment, fdpass, options
-from pathways.runtime.members import Host, Stage
+from pathways.runtime.members import Host, Program, Stage
+from pathways.runtime.memory import ledger_entries
 from pathways.runtime.options import ControllerConfig, HostConfig
 from pathways.runtime.processes import is_readable
 from pathways.runtime.proto import control_pb2 as pb
 from pathways.runtime.resource_manager import ResourceManager
-from pathways.runtime.topology import Topology
+from pathways.runtime.topology import SliceBinding, Topology
 
+UNLIMITED = 1 << 62
 STOP_GRACE_S = 2.0
 
 _T = TypeVar("_T")
@@ -63,6 +66,7 @@ class Cluster:
         self._loop = asyncio.get_running_loop()
         self._startup_news = asyncio.Event()
         self._native_groups: set[int] = set()
+        self._place_sets: dict[tuple[int, ...], int] = {}
         self._services: list[Any] = []
         self._segment: Any = None
         self._controller: Any = None
@@ -93,11 +97,23 @@ class Cluster:
         for host in range(count):
             self._start_host(host, segments)
         self._controller = self.native.Controller(
-            self._segment, segments, [self.topology.island_of(host) for host in range(count)]
+            self._segment,
+            segments,
+            [self.topology.island_of(host) for host in range(count)],
+            # Of its devices' memory a host tells when it is ready.
+            budgets=[self.config.options.device_memory or UNLIMITED] * self.topology.devices
+            + [self.config.options.transfer_bytes] * count,
+            places=self._places(),
         )
         self.group(range(count))  # the native controller takes group 0 for all hosts
         self._controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
+
+    def _places(self) -> list[str]:
+        """Names of the places that the native controller counts memory by: devices, then hosts' memory for transfers."""
+        each = self.topology.devices_per_host
+        devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
+        return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]
 
     def _start_coordinators(self) -> None:
         if self.config.options.hosts_per_island == 1:
@@ -129,6 +145,7 @@ class Cluster:
             start_timeout_s=self.config.options.start_timeout_s,
             native=self.config.options.native,
             driver=self.config.options.driver,
+            device_memory=self.config.options.device_memory,
         )
         log_path = os.path.join(self.config.directory, "logs", f"host-{number}.log")
         with open(log_path, "wb") as log, theirs:
@@ -159,6 +176,12 @@ class Cluster:
 
     def host_stage(self, host: Host, report: pb.HostStage) -> None:
         """A host got further in its start; the last one makes the cluster ready."""
+        if report.stage == Stage.HOST_READY and report.device_bytes:
+            first = host.config.first_device
+            for device in range(first, first + host.config.devices_per_host):
+                self._controller.set_budget(device, report.device_bytes)
+            known = self.topology.device_bytes or report.device_bytes
+            self.topology = dataclasses.replace(self.topology, device_bytes=min(known, report.device_bytes))
         host.stage = max(host.stage, report.stage)
         self.announce(pb.StartupEvent(stage=report.stage, host=host.number, pid=host.process.pid, detail=report.detail))
         if not self.ready and not self.done.done() and all(each.stage >= Stage.HOST_READY for each in self.hosts):
@@ -260,6 +283,32 @@ class Cluster:
             self._controller.add_group(number, list(key))
             self._native_groups.add(number)
         return number
+
+    def place_set(self, devices: Iterable[int]) -> int:
+        """The native controller's number of exactly these places, in any order."""
+        key = tuple(sorted(set(devices)))
+        if key not in self._place_sets:
+            self._place_sets[key] = self._controller.add_place_set(list(key))
+        return self._place_sets[key]
+
+    def bind(self, binding: SliceBinding) -> SliceBinding:
+        """A slice's binding with what the native controller knows its hosts and devices by."""
+        self.group(binding.hosts)
+        return dataclasses.replace(binding, place_set=self.place_set(binding.devices))
+
+    def admit_by(self, program: Program) -> None:
+        """Tells the native controller what runs of a program take, as its hosts worked it out (MEM-2)."""
+        parts = [part for _, part in sorted(program.memory.items())]
+        if not parts:
+            return
+        self._controller.set_plan_memory(
+            program.number,
+            program.client,
+            program.name,
+            parts[0].biggest,
+            *ledger_entries(parts, program.bindings, list(program.memory), self.topology, self.place_set, self.group),
+            parts[0].donated,
+        )
 
     @property
     def controller(self) -> Any:

@@ -290,6 +290,7 @@ class RemoteControl:
             client=self.client_id,
             program=dump_program(program, texts=False),
             bindings=[pb.Binding(devices=devices) for devices in bindings],
+            name=program.name,
         )
         return int(self._call(self._stub.RegisterProgram, request).program_id)
 

@@ -25,6 +25,7 @@ from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, payloads, read_back
 from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
+from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode
 from pathways.runtime.routes import Placed, Region, slices
 from pathways.runtime.transport import Landings, Transport
@@ -69,16 +70,21 @@ class HostDriver:
         first_device: int,
         segments: Sequence[Any],
         controller: Any,
+        device_bytes: int = 0,
     ) -> None:
-        """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on."""
+        """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on.
+
+        `device_bytes`: memory of each device that may be used; 0: no bound.
+        """
         self.host = host
+        self.device_bytes = device_bytes
         self._devices = tuple(devices)
         self._all_devices = tuple(all_devices)
         self._first_device = first_device
         self._platform = devices[0].platform
         # A host of one CPU device runs what it enqueues inline, so nothing is ever in flight there.
         bound = CPU_IN_FLIGHT if self._platform == "cpu" and len(devices) > 1 else 0
-        self.core = _core.Host(self, host, len(devices), bound, list(segments), controller)
+        self.core = _core.Host(self, host, len(devices), bound, list(segments), controller, device_bytes=device_bytes)
         self._transport = Transport(self.core, host, len(devices))
         self._programs: dict[int, Program] = {}
         self._executables = executable.ExecutableCache()
@@ -110,9 +116,9 @@ class HostDriver:
         program_id: int,
         program: LogicalProgram,
         bindings: Bindings,
-        on_compiled: Callable[[int, str | None], None],
+        on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
     ) -> None:
-        """Stores a program and compiles it in the background; then `on_compiled(program_id, error or None)`."""
+        """Stores a program and compiles it in the background; then `on_compiled(program_id, error, memory)`."""
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
         registered = Program(bound, host_plan(bound, self.host))
         self._programs[program_id] = registered
@@ -126,25 +132,35 @@ class HostDriver:
         while (job := self._compiler.get()) is not None:
             job()
 
-    def _compile(self, program_id: int, registered: Program, on_compiled: Callable[[int, str | None], None]) -> None:
-        error = None
+    def _compile(
+        self,
+        program_id: int,
+        registered: Program,
+        on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
+    ) -> None:
+        error = memory = None
         try:
-            self.core.set_launchables(program_id, self.compile_now(registered))
+            loaded = self.compile_now(registered)
+            temporaries = [each.memory.temporary_bytes for each in loaded]
+            profile = Profile(registered.bound, self.host, lands_on_host=self._platform == "cpu")
+            memory = profile.memory(registered.plan, temporaries)
+            sizes = sizes_of(registered.plan, profile, temporaries)
+            self.core.set_launchables(program_id, tuple(each.call for each in loaded), *sizes)
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem} (on host {self.host})"
             self.core.set_failed(program_id, error)
-        on_compiled(program_id, error)
+        on_compiled(program_id, error, memory)
 
     @all_dtypes
-    def compile_now(self, registered: Program) -> tuple[Callable[..., Any], ...]:
-        """The callables of a program's launches; equal modules are compiled once per host."""
+    def compile_now(self, registered: Program) -> tuple[executable.Executable, ...]:
+        """A program's launches; equal modules are compiled once per host."""
         bound = registered.bound
-        calls = []
+        loaded = []
         for launch in registered.plan.launches:
             computation = bound.program.computations[launch.computation]
             devices = [self._device(number) for number in bound.bindings[computation.mesh]]
-            calls.append(self._executables.load(computation, devices, launch.donates).call)
-        return tuple(calls)
+            loaded.append(self._executables.load(computation, devices, launch.donates))
+        return tuple(loaded)
 
     def _device(self, number: int) -> jax.Device:
         return self._all_devices[number - self._first_device]
@@ -171,8 +187,12 @@ class HostDriver:
 
     def stats(self) -> dict[str, Any]:
         """Numbers for people."""
+        stats = self.core.stats()
+        for account in stats["memory"]["accounts"]:
+            known = self._programs.get(account["plan"])
+            account["program"] = known.bound.program.name if known is not None else None
         return {
-            **self.core.stats(),
+            **stats,
             "compiles": self._compiles.count,
             "executables": len(self._executables),
             "bytes_moved": self._transport.bytes_sent + self._local_bytes,

@@ -26,6 +26,7 @@ import grpc
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import fdpass, options, wire
 from pathways.runtime.members import Stage
+from pathways.runtime.memory import ProgramMemory
 from pathways.runtime.options import HostConfig
 from pathways.runtime.processes import ParentLost, die_with_parent
 from pathways.runtime.proto import control_pb2 as pb
@@ -53,9 +54,9 @@ class Driver(Protocol):
         program_id: int,
         program: LogicalProgram,
         bindings: tuple[tuple[int, ...], ...],
-        on_compiled: Callable[[int, str | None], None],
+        on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
     ) -> None:
-        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error or None)`."""
+        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
 
     def run(self) -> None:
         """The loop of the main thread, until `stop`."""
@@ -65,6 +66,16 @@ class Driver(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Numbers for people; from the control thread."""
+
+
+def default_device_bytes(device: Any, devices: int) -> int:
+    """Memory of a device that may be used: what it says, on CPU one of `devices` parts of the machine's; 0: unknown."""
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    if device.platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
+    return 0
 
 
 def start_jax_driver(
@@ -84,6 +95,8 @@ def start_jax_driver(
 
     local = sorted(jax.local_devices(), key=lambda device: device.id)
     _jaxlib.drop_tracebacks()
+    everything = config.devices_per_host * len(config.segment_fds)
+    limit = config.device_memory or default_device_bytes(local[0], everything)
     platform = jax.default_backend()
     if len(local) != config.devices_per_host:
         raise RuntimeError(
@@ -107,6 +120,7 @@ def start_jax_driver(
         first_device=config.island_hosts[0] * config.devices_per_host,
         segments=list(segments),
         controller=controller,
+        device_bytes=limit,
     )
     # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
     host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
@@ -142,7 +156,9 @@ class HostProcess:
         commands = rpc.HostsStub(channel).Session(iter(self._reports.get, None), wait_for_ready=True)
         try:
             driver = self._driver = self._start()
-            self._stage(Stage.HOST_READY)
+            self._report(
+                pb.HostReport(stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0)))
+            )
             control = threading.Thread(target=self._serve, args=(commands, driver), name="control", daemon=True)
             control.start()
             driver.run()
@@ -227,10 +243,11 @@ class HostProcess:
 
     # -- reports, from any thread ------------------------------------------------------------------------------------
 
-    def _compiled(self, program_id: int, error: str | None) -> None:
-        self._report(
-            pb.HostReport(program_compiled=pb.ProgramCompiled(program_id=program_id, error=(error or "")[: 1 << 16]))
-        )
+    def _compiled(self, program_id: int, error: str | None, memory: ProgramMemory | None = None) -> None:
+        report = pb.ProgramCompiled(program_id=program_id, error=(error or "")[: 1 << 16])
+        if memory is not None:
+            report.memory.CopyFrom(wire.dump_memory(memory))
+        self._report(pb.HostReport(program_compiled=report))
 
     def _stage(self, stage: pb.StartupEvent.Stage, detail: str = "") -> None:
         self._report(pb.HostReport(stage=pb.HostStage(stage=stage, detail=detail)))

@@ -23,6 +23,7 @@ from typing import Any
 from pathways import errors
 from pathways.runtime import directory, environment, janitor, options
 from pathways.runtime.connection import RemoteControl, StartupEvent, connect_unix
+from pathways.runtime.memory import check_budget
 from pathways.runtime.options import ClusterOptions, ControllerConfig
 from pathways.runtime.processes import Deadline, describe_exit, is_readable, wait_readable
 from pathways.runtime.startup_display import shown
@@ -58,6 +59,8 @@ def start_local_cluster(
         ConnectError: the cluster could not start; says why, with the last lines of the log of whoever failed.
         ValueError: a size that is no positive int.
     """
+    check_budget("device_memory", sizes.get("device_memory"))
+    check_budget("transfer_memory", sizes.get("transfer_memory"))
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
     Topology.grid(islands, hosts_per_island, devices_per_host)
     chosen = environment.choose_platform(platform, os.environ)

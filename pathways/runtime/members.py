@@ -13,6 +13,7 @@ import subprocess
 from typing import Any
 
 from pathways.runtime import fdpass
+from pathways.runtime.memory import ProgramMemory
 from pathways.runtime.options import HostConfig
 from pathways.runtime.processes import describe_exit, log_tail
 from pathways.runtime.proto import control_pb2 as pb
@@ -89,3 +90,7 @@ class Program:
     client: int
     stored: dict[int, asyncio.Future[str]]  # by host: an error's text, or empty
     compiled: dict[int, asyncio.Future[str]]
+    name: str = ""
+    bindings: tuple[tuple[int, ...], ...] = ()
+    memory: dict[int, ProgramMemory] = dataclasses.field(default_factory=dict)  # by host
+    is_admitted: bool = False  # the native controller knows what it takes

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from pathways import errors
-from pathways.runtime import fdpass
+from pathways.runtime import fdpass, wire
 from pathways.runtime.cluster import Cluster
 from pathways.runtime.members import Client, Connection, Host, Program
 from pathways.runtime.options import PROTOCOL_VERSION
@@ -201,6 +201,8 @@ class Membership:
             client.number,
             {host: self._loop.create_future() for host in hosts},
             {host: self._loop.create_future() for host in hosts},
+            name=request.name,
+            bindings=tuple(tuple(binding.devices) for binding in request.bindings),
         )
         self.programs[program.number] = program
         client.programs.add(program.number)
@@ -232,6 +234,9 @@ class Membership:
         for host, compiled in program.compiled.items():
             if error := await self.cluster.unless_ended(compiled):
                 raise errors.ComputationError(f"host {host} could not compile program {number}: {error}")
+        if not program.is_admitted:
+            program.is_admitted = True
+            self.cluster.admit_by(program)
 
     # -- what hosts report -------------------------------------------------------------------------------------------
 
@@ -249,6 +254,8 @@ class Membership:
                 _settle(program.stored.get(host.number), report.program_stored.error.message)
         elif what == "program_compiled":
             if program := self.programs.get(report.program_compiled.program_id):
+                if report.program_compiled.HasField("memory"):
+                    program.memory[host.number] = wire.load_memory(report.program_compiled.memory)
                 _settle(program.compiled.get(host.number), report.program_compiled.error)
         elif what == "stats":
             _settle(self._stats.get((host.number, report.stats.request)), report.stats.driver_json)

@@ -15,6 +15,8 @@ class ClusterOptions:
     """Shape, platform and sizes of a local cluster.
 
     Segments are sized for the most they may ever hold; the kernel gives memory only to pages that are touched.
+    `device_memory` is the budget of each device in bytes (None: what the device says that it has, on CPU its share of the
+    machine's memory), `transfer_memory` that of each host's arena, into which transfers land.
     `native` and `driver` name the code that the processes run (`module` and `module:function`): tests give doubles.
     """
 
@@ -24,9 +26,20 @@ class ClusterOptions:
     platform: str | None = None
     start_timeout_s: float = 180.0
     host_ring_bytes: int = 1 << 20
-    host_arena_bytes: int = 1 << 30
+    device_memory: int | None = None
+    transfer_memory: int | None = None
     native: str = "pathways._native"
     driver: str = "pathways.runtime.host:start_jax_driver"
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Budget of a host's memory for transfers."""
+        return self.transfer_memory or 1 << 30
+
+    @property
+    def host_arena_bytes(self) -> int:
+        """Room for that: twice as much, so that what is free is found in one piece; pages nobody touches cost nothing."""
+        return 2 * self.transfer_bytes + (1 << 20)
 
     @property
     def hosts(self) -> int:
@@ -73,6 +86,7 @@ class HostConfig:
     start_timeout_s: float
     native: str
     driver: str
+    device_memory: int | None = None
 
     @property
     def first_device(self) -> int:

@@ -76,9 +76,8 @@ class ControllerService(rpc.ControllerServicer):
         client = self._membership.client(request.client)
         island = request.island if request.HasField("island") else None
         binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
-        self._cluster.group(binding.hosts)
         client.slices.add(binding.slice_id)
-        return wire.dump_binding(binding)
+        return wire.dump_binding(self._cluster.bind(binding))
 
     @_refusing
     async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> pb.ReleaseSliceReply:  # noqa: D102

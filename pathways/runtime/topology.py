@@ -18,6 +18,7 @@ class Topology:
     platform: str = "cpu"
     jax_version: str = ""
     jaxlib_version: str = ""
+    device_bytes: int = 0  # budget of each device; 0: none is known
 
     @classmethod
     def grid(cls, islands: int, hosts_per_island: int, devices_per_host: int, **what: str) -> Topology:
@@ -69,7 +70,8 @@ class Topology:
 class SliceBinding:
     """Where a slice lies now: entry i of `devices` is the physical device under the slice's i-th virtual one.
 
-    Virtual devices are counted in C order of `shape`. `group` is the controller's group of exactly `hosts`.
+    Virtual devices are counted in C order of `shape`. `group` is the controller's group of exactly `hosts`,
+    `place_set` its number of exactly `devices`, by which it counts memory.
     """
 
     slice_id: int
@@ -79,3 +81,4 @@ class SliceBinding:
     devices: tuple[int, ...]
     hosts: tuple[int, ...]
     group: int
+    place_set: int = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any, NoReturn
 
 import grpc
 
 from pathways import errors
+from pathways.runtime.memory import DeviceNeed, ProgramMemory, ResultMemory
 from pathways.runtime.proto import control_pb2 as pb
 from pathways.runtime.topology import SliceBinding, Topology
 
@@ -59,6 +61,7 @@ def dump_topology(topology: Topology) -> pb.Topology:
         platform=topology.platform,
         jax_version=topology.jax_version,
         jaxlib_version=topology.jaxlib_version,
+        device_bytes=topology.device_bytes,
     )
 
 
@@ -70,6 +73,7 @@ def load_topology(message: pb.Topology) -> Topology:
         platform=message.platform,
         jax_version=message.jax_version,
         jaxlib_version=message.jaxlib_version,
+        device_bytes=message.device_bytes,
     )
 
 
@@ -83,6 +87,7 @@ def dump_binding(binding: SliceBinding) -> pb.SliceBinding:
         devices=binding.devices,
         hosts=binding.hosts,
         group=binding.group,
+        place_set=binding.place_set,
     )
 
 
@@ -96,6 +101,29 @@ def load_binding(message: pb.SliceBinding) -> SliceBinding:
         devices=tuple(message.devices),
         hosts=tuple(message.hosts),
         group=message.group,
+        place_set=message.place_set,
+    )
+
+
+def dump_memory(memory: ProgramMemory) -> pb.ProgramMemory:
+    """As a message."""
+    return pb.ProgramMemory(
+        devices=[pb.ProgramMemory.DeviceNeed(**dataclasses.asdict(need)) for need in memory.devices],
+        landing_peak=memory.landing_peak,
+        results=[pb.ProgramMemory.Result(**dataclasses.asdict(result)) for result in memory.results],
+        donated=memory.donated,
+        biggest=memory.biggest,
+    )
+
+
+def load_memory(message: pb.ProgramMemory) -> ProgramMemory:
+    """What `dump_memory` wrote."""
+    return ProgramMemory(
+        tuple(DeviceNeed(need.device, need.peak, need.eager) for need in message.devices),
+        message.landing_peak,
+        tuple(ResultMemory(r.mesh, r.bytes, r.on_host, r.argument, r.same_as) for r in message.results),
+        tuple(message.donated),
+        message.biggest,
     )
 
 

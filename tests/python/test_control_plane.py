@@ -31,7 +31,7 @@ from pathways.runtime.connection import RemoteControl, StartupEvent, connect_uni
 from pathways.runtime.launcher import LocalClusterHandle, start_local_cluster
 from pathways.runtime.options import ClientSizes, ClusterOptions
 
-SMALL = {**control_doubles.OPTIONS, "host_ring_bytes": 4096, "host_arena_bytes": 4096}
+SMALL = {**control_doubles.OPTIONS, "host_ring_bytes": 4096, "transfer_memory": 4096}
 SIZES = ClientSizes(16, 4096, 4096)
 HERE = pathlib.Path(__file__).parent
 

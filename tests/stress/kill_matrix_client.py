@@ -27,7 +27,7 @@ def options(doubles: bool) -> dict[str, Any]:
         return {}
     import control_doubles
 
-    return {**control_doubles.OPTIONS, "host_arena_bytes": 4096}
+    return {**control_doubles.OPTIONS, "transfer_memory": 4096}
 
 
 def owner(phase: str, doubles: bool) -> None:
