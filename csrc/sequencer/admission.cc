@@ -163,6 +163,7 @@ std::vector<Admission::Holder> Admission::holders(PlaceId place, size_t count) c
     sums[{block.client, block.plan}] += block.bytes;
   }
   std::vector<Holder> found;
+  found.reserve(sums.size());
   for (const auto& [who, bytes] : sums) found.push_back({who.first, who.second, bytes});
   std::stable_sort(found.begin(), found.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
   if (found.size() > count) found.resize(count);

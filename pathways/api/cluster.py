@@ -28,7 +28,7 @@ class LocalCluster:
         hosts_per_island: host processes in each.
         devices_per_host: devices that each host drives.
         platform: "cpu", "cuda", "rocm" or "tpu"; what JAX_PLATFORMS or the machine says when None.
-        device_memory: budget of each device in bytes. Runs are admitted when they fit; None: what the device says that it
+        device_memory: budget of each device in bytes, by which runs are admitted; None: what the device says that it
             has, on CPU its share of the machine's memory.
         transfer_memory: budget in bytes of each host's shared memory, into which transfers land; None: 1 GiB.
     """
@@ -156,7 +156,9 @@ class Cluster:
             control.controller_segment,
             Array,
             liveness,
-            release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64)) if topology.device_bytes else RELEASE_BYTES,
+            release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64))
+            if topology.device_bytes
+            else RELEASE_BYTES,
         )
         self.driver = None
         if self.is_embedded:

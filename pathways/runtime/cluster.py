@@ -110,7 +110,7 @@ class Cluster:
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
     def _places(self) -> list[str]:
-        """Names of the places that the native controller counts memory by: devices, then hosts' memory for transfers."""
+        """Names of the places that memory is counted by: devices, then hosts' memory for transfers."""
         each = self.topology.devices_per_host
         devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
         return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]

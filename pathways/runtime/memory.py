@@ -227,8 +227,6 @@ class Profile:
         return here.devices == there.devices and here.cells == there.cells
 
 
-
-
 def ledger_entries(
     parts: Sequence[ProgramMemory],
     bindings: Sequence[Sequence[int]],
@@ -264,8 +262,10 @@ def check_budget(what: str, value: int | None) -> None:
         raise ValueError(f"{what} must be a positive number of bytes, or None, got {value!r}")
 
 
-def sizes_of(plan: HostPlan, profile: Profile, temporaries: Sequence[int]) -> tuple[list[int], list[tuple[int, list[int]]]]:
-    """What the executor's ledger counts by: bytes of the plan's values; temporaries and donated inputs of its launches."""
+def sizes_of(
+    plan: HostPlan, profile: Profile, temporaries: Sequence[int]
+) -> tuple[list[int], list[tuple[int, list[int]]]]:
+    """What the executor counts by: bytes of the plan's values; temporaries and donated inputs of its launches."""
     launches = [
         (temporary, [position for position, given in enumerate(launch.donates) if given])
         for launch, temporary in zip(plan.launches, temporaries, strict=True)

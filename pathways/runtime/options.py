@@ -15,8 +15,8 @@ class ClusterOptions:
     """Shape, platform and sizes of a local cluster.
 
     Segments are sized for the most they may ever hold; the kernel gives memory only to pages that are touched.
-    `device_memory` is the budget of each device in bytes (None: what the device says that it has, on CPU its share of the
-    machine's memory), `transfer_memory` that of each host's arena, into which transfers land.
+    `device_memory` is the budget of each device in bytes (None: what the device says that it has, on CPU its share of
+    the machine's memory), `transfer_memory` that of each host's arena, into which transfers land.
     `native` and `driver` name the code that the processes run (`module` and `module:function`): tests give doubles.
     """
 
@@ -38,7 +38,7 @@ class ClusterOptions:
 
     @property
     def host_arena_bytes(self) -> int:
-        """Room for that: twice as much, so that what is free is found in one piece; pages nobody touches cost nothing."""
+        """Room for that: twice as much, so that what is free is found in one piece; untouched pages cost nothing."""
         return 2 * self.transfer_bytes + (1 << 20)
 
     @property

@@ -7,6 +7,7 @@ Shared by the resource manager, the processes and the clients; imports nothing o
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Topology:
     device_bytes: int = 0  # budget of each device; 0: none is known
 
     @classmethod
-    def grid(cls, islands: int, hosts_per_island: int, devices_per_host: int, **what: str) -> Topology:
+    def grid(cls, islands: int, hosts_per_island: int, devices_per_host: int, **what: Any) -> Topology:
         """Islands of equal size; `what` sets platform and versions."""
         for name, value in (
             ("islands", islands),

@@ -58,7 +58,7 @@ def client_segment(futures: int, ring_bytes: int, arena_bytes: int) -> Segment:
 class Controller:
     """`_native.Controller`, remembering what it was told."""
 
-    def __init__(self, segment: Segment, hosts: list[Segment], islands: list[int]) -> None:
+    def __init__(self, segment: Segment, hosts: list[Segment], islands: list[int], **_: Any) -> None:
         self.segment = segment
         self.calls: list[str] = [f"hosts {len(hosts)} islands {islands}"]
 
@@ -68,6 +68,9 @@ class Controller:
             self.calls.append(" ".join([name, *map(str, plain)]))
 
         return call
+
+    def add_place_set(self, places: list[int]) -> int:
+        return len(places)
 
     def stats(self) -> dict[str, Any]:
         return {"calls": self.calls}
