@@ -196,6 +196,14 @@ class _Job:
                     continue
 
 
+def _is_storable(dtype: np.dtype) -> bool:
+    try:
+        ts.dtype(dtype.name)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 async def settled(client: Any, raw: int) -> str:
     """Waits for a future without holding up the loop, nor a Ctrl-C: "ready" or "failed"."""
     pause = _PAUSE_S
@@ -225,7 +233,12 @@ class _Save(_Job):
         clusters: dict[Cluster, int] = {}
         self._process: list[str] = []  # whose folder: hosts of several clusters may write into one checkpoint
         try:
-            for number, (array, _, _) in enumerate(items):
+            for number, (array, info, _) in enumerate(items):
+                kind: ArrayType = array.layout.cache
+                if not _is_storable(kind.dtype):
+                    raise errors.CheckpointError(
+                        f"saving {info.name!r}: orbax's files have no elements of type {kind.dtype}; save it as another"
+                    )
                 if array.is_deleted():
                     raise errors.DeletedArrayError(f"saving it: the array {array!r} was deleted, or donated")
                 group = self.join(array)
