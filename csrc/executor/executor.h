@@ -191,9 +191,11 @@ class Executor {
 
   /// A task that the backend has taken: `future` is its token, or the buffer that it makes.
   struct Task {
-    uint32_t client;
-    uint64_t future;
-    bool makes;
+    uint32_t client = 0;
+    uint64_t future = 0;
+    bool makes = false;
+    bool is_counted = false;  ///< what it makes is in the ledger, with `bytes` on each device
+    uint64_t bytes = 0;
   };
 
   struct Client {

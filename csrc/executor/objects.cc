@@ -173,7 +173,7 @@ void Executor::refuse_fetch(uint32_t slot, std::string_view why) {
 void Executor::fetch_now(const Fetch& fetch, Value value) {
   if (client(fetch.client) == nullptr) return;
   if (fetch.is_task) {
-    start_task({fetch.client, fetch.token, false}, value, fetch.payload);
+    start_task({fetch.client, fetch.token}, value, fetch.payload);
   } else if (backend_.fetch(fetch.client, value, fetch.payload) == Status::kOk) {
     link_.complete(fetch.client, Handle{fetch.token});
   } else {

@@ -18,7 +18,7 @@ void Executor::task(uint32_t id, Client& c, const NoteRecord& record, std::span<
     if (handle.valid()) {
       fetch(id, c, record, payload);
     } else {
-      start_task({id, record.token, false}, nullptr, payload);
+      start_task({id, record.token}, nullptr, payload);
     }
     return;
   }
@@ -27,7 +27,7 @@ void Executor::task(uint32_t id, Client& c, const NoteRecord& record, std::span<
     return;
   }
   make_object(c, handle, ObjectState::kAnnounced);
-  start_task({id, record.handle, true}, nullptr, payload);
+  start_task({id, record.handle, true, record.place_set != kNoPlaceSet, record.place_bytes}, nullptr, payload);
 }
 
 void Executor::start_task(Task task, Value value, std::span<const std::byte> payload) {
@@ -46,14 +46,15 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
   if (is_known) tasks_.erase(found);
   const Handle future{task.future};
   if (made != nullptr && (!is_known || !task.makes || error)) {
-    backend_.drop(made);
+    backend_.drop(made);  // never told to the ledger
     made = nullptr;
   }
   if (!is_known) return;
   if (task.makes && made != nullptr) {
     ++age_;
-    if (client(task.client) != nullptr) {
-      watch(devices, {Watch::Kind::kPut, false, task.client, 0, backend_.retain(made), future.raw, age_});
+    if (Client* c = client(task.client)) {
+      if (task.is_counted) ledger_.add(made, c->account, devices, task.bytes);
+      watch(devices, {Watch::Kind::kPut, false, task.client, 0, retain(made), future.raw, age_});
     }
     define_object(task.client, future, made, devices, age_);
   } else if (task.makes) {
