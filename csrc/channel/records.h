@@ -35,7 +35,7 @@ enum class NoteKind : uint16_t {
   /// token: done with the buffer `handle` once it is ready (with none if 0), then completes `token`. Without: makes the
   /// buffer `handle`.
   kTask = 5,
-  kFail = 9,     ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
+  kFail = 9,  ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
 };
 
 inline constexpr uint32_t kNoPlaceSet = 0xffffffffu;

@@ -1,9 +1,9 @@
 /// Tasks: work of the backend's that takes long (a checkpoint's shards are written, or read), done beside the order.
 ///
 /// A task enters in its place in the order and waits for its buffer as a fetch does; from then on it runs on a thread
-/// of the backend's, and nothing here waits for it (ASY-1): its end is one more event, `on_task_done`. A task that makes
-/// a buffer announces it at once, so who reads the buffer waits for it as for any other, and its failure is theirs
-/// (ERR-1).
+/// of the backend's, and nothing here waits for it (ASY-1): its end is one more event, `on_task_done`. A task that
+/// makes a buffer announces it at once, so who reads the buffer waits for it as for any other, and its failure is
+/// theirs (ERR-1).
 ///
 /// OWN-1: the value of a task is the backend's reference for as long as the task lasts. When the client goes meanwhile,
 /// the buffer that is being made becomes an orphan, as the results of its runs do, and is dropped when it is defined;

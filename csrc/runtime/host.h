@@ -5,8 +5,8 @@
 /// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
 ///
 /// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client`, `set_faults` and
-/// `task_done` by any thread, they leave mail that the next step reads before it takes a record, so what was registered before a
-/// record was submitted is known when it comes.
+/// `task_done` by any thread, they leave mail that the next step reads before it takes a record, so what was registered
+/// before a record was submitted is known when it comes.
 #pragma once
 
 #include <atomic>

@@ -77,7 +77,7 @@ struct ModelledFaults {
   uint64_t fail_send = 0;     ///< the n-th send fails
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
-  bool fail_tasks = false;    ///< no task can be started
+  bool fail_tasks = false;  ///< no task can be started
 };
 
 class ModelledBackend final : public Backend {

@@ -53,7 +53,7 @@ def register() -> None:
         )
 
 
-class ArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
+class ArrayHandler(ocp.type_handlers.ArrayHandler):
     """orbax's handler of arrays, which also knows `pw.Array`s and shardings over slices."""
 
     def __init__(self) -> None:
@@ -251,7 +251,7 @@ class _Save(_Job):
             raise
 
     async def write(self, store: Any) -> None:
-        """Has it all written; `store`: where what orbax wants to know of the arrays goes, None if somebody else does."""
+        """Has it all written. `store`: where what orbax keeps of the layout goes; None: somebody else writes it."""
         try:
             await asyncio.gather(*(info.await_path_creation() for _, info, _ in self._items))
             await self.settle()
@@ -338,7 +338,7 @@ class _Save(_Job):
         await transaction.commit_async()
 
 
-class _Beside(array_metadata_store.Store):  # type: ignore[misc]
+class _Beside(array_metadata_store.Store):
     """Writes what orbax says of its arrays together with what we say of ours."""
 
     def __init__(self, store: Any, save: _Save) -> None:

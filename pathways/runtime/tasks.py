@@ -253,7 +253,7 @@ def _all_done(doing: str, work: Sequence[tuple[str, Any, Any]], host: int) -> li
 
 
 def _path(spec: Any) -> str:
-    """" at /where/it/is", as far as a spec says it."""
+    """ " at /where/it/is", as far as a spec says it."""
     found = spec if isinstance(spec, dict) or spec is None else spec.to_json()
     while isinstance(found, dict):
         if "path" in found and found.get("driver") not in ("ocdbt",):

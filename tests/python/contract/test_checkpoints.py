@@ -23,6 +23,7 @@ from pathways.runtime import payloads
 
 pw.checkpoint.register()
 
+
 @pytest.fixture(autouse=True)
 def no_log() -> Iterator[None]:
     """orbax logs errors, whose tracebacks know the arrays; pytest would keep them."""
@@ -102,7 +103,7 @@ def test_every_dtype_that_orbax_stores(add: Any, tmp_path: pathlib.Path, dtype: 
 
 def test_a_dtype_that_orbax_does_not_store_is_refused(add: Any, tmp_path: pathlib.Path) -> None:
     state = {"good": pw.device_put(values((4,), "int8"), add(2)), "odd": pw.device_put(values((4,), "uint4"), add(2))}
-    with pytest.raises(pw.errors.CheckpointError, match="saving 'odd'.*uint4"):
+    with pytest.raises(pw.errors.CheckpointError, match=r"saving 'odd'.*uint4"):
         save(tmp_path / "c", state)
 
 
@@ -244,9 +245,7 @@ def test_the_manager_keeps_the_newest(add: Any, tmp_path: pathlib.Path) -> None:
             same(manager.restore(number, args=ocp.args.StandardRestore({"s": state}))["s"], expected[number])
 
 
-def test_a_failed_array_is_not_saved_and_says_why(
-    add: Any, cluster: Any, quiet: Any, tmp_path: pathlib.Path
-) -> None:
+def test_a_failed_array_is_not_saved_and_says_why(add: Any, cluster: Any, quiet: Any, tmp_path: pathlib.Path) -> None:
     slice_ = add(2)
     good = pw.device_put(values((4, 4), "float32"), slice_)
     save(tmp_path / "c", {"a": good, "b": good})
@@ -274,7 +273,7 @@ def test_what_cannot_be_restored_says_so(add: Any, tmp_path: pathlib.Path) -> No
     state = {"a": pw.device_put(values((4, 4), "float32"), slice_)}
     save(tmp_path / "c", state)
     plain = NamedSharding(slice_.mesh, P("x"))
-    with pytest.raises(pw.errors.SliceError, match="slice.sharding"):
+    with pytest.raises(pw.errors.SliceError, match=r"slice\.sharding"):
         restore(tmp_path / "c", {"a": jax.ShapeDtypeStruct((4, 4), np.float32, sharding=plain)})
     alone = {"a": jax.ShapeDtypeStruct((4, 4), np.float32, sharding=add(1).sharding())}
     same(restore(tmp_path / "c", alone)["a"], state["a"])
