@@ -26,7 +26,7 @@ import tensorstore as ts
 from jax.sharding import AbstractMesh, NamedSharding
 from orbax.checkpoint._src.metadata import array_metadata, array_metadata_store
 from orbax.checkpoint._src.metadata import sharding as sharding_metadata
-from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils, types
+from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils, type_handler_registry, types
 
 from pathways import _jaxlib, errors
 from pathways.api import put
@@ -46,11 +46,13 @@ _jobs = itertools.count(1)
 
 def register() -> None:
     """Puts the handler in place of orbax's own for `jax.Array`."""
-    handler = ArrayHandler()
-    for kind in (jax.Array, Array):
-        ocp.type_handlers.register_type_handler(
-            kind, handler, func=lambda t: issubclass(t, (jax.Array, Array)), override=True
-        )
+    type_handler_registry.GLOBAL_TYPE_HANDLER_REGISTRY.add(
+        jax.Array,
+        ArrayHandler(),
+        func=lambda t: issubclass(t, (jax.Array, Array)),
+        override=True,
+        ignore_warnings=True,
+    )
 
 
 class ArrayHandler(ocp.type_handlers.ArrayHandler):
