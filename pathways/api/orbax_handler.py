@@ -188,6 +188,17 @@ class _Job:
         if failed is not None:
             raise failed
 
+    async def give_up(self) -> None:
+        """After an error: has the hosts drop it all, and waits until nothing of it is under way, as whoever comes next
+        may use the same folder."""
+        for group in self.groups():
+            try:
+                if not group[0].native.closed:
+                    self.ask(group, payloads.task("end", self.number))
+                    await self.settle()
+            except errors.PathwaysError:  # the cluster is lost, and the job with it
+                continue
+
     def end(self, early: bool) -> None:
         """Nothing more will be asked; `early`: although something may still be under way."""
         for cluster, group in self._groups:
@@ -267,7 +278,7 @@ class _Save(_Job):
                 self.ask(group, payloads.task("commit", self.number, name=name))
             await self.settle()
         except BaseException:
-            self.end(early=True)
+            await self.give_up()
             raise
         finally:
             self._items = ()
@@ -389,7 +400,7 @@ class _Restore(_Job):
             for array in arrays:
                 array.block_until_ready()  # says what befell it
         except BaseException:
-            self.end(early=True)
+            await self.give_up()
             raise
         self.end(early=False)
         return arrays

@@ -306,7 +306,7 @@ class HostDriver:
     def note(self, client: int, payload: bytes) -> None:
         """A placement's description, or the end of a save or restore."""
         if payload[:1] == b"E":
-            self._tasks.end(client, *payloads.parse_end(payload))
+            self._tasks.drop(client, *payloads.parse_end(payload))
             return
         number, placed = payloads.parse_define(payload)
         self._placements[client, number] = placed
@@ -319,6 +319,8 @@ class HostDriver:
                 self._tasks.stage(client, task, fields, value)
             elif fields["op"] == "read":
                 self._tasks.read(client, task, fields, self._target(self._placements[client, fields["placement"]]))
+            elif fields["op"] == "end":
+                self._tasks.end(client, task, fields)
             else:
                 self._tasks.submit(client, task, fields)
         except Exception as problem:

@@ -12,6 +12,8 @@ Tasks read and write checkpoints; `pathways.runtime.tasks` does them. Of a save,
     {"op": "commit", "name"}
 and of a restore, whose note makes a buffer:
     {"op": "read", "name", "spec", "context", "placement", "dtype"}
+Of either, when it failed:
+    {"op": "end"}                                       gives the job up; done when nothing of it is under way
 
 Little-endian, fixed width. "Local" is embedded mode: client and host are one process and hand objects over as they are.
 """

@@ -9,6 +9,10 @@ make the array of them; they share what tensorstore caches through their job.
 How an array is laid out in files is the client's affair, who says it as tensorstore specs (see
 `pathways.api.orbax_handler`); this side knows tensorstore only, and imports it when the first task comes.
 
+A job's first error reaches the client while other hosts may still be writing. Who gives a job up asks each host for its
+end, which comes when nothing of the job is under way there any more, so that what is written next to the same place
+meets nobody.
+
 OWN-1: `forget` gives up every job of a client that is gone; what its tasks are doing then ends unheard.
 """
 
@@ -66,6 +70,8 @@ class Tasks:
         self._lock = threading.Lock()
         self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as is all below
         self._given_up: set[tuple[int, int]] = set()  # ended while tasks of theirs could still come
+        self._running: dict[tuple[int, int], int] = {}  # tasks under way, by job
+        self._waiting: dict[tuple[int, int], list[int]] = {}  # tasks that are done when none is, by job
         self._gone: set[int] = set()
         self.bytes_written = 0
         self.bytes_read = 0
@@ -88,29 +94,50 @@ class Tasks:
                 self._commit(client, fields)
             return None, 0
 
-        self._start(client, task, do)
+        self._start(client, task, fields["job"], do)
+
+    def end(self, client: int, task: int, fields: dict[str, Any]) -> None:
+        """Gives a job up; done when nothing of it is under way."""
+        self.drop(client, fields["job"], True)
+        key = (client, fields["job"])
+        with self._lock:
+            if key in self._running:
+                self._waiting.setdefault(key, []).append(task)
+                return
+        self._core.task_done(task, None, 0, None)
 
     def read(self, client: int, task: int, fields: dict[str, Any], target: Target) -> None:
         """Makes an array of stored regions; later."""
         job = self._job(client, fields["job"])
-        self._start(client, task, lambda: (self._read(job, fields, target), target.mask))
+        self._start(client, task, fields["job"], lambda: (self._read(job, fields, target), target.mask))
 
     def refuse(self, task: int, problem: BaseException) -> None:
         """The task cannot be started."""
         self._core.task_done(task, None, 0, self._words(problem))
 
-    def _start(self, client: int, task: int, do: Callable[[], tuple[Any, int]]) -> None:
+    def _start(self, client: int, task: int, job: int, do: Callable[[], tuple[Any, int]]) -> None:
+        key = (client, job)
+
         @self._wrap
         def run() -> None:
             value, mask, error = None, 0, None
             try:
-                if client in self._gone:
-                    raise errors.CheckpointError("its client is gone")
+                if client in self._gone or key in self._given_up:
+                    raise errors.CheckpointError(f"on host {self._host}: the save or restore was given up")
                 value, mask = do()
             except BaseException as problem:
                 error = self._words(problem)
+            with self._lock:
+                self._running[key] -= 1
+                enders = self._waiting.pop(key, []) if self._running[key] == 0 else []
+                if self._running[key] == 0:
+                    del self._running[key]
             self._core.task_done(task, value, mask, error)
+            for ender in enders:
+                self._core.task_done(ender, None, 0, None)
 
+        with self._lock:
+            self._running[key] = self._running.get(key, 0) + 1
         self._work.put(run)
         if self._threads < THREADS:
             self._threads += 1
@@ -123,7 +150,7 @@ class Tasks:
 
     # ---- from any thread
 
-    def end(self, client: int, job: int, early: bool) -> None:
+    def drop(self, client: int, job: int, early: bool) -> None:
         """The client needs nothing more of a job. `early`: tasks of it may still be on their way."""
         with self._lock:
             if early:
