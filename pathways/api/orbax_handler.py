@@ -189,8 +189,7 @@ class _Job:
             raise failed
 
     async def give_up(self) -> None:
-        """After an error: has the hosts drop it all, and waits until nothing of it is under way, as whoever comes next
-        may use the same folder."""
+        """After an error: has the hosts drop it all, and waits until nothing of it is under way (JOB-1)."""
         for group in self.groups():
             try:
                 if not group[0].native.closed:

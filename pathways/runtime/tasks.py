@@ -9,9 +9,9 @@ make the array of them; they share what tensorstore caches through their job.
 How an array is laid out in files is the client's affair, who says it as tensorstore specs (see
 `pathways.api.orbax_handler`); this side knows tensorstore only, and imports it when the first task comes.
 
-A job's first error reaches the client while other hosts may still be writing. Who gives a job up asks each host for its
-end, which comes when nothing of the job is under way there any more, so that what is written next to the same place
-meets nobody.
+JOB-1 (nothing left under way): a job's first error reaches the client while other hosts may still be writing. Who gives
+a job up asks each host for its end, which comes when nothing of the job is under way there any more, so that what is
+written next to the same place meets nobody.
 
 OWN-1: `forget` gives up every job of a client that is gone; what its tasks are doing then ends unheard.
 """

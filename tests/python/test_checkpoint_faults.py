@@ -2,6 +2,7 @@
 
 ERR-1: a host's error reaches the save that it is of, with host and path, and nothing else.
 ERR-2: a host that dies while it writes fails the save; the checkpoint before it is whole.
+JOB-1: `test_a_full_disk_is_an_error_that_names_host_and_path` saves again to the same place at once.
 OWN-1: `test_a_client_that_dies_while_it_saves_leaves_nothing`.
 """
 
