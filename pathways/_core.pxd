@@ -98,6 +98,7 @@ cdef extern from "channel/records.h" namespace "pathways" nogil:
         kFetch
         kRelease
         kBackend
+        kTask
     cdef uint32_t NO_PLACE_SET "pathways::kNoPlaceSet"
 
 cdef extern from "executor/backend.h" namespace "pathways" nogil:

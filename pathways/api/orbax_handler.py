@@ -9,6 +9,9 @@ Saving has two halves. `serialize`, in the caller's thread, stages each array on
 waits for no value (ASY-1), and whatever the caller does with its arrays next, donates or deletes them, comes after.
 orbax then calls the other half on a thread of its own: once the folder is there, the hosts write, and commit when all
 have written. What fails anywhere gives the whole job up.
+
+orbax's bounds on the bytes that its process has in flight (`save_concurrent_gb` and its kin) mean nothing here, where
+its process moves none.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -327,3 +328,11 @@ def test_notes_are_what_they_were() -> None:
     assert payloads.parse_task(note) == {"op": "write", "job": 3, "arrays": [[0, "a", {}]], "lead": 0}
     assert payloads.parse_end(payloads.end(7, True)) == (7, True)
     assert json.loads(note[1:])["job"] == 3
+
+
+def test_without_orbax_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match=r"pathways\[checkpoint\]"):
+        pw.checkpoint.register.__wrapped__()
+    monkeypatch.delitem(sys.modules, "orbax.checkpoint")
+    pw.checkpoint.register_if_imported()  # nothing was imported: nothing to do
