@@ -158,7 +158,9 @@ class Cluster:
             control.controller_segment,
             Array,
             liveness,
-            release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64)) if topology.device_bytes else RELEASE_BYTES,
+            release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64))
+            if topology.device_bytes
+            else RELEASE_BYTES,
         )
         self.driver = None
         if self.is_embedded:

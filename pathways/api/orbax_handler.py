@@ -453,5 +453,5 @@ class _Restore(_Job):
             placement=placement,
             dtype=kind.dtype.name,
         )
-        cluster.native.note(_TASK, layout.group, array.raw_handle, 0, payload)
+        cluster.native.make(array, payload)
         return array

@@ -182,12 +182,18 @@ def test_each_format_of_orbax(add: Any, tmp_path: pathlib.Path, use_ocdbt: bool,
     same(back["b"], value)
 
 
+def on_devices(cluster: Any) -> int:
+    """Bytes in use on all devices, by the hosts' ledgers."""
+    return sum(device["bytes"] for host in cluster.stats()["hosts"] for device in host["memory"]["devices"])
+
+
 def test_each_distinct_shard_is_written_once_where_it_lives(add: Any, cluster: Any, tmp_path: pathlib.Path) -> None:
     """And of the arrays' bytes none goes through the client, neither way."""
     value = values((256, 256), "float32")  # 256 KiB
     grid = add((2, 2))
     state = {"cut": pw.device_put(value, grid, P("x", "y")), "whole": pw.device_put(value, grid)}
     jax.block_until_ready(state)
+    held = on_devices(cluster)
     before, arena = [dict(host) for host in cluster.stats()["hosts"]], cluster.native.arena_stats()[1]
     save(tmp_path / "c", state)
     back = restore(tmp_path / "c", state)
@@ -203,6 +209,7 @@ def test_each_distinct_shard_is_written_once_where_it_lives(add: Any, cluster: A
     assert [written[host] for host in hosts] == [value.nbytes + share, share][: len(hosts)]
     assert sum(grown("bytes_moved")) == 0
     assert cluster.native.arena_stats()[1] == arena
+    assert on_devices(cluster) - held == 5 * value.nbytes  # MEM-1: cut once, and whole on each of four devices
     same(back["cut"], value)
 
 
@@ -256,7 +263,7 @@ def test_a_failed_array_is_not_saved_and_says_why(add: Any, cluster: Any, quiet:
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "nothing/")}}
     placement = cluster.placement(layout)
     note = payloads.task("read", 1 << 40, name="bad", spec=spec, context={}, placement=placement, dtype="float32")
-    cluster.native.note(5, layout.group, bad.raw_handle, 0, note)
+    cluster.native.make(bad, note)
     with pytest.raises(pw.errors.CheckpointError, match=r"'bad' at .*/nothing failed on host \d.*"):
         save(tmp_path / "d", {"a": good, "b": bad})
     assert not (tmp_path / "d").exists()
