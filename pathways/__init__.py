@@ -16,6 +16,7 @@ with pw.connect(pw.LocalCluster(islands=2, hosts_per_island=2, devices_per_host=
 """
 
 from pathways import errors
+from pathways.api import checkpoint
 from pathways.api.array import Array
 from pathways.api.cancel import cancel
 from pathways.api.cluster import Cluster, LocalCluster, connect
@@ -34,6 +35,7 @@ __all__ = [
     "Slice",
     "VirtualDeviceSet",
     "cancel",
+    "checkpoint",
     "connect",
     "device_put",
     "errors",

@@ -98,6 +98,7 @@ cdef extern from "channel/records.h" namespace "pathways" nogil:
         kFetch
         kRelease
         kBackend
+        kTask
     cdef uint32_t NO_PLACE_SET "pathways::kNoPlaceSet"
 
 cdef extern from "executor/backend.h" namespace "pathways" nogil:
@@ -132,6 +133,7 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         int (*fetch)(void*, uint32_t, Value, const byte*, size_t) noexcept
         int (*read_back)(void*, Value, byte*, byte*) noexcept
         void (*refuse_fetch)(void*, uint32_t, const byte*, size_t) noexcept
+        int (*start_task)(void*, uint32_t, uint64_t, Value, const byte*, size_t) noexcept
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept
     cdef cppclass CallbackBackend:
@@ -175,6 +177,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         uint64_t live_runs
         uint64_t waiting
         uint64_t overfull
+        uint64_t tasks
     cdef cppclass Executor:
         void watched(vector[Value]*)
         void watched_half_way(vector[Value]*)
@@ -216,6 +219,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
+        void task_done(uint64_t, Value, uint64_t, optional[string]) except +
         uint32_t step() except +
         uint32_t ticket()
         Status wait(uint32_t, nanoseconds, SpinPolicy)

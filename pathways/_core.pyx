@@ -137,6 +137,10 @@ cdef class Buffer:
         return PyBytes_FromStringAndSize(<const char*>self.client.core.get().read(handle, self.layout.nbytes),
                                          self.layout.nbytes)
 
+    def _pin(self):
+        """From now on something reads it off the order: a call that donates it gets a copy (MEM-4)."""
+        self.shared = True
+
     def _donate(self):
         """The handle was given to a run: it is released after it, in the order."""
         self._forget()
@@ -333,8 +337,13 @@ cdef class Client:
         self.send_note(NoteKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.place_set,
                        array.layout.place_bytes)
 
+    def make(self, Buffer array not None, bytes payload not None):
+        """Has its hosts make a new array by a task, in the order."""
+        self.send_note(NoteKind.kTask, array.layout.group, array.handle, 0, payload, array.layout.place_set,
+                       array.layout.place_bytes)
+
     def note(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
-        """Sends one note in the order. `kind`: 2 fetch, 4 for the backend."""
+        """Sends one note in the order. `kind`: 2 fetch, 4 for the backend, 5 a task."""
         self.send_note(<NoteKind>kind, group, raw, token, payload, NO_PLACE_SET, 0)
 
     cdef send_note(self, NoteKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,

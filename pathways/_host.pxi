@@ -58,6 +58,7 @@ cdef class Host:
         callbacks.fetch = &_fetch
         callbacks.read_back = &_read_back
         callbacks.refuse_fetch = &_refuse_fetch
+        callbacks.start_task = &_start_task
         callbacks.note = &_note
         callbacks.explain = &_explain
         self.backend.reset(new CallbackBackend(callbacks))
@@ -125,6 +126,16 @@ cdef class Host:
         cdef ExecutorFaults faults
         faults.swap_every = swap_every
         self.core.get().set_faults(faults)
+
+    def task_done(self, uint64_t task, value, uint64_t devices, str error):
+        """The driver's task is over: with `value`, which lies on the local devices of the mask `devices`, or with
+        `error`; both may be None."""
+        cdef optional[string] text
+        cdef string words
+        if error is not None:
+            words = error.encode("utf-8", "replace")
+            text = optional[string](words)
+        self.core.get().task_done(task, NULL if value is None else _own(value), devices, text)
 
     # ---- the loop
 
@@ -232,6 +243,7 @@ cdef class Host:
                                  "high_water": ledger.accounts()[i].high_water})
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
                 "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
+                "tasks": s.tasks,
                 "memory": {"devices": devices, "accounts": accounts},
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
@@ -466,6 +478,16 @@ cdef void _refuse_fetch(void* self, uint32_t client, const byte* data, size_t n)
         host.driver.refuse_fetch(client, (<const char*>data)[:n])
     except BaseException:
         _python_failed(host, "fetch", NULL)
+
+
+cdef int _start_task(void* self, uint32_t client, uint64_t task, Value value, const byte* data, size_t n) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.start_task(client, task, None if value == NULL else <object><PyObject*>value,
+                               (<const char*>data)[:n])
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "task", NULL)
 
 
 cdef void _note(void* self, uint32_t client, const byte* data, size_t n) noexcept:

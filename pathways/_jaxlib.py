@@ -131,6 +131,11 @@ def is_key(dtype: Any) -> bool:
     return dtype is not None and dtypes.issubdtype(dtype, dtypes.prng_key)
 
 
+def key_name(dtype: Any) -> str:
+    """The name of the implementation of PRNG keys of a key dtype, as `jax.random.key(impl=)` takes it."""
+    return str(dtype._impl.name)
+
+
 def wrap_key(words: jax.Array, dtype: Any) -> jax.Array:
     """The PRNG key array of key dtype `dtype` over its uint32 words."""
     return jax.random.wrap_key_data(words, impl=dtype._impl.name)

@@ -67,6 +67,10 @@ class CancelledError(PathwaysError, RuntimeError):
     """A run was cancelled before it finished."""
 
 
+class CheckpointError(PathwaysError, OSError):
+    """A host could not write or read its part of a checkpoint; names the array, the path and the host."""
+
+
 class HostLostError(PathwaysError, ConnectionError):
     """A host process is gone, and this depended on it."""
 

@@ -31,7 +31,11 @@ enum class NoteKind : uint16_t {
   kFetch = 2,    ///< writes the buffer `handle` where the payload says, then completes `token`
   kRelease = 3,  ///< payload: handles that the client will not name again
   kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's
-  kFail = 9,     ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
+  /// Work of the backend's that takes long and is done beside the order (a checkpoint's reading and writing). With a
+  /// token: done with the buffer `handle` once it is ready (with none if 0), then completes `token`. Without: makes the
+  /// buffer `handle`.
+  kTask = 5,
+  kFail = 9,  ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
 };
 
 inline constexpr uint32_t kNoPlaceSet = 0xffffffffu;
@@ -65,8 +69,8 @@ struct NoteRecord {
   uint64_t token;
   uint32_t group;
   uint32_t bytes;
-  uint64_t place_bytes = 0;          ///< kPut: what the buffer takes on each place of the set
-  uint32_t place_set = kNoPlaceSet;  ///< kPut: see sequencer/admission.h; kNoPlaceSet: in no ledger
+  uint64_t place_bytes = 0;          ///< kPut, kTask: what the buffer that it makes takes, on each place
+  uint32_t place_set = kNoPlaceSet;  ///< the same: see sequencer/admission.h; kNoPlaceSet: in no ledger
   uint32_t reserved = 0;
 };
 

@@ -75,6 +75,14 @@ class Backend {
   /// each distinct part is written by one host. A value that was donated meanwhile is left out: nobody can read it.
   virtual Status read_back(Value /*value*/, const ReadBackPlace& /*place*/) { return Status::kInvalid; }
 
+  /// Starts work that takes long, on a thread of the backend's own, and returns; `Executor::on_task_done` hears of its
+  /// end by `task`, exactly once if this said kOk. `value` is ready and stays the caller's; nullptr: the task has none,
+  /// or makes one.
+  virtual Status start_task(uint32_t /*client*/, uint64_t /*task*/, Value /*value*/,
+                            std::span<const std::byte> /*payload*/) {
+    return Status::kInvalid;
+  }
+
   /// Anything else that has a place in the order.
   virtual void note(uint32_t client, std::span<const std::byte> payload) = 0;
 

@@ -28,6 +28,7 @@ struct BackendCallbacks {
   int (*fetch)(void*, uint32_t, Value, const std::byte*, size_t) = nullptr;
   int (*read_back)(void*, Value, std::byte*, std::byte*) = nullptr;
   void (*refuse_fetch)(void*, uint32_t, const std::byte*, size_t) = nullptr;
+  int (*start_task)(void*, uint32_t, uint64_t, Value, const std::byte*, size_t) = nullptr;
   void (*note)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*explain)(void*, const NodeContext*) = nullptr;
 };
@@ -73,6 +74,9 @@ class CallbackBackend final : public Backend {
   }
   Status read_back(Value value, const ReadBackPlace& place) override {
     return static_cast<Status>(c_.read_back(c_.self, value, place.small, place.large));
+  }
+  Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override {
+    return static_cast<Status>(c_.start_task(c_.self, client, task, value, payload.data(), payload.size()));
   }
   void note(uint32_t client, std::span<const std::byte> payload) override {
     c_.note(c_.self, client, payload.data(), payload.size());

@@ -60,6 +60,7 @@ void Executor::clear() {
   throttled_.clear();
   fetches_.clear();
   free_fetches_.clear();
+  tasks_.clear();  // whose end comes later finds nothing
   held_.clear();
   for (auto& fifo : fifos_) fifo.clear();
   std::fill(in_flight_.begin(), in_flight_.end(), 0u);
@@ -631,18 +632,12 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       break;
     }
     case Watch::Kind::kFetch: {
-      Fetch& fetch = fetches_[item.index];
-      if (client(fetch.client) != nullptr) {
-        if (error != 0) {
-          link_.failed(fetch.client, Handle{fetch.token}, error_text(error));
-          backend_.refuse_fetch(fetch.client, fetch.payload);
-        } else if (backend_.fetch(fetch.client, item.value, fetch.payload) == Status::kOk) {
-          link_.complete(fetch.client, Handle{fetch.token});
-        } else {
-          link_.failed(fetch.client, Handle{fetch.token}, backend_.last_error());
-        }
+      if (error != 0) {
+        refuse_fetch(item.index, error_text(error));
+        break;
       }
-      fetch.payload.clear();
+      fetch_now(fetches_[item.index], item.value);
+      fetches_[item.index].payload.clear();
       free_fetches_.push_back(item.index);
       break;
     }
@@ -697,6 +692,7 @@ ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
   stats.live_runs = live_runs_;
   stats.exchanges = exchanges_.size();
+  stats.tasks = tasks_.size();
   for (const Client& c : clients_) stats.objects += c.objects.count();
   return stats;
 }

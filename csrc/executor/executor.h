@@ -14,7 +14,7 @@
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
-///   OWN-1   a client that is gone owns nothing here; its launched work ends unheard.
+///   OWN-1   a client that is gone owns nothing here; its launched work and its tasks end unheard.
 ///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
 ///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
@@ -57,6 +57,7 @@ struct ExecutorStats {
   uint64_t waiting = 0;    ///< values watched for readiness
   uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
   uint64_t overfull = 0;   ///< launches that found no room, and nothing under way that would make some
+  uint64_t tasks = 0;      ///< under way in the backend
 };
 
 class Executor {
@@ -87,6 +88,8 @@ class Executor {
   void on_client_gone(uint32_t client);
   void on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
   void on_arrived(uint64_t order, uint32_t node, bool failed, std::string_view text);
+  /// The backend has done a task, or failed with `error`. Takes over `made`, which lies on `devices`; nullptr: none.
+  void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
 
   /// Looks at the oldest watched values of each lane and moves on what has become possible. Number of things done.
   uint32_t poll();
@@ -96,7 +99,7 @@ class Executor {
   void watched_half_way(std::vector<Value>* out) const;
   /// Some launch waits for a place in flight.
   bool is_throttled() const { return !throttled_.empty(); }
-  bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0; }
+  bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0 && tasks_.empty(); }
 
   ExecutorStats stats() const;
   const Ledger& ledger() const { return ledger_; }
@@ -182,7 +185,17 @@ class Executor {
   struct Fetch {
     uint32_t client = 0;
     uint64_t token = 0;
+    bool is_task = false;  ///< the buffer is for a task, not to be written out
     std::vector<std::byte> payload;
+  };
+
+  /// A task that the backend has taken: `future` is its token, or the buffer that it makes.
+  struct Task {
+    uint32_t client = 0;
+    uint64_t future = 0;
+    bool makes = false;
+    bool is_counted = false;  ///< what it makes is in the ledger, with `bytes` on each device
+    uint64_t bytes = 0;
   };
 
   struct Client {
@@ -241,6 +254,10 @@ class Executor {
   void release(Client& c, Object& object);
   void fetch(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
   void start_fetch(uint32_t slot, Object& object);
+  void refuse_fetch(uint32_t slot, std::string_view why);
+  void fetch_now(const Fetch& fetch, Value value);
+  void task(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
+  void start_task(Task task, Value value, std::span<const std::byte> payload);
 
   void prepare_transfer(uint32_t slot, uint32_t node);
   bool is_local(const Plan& plan, const NodeRecord& node) const;
@@ -279,6 +296,8 @@ class Executor {
   std::deque<uint64_t> stalled_receives_;  ///< in the order of their runs: nobody takes room before them
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_fetches_;
+  std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend knows
+  uint64_t last_task_ = 0;
   std::deque<std::string> errors_;  ///< the newest; error n is errors_[n - first_error_]
   uint32_t first_error_ = 1;
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()

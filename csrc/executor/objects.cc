@@ -113,6 +113,9 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
     case NoteKind::kBackend:
       backend_.note(id, payload);
       break;
+    case NoteKind::kTask:
+      task(id, *c, record, payload);
+      break;
     case NoteKind::kFail: {  // ERR-1: what takes it as an argument fails by its words
       if (handle.index() >= c->capacity) break;
       Object& object = make_object(*c, handle, ObjectState::kFailed);
@@ -124,10 +127,11 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
 }
 
 void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span<const std::byte> payload) {
+  const bool is_task = static_cast<NoteKind>(record.header.detail) == NoteKind::kTask;
   Object* object = c.objects.find(Handle{record.handle});
   if (object == nullptr) {
     link_.failed(id, Handle{record.token}, "the buffer to read was deleted");
-    backend_.refuse_fetch(id, payload);
+    if (!is_task) backend_.refuse_fetch(id, payload);
     return;
   }
   uint32_t slot;
@@ -138,7 +142,7 @@ void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span
     slot = free_fetches_.back();
     free_fetches_.pop_back();
   }
-  fetches_[slot] = {id, record.token, {payload.begin(), payload.end()}};
+  fetches_[slot] = {id, record.token, is_task, {payload.begin(), payload.end()}};
   if (object->state == ObjectState::kAnnounced) {
     object->waiters.push_back({ObjectWaiter::Kind::kFetch, slot, 0});
   } else {
@@ -148,13 +152,33 @@ void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span
 
 void Executor::start_fetch(uint32_t slot, Object& object) {
   if (object.state == ObjectState::kFailed) {
-    link_.failed(fetches_[slot].client, Handle{fetches_[slot].token}, error_text(object.error));
-    if (client(fetches_[slot].client) != nullptr) backend_.refuse_fetch(fetches_[slot].client, fetches_[slot].payload);
-    fetches_[slot].payload.clear();
-    free_fetches_.push_back(slot);
+    refuse_fetch(slot, error_text(object.error));
     return;
   }
   watch(object.devices, {Watch::Kind::kFetch, false, kNone, slot, retain(object.value), 0, object.age});
+}
+
+/// The buffer of a fetch, or of a task, has failed.
+void Executor::refuse_fetch(uint32_t slot, std::string_view why) {
+  Fetch& fetch = fetches_[slot];
+  if (client(fetch.client) != nullptr) {
+    link_.failed(fetch.client, Handle{fetch.token}, why);
+    if (!fetch.is_task) backend_.refuse_fetch(fetch.client, fetch.payload);
+  }
+  fetch.payload.clear();
+  free_fetches_.push_back(slot);
+}
+
+/// The buffer of a fetch, or of a task, is ready.
+void Executor::fetch_now(const Fetch& fetch, Value value) {
+  if (client(fetch.client) == nullptr) return;
+  if (fetch.is_task) {
+    start_task({fetch.client, fetch.token}, value, fetch.payload);
+  } else if (backend_.fetch(fetch.client, value, fetch.payload) == Status::kOk) {
+    link_.complete(fetch.client, Handle{fetch.token});
+  } else {
+    link_.failed(fetch.client, Handle{fetch.token}, backend_.last_error());
+  }
 }
 
 }  // namespace pathways

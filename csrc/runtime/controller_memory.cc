@@ -27,6 +27,11 @@ bool is_note(std::span<const std::byte> bytes, NoteKind kind) {
   return header.kind == RecordKind::kNote && static_cast<NoteKind>(header.detail) == kind;
 }
 
+/// A note whose `handle` is a buffer that it makes.
+bool makes_buffer(std::span<const std::byte> bytes) {
+  return is_note(bytes, NoteKind::kPut) || (is_note(bytes, NoteKind::kTask) && read<NoteRecord>(bytes).token == 0);
+}
+
 uint64_t word(std::span<const std::byte> bytes, size_t offset) {
   uint64_t value;
   std::memcpy(&value, bytes.data() + offset, sizeof value);
@@ -90,7 +95,7 @@ bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict
     const auto record = read<RunRecord>(bytes);
     const auto memory = record.plan < plan_memory_.size() ? plan_memory_[record.plan] : nullptr;
     if (memory != nullptr) *verdict = admission_.check(memory->needs, worst);
-  } else if (is_note(bytes, NoteKind::kPut)) {
+  } else if (makes_buffer(bytes)) {
     const auto record = read<NoteRecord>(bytes);
     if (record.place_set != kNoPlaceSet) {
       *verdict = admission_.check_block(record.place_set, record.place_bytes, worst);
@@ -160,6 +165,11 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
   const auto record = read<NoteRecord>(bytes);
   switch (static_cast<NoteKind>(record.header.detail)) {
     case NoteKind::kPut:
+    case NoteKind::kTask:
+      if (!makes_buffer(bytes)) {
+        client.directory.announce(Handle{record.token}, record.group);
+        return;
+      }
       if (auto* entry = client.directory.announce(Handle{record.handle}, record.group);
           entry != nullptr && record.place_set != kNoPlaceSet) {
         entry->block = admission_.add_block(client.id, Admission::kPut, record.place_set, record.place_bytes, true);

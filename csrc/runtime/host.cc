@@ -95,6 +95,11 @@ void Host::attach_client(uint32_t client, ClientBlock* block) {
   });
 }
 
+void Host::task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error) {
+  post_mail(
+      [this, task, made, devices, error = std::move(error)] { executor_.on_task_done(task, made, devices, error); });
+}
+
 void Host::set_faults(ExecutorFaults faults) {
   post_mail([this, faults] { executor_.set_faults(faults); });
 }

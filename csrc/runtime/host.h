@@ -4,9 +4,9 @@
 /// `wait` sleeps on the host's doorbell. Whoever owns the enqueue thread calls the two in turn: pathways/_core.pyx with
 /// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
 ///
-/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client` and `set_faults` by
-/// any thread, they leave mail that the next step reads before it takes a record, so what was registered before a
-/// record was submitted is known when it comes.
+/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client`, `set_faults` and
+/// `task_done` by any thread, they leave mail that the next step reads before it takes a record, so what was registered
+/// before a record was submitted is known when it comes.
 #pragma once
 
 #include <atomic>
@@ -46,6 +46,8 @@ class Host final : private HostLink {
   void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
   void attach_client(uint32_t client, ClientBlock* block);
   void set_faults(ExecutorFaults faults);
+  /// A task of the backend's is done: see Executor::on_task_done.
+  void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
 
   /// The number of records and completions handled; 0 when there was nothing to do.
   uint32_t step();

@@ -246,6 +246,13 @@ Status ModelledBackend::read_back(Value value, const ReadBackPlace& place) {
   return Status::kOk;
 }
 
+Status ModelledBackend::start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte>) {
+  if (faults_.fail_tasks) return refuse("a modelled task was refused");
+  PW_CHECK(value == nullptr || readiness(value) == Readiness::kReady);
+  tasks_.push_back({client, task, value == nullptr ? nullptr : retain(value)});
+  return Status::kOk;
+}
+
 void ModelledBackend::note(uint32_t, std::span<const std::byte>) { ++notes_; }
 
 }  // namespace pathways

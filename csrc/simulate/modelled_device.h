@@ -77,6 +77,7 @@ struct ModelledFaults {
   uint64_t fail_send = 0;     ///< the n-th send fails
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
+  bool fail_tasks = false;  ///< no task can be started
 };
 
 class ModelledBackend final : public Backend {
@@ -112,6 +113,16 @@ class ModelledBackend final : public Backend {
   uint64_t notes() const { return notes_; }
   uint64_t looks() const { return looks_; }  ///< calls of readiness
 
+  /// A task that was started, with a reference of its own to its value: whoever models its end gives that back.
+  struct Task {
+    uint32_t client;
+    uint64_t number;
+    Value value;
+  };
+  std::vector<Task>& tasks() { return tasks_; }
+  /// A value that a task made, ready `after_ns` from now.
+  Value make_value(uint64_t hash, int64_t after_ns = 0) { return make(hash, clock_.now_ns() + after_ns, false); }
+
   Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) override;
   Value placeholder(const NodeContext& context, uint32_t input) override;
   Readiness readiness(Value value) override;
@@ -127,6 +138,7 @@ class ModelledBackend final : public Backend {
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
   /// Writes the checksum into the small slot.
   Status read_back(Value value, const ReadBackPlace& place) override;
+  Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override;
   void note(uint32_t client, std::span<const std::byte> payload) override;
   std::string_view last_error() const override { return last_error_; }
 
@@ -169,6 +181,7 @@ class ModelledBackend final : public Backend {
   std::vector<int64_t> device_free_ns_;                     ///< per device: when its last launch ends
   std::vector<std::pair<uint64_t, uint32_t>> last_launch_;  ///< per device: (order, node)
   std::unordered_map<uint64_t, std::unique_ptr<Receive>> receives_;
+  std::vector<Task> tasks_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;
   uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0;

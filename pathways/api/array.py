@@ -72,11 +72,11 @@ class Array(_Face):
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
-        """Its sharding over the slice's abstract mesh."""
+        """Its sharding over the slice's abstract mesh; knows the slice."""
         from pathways.compiler import specs
 
         spec = specs.to_partition_spec(self.layout.spec[: len(self.layout.shape)])
-        return jax.sharding.NamedSharding(self.layout.slice.mesh, spec)
+        return self.layout.slice.sharding(spec)
 
     @property
     def aval(self) -> Any:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import threading
+import weakref
 from typing import Any
 
 from pathways import _core, errors
@@ -130,10 +131,11 @@ class Cluster:
     """A connection to a cluster. Made by `connect`; `close` it, or use it in a `with` statement."""
 
     def __init__(self, control: Any, target: Any, handle: Any = None) -> None:
-        from pathways.api import jax_interop
+        from pathways.api import checkpoint, jax_interop
         from pathways.api.array import Array
 
         jax_interop.install()
+        checkpoint.register_if_imported()
         self._control = control
         self._handle = handle
         self._target = target
@@ -165,6 +167,7 @@ class Cluster:
             self.driver = control.driver
             self.native.embed(control.controller, control.driver.core)
         self.copies: dict[_core.Layout, Any] = {}  # programs that copy an array, see `program.copy`
+        self.slices: weakref.WeakSet[Slice] = weakref.WeakSet()
         self._home: Slice | None = None
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from pathways import errors
 from pathways.compiler import specs
@@ -34,6 +34,16 @@ class Device:
         return f"Device({self.platform}:{self.id}, host {self.host}, island {self.island})"
 
 
+class SliceSharding(NamedSharding):
+    """A `jax.sharding.NamedSharding` over a slice's mesh that knows its slice; equal to the plain one.
+
+    Meshes of equal shape and names are one object to JAX, whatever slice they belong to: who has to find the slice of a
+    sharding (restoring a checkpoint) asks this.
+    """
+
+    slice: Slice
+
+
 class Slice:
     """A named mesh of virtual devices. Made by `VirtualDeviceSet.add_slice`; compared by identity."""
 
@@ -43,6 +53,7 @@ class Slice:
         axes = tuple(zip(binding.axis_names, binding.shape, strict=True))
         self.mesh_spec = MeshSpec(f"s{next(_numbers)}", axes)
         self.mesh: AbstractMesh = specs.abstract_mesh(self.mesh_spec)
+        cluster.slices.add(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,6 +75,12 @@ class Slice:
         """The physical devices behind it now, in C order of its shape."""
         by_number = self.cluster.devices
         return tuple(by_number[number] for number in self.binding.devices)
+
+    def sharding(self, spec: PartitionSpec | None = None) -> SliceSharding:
+        """A sharding over this slice, for `jax.ShapeDtypeStruct` and whoever else asks for one; None: replicated."""
+        sharding = SliceSharding(self.mesh, PartitionSpec() if spec is None else spec)
+        sharding.slice = self
+        return sharding
 
     def placed(self, kind: ArrayType) -> Placed:
         """An array type of this slice on its physical devices."""

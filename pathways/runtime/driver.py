@@ -28,6 +28,7 @@ from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode
 from pathways.runtime.routes import Placed, Region, slices
+from pathways.runtime.tasks import Target, Tasks
 from pathways.runtime.transport import Landings, Transport
 
 #: Launches that a CPU device takes before the enqueue itself blocks, other devices' too (32, less one).
@@ -94,6 +95,7 @@ class HostDriver:
         self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
+        self._tasks = Tasks(self.core, host, all_dtypes)
         self._local_bytes = 0  # by transfers within this host
         self._compiles = CompileCounter()
         self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
@@ -107,6 +109,7 @@ class HostDriver:
     def detach_client(self, client: int) -> None:
         """Forgets a client that the order has said to be gone. What it owned was dropped then (OWN-1)."""
         self.core.detach_client(client)
+        self._tasks.forget(client)
         for key in [key for key in self._placements if key[0] == client]:
             self._placements.pop(key, None)
 
@@ -178,6 +181,7 @@ class HostDriver:
     def close(self) -> None:
         """Ends this host's threads and drops every value; on the enqueue thread."""
         self._watchers.stop()
+        self._tasks.stop()
         self._compiler.put(None)
         self.core.clear()
 
@@ -198,6 +202,7 @@ class HostDriver:
             "bytes_moved": self._transport.bytes_sent + self._local_bytes,
             "bytes_sent": self._transport.bytes_sent,
             "programs": len(self._programs),
+            **self._tasks.stats(),
         }
 
     def set_faults(self, swap_every: int) -> None:
@@ -299,20 +304,48 @@ class HostDriver:
     # ---------------------------------------------------------------------------------------------- the client's notes
 
     def note(self, client: int, payload: bytes) -> None:
-        """A placement's description."""
+        """A placement's description, or the end of a save or restore."""
+        if payload[:1] == b"E":
+            self._tasks.drop(client, *payloads.parse_end(payload))
+            return
         number, placed = payloads.parse_define(payload)
         self._placements[client, number] = placed
+
+    def start_task(self, client: int, task: int, value: jax.Array | None, payload: bytes) -> None:
+        """A step of a save or restore; `core.task_done` hears of its end."""
+        fields = payloads.parse_task(payload)
+        try:
+            if fields["op"] == "stage":
+                self._tasks.stage(client, task, fields, value)
+            elif fields["op"] == "read":
+                self._tasks.read(client, task, fields, self._target(self._placements[client, fields["placement"]]))
+            elif fields["op"] == "end":
+                self._tasks.end(client, task, fields)
+            else:
+                self._tasks.submit(client, task, fields)
+        except Exception as problem:
+            self._tasks.refuse(task, problem)
+
+    def _target(self, placed: Placed) -> Target:
+        """What an array of this placement is here."""
+        shards: dict[Region, list[jax.Device]] = {}
+        first = self.host * len(self._devices)
+        for device, cell in zip(placed.devices, placed.cells, strict=True):
+            if first <= device < first + len(self._devices):
+                shards.setdefault(placed.region(cell), []).append(self._device(device))
+        return Target(placed.type.shape, self._sharding(placed), list(shards.items()), self._mask(placed))
+
+    def _mask(self, placed: Placed) -> int:
+        """The local devices of a placement, as a bit mask."""
+        first = self.host * len(self._devices)
+        return sum(1 << device - first for device in placed.devices if 0 <= device - first < len(self._devices))
 
     @all_dtypes
     def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
         """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
         number, _, what = payloads.parse_put(payload)
         placed = self._placements[client, number]
-        mask = 0
-        for device in placed.devices:
-            local = device - self.host * len(self._devices)
-            if 0 <= local < len(self._devices):
-                mask |= 1 << local
+        mask = self._mask(placed)
         if isinstance(what, int):  # Mode.LOCAL
             return jax.device_put(self.local.pop(what), self._sharding(placed)), mask
         data: bytes | memoryview

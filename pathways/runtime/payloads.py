@@ -3,6 +3,17 @@
     define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (a backend note)
     put       "P", placement id, mode, then: bytes inline | offset and length in the client's arena | a local key
     fetch     "F", mode, then: offset and length in the client's arena | a local key
+    task      "T" + JSON, see below                                                (a task note)
+    end       "E" + JSON {"job", "early"}: nothing more is asked of a job           (a backend note)
+
+Tasks read and write checkpoints; `pathways.runtime.tasks` does them. Of a save, each with its job's number:
+    {"op": "stage", "number"}                           keeps the note's buffer under that number
+    {"op": "write", "lead", "context", "atomic", "arrays": [[number, name, tensorstore spec], …]}
+    {"op": "commit", "name"}
+and of a restore, whose note makes a buffer:
+    {"op": "read", "name", "spec", "context", "placement", "dtype"}
+Of either, when it failed:
+    {"op": "end"}                                       gives the job up; done when nothing of it is under way
 
 Little-endian, fixed width. "Local" is embedded mode: client and host are one process and hand objects over as they are.
 """
@@ -13,12 +24,16 @@ import enum
 import json
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.runtime.routes import Placed
+
+#: Stands in a spec for the number of the host that it comes to.
+HOST = "HOSTNUMBER"
 
 _PUT = struct.Struct("<cIB")
 _FETCH = struct.Struct("<cB")
@@ -109,3 +124,25 @@ def parse_fetch(payload: bytes) -> tuple[Mode, Sequence[int]]:
         if mode == Mode.ARENA
         else (Mode.LOCAL, _KEY.unpack(payload[_FETCH.size :]))
     )
+
+
+def task(op: str, job: int, **fields: Any) -> bytes:
+    """Asks for a step of a save or restore."""
+    return b"T" + json.dumps({"op": op, "job": job, **fields}).encode()
+
+
+def parse_task(payload: bytes) -> dict[str, Any]:
+    """What `task` wrote."""
+    fields: dict[str, Any] = json.loads(payload[1:])
+    return fields
+
+
+def end(job: int, early: bool) -> bytes:
+    """Nothing more is asked of a job. `early`: what was asked before may still wait for its buffer."""
+    return b"E" + json.dumps({"job": job, "early": early}).encode()
+
+
+def parse_end(payload: bytes) -> tuple[int, bool]:
+    """What `end` wrote: (job, early)."""
+    fields = json.loads(payload[1:])
+    return fields["job"], fields["early"]

@@ -69,3 +69,26 @@ def test_digits_in_plain_jax_learns(root: pathlib.Path, tmp_path: pathlib.Path) 
     output = run_example(root, tmp_path, "digits_plain.py", "--steps", "100")
     match = re.search(r"100 steps, test accuracy (\S+),", output)
     assert match and float(match[1]) >= 0.93, output
+
+
+def test_training_with_checkpoints(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    arguments = ("--cluster", "embedded", "--folder", "c", "--every", "5")
+    first = run_example(root, tmp_path, "training_with_checkpoints.py", *arguments, "--steps", "20")
+    assert re.search(r"^20 steps, loss \S+$", first, re.MULTILINE), first
+    assert sorted(folder.name for folder in (tmp_path / "c").iterdir()) == ["15", "20"]
+    # Another process goes on from there.
+    second = run_example(root, tmp_path, "training_with_checkpoints.py", *arguments, "--steps", "30", "--compare")
+    assert "went on from step 20\n" in second, second
+    assert "bit-equal to an undisturbed training: True\n" in second, second
+
+
+@pytest.mark.slow
+def test_training_goes_on_in_the_same_process_when_a_host_is_killed(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """ERR-2: the error names the host; what comes out is what would have come out, bit by bit."""
+    output = run_example(root, tmp_path, "training_with_checkpoints.py", "--kill-at", "37", "--compare")
+    assert re.findall(r"^(killed host 1|lost: host 1|went on from step [123]0)", output, re.MULTILINE)[:2] == [
+        "killed host 1",
+        "lost: host 1",
+    ], output
+    assert "went on from step " in output, output
+    assert "bit-equal to an undisturbed training: True\n" in output, output

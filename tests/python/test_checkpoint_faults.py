@@ -1,0 +1,232 @@
+"""Checkpoints when something goes wrong: a full disk, a path that cannot be written, hosts and clients that die.
+
+ERR-1: a host's error reaches the save that it is of, with host and path, and nothing else.
+ERR-2: a host that dies while it writes fails the save; the checkpoint before it is whole.
+JOB-1: `test_a_full_disk_is_an_error_that_names_host_and_path` saves again to the same place at once.
+OWN-1: `test_a_client_that_dies_while_it_saves_leaves_nothing`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pathlib
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import psutil
+import pytest
+from etils import epath
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+pytestmark = pytest.mark.slow
+
+pw.checkpoint.register()
+VALUE = np.random.default_rng(0).standard_normal((512, 256)).astype(np.float32)  # does not compress to nothing
+TARGET = pw.LocalCluster(islands=1, hosts_per_island=2, devices_per_host=1)
+
+
+@pytest.fixture(autouse=True)
+def no_log() -> Iterator[None]:
+    """orbax logs errors, whose tracebacks know the arrays; pytest would keep them."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """One that a test may break."""
+    cluster = pw.connect(TARGET)
+    yield cluster
+    cluster.close()
+
+
+def both(cluster: Any) -> Any:
+    """A slice over the two hosts."""
+    return pw.make_virtual_device_set(cluster).add_slice(devices=2)
+
+
+def pids(cluster: Any) -> list[int]:
+    return [host["pid"] for host in cluster.stats()["hosts"]]
+
+
+def save(path: pathlib.Path, state: Any) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, state)
+
+
+def restored(path: pathlib.Path, slice_: Any) -> np.ndarray:
+    target = {"a": jax.ShapeDtypeStruct(VALUE.shape, VALUE.dtype, sharding=slice_.sharding(P("x")))}
+    with ocp.StandardCheckpointer() as checkpointer:
+        return np.asarray(checkpointer.restore(path, target)["a"])
+
+
+def await_nothing_left(cluster: Any, objects: int) -> None:
+    """Within some seconds no host has a job, a task, or more than `objects` buffers."""
+    deadline = time.monotonic() + 20
+    while True:
+        gc.collect()
+        cluster.native.flush()
+        hosts = cluster.stats()["hosts"]
+        left = [(host["checkpoint_jobs"], host["tasks"], host["objects"]) for host in hosts]
+        if left == [(0, 0, objects)] * len(hosts):
+            return
+        assert time.monotonic() < deadline, f"left on the hosts: jobs, tasks, objects = {left}"
+        time.sleep(0.05)
+
+
+def test_a_full_disk_is_an_error_that_names_host_and_path(cluster: Any, tmp_path: pathlib.Path) -> None:
+    """The double of a full disk: files of one host may not grow beyond 64 KiB."""
+    slice_ = both(cluster)
+    state = {"a": pw.device_put(VALUE, slice_, P("x"))}
+    save(tmp_path / "before", state)
+    victim = psutil.Process(pids(cluster)[1])
+    limits = victim.rlimit(resource.RLIMIT_FSIZE)
+    victim.rlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    for _ in range(2):
+        with pytest.raises(
+            pw.errors.CheckpointError, match=rf"{re.escape(str(tmp_path / 'full'))}.* failed on host 1: "
+        ):
+            save(tmp_path / "full", state)
+        assert not (tmp_path / "full").exists()
+    np.testing.assert_array_equal(restored(tmp_path / "before", slice_), VALUE)
+    victim.rlimit(resource.RLIMIT_FSIZE, limits)
+    save(tmp_path / "full", state)
+    np.testing.assert_array_equal(restored(tmp_path / "full", slice_), VALUE)
+    np.testing.assert_array_equal(np.asarray(state["a"] + 1), VALUE + 1)
+    await_nothing_left(cluster, 1)
+
+
+def test_a_path_that_a_host_cannot_write(cluster: Any, tmp_path: pathlib.Path) -> None:
+    slice_ = both(cluster)
+    state = {"a": pw.device_put(VALUE, slice_, P("x"))}
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "ocdbt.process_pw0host1").write_text("a file where a folder should be")
+    with pytest.raises(pw.errors.CheckpointError, match=rf"{re.escape(str(tmp_path / 'c'))}.* failed on host 1: "):
+        ocp.PyTreeCheckpointHandler().save(epath.Path(tmp_path / "c"), state)
+    await_nothing_left(cluster, 1)
+
+
+def test_a_host_that_dies_while_it_writes(cluster: Any, tmp_path: pathlib.Path) -> None:
+    slice_ = both(cluster)
+    state = {"a": pw.device_put(VALUE, slice_, P("x"))}
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.StandardSave(state))
+        manager.wait_until_finished()
+        victim = pids(cluster)[1]
+        os.kill(victim, signal.SIGSTOP)
+        manager.save(2, args=ocp.args.StandardSave(state))
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(pw.errors.HostLostError, match=r"host 1.*SIGKILL"):
+            manager.wait_until_finished()
+        assert list(manager.all_steps(read=True)) == [1]
+    # The same process goes on.
+    again = pw.connect(TARGET)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert manager.latest_step() == 1
+        target = {"a": jax.ShapeDtypeStruct(VALUE.shape, VALUE.dtype, sharding=both(again).sharding(P("x")))}
+        state = manager.restore(1, args=ocp.args.StandardRestore(target))
+        np.testing.assert_array_equal(np.asarray(state["a"]), VALUE)
+        manager.save(2, args=ocp.args.StandardSave(state))
+        manager.wait_until_finished()
+        assert list(manager.all_steps(read=True)) == [1, 2]
+    again.close()
+
+
+def test_two_clients_save_at_the_same_time(cluster: Any, tmp_path: pathlib.Path) -> None:
+    slice_ = both(cluster)
+    state = {"a": pw.device_put(VALUE, slice_, P("x"))}
+    np.save(tmp_path / "value.npy", VALUE + 1)
+    with start_client(cluster, tmp_path, rounds=5) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert client.stdout.readline() == "saved 0\n"
+        client.stdin.write("\n")
+        client.stdin.flush()
+        for number in range(5):
+            save(tmp_path / f"ours-{number}", state)
+        assert client.stdout.read().splitlines()[-1] == "saved 5"
+        assert client.wait() == 0
+    for number in range(5):
+        np.testing.assert_array_equal(restored(tmp_path / f"ours-{number}", slice_), VALUE)
+    with ocp.CheckpointManager(tmp_path / "steps") as manager:
+        assert list(manager.all_steps()) == list(range(6))
+        target = {"a": jax.ShapeDtypeStruct(VALUE.shape, VALUE.dtype, sharding=slice_.sharding(P("x")))}
+        for number in (0, 5):
+            theirs = manager.restore(number, args=ocp.args.StandardRestore(target))["a"]
+            np.testing.assert_array_equal(np.asarray(theirs), VALUE + 1)
+    del theirs
+    await_nothing_left(cluster, 1)
+
+
+CLIENT = """
+import os, sys
+os.environ["JAX_PLATFORMS"] = "cpu"
+import numpy as np
+import orbax.checkpoint as ocp
+import pathways as pw
+from jax.sharding import PartitionSpec as P
+address, folder, rounds = sys.argv[1:]
+cluster = pw.connect(address)
+slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=2)
+state = {"a": pw.device_put(np.load(folder + "/value.npy"), slice_, P("x"))}
+with ocp.CheckpointManager(folder + "/steps") as manager:
+    manager.save(0, args=ocp.args.StandardSave(state))
+    manager.wait_until_finished()
+    print("saved 0", flush=True)
+    sys.stdin.readline()
+    for number in range(1, int(rounds) + 1):
+        manager.save(number, args=ocp.args.StandardSave(state))
+        print("saving", number, flush=True)
+        manager.wait_until_finished()
+        print("saved", number, flush=True)
+cluster.close()
+"""
+
+
+def start_client(cluster: Any, folder: pathlib.Path, rounds: int) -> subprocess.Popen[str]:
+    """A client in a process of its own. It saves `value.npy`, says so, and saves again when it gets a line."""
+    command = [sys.executable, "-c", CLIENT, cluster.address, str(folder), str(rounds)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_client_that_dies_while_it_saves_leaves_nothing(cluster: Any, tmp_path: pathlib.Path) -> None:
+    slice_ = both(cluster)
+    kept = pw.device_put(VALUE, slice_, P("x"))
+    jax.block_until_ready(kept)
+    np.save(tmp_path / "value.npy", VALUE)
+    host = pids(cluster)[1]
+    with start_client(cluster, tmp_path, rounds=1) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert client.stdout.readline() == "saved 0\n"
+        os.kill(host, signal.SIGSTOP)
+        try:
+            client.stdin.write("\n")
+            client.stdin.flush()
+            assert client.stdout.readline() == "saving 1\n"
+            time.sleep(0.3)  # the other host may well write its part
+            client.kill()
+            client.wait()
+        finally:
+            os.kill(host, signal.SIGCONT)
+    await_nothing_left(cluster, 1)
+    np.testing.assert_array_equal(np.asarray(kept), VALUE)
+    with ocp.CheckpointManager(tmp_path / "steps") as manager:
+        assert list(manager.all_steps()) == [0]
+        target = {"a": jax.ShapeDtypeStruct(VALUE.shape, VALUE.dtype, sharding=slice_.sharding(P("x")))}
+        state = manager.restore(0, args=ocp.args.StandardRestore(target))
+        np.testing.assert_array_equal(np.asarray(state["a"]), VALUE)
