@@ -3,7 +3,7 @@
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
 ///   client -> controller   kRun, kNote, kCancel
-///   controller -> host     kRun (with its place in the order), kNote, kClientGone
+///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost
 ///   host -> controller     kRunDone, kFailed
 ///   controller -> client   kFailed
 ///   host -> host           kPost (where to write), kArrived (it is written)
@@ -23,6 +23,7 @@ enum class RecordKind : uint16_t {
   kFailed = 6,
   kPost = 7,
   kArrived = 8,
+  kHostLost = 11,
 };
 
 /// What a note asks of the hosts. Its payload follows the record.
@@ -118,6 +119,15 @@ struct ArrivedRecord {
   uint32_t host;  ///< who has written
   uint32_t bytes;
   uint32_t reserved;
+};
+
+/// Hosts that are gone, at this point of the order (ERR-2). Followed by their numbers, 4 bytes each, padded to 8, and
+/// by `bytes` bytes of text, padded to 8, which says what befell them.
+struct HostLostRecord {
+  RecordHeader header;
+  uint64_t loss;  ///< how many losses the cluster has had, this one included
+  uint32_t hosts;
+  uint32_t bytes;
 };
 
 static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 48);

@@ -90,6 +90,7 @@ class Sequencer {
   void settle(EntryId entry);
 
   Entry& entry(EntryId id) { return entries_[id]; }
+  const Entry& entry(EntryId id) const { return entries_[id]; }
   /// True for a run that was granted and that some host has not completed.
   bool is_running(EntryId id) const {
     return id < entries_.size() && entries_[id].state == EntryState::kGranted && entries_[id].kind == EntryKind::kRun;
