@@ -14,6 +14,7 @@
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
+///   ERR-2   what waits for a lost host's post or arrival fails with what befell that host (loss.cc).
 ///   OWN-1   a client that is gone owns nothing here; its launched work and its tasks end unheard.
 ///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
@@ -87,9 +88,14 @@ class Executor {
   void on_note(const NoteRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
   void on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
-  void on_arrived(uint64_t order, uint32_t node, bool failed, std::string_view text);
+  void on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
   /// The backend has done a task, or failed with `error`. Takes over `made`, which lies on `devices`; nullptr: none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
+  /// ERR-2: nothing more comes from these hosts for the runs so far; later runs know their successors.
+  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
+  /// ERR-2: this host succeeds one that was lost. A buffer that is not here was there, if its client is not younger
+  /// than the loss: whoever asks for it is told `text`.
+  void set_past(std::string text, uint32_t youngest_client);
 
   /// Looks at the oldest watched values of each lane and moves on what has become possible. Number of things done.
   uint32_t poll();
@@ -180,6 +186,7 @@ class Executor {
     bool has_room = false;  ///< begin_receive took some
     uint32_t receive_error = 0;
     std::vector<Landing> posts;  ///< `source` names the destination that posted
+    std::vector<uint32_t> sent, arrived;  ///< hosts that we are done with
   };
 
   struct Fetch {
@@ -266,6 +273,9 @@ class Executor {
   void try_send(uint64_t key);
   void finish_exchange(uint64_t key);
   void receive_done(uint64_t key);
+  void lose_peers(uint64_t key, std::span<const uint32_t> hosts, std::string_view text);
+  void give_up_room(uint64_t key);
+  std::string missing(uint32_t client, std::string_view otherwise) const;
   static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
 
   uint32_t new_error(std::string text);
@@ -303,6 +313,8 @@ class Executor {
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   std::vector<uint64_t> input_ages_;     ///< the same
   bool draining_ = false;
+  std::string past_;  ///< what befell this host's predecessor; empty: it has none
+  uint32_t past_client_ = 0;
   uint32_t live_runs_ = 0;
   uint64_t age_ = 0;  ///< launches, puts and arrivals so far: each gives its values an age of their own
   ExecutorStats stats_;

@@ -108,7 +108,11 @@ void Executor::on_post(uint64_t order, uint32_t node, uint32_t host, std::span<c
 
 void Executor::try_send(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
-  if (!exchange.is_prepared || !exchange.source_ready || exchange.posts.empty()) return;
+  if (!exchange.is_prepared || !exchange.source_ready) return;
+  if (exchange.posts.empty()) {
+    finish_exchange(key);
+    return;
+  }
   const std::vector<Landing> posts = std::move(exchange.posts);
   exchange.posts.clear();
   Run& run = *runs_[exchange.run];
@@ -128,6 +132,7 @@ void Executor::try_send(uint64_t key) {
       text = backend_.last_error();
     }
     --exchange.sends_left;
+    exchange.sent.push_back(post.source);
     if (post.source == options_.host) {
       to_self = true;
       self_failed = failed;
@@ -141,16 +146,17 @@ void Executor::try_send(uint64_t key) {
     exchange.source = nullptr;
   }
   if (to_self) {
-    on_arrived(where.order, global, self_failed, self_error);
+    on_arrived(where.order, global, options_.host, self_failed, self_error);
   } else {
     finish_exchange(key);
   }
 }
 
-void Executor::on_arrived(uint64_t order, uint32_t node, bool failed, std::string_view text) {
+void Executor::on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
   const uint64_t key = exchange_key(order, node);
   Exchange& exchange = exchanges_.at(key);  // we posted, so we are prepared
   PW_CHECK(exchange.arrivals_left > 0);
+  exchange.arrived.push_back(host);
   if (failed && exchange.receive_error == 0) exchange.receive_error = new_error(std::string(text));
   if (--exchange.arrivals_left == 0) receive_done(key);
   finish_exchange(key);
@@ -179,9 +185,12 @@ void Executor::receive_done(uint64_t key) {
 void Executor::finish_exchange(uint64_t key) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end()) return;
-  const Exchange& exchange = at->second;
+  Exchange& exchange = at->second;
   if (!exchange.is_prepared || exchange.sends_left != 0 || exchange.arrivals_left != 0) return;
   const uint32_t slot = exchange.run;
+  // Where all destinations are lost, the source is still to come.
+  if (!exchange.source_ready && runs_[slot]->plan->plan.node(exchange.node).input_count != 0) return;
+  if (exchange.source != nullptr) backend_.drop(exchange.source);
   exchanges_.erase(at);
   close_step(slot);
 }

@@ -132,7 +132,7 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
     } else if (kept_[id].size() >= sizeof(NoteRecord)) {
       NoteRecord record;
       std::memcpy(&record, bytes, sizeof record);
-      handles.insert(record.header.detail == static_cast<uint16_t>(NoteKind::kFetch) ? record.token : record.handle);
+      handles.insert(record.token != 0 ? record.token : record.handle);
     }
   }
   for (auto& client : clients_) {
