@@ -186,6 +186,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         const Ledger& ledger()
         void clear()
         cbool is_idle()
+        void set_past(string, uint32_t) except +
 
 cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
     cdef enum class ClusterStatus(uint32_t):
@@ -220,6 +221,8 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
+        void replace_peer(uint32_t, HostBlock*, uint64_t) except +
+        uint64_t peers_replaced()
         uint32_t step() except +
         uint32_t ticket()
         Status wait(uint32_t, nanoseconds, SpinPolicy)

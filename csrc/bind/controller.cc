@@ -107,6 +107,24 @@ void register_controller(py::module_& m) {
             c.client_memory.erase(client);
           },
           "client"_a, "OWN-1: drops what the client has waiting; the hosts free what it owned.")
+      .def(
+          "lose_hosts",
+          [](BoundController& c, std::vector<uint32_t> hosts, std::string text) {
+            return c.core->lose_hosts(std::move(hosts), std::move(text));
+          },
+          "hosts"_a, "text"_a, unlocked,
+          "ERR-2: these hosts' processes have ended: what they had fails with `text`. The number of this loss.")
+      .def(
+          "restore_host",
+          [](BoundController& c, uint32_t host, py::object segment) {
+            HostBlock* block = HostBlock::attach(segment.cast<Segment&>());
+            {
+              const py::gil_scoped_release unlock;
+              c.core->restore_host(host, block);
+            }
+            c.host_memory.at(host) = std::move(segment);
+          },
+          "host"_a, "segment"_a, "ERR-2: a lost host's successor, with a segment of its own, takes part from now on.")
       .def("step", [](BoundController& c) { return c.core->step(); })
       .def(
           "start", [](BoundController& c) { c.core->start(); }, unlocked)
