@@ -72,7 +72,7 @@ class CheckpointError(PathwaysError, OSError):
 
 
 class HostLostError(PathwaysError, ConnectionError):
-    """A host process is gone, and this depended on it."""
+    """A host process is gone, and this depended on it. Its island is started anew: put what you need there again."""
 
 
 class ControllerLostError(PathwaysError, ConnectionError):

@@ -185,7 +185,7 @@ class Executor {
     bool is_prepared = false;
     bool has_room = false;  ///< begin_receive took some
     uint32_t receive_error = 0;
-    std::vector<Landing> posts;  ///< `source` names the destination that posted
+    std::vector<Landing> posts;           ///< `source` names the destination that posted
     std::vector<uint32_t> sent, arrived;  ///< hosts that we are done with
   };
 

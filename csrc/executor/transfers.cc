@@ -190,7 +190,7 @@ void Executor::finish_exchange(uint64_t key) {
   const uint32_t slot = exchange.run;
   // Where all destinations are lost, the source is still to come.
   if (!exchange.source_ready && runs_[slot]->plan->plan.node(exchange.node).input_count != 0) return;
-  if (exchange.source != nullptr) backend_.drop(exchange.source);
+  if (exchange.source != nullptr) drop(exchange.source);
   exchanges_.erase(at);
   close_step(slot);
 }

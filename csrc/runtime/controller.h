@@ -107,7 +107,8 @@ class Controller {
   /// (Host::attached_clients).
   void remove_client(uint32_t client);
   /// ERR-2: these hosts' processes have ended. `text` is what their futures fail with. Returns the number of this loss;
-  /// the surviving hosts hear of it in the order (Host::losses). Throws Error(kInvalid) for a host that is lost already.
+  /// the surviving hosts hear of it in the order (Host::losses). Throws Error(kInvalid) for a host that is lost
+  /// already.
   uint64_t lose_hosts(std::vector<uint32_t> hosts, std::string text);
   /// A lost host's successor, with a block of its own, takes part from now on. When this returns nobody uses the old
   /// block. Throws Error(kInvalid) for a host that is not lost.
@@ -221,7 +222,7 @@ class Controller {
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
   uint64_t losses_ = 0;
-  uint32_t lost_ = 0;  ///< hosts that are lost now
+  uint32_t lost_ = 0;                                                          ///< hosts that are lost now
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> stranded_;  ///< what hosts hear in a run's stead
   ControllerStats stats_;
 

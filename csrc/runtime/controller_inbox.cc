@@ -182,7 +182,8 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
   if (header.kind == RecordKind::kRunDone) {
     if (bytes.size() != sizeof(RunDoneRecord)) refuse("a completion of the wrong size");
     const auto record = read<RunDoneRecord>(bytes);
-    if (record.host != index || record.tag > UINT32_MAX || !sequencer_.is_running_on(static_cast<EntryId>(record.tag), index)) {
+    if (record.host != index || record.tag > UINT32_MAX ||
+        !sequencer_.is_running_on(static_cast<EntryId>(record.tag), index)) {
       refuse("a completion of a run that does not run");
     }
     run_done(index, record);

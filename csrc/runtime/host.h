@@ -98,12 +98,12 @@ class Host final : private HostLink {
     HostBlock* block;
     uint64_t loss;
   };
-  std::vector<Replacement> replacements_;             ///< that wait for their loss to be heard of
-  uint64_t losses_ = 0;                               ///< of the cluster, as far as heard of
+  std::vector<Replacement> replacements_;  ///< that wait for their loss to be heard of
+  uint64_t losses_ = 0;                    ///< of the cluster, as far as heard of
   std::atomic<uint64_t> peers_replaced_{0};
-  bool has_overflow_ = false;                         ///< some record waits for room in a ring; nobody rings for that
-  std::vector<FutureTable*> tables_;                  ///< by client; nullptr: none, or gone
-  std::vector<ReadBackArea*> read_backs_;             ///< by client; nullptr: it has none
+  bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
+  std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone
+  std::vector<ReadBackArea*> read_backs_;  ///< by client; nullptr: it has none
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 

@@ -180,9 +180,7 @@ def test_two_islands_at_once(start: Callable[..., LocalClusterHandle]) -> None:
         known |= {int(line.split()[1]) for line in host["replaced"]}
         assert known == set(range(6)), host
     assert sorted(after[4]["replaced"])[0::1] == sorted(
-        f"host {peer} loss {1 if peer in lost else 2}"
-        for lost in [first_lost_of(handle.control)]
-        for peer in range(4)
+        f"host {peer} loss {1 if peer in lost else 2}" for lost in [first_lost_of(handle.control)] for peer in range(4)
     )
 
 

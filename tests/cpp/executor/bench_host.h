@@ -36,9 +36,8 @@ class RecordingLink final : public HostLink {
                                from = self](Executor& to) { to.on_post(order, node, from, o); }});
   }
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
-    outgoing.push_back({host, [=, t = std::string(text), from = self](Executor& to) {
-                          to.on_arrived(order, node, from, failed, t);
-                        }});
+    outgoing.push_back(
+        {host, [=, t = std::string(text), from = self](Executor& to) { to.on_arrived(order, node, from, failed, t); }});
   }
 
   uint64_t completions(uint64_t handle, uint32_t client = 0) const {

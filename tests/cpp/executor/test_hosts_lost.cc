@@ -29,7 +29,8 @@ struct Trio : ::testing::Test {
     // 1: the other way round.
     plan(h, 1, 2, 0);
     // 2: hosts 1 and 2 both hold a part of what hosts 0 and 1 receive; hosts 0 and 1 call.
-    if (h == 0) hosts[h]->add_plan(2, plan_of({kNoValue}, {transfer(7, {}, {0}, {1, 2}, {}), call({0}, {1})}, {1}, 2, 0));
+    if (h == 0)
+      hosts[h]->add_plan(2, plan_of({kNoValue}, {transfer(7, {}, {0}, {1, 2}, {}), call({0}, {1})}, {1}, 2, 0));
     if (h == 1) {
       hosts[h]->add_plan(2, plan_of({0}, {transfer(7, {0}, {1}, {1, 2}, {0, 1}), call({1}, {2})}, {2}, 3, 1));
     }
@@ -39,8 +40,8 @@ struct Trio : ::testing::Test {
     if (h == from) {
       hosts[h]->add_plan(id, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {to})}, {1, kNoValue}, 2, h));
     } else if (h == to) {
-      hosts[h]->add_plan(
-          id, plan_of({kNoValue}, {transfer(5, {}, {0}, {from}, {}), call({0}, {1})}, {kNoValue, 1}, 2, h));
+      hosts[h]->add_plan(id,
+                         plan_of({kNoValue}, {transfer(5, {}, {0}, {from}, {}), call({0}, {1})}, {kNoValue, 1}, 2, h));
     }
   }
   bool deliver(uint32_t from) {
@@ -166,7 +167,7 @@ TEST_F(Trio, AtAnyMoment) {
     for (uint32_t h = 0; h < 3; ++h) start(h);
     std::deque<std::function<void()>> queue[3];
     std::vector<uint64_t> results;
-    
+
     for (uint32_t h = 0; h < 3; ++h) hosts[h]->put(A, 7);
     const auto add = [&](uint64_t order, uint32_t plan, uint32_t first, uint32_t second) {
       const uint64_t one = handle(static_cast<uint32_t>(10 + 2 * order));

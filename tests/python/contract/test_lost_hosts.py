@@ -1,4 +1,4 @@
-"""ERR-2 with real hosts: `kill -9` of one in the middle of work costs what lay on its island, says so, and nothing else.
+"""ERR-2 with real hosts: `kill -9` of one in the middle of work costs what lay on its island, says so, and no more.
 
 The clusters are this file's own, of a shape that no other test uses.
 """
