@@ -2,7 +2,7 @@
 
 What is proved here: joining, slices, programs, errors, and every end that a cluster can come to, told apart and clean.
 OWN-1: `test_a_client_that_dies_is_forgotten`.
-ERR-2 is in `test_lost_hosts.py`.
+ERR-2 is in `test_lost_islands.py`.
 """
 
 from __future__ import annotations

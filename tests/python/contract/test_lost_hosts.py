@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -66,10 +67,16 @@ def test_a_chain_a_gang_and_the_other_island(lossy: Any, add: Callable[[int], An
 
     gang = pw.jit(with_sum, devices=here, in_shardings=P("x"), out_shardings=P("x"))
     alone = pw.jit(lambda x: x + 1, devices=there, in_shardings=P("x"), out_shardings=P("x"))
+    # Seconds, so that what is submitted behind it is pending when the host goes.
+    slow = pw.jit(
+        lambda x: jax.lax.fori_loop(0, 1_000_000, lambda _, v: jnp.sin(v), x), devices=here, in_shardings=P("x")
+    )
+    slow.lower(ones(here)).compile()
     x, y = gang(ones(here)), alone(ones(there))
     jax.block_until_ready([x, y])
     traces, restarts = len(traced), [host["restarts"] for host in lossy.stats()["hosts"]]
     ready = x
+    x = slow(x)
     for _ in range(300):
         x = gang(x)
     pid = kill(lossy, 1)
