@@ -61,6 +61,9 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
         SpinPolicy linger()
 
         @staticmethod
+        SpinPolicy answer()
+
+        @staticmethod
         SpinPolicy glance()
 
 cdef extern from "futures/future_table.h" namespace "pathways" nogil:

@@ -280,7 +280,8 @@ cdef class Client:
                     self.host.wait_oldest(self, piece * 1e-9)
             else:
                 with nogil:
-                    self.core.get().wait(handle, nanoseconds(piece), SpinPolicy.linger())
+                    self.core.get().wait(handle, nanoseconds(piece),
+                                         SpinPolicy.answer() if not is_flushed else SpinPolicy.park())
                 if not is_flushed and self.core.get().poll(handle) == FutureState.kPending:
                     is_flushed = True
                     self.core.get().flush()  # releases held back would otherwise wait with us

@@ -26,7 +26,7 @@ import jax
 import jaxlib
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import api, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
+from jax._src import api, array, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
@@ -161,10 +161,9 @@ def is_sub_byte(dtype: np.dtype) -> bool:
     return bool(dtypes.itemsize_bits(dtype) < 8) if np.dtype(dtype) != np.bool_ else False
 
 
-def local_shards(array: jax.Array) -> Sequence[jax.Array]:
-    """The single-device arrays of this process's devices, in the order of `addressable_shards`."""
-    shards: Sequence[jax.Array] = array._arrays  # type: ignore[attr-defined]
-    return shards
+def is_concrete(value: Any) -> bool:
+    """True for JAX's own arrays of numbers; not for tracers, keys, or whatever else JAX takes for an array."""
+    return type(value) is array.ArrayImpl
 
 
 def is_tracer(value: Any) -> bool:
@@ -482,6 +481,17 @@ def _make_polite_collectives(make: Callable[..., Any], *, distributed_client: An
         return make(distributed_client=distributed_client, hostname="127.0.0.1")
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def shards_of(array: jax.Array) -> list[jax.Array]:
+    """This process's shards as arrays of one device each, in the order of the sharding's devices; takes 0.4 us."""
+    return list(array._arrays)  # type: ignore[attr-defined]
+
+
+def assemble(aval: Any, sharding: Any, parts: Sequence[Any], devices: Sequence[jax.Device]) -> jax.Array:
+    """A global array of one part per local device: an array there is shown as it is, one elsewhere is copied, and host
+    memory is taken as it is where the device can (aligned, on CPU). Waits for none of them. Takes 3 us for one part."""
+    return xla.batched_device_put(aval, sharding, parts, devices, True)
 
 
 # ---------------------------------------------------------------------------------------------------- foreign arrays

@@ -18,6 +18,7 @@ from pathways import _core, errors
 from pathways.api.slices import Device, Slice
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.runtime import payloads
+from pathways.runtime.packing import Packing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Cluster:
         self._handle = handle
         self._target = target
         self._layouts: dict[Any, _core.Layout] = {}
+        self._packings: dict[_core.Layout, Packing] = {}
         self._placements: dict[tuple[int, Any], int] = {}  # what hosts of a group were told
         self._lock = threading.RLock()
         topology = control.topology
@@ -272,6 +274,13 @@ class Cluster:
             known.cache = kind
             with self._lock:
                 known = self._layouts.setdefault(key, known)
+        return known
+
+    def packing(self, layout: _core.Layout) -> Packing:
+        """How bytes of a layout travel to its hosts."""
+        known = self._packings.get(layout)
+        if known is None:
+            known = self._packings[layout] = layout.slice.placed(layout.cache).packing
         return known
 
     def placement(self, layout: _core.Layout) -> int:

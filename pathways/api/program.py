@@ -17,9 +17,9 @@ import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
-from pathways.api import put
 from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
+from pathways.api.constants import Constants, kind_of
 from pathways.api.slices import Slice
 from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
@@ -80,6 +80,8 @@ class Program:
             last = self._last
             if last is not None and last.modes == _jaxlib.trace_modes() and tree == last.in_tree:
                 out = last.call(leaves)
+                if out is None:
+                    out = last.run_known(leaves, self._home is not None)
                 if out is not None:
                     return tree_unflatten(last.out_tree, out)
         return self._call_slowly(args, kwargs)
@@ -96,7 +98,9 @@ class Program:
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
         self._last = compiled
-        return tree_unflatten(compiled.out_tree, compiled.run(leaves))
+        out = compiled.run(leaves)
+        compiled.constants.learn(leaves)
+        return tree_unflatten(compiled.out_tree, out)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces, partitions and lowers for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing."""
@@ -132,7 +136,9 @@ class Program:
             with self._lock:
                 known = self._compiled.get(key)
                 if known is None:
-                    known = self._compiled[key] = self._lower(split).compile(split)
+                    known = self._lower(split).compile(split)
+                    known.asked = cluster
+                    self._compiled[key] = known
         return known, split.leaves
 
     def _cluster(self, leaves: Sequence[Any]) -> Cluster | None:
@@ -276,12 +282,28 @@ class Compiled:
         self.names = traced.argument_names
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
+        self.constants = Constants(call, self.names)
+        self.asked: Cluster | None = None  # the cluster that the arguments or the user named when it was found
+
+    def run_known(self, leaves: list[Any], has_home: bool) -> list[Array] | None:
+        """Runs on arrays as they are wanted and host values of kinds seen before; None: this takes the long way."""
+        is_placed = has_home
+        for leaf, layout, kinds in zip(leaves, self.call.inputs, self.constants.kinds, strict=True):
+            if type(leaf) is Array:
+                if leaf.layout is not layout:
+                    return None
+                is_placed = True
+            elif kind_of(leaf) not in kinds:
+                return None
+        if not is_placed and current() is not self.asked:
+            return None
+        return self.run(leaves)
 
     def run(self, leaves: list[Any]) -> list[Array]:
         """Puts what is no array yet where the program wants it, and submits."""
         ready = [
-            leaf if type(leaf) is Array and leaf.layout is layout else put.put_leaf(leaf, layout, f"argument {name}")
-            for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True)
+            leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
+            for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
         ]
         given = [ready[position] for position in self.call.donated]
         times = collections.Counter(map(id, ready)) if given else {}

@@ -25,9 +25,10 @@ from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, payloads, read_back
 from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
+from pathways.runtime.inputs import Inputs
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode
-from pathways.runtime.routes import Placed, Region, slices
+from pathways.runtime.routes import Placed, Region
 from pathways.runtime.tasks import Target, Tasks
 from pathways.runtime.transport import Landings, Transport
 
@@ -90,6 +91,7 @@ class HostDriver:
         self._programs: dict[int, Program] = {}
         self._executables = executable.ExecutableCache()
         self._placements: dict[tuple[int, int], Placed] = {}  # by client and number
+        self._inputs: dict[tuple[int, int], Inputs] = {}  # the same, as puts need them
         self._shardings: dict[Any, NamedSharding] = {}
         self._landings: dict[tuple[int, int, int], Landings] = {}  # by order, plan and route
         self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -112,6 +114,7 @@ class HostDriver:
         self._tasks.forget(client)
         for key in [key for key in self._placements if key[0] == client]:
             self._placements.pop(key, None)
+            self._inputs.pop(key, None)
 
     def register_program(
         self,
@@ -240,7 +243,7 @@ class HostDriver:
         registered = self._programs[plan]
         value = _native.describe_plan(registered.plan.block)[node]["inputs"][index]
         placed = registered.bound.placed(registered.plan.values[value])
-        return self._from_full(placed, np.zeros(placed.type.shape, placed.type.dtype))
+        return self._prepare(placed).cut(np.zeros(placed.type.shape, placed.type.dtype))
 
     def arm(self, values: list[jax.Array]) -> None:
         """Sees to it that the host's doorbell rings when one of `values` is ready."""
@@ -310,6 +313,7 @@ class HostDriver:
             return
         number, placed = payloads.parse_define(payload)
         self._placements[client, number] = placed
+        self._inputs.pop((client, number), None)
 
     def start_task(self, client: int, task: int, value: jax.Array | None, payload: bytes) -> None:
         """A step of a save or restore; `core.task_done` hears of its end."""
@@ -345,17 +349,22 @@ class HostDriver:
         """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
         number, _, what = payloads.parse_put(payload)
         placed = self._placements[client, number]
-        mask = self._mask(placed)
-        if isinstance(what, int):  # Mode.LOCAL
-            return jax.device_put(self.local.pop(what), self._sharding(placed)), mask
-        data: bytes | memoryview
+        known = self._inputs.get((client, number))
+        if known is None:
+            known = self._inputs[client, number] = self._prepare(placed)
         if isinstance(what, tuple):  # Mode.ARENA
-            data = memoryview(self.core.client_block(client, *what, True))
-        else:
-            data = what
-        count = int(np.prod(placed.type.shape, dtype=np.int64))
-        full = np.frombuffer(data, placed.type.dtype, count) if count else np.empty(0, placed.type.dtype)
-        return self._from_full(placed, full.reshape(placed.type.shape)), mask
+            return known.unpack(memoryview(self.core.client_block(client, *what, True))), known.mask
+        if isinstance(what, int):  # Mode.LOCAL
+            value = self.local.pop(what)
+            if isinstance(value, jax.Array):
+                return jax.device_put(value, known.sharding), known.mask
+            return known.unpack(value), known.mask
+        full = np.frombuffer(what, placed.type.dtype) if what else np.empty(0, placed.type.dtype)
+        return known.cut(full.reshape(placed.type.shape)), known.mask
+
+    def _prepare(self, placed: Placed) -> Inputs:
+        each = len(self._devices)
+        return Inputs(placed, self.host * each, each, self._device, self._sharding(placed))
 
     @all_dtypes
     def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
@@ -384,16 +393,6 @@ class HostDriver:
         mode, what = payloads.parse_fetch(payload)
         if mode is Mode.ARENA:
             self.core.client_block(client, what[0], what[1], True)
-
-    def _from_full(self, placed: Placed, full: np.ndarray) -> jax.Array:
-        """A global array whose shards here are cut from `full`."""
-        first = self.host * len(self._devices)
-        shards = []
-        for device, cell in zip(placed.devices, placed.cells, strict=True):
-            if first <= device < first + len(self._devices):
-                region: Region = placed.region(cell)
-                shards.append(jax.device_put(full[slices(region)], self._device(device)))
-        return jax.make_array_from_single_device_arrays(placed.type.shape, self._sharding(placed), shards)
 
     def _sharding(self, placed: Placed) -> NamedSharding:
         key = (placed.mesh.axes, placed.devices, placed.type.spec)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.runtime.packing import Packing
 
 Region = tuple[tuple[int, int], ...]  # per dimension: start, stop
 
@@ -31,6 +32,11 @@ class Placed:
         """Per dimension, the number of pieces it is cut into."""
         sizes = dict(self.mesh.axes)
         return tuple(math.prod(sizes[axis] for axis in axes) for axes in self.type.spec)
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        """How its bytes travel from a client to the hosts."""
+        return Packing(self.type.shape, self.type.dtype, self.parts())
 
     def region(self, cell: Sequence[int]) -> Region:
         """The part of the array that a cell is."""
