@@ -479,6 +479,22 @@ def _make_polite_collectives(make: Callable[..., Any], *, distributed_client: An
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+def shards_of(array: jax.Array) -> list[jax.Array]:
+    """This process's shards as arrays of one device each, in the order of the sharding's devices; takes 0.4 us."""
+    return list(array._arrays)  # type: ignore[attr-defined]
+
+
+def address_of(shard: jax.Array) -> int:
+    """Where the bytes of a ready array on one CPU device lie, in C order. Not for types of less than a byte."""
+    return int(shard.unsafe_buffer_pointer())
+
+
+def assemble(aval: Any, sharding: Any, parts: Sequence[Any], devices: Sequence[jax.Device]) -> jax.Array:
+    """A global array of one part per local device: an array there is shown as it is, one elsewhere is copied, and host
+    memory is taken as it is where the device can (aligned, on CPU). Waits for none of them. Takes 3 us for one part."""
+    return xla.batched_device_put(aval, sharding, parts, devices, True)
+
+
 # ---------------------------------------------------------------------------------------------------- foreign arrays
 
 
