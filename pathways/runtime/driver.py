@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from pathways import _core, _jaxlib
+from pathways import _core, _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, payloads, read_back
@@ -221,9 +221,8 @@ class HostDriver:
             # was and ends this one; give it the time to say so.
             time.sleep(PEER_LOST_GRACE_S)
         devices = ", ".join(str(device) for device in self._devices)
-        return (
-            f"ComputationError: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
-        )
+        kind = type(error).__name__ if isinstance(error, errors.PathwaysError) else "ComputationError"
+        return f"{kind}: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
 
     def _node_name(self, plan: int, node: int) -> str:
         from pathways import _native
