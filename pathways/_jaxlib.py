@@ -139,7 +139,7 @@ def is_complex(dtype: Any) -> bool:
 
 
 def logical_dtype(logical: Any, parts: np.dtype) -> Any:
-    """The dtype of an array whose physical one is `parts`, where it was asked for as `logical`: x64 mode has its say."""
+    """The dtype of an array whose physical one is `parts` and that was asked for as `logical` (in any x64 mode)."""
     if is_key(logical):
         return logical
     return np.result_type(parts, np.complex64) if np.dtype(logical).kind == "c" else parts

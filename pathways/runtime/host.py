@@ -160,7 +160,9 @@ class HostProcess:
         try:
             driver = self._driver = self._start()
             self._report(
-                pb.HostReport(stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0)))
+                pb.HostReport(
+                    stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0))
+                )
             )
             control = threading.Thread(target=self._serve, args=(commands, driver), name="control", daemon=True)
             control.start()

@@ -286,8 +286,7 @@ def private(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_a_slow_channel(private: Callable[..., Any]) -> None:
-    """Copies that take 0.3 s stall neither the host that makes them nor its other transfers' order, and hold their source
-    until they are done."""
+    """Copies that take 0.3 s do not stall the host that makes them, and hold their source until they are done."""
     _, one, two = private(PATHWAYS_TEST_SLOW_COPIES="0.3")
     add_one = pw.jit(lambda x: x + 1, devices=one)
     double = pw.jit(lambda x: x * 2, devices=two)
