@@ -50,6 +50,8 @@ cdef extern from "base/ids.h" namespace "pathways" nogil:
         uint32_t index()
 
 cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
+    cdef cppclass DoorbellWord:
+        pass
     cdef cppclass SpinPolicy:
         @staticmethod
         SpinPolicy park()
@@ -90,6 +92,11 @@ cdef extern from "futures/read_back.h" namespace "pathways" nogil:
     size_t kSmallBytes "pathways::ReadBackArea::kSmallBytes"
     size_t kLargeBytes "pathways::ReadBackArea::kLargeBytes"
 
+cdef extern from "memory/copier.h" namespace "pathways" nogil:
+    cdef cppclass Copier:
+        void set_delay(nanoseconds)
+        uint64_t under_way()
+
 cdef extern from "plan/plan.h" namespace "pathways" nogil:
     cdef cppclass Plan:
         @staticmethod
@@ -129,7 +136,8 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*drop)(void*, Value) noexcept
         int (*transfer)(void*, const NodeContext*, Value, Value*) noexcept
         int (*begin_receive)(void*, const NodeContext*, vector[Landing]*) noexcept
-        int (*send)(void*, const NodeContext*, Value, uint32_t, const uint64_t*, size_t) noexcept
+        int (*shards)(void*, const NodeContext*, Value, vector[const void*]*, Value*) noexcept
+        int (*direct)(void*, const NodeContext*, Value) noexcept
         int (*finish_receive)(void*, const NodeContext*, Value*) noexcept
         void (*abandon_receive)(void*, const NodeContext*) noexcept
         int (*put)(void*, uint32_t, const byte*, size_t, Value*, uint64_t*) noexcept
@@ -140,7 +148,11 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept
     cdef cppclass CallbackBackend:
-        CallbackBackend(const BackendCallbacks&)
+        CallbackBackend(const BackendCallbacks&, uint32_t, vector[Arena*], DoorbellWord*) except +
+        void add_parcel(uint32_t, uint32_t, uint32_t, const_u64_span) except +
+        uint64_t bytes_sent()
+        uint64_t bytes_kept()
+        Copier& copier()
         void set_error(string)
 
 cdef extern from "executor/ledger.h" namespace "pathways" nogil:
@@ -199,6 +211,7 @@ cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
         pass
     cdef cppclass HostBlock:
         uint64_t arena
+        DoorbellWord doorbell
         Arena* host_arena() except +
     cdef cppclass ClientBlock:
         uint64_t arena

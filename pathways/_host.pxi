@@ -51,7 +51,8 @@ cdef class Host:
         callbacks.drop = &_drop
         callbacks.transfer = &_transfer
         callbacks.begin_receive = &_begin_receive
-        callbacks.send = &_send
+        callbacks.shards = &_shards
+        callbacks.direct = &_direct
         callbacks.finish_receive = &_finish_receive
         callbacks.abandon_receive = &_abandon_receive
         callbacks.put = &_put
@@ -61,7 +62,8 @@ cdef class Host:
         callbacks.start_task = &_start_task
         callbacks.note = &_note
         callbacks.explain = &_explain
-        self.backend.reset(new CallbackBackend(callbacks))
+        self.backend.reset(new CallbackBackend(callbacks, number, self.arenas,
+                                               &(<HostBlock*><size_t>host_segments[number].host_block).doorbell))
         options.host = number
         options.devices = devices
         options.max_in_flight = max_in_flight
@@ -83,6 +85,12 @@ cdef class Host:
         data.resize(len(block))
         memcpy(data.data(), <const char*>block, len(block))
         self.core.get().add_plan(plan, Plan.parse(data))
+
+    def add_parcel(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
+        """What a route of a plan writes to one host: uint64 words as csrc/memory/copier.h reads them. Before the plan is
+        added. Raises ValueError when they are malformed."""
+        cdef const uint64_t[::1] view = words
+        self.backend.get().add_parcel(plan, route, destination, const_u64_span(&view[0], <size_t>view.shape[0]))
 
     def set_launchables(self, uint32_t plan, tuple launchables not None, list value_bytes not None,
                         list launches not None):
@@ -121,9 +129,10 @@ cdef class Host:
         """Forgets the client's memory; only after the order has told the executor that it is gone."""
         self.clients.pop(client, None)
 
-    def set_faults(self, uint32_t swap_every):
-        """Test hook: breaks ORD-1 on this host."""
+    def set_faults(self, uint32_t swap_every, int64_t slow_copies_ns=0):
+        """Test hooks: breaks ORD-1 on this host; every copy to another one takes so much longer."""
         cdef ExecutorFaults faults
+        self.backend.get().copier().set_delay(nanoseconds(slow_copies_ns))
         faults.swap_every = swap_every
         self.core.get().set_faults(faults)
 
@@ -245,6 +254,7 @@ cdef class Host:
                 "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
                 "tasks": s.tasks,
                 "memory": {"devices": devices, "accounts": accounts},
+                "bytes_sent": self.backend.get().bytes_sent(), "bytes_kept": self.backend.get().bytes_kept(),
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
 
@@ -256,12 +266,6 @@ cdef class Host:
         if self.arena == NULL or self.arena.allocate(nbytes, &offset) != Status.kOk:
             return None
         return BlockView.make(self.arena, offset, nbytes, self.keep)
-
-    def peer_block(self, uint32_t host, uint64_t offset, size_t nbytes):
-        """A view of a block in another host's arena."""
-        cdef Arena* arena = self.arenas[host]
-        arena.retain(offset)
-        return BlockView.make(arena, offset, nbytes, self.keep)
 
     def client_block(self, uint32_t client, uint64_t offset, size_t nbytes, bint adopt):
         """A view of a block in a client's arena; `adopt` takes over a reference that the client took for us."""
@@ -374,27 +378,36 @@ cdef int _begin_receive(void* self, const NodeContext* where, vector[Landing]* l
     cdef Host host = <Host>self
     cdef Landing landing
     try:
-        posts = host.driver.begin_receive(where.order, where.plan, where.computation)
-        if posts is None:
+        room = host.driver.begin_receive(where.order, where.plan, where.computation)
+        if room is None:
             return <int>Status.kNoMemory
-        for source, offsets in posts:
+        sources, offsets = room
+        for offset in offsets:
+            landing.offsets.push_back(offset)
+        for source in sources:
             landing.source = source
-            landing.offsets.clear()
-            for offset in offsets:
-                landing.offsets.push_back(offset)
             landings.push_back(landing)
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "receive", where)
 
 
-cdef int _send(void* self, const NodeContext* where, Value value, uint32_t destination, const uint64_t* offsets,
-               size_t n) noexcept:
+cdef int _shards(void* self, const NodeContext* where, Value value, vector[const void*]* out, Value* keep) noexcept:
     cdef Host host = <Host>self
-    cdef size_t i
     try:
-        host.driver.send(where.plan, where.computation, <object><PyObject*>value, destination,
-                         [offsets[i] for i in range(n)])
+        kept, addresses = host.driver.shards(where.plan, where.computation, <object><PyObject*>value)
+        for address in addresses:
+            out.push_back(<const void*><size_t>address)
+        keep[0] = _own(kept)
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "send", where)
+
+
+cdef int _direct(void* self, const NodeContext* where, Value value) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.direct(where.order, where.plan, where.computation, <object><PyObject*>value)
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "send", where)

@@ -40,6 +40,15 @@ struct Landing {
   std::vector<uint64_t> offsets;
 };
 
+/// How the writing to one destination stands: done (kDone, kFailed), or to be told by `take_sent` later.
+enum class SendState : uint8_t { kDone, kUnderWay, kFailed };
+
+/// A send that was under way is done: all is written.
+struct Sent {
+  uint64_t key;
+  uint32_t destination;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -56,9 +65,15 @@ class Backend {
   virtual Status transfer(const NodeContext& context, Value input, Value* output) = 0;
   /// Makes room for what a transfer brings here. kNoMemory: not now, ask again.
   virtual Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) = 0;
-  /// Writes this host's part of a transfer into `destination`'s arena. `input` is ready.
-  virtual Status send(const NodeContext& context, Value input, uint32_t destination,
-                      std::span<const uint64_t> offsets) = 0;
+  /// Writes this host's part of a transfer into the arenas of those who posted, each named by its landing's `source`;
+  /// one without offsets gets nothing. `input` is ready, and referenced until every send of it is done. Does not wait
+  /// for large copies: those go on beside, and `take_sent` names `key`. One state per post.
+  virtual void send(const NodeContext& context, Value input, std::span<const Landing> posts, uint64_t key,
+                    std::span<SendState> states) = 0;
+  /// Sends under way that were done since the last call, behind what `out` holds. Who makes them rings the host.
+  virtual void take_sent(std::vector<Sent>* /*out*/) {}
+  /// Ends all sends under way, written or not; none of them is told.
+  virtual void stop_sends() {}
   /// Everything has been written: makes the value of it.
   virtual Status finish_receive(const NodeContext& context, Value* output) = 0;
   /// Gives back what `begin_receive` took, when a source failed.

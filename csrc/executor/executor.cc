@@ -36,6 +36,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
 Executor::~Executor() { clear(); }
 
 void Executor::clear() {
+  backend_.stop_sends();  // they read the values
   const auto forget = [&](Value& value) {
     if (value != nullptr) drop(value);
     value = nullptr;
@@ -272,6 +273,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] != kNoValue) bind_argument(slot, arguments[i], Handle{handles[i]});
   }
+  if (!lost_peers_.empty()) miss_lost_peers(slot);
   close_step(slot);
   drain();
 }
@@ -497,6 +499,12 @@ uint32_t Executor::poll() {
   uint32_t done = 0;
   if (!held_.empty() && ++held_polls_ > (live_runs_ == 0 ? kIdlePolls : kHeldPolls)) release_held();
   for (size_t i = 0; i < lanes_.size(); ++i) done += settle_ready(i);  // settling may add lanes
+  sent_.clear();
+  backend_.take_sent(&sent_);
+  for (const Sent& sent : sent_) {
+    end_send(sent.key, sent.destination, false, {});
+    ++done;
+  }
   while (!stalled_receives_.empty() && post_receive(stalled_receives_.front())) {
     stalled_receives_.pop_front();
     ++done;
@@ -624,13 +632,9 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       close_step(item.run);
       break;
     }
-    case Watch::Kind::kSend: {
-      Exchange& exchange = exchanges_.at(item.key);
-      exchange.source_ready = true;
-      exchange.source_error = error;
-      try_send(item.key);
+    case Watch::Kind::kSend:
+      source_settled(item.key, error);
       break;
-    }
     case Watch::Kind::kFetch: {
       if (error != 0) {
         refuse_fetch(item.index, error_text(error));

@@ -86,8 +86,14 @@ class Executor {
   void on_run(const RunRecord& record, const uint64_t* words);
   void on_note(const NoteRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
-  void on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
-  void on_arrived(uint64_t order, uint32_t node, bool failed, std::string_view text);
+  /// kInvalid: the peer makes no sense (it has no part in that transfer, or spoke twice); nothing was done.
+  Status on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
+  Status on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
+  /// This host is not heard any more: what is still missing of it has failed with `text`, now and in runs to come. It
+  /// is told so, as it is of every transfer that failed. Room that it was to fill is taken for good while it is alive
+  /// and may still write there.
+  enum class LostPeer : uint8_t { kAlive, kDead };
+  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   /// The backend has done a task, or failed with `error`. Takes over `made`, which lies on `devices`; nullptr: none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
 
@@ -177,9 +183,12 @@ class Executor {
     uint32_t sends_left = 0;
     uint32_t arrivals_left = 0;
     bool is_prepared = false;
-    bool has_room = false;  ///< begin_receive took some
+    bool has_room = false;    ///< begin_receive took some
+    bool is_written = false;  ///< by a host that will not say when it is done
     uint32_t receive_error = 0;
-    std::vector<Landing> posts;  ///< `source` names the destination that posted
+    std::vector<Landing> posts;     ///< `source` names the destination that posted
+    std::vector<uint32_t> posted;   ///< hosts that have, ever
+    std::vector<uint32_t> arrived;  ///< hosts that have written, or failed to
   };
 
   struct Fetch {
@@ -264,6 +273,12 @@ class Executor {
   void start_transfer(NodeRef ref);
   bool post_receive(uint64_t key);
   void try_send(uint64_t key);
+  void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);
+  void arrival(uint64_t key, uint32_t host, bool failed, std::string_view text);
+  bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
+  void source_settled(uint64_t key, uint32_t error);
+  void miss_peer(uint64_t key, uint32_t host, bool was_told);
+  void miss_lost_peers(uint32_t slot);
   void finish_exchange(uint64_t key);
   void receive_done(uint64_t key);
   static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
@@ -293,6 +308,12 @@ class Executor {
   std::vector<NodeRef> throttled_;
   std::vector<Lane> lanes_;
   std::unordered_map<uint64_t, Exchange> exchanges_;
+  struct Lost {
+    std::string text;
+    LostPeer state;
+  };
+  std::unordered_map<uint32_t, Lost> lost_peers_;
+  std::vector<Sent> sent_;                 ///< scratch of poll()
   std::deque<uint64_t> stalled_receives_;  ///< in the order of their runs: nobody takes room before them
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_fetches_;

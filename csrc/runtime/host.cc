@@ -118,16 +118,7 @@ uint32_t Host::step() {
     inbox_.pop();
   }
   if (done != 0) inbox_.release();
-  for (ByteRing::Consumer& peer : from_peers_) {
-    if (!peer.valid()) continue;
-    while (true) {
-      const std::span<const std::byte> bytes = peer.try_front();
-      if (bytes.empty()) break;
-      take_peer(bytes);
-      peer.pop();
-      ++done;
-    }
-  }
+  for (uint32_t peer = 0; peer < from_peers_.size(); ++peer) done += drain_peer(peer);
   done += executor_.poll();
   has_overflow_ = to_controller_.flush();
   for (Outbox& peer : to_peers_) has_overflow_ = peer.flush() || has_overflow_;
@@ -165,34 +156,6 @@ void Host::take(std::span<const std::byte> bytes) {
     default:
       throw Error(Status::kInvalid,
                   "the controller sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
-  }
-}
-
-void Host::take_peer(std::span<const std::byte> bytes) {
-  RecordHeader header;
-  std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.kind == RecordKind::kPost) {
-    PostRecord record;
-    std::memcpy(&record, bytes.data(), sizeof record);
-    const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
-    std::vector<uint64_t>& partial = partial_posts_.at(record.host);
-    if (header.detail != 0) {  // more of it follows
-      partial.insert(partial.end(), offsets.begin(), offsets.end());
-    } else if (partial.empty()) {
-      executor_.on_post(record.order, record.node, record.host, offsets);
-    } else {
-      partial.insert(partial.end(), offsets.begin(), offsets.end());
-      const std::vector<uint64_t> whole = std::move(partial);
-      partial.clear();
-      executor_.on_post(record.order, record.node, record.host, whole);
-    }
-  } else if (header.kind == RecordKind::kArrived) {
-    ArrivedRecord record;
-    std::memcpy(&record, bytes.data(), sizeof record);
-    executor_.on_arrived(record.order, record.node, header.detail != 0,
-                         {reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes});
-  } else {
-    throw Error(Status::kInvalid, "a host sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
   }
 }
 

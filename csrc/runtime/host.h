@@ -4,6 +4,9 @@
 /// `wait` sleeps on the host's doorbell. Whoever owns the enqueue thread calls the two in turn: pathways/_core.pyx with
 /// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
 ///
+///   PEER-1  a record of another host that makes no sense (corrupt, truncated, of no transfer that both take part in)
+///           closes the channel from it, with an error that names it, and nothing else.
+///
 /// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client`, `set_faults` and
 /// `task_done` by any thread, they leave mail that the next step reads before it takes a record, so what was registered
 /// before a record was submitted is known when it comes.
@@ -73,7 +76,9 @@ class Host final : private HostLink {
   void post_mail(std::function<void()> mail);
   void read_mail();
   void take(std::span<const std::byte> bytes);
-  void take_peer(std::span<const std::byte> bytes);
+  uint32_t drain_peer(uint32_t peer);
+  std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
+  void close_peer(uint32_t peer, const std::string& fault);
 
   const Options options_;
   HostBlock* block_;

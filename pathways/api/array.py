@@ -290,11 +290,9 @@ def _value_of(layout: _core.Layout, data: Any) -> Any:
     kind: ArrayType = layout.cache
     value: Any = np.frombuffer(data, kind.dtype) if kind.nbytes else np.empty(0, kind.dtype)
     value = value.reshape(kind.shape)
-    if not isinstance(layout.dtype, np.dtype):
-        return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype)
     if value.flags.writeable:
         value.flags.writeable = False
-    return value
+    return value if layout.dtype is kind.dtype else _jaxlib.from_physical(value, layout.dtype)
 
 
 class _Fetch:
@@ -340,7 +338,7 @@ class _Fetch:
             raise errors.from_text(text, errors.ComputationError)
         if self._driver is not None:
             value = self._driver.local.pop(self._token)
-            return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype) if _jaxlib.is_key(layout.dtype) else value
+            return _jaxlib.from_physical(value, layout.dtype)
         assert self._block is not None
         return _value_of(layout, memoryview(self._block))
 

@@ -236,7 +236,7 @@ class _Lowering:
             return cluster.layout(
                 kind,
                 slices[kind.mesh],
-                dtype=_layout_dtype(struct.dtype, kind.dtype),
+                dtype=_jaxlib.logical_dtype(struct.dtype, kind.dtype),
                 shape=tuple(struct.shape),
                 weak_type=bool(struct.weak_type),
             )
@@ -266,10 +266,6 @@ def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
 
     return positions(program.arguments), positions(program.results)
-
-
-def _layout_dtype(logical: Any, physical: Any) -> Any:
-    return logical if _jaxlib.is_key(logical) else physical
 
 
 class Compiled:

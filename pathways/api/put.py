@@ -59,7 +59,7 @@ def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
             layout = devices.cluster.layout(
                 kind,
                 devices,
-                dtype=_logical_dtype(argument.dtype, kind),
+                dtype=_jaxlib.logical_dtype(argument.dtype, kind.dtype),
                 shape=argument.shape,
                 weak_type=argument.weak_type,
             )
@@ -67,12 +67,8 @@ def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
     return tree.unflatten(out)
 
 
-def _logical_dtype(dtype: Any, kind: ArrayType) -> Any:
-    return dtype if _jaxlib.is_key(dtype) else kind.dtype
-
-
 def physical(shape: tuple[int, ...], dtype: Any, slice_: Slice, spec: Any) -> ArrayType:
-    """The physical type of an array: PRNG keys are their words."""
+    """The physical type of an array: PRNG keys are their words, complex numbers their parts."""
     full, words = _jaxlib.physical_struct(shape, dtype)
     return ArrayType(full, words, 0, (*spec, *((),) * (len(full) - len(shape))))
 
@@ -88,8 +84,7 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
         )
     kind: ArrayType = layout.cache
     client = layout.slice.cluster.native
-    if _jaxlib.is_key(layout.dtype):
-        leaf = jax.random.key_data(leaf)
+    leaf = _jaxlib.to_physical(leaf, layout.dtype)
     if not isinstance(leaf, (np.ndarray, jax.Array)):
         leaf = np.asarray(leaf, dtype=kind.dtype)
     if leaf.shape != kind.shape:

@@ -132,3 +132,38 @@ def micro(only: str, binaries: Path | None, repeats: int, json_path: Path | None
         _publish(micros.run(_names(only), binaries, repeats), json_path, results)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+@bench.command()
+@click.option("--rivals", default="memcpy,jax_transfer", show_default=True, help="Any of memcpy, jax_transfer.")
+@click.option("--devices", type=_Integers(), default="1,2", show_default=True, help="CPU devices per host.")
+@click.option("--kib", type=_Integers(), default="4,16,64,256,1024,4096,16384,65536", show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.01), default=0.3, show_default=True, help="Length of one run.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here.")
+@_out
+@_results
+def transfer(
+    rivals: str,
+    devices: tuple[int, ...],
+    kib: tuple[int, ...],
+    repeats: int,
+    seconds: float,
+    plot_path: Path | None,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    """Bytes between two host processes of one machine, rows to rows and rows to columns, beside rivals."""
+    from pathways.bench import machine, plot
+    from pathways.bench import transfer as transfers
+
+    try:
+        report = transfers.run(_names(rivals), devices, [1024 * size for size in kib], repeats, seconds)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if results and plot_path is None:
+        results.mkdir(parents=True, exist_ok=True)
+        plot_path = results / f"{machine.result_name(report.what, report.machine)}.png"
+    if plot_path:
+        plot.transfers(report.data["rows"], plot_path)
+    _publish(report, json_path, results)

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from pathways import _core, _jaxlib
+from pathways import _core, _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, payloads, read_back
@@ -30,7 +30,7 @@ from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode
 from pathways.runtime.routes import Placed, Region
 from pathways.runtime.tasks import Target, Tasks
-from pathways.runtime.transport import Landings, Transport
+from pathways.runtime.transport import Landing, Passage, land, passage
 
 #: Launches that a CPU device takes before the enqueue itself blocks, other devices' too (32, less one).
 CPU_IN_FLIGHT = 31
@@ -55,10 +55,13 @@ def all_dtypes(function: F) -> F:
 class Program:
     """A registered program on one host. Immutable after it is compiled."""
 
-    def __init__(self, bound: BoundProgram, plan: HostPlan) -> None:
+    def __init__(self, bound: BoundProgram, plan: HostPlan, host: int) -> None:
         self.bound = bound
         self.plan = plan
-        self.targets = [bound.placed(node.outputs[0]) for node in plan.transfers]
+        self.passages = [
+            passage(way, bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), host, bound.devices_per_host)
+            for way, node in zip(plan.routes, plan.transfers, strict=True)
+        ]
 
 
 class HostDriver:
@@ -87,13 +90,13 @@ class HostDriver:
         # A host of one CPU device runs what it enqueues inline, so nothing is ever in flight there.
         bound = CPU_IN_FLIGHT if self._platform == "cpu" and len(devices) > 1 else 0
         self.core = _core.Host(self, host, len(devices), bound, list(segments), controller, device_bytes=device_bytes)
-        self._transport = Transport(self.core, host, len(devices))
         self._programs: dict[int, Program] = {}
         self._executables = executable.ExecutableCache()
         self._placements: dict[tuple[int, int], Placed] = {}  # by client and number
         self._inputs: dict[tuple[int, int], Inputs] = {}  # the same, as puts need them
         self._shardings: dict[Any, NamedSharding] = {}
-        self._landings: dict[tuple[int, int, int], Landings] = {}  # by order, plan and route
+        self._targets: dict[int, Any] = {}  # by a passage's identity: abstract value, sharding, devices, itself
+        self._landings: dict[tuple[int, int, int], Landing] = {}  # by order, plan and route
         self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
@@ -126,8 +129,11 @@ class HostDriver:
     ) -> None:
         """Stores a program and compiles it in the background; then `on_compiled(program_id, error, memory)`."""
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
-        registered = Program(bound, host_plan(bound, self.host))
+        registered = Program(bound, host_plan(bound, self.host, self._platform == "cpu"), self.host)
         self._programs[program_id] = registered
+        for route, way in enumerate(registered.passages):
+            for destination, words in way.parcels.items():
+                self.core.add_parcel(program_id, route, destination, words)
         self.core.add_plan(program_id, registered.plan.block)
         if self._compiler_thread is None:
             self._compiler_thread = threading.Thread(target=self._compile_loop, name="pw-compile", daemon=True)
@@ -202,15 +208,14 @@ class HostDriver:
             **stats,
             "compiles": self._compiles.count,
             "executables": len(self._executables),
-            "bytes_moved": self._transport.bytes_sent + self._local_bytes,
-            "bytes_sent": self._transport.bytes_sent,
+            "bytes_moved": stats["bytes_sent"] + stats["bytes_kept"] + self._local_bytes,
             "programs": len(self._programs),
             **self._tasks.stats(),
         }
 
-    def set_faults(self, swap_every: int) -> None:
-        """Test hook: makes this host break the order."""
-        self.core.set_faults(swap_every)
+    def set_faults(self, swap_every: int = 0, slow_copies_s: float = 0.0) -> None:
+        """Test hook: makes this host break the order, or take so much longer over each copy to another host."""
+        self.core.set_faults(swap_every, int(slow_copies_s * 1e9))
 
     def describe(self, doing: str, error: BaseException | None, plan: int, node: int) -> str:
         """One line of an error for the client: what failed, where, and XLA's own words (ERR-1)."""
@@ -224,9 +229,8 @@ class HostDriver:
             # was and ends this one; give it the time to say so.
             time.sleep(PEER_LOST_GRACE_S)
         devices = ", ".join(str(device) for device in self._devices)
-        return (
-            f"ComputationError: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
-        )
+        kind = type(error).__name__ if isinstance(error, errors.PathwaysError) else "ComputationError"
+        return f"{kind}: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
 
     def _node_name(self, plan: int, node: int) -> str:
         from pathways import _native
@@ -258,47 +262,58 @@ class HostDriver:
 
     # ------------------------------------------------------------------------------------------------------ transfers
 
-    @all_dtypes
     def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
-        """A transfer whose two ends are on this host alone."""
-        registered = self._programs[plan]
+        """A transfer whose two ends are on this host alone: shards that fit are shown as they are, or copied from one
+        device to another (MEM-4)."""
+        way = self._programs[plan].passages[route]
+        if all(way.direct):
+            self._local_bytes += way.copied
+            return self._show(way, _jaxlib.shards_of(value), [])
         self._local_bytes += value.nbytes
-        return jax.device_put(value, self._sharding(registered.targets[route]))
+        return jax.device_put(value, self._sharding(way.target))
 
-    def begin_receive(self, order: int, plan: int, route: int) -> list[tuple[int, list[int]]] | None:
-        """Takes room for what comes; (source host, offsets of all blocks) per source, or None: no room now."""
-        registered = self._programs[plan]
-        way = registered.plan.routes[route]
-        landings = self._transport.allocate(way.blocks[self.host], registered.targets[route].type.dtype)
-        if landings is None:
+    def begin_receive(self, order: int, plan: int, route: int) -> tuple[tuple[int, ...], list[int]] | None:
+        """Takes room for what comes: who sends, and the offsets of all blocks; or None: no room now."""
+        way = self._programs[plan].passages[route]
+        landing = land(self.core, self.host, way)
+        if landing is None:
             return None
-        self._landings[order, plan, route] = landings
-        return [(source, landings.offsets) for source in way.sources(self.host)]
+        self._landings[order, plan, route] = landing
+        return way.sources, landing.offsets
 
-    def send(self, plan: int, route: int, value: jax.Array, destination: int, offsets: list[int]) -> None:
-        """Writes this host's pieces of a ready value into the destination's blocks."""
-        way = self._programs[plan].plan.routes[route]
-        self._transport.send(
-            value,
-            {device: self._device(device) for device in {copy.device for copy in way.copies[self.host, destination]}},
-            way.copies[self.host, destination],
-            way.blocks[destination],
-            destination,
-            offsets,
-        )
+    def shards(self, plan: int, route: int, value: jax.Array) -> tuple[Any, list[int]]:
+        """The ready source shards that the route's parcels read: what keeps them, and their addresses."""
+        way = self._programs[plan].passages[route]
+        shards = _jaxlib.shards_of(value)
+        if self._platform == "cpu" and not _jaxlib.is_sub_byte(way.target.type.dtype):
+            return value, [_jaxlib.address_of(shards[at]) for at in way.reads]
+        copies = [np.ascontiguousarray(shards[at]) for at in way.reads]
+        return copies, [copy.__array_interface__["data"][0] for copy in copies]
 
-    @all_dtypes
+    def direct(self, order: int, plan: int, route: int, value: jax.Array) -> None:
+        """This host receives shards of its own value as they are."""
+        self._landings[order, plan, route].shards = _jaxlib.shards_of(value)
+
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
         """Makes an array of blocks that are all written; on CPU the array is the blocks."""
-        landings = self._landings.pop((order, plan, route))
-        registered = self._programs[plan]
-        target = registered.targets[route]
-        shards = [
-            jax.device_put(view, self._device(device))
-            for block, view in zip(registered.plan.routes[route].blocks[self.host], landings.views, strict=True)
-            for device in block.devices
-        ]
-        return jax.make_array_from_single_device_arrays(target.type.shape, self._sharding(target), shards)
+        landing = self._landings.pop((order, plan, route))
+        way = self._programs[plan].passages[route]
+        self._local_bytes += way.copied
+        return self._show(way, landing.shards, landing.views)
+
+    def _show(self, way: Passage, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]) -> jax.Array:
+        known = self._targets.get(id(way))
+        if known is None:
+            kind = way.target.type
+            aval = _jaxlib.shaped_array(kind.shape, kind.dtype, False)
+            known = self._targets[id(way)] = (
+                aval,
+                self._sharding(way.target),
+                [self._device(number) for number in way.devices],
+                way,
+            )
+        parts = [views[at] if shard < 0 else shards[shard] for at, shard in way.shows]
+        return _jaxlib.assemble(known[0], known[1], parts, known[2])
 
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
         """Gives the room of a failed transfer back."""

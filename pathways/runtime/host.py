@@ -125,7 +125,10 @@ def start_jax_driver(
     # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
     host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
     if host == str(config.host):
-        driver.set_faults(int(every))
+        driver.set_faults(swap_every=int(every))
+    # Test double of a slow channel: seconds that each copy to another host takes longer.
+    if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
+        driver.set_faults(slow_copies_s=float(slow))
     return driver
 
 

@@ -33,10 +33,12 @@ class RecordingLink final : public HostLink {
   void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected) override { runs[tag] = {gangs, expected}; }
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
-                               from = self](Executor& to) { to.on_post(order, node, from, o); }});
+                               from = self](Executor& to) { (void)to.on_post(order, node, from, o); }});
   }
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
-    outgoing.push_back({host, [=, t = std::string(text)](Executor& to) { to.on_arrived(order, node, failed, t); }});
+    outgoing.push_back({host, [=, t = std::string(text), from = self](Executor& to) {
+                          (void)to.on_arrived(order, node, from, failed, t);
+                        }});
   }
 
   uint64_t completions(uint64_t handle, uint32_t client = 0) const {
