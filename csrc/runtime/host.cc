@@ -150,6 +150,12 @@ void Host::take(std::span<const std::byte> bytes) {
       executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
       return;
     }
+    case RecordKind::kGo: {
+      GoRecord record;
+      std::memcpy(&record, bytes.data(), sizeof record);
+      executor_.on_go(record.order, record.last);
+      return;
+    }
     case RecordKind::kClientGone:
       executor_.on_client_gone(header.client);
       if (header.client < tables_.size() && tables_[header.client] != nullptr) {
@@ -217,6 +223,13 @@ void Host::failed(uint32_t client, Handle future, std::string_view text) {
 void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) {
   to_controller_.send(sizeof(RunDoneRecord), [&](std::byte* out) {
     const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0};
+    std::memcpy(out, &record, sizeof record);
+  });
+}
+
+void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
+  to_controller_.send(sizeof(EnqueuedRecord), [&](std::byte* out) {
+    const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};
     std::memcpy(out, &record, sizeof record);
   });
 }

@@ -65,6 +65,7 @@ class Host final : private HostLink {
   bool begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) override;
   void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
+  void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
