@@ -16,13 +16,14 @@ namespace {
 /// A controller with the segments it works in, which must outlive it.
 struct BoundController {
   BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
-                  std::vector<uint32_t> islands, uint32_t window)
+                  std::vector<uint32_t> islands, uint32_t window, bool sequential)
       : controller_memory(std::move(controller_segment)), host_memory(host_segments) {
     std::vector<HostBlock*> hosts;
     for (const py::object& segment : host_memory) hosts.push_back(HostBlock::attach(segment.cast<Segment&>()));
     Controller::Options options;
     options.window = window;
     options.islands = std::move(islands);
+    options.sequential = sequential;
     core = std::make_unique<Controller>(std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()),
                                         std::move(hosts));
   }
@@ -44,14 +45,25 @@ py::dict stats_dict(const ControllerStats& s) {
 void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t>(), "segment"_a,
-           "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256)
+      .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t, bool>(), "segment"_a,
+           "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256, "sequential"_a = false)
       .def(
           "add_group",
           [](BoundController& c, uint32_t group, std::vector<uint32_t> hosts) {
             c.core->add_group(group, std::move(hosts));
           },
           "group"_a, "hosts"_a, "Who is meant by a group number. Group 0 is all hosts.")
+      .def(
+          "add_plan",
+          [](BoundController& c, uint32_t plan, const std::vector<std::pair<bool, std::vector<uint32_t>>>& nodes) {
+            std::vector<ProgramNode> program;
+            for (const auto& [is_call, hosts] : nodes) {
+              program.push_back({static_cast<uint32_t>(program.size()), is_call, hosts});
+            }
+            c.core->add_plan(plan, std::move(program));
+          },
+          "plan"_a, "nodes"_a,
+          "Sequential dispatch only: per node of a program, in order, whether it is a call, and whom it concerns.")
       .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment) {

@@ -27,12 +27,19 @@ class LocalCluster:
         hosts_per_island: host processes in each.
         devices_per_host: devices that each host drives.
         platform: "cpu", "cuda", "rocm" or "tpu"; what JAX_PLATFORMS or the machine says when None.
+        dispatch: "parallel", as it should be; or "sequential", node by node, which is there to be measured against.
     """
 
     islands: int = 1
     hosts_per_island: int = 1
     devices_per_host: int = 1
     platform: str | None = None
+    dispatch: str = "parallel"
+
+    def __post_init__(self) -> None:
+        """Refuses a dispatch that there is not."""
+        if self.dispatch not in ("parallel", "sequential"):
+            raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
 
 
 _lock = threading.RLock()
@@ -70,6 +77,7 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
                 target.devices_per_host,
                 platform=target.platform,
                 progress=progress,
+                sequential=target.dispatch == "sequential",
             )
             try:
                 cluster = Cluster(handle.control, target, handle)

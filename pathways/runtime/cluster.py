@@ -26,11 +26,13 @@ from typing import Any, TypeVar
 
 from pathways import errors
 from pathways.runtime import environment, fdpass, options
+from pathways.runtime.binding import Bindings, BoundProgram, concerned
 from pathways.runtime.members import Host, Stage
 from pathways.runtime.options import ControllerConfig, HostConfig
 from pathways.runtime.processes import is_readable
 from pathways.runtime.proto import control_pb2 as pb
 from pathways.runtime.resource_manager import ResourceManager
+from pathways.runtime.serialization import load_program
 from pathways.runtime.topology import Topology
 
 STOP_GRACE_S = 2.0
@@ -93,7 +95,10 @@ class Cluster:
         for host in range(count):
             self._start_host(host, segments)
         self._controller = self.native.Controller(
-            self._segment, segments, [self.topology.island_of(host) for host in range(count)]
+            self._segment,
+            segments,
+            [self.topology.island_of(host) for host in range(count)],
+            sequential=sizes.sequential,
         )
         self.group(range(count))  # the native controller takes group 0 for all hosts
         self._controller.start()
@@ -260,6 +265,12 @@ class Cluster:
             self._controller.add_group(number, list(key))
             self._native_groups.add(number)
         return number
+
+    def register_plan(self, number: int, program: bytes, bindings: Bindings) -> None:
+        """Tells the sequencer whom each node of a program concerns, where it dispatches node by node."""
+        if self.config.options.sequential:
+            bound = BoundProgram(load_program(program), bindings, self.topology.devices_per_host)
+            self._controller.add_plan(number, concerned(bound))
 
     @property
     def controller(self) -> Any:

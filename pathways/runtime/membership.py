@@ -202,6 +202,8 @@ class Membership:
             {host: self._loop.create_future() for host in hosts},
             {host: self._loop.create_future() for host in hosts},
         )
+        bindings = tuple(tuple(binding.devices) for binding in request.bindings)
+        self.cluster.register_plan(program.number, request.program, bindings)
         self.programs[program.number] = program
         client.programs.add(program.number)
         command = pb.HostCommand(

@@ -25,6 +25,7 @@ class ClusterOptions:
     start_timeout_s: float = 180.0
     host_ring_bytes: int = 1 << 20
     host_arena_bytes: int = 1 << 30
+    sequential: bool = False  # dispatch node by node: to be measured against, see csrc/runtime/stepper.h
     native: str = "pathways._native"
     driver: str = "pathways.runtime.host:start_jax_driver"
 

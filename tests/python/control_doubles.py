@@ -58,7 +58,7 @@ def client_segment(futures: int, ring_bytes: int, arena_bytes: int) -> Segment:
 class Controller:
     """`_native.Controller`, remembering what it was told."""
 
-    def __init__(self, segment: Segment, hosts: list[Segment], islands: list[int]) -> None:
+    def __init__(self, segment: Segment, hosts: list[Segment], islands: list[int], sequential: bool) -> None:
         self.segment = segment
         self.calls: list[str] = [f"hosts {len(hosts)} islands {islands}"]
 
