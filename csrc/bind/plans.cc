@@ -93,8 +93,7 @@ void register_plans(py::module_& m) {
           },
           "route"_a, "node"_a, "inputs"_a, "outputs"_a, "input_devices"_a, "devices"_a, "sources"_a, "destinations"_a,
           "spread"_a)
-      .def(
-          "finish", [](const PlanBuilder& b) { return to_bytes(b.finish()); }, "The encoded plan.");
+      .def("finish", [](const PlanBuilder& b) { return to_bytes(b.finish()); }, "The encoded plan.");
   m.def(
       "check_plan", [](const py::bytes& block) { (void)from_bytes(block); }, "block"_a,
       "Raises ValueError, naming what is wrong and where, unless `block` is a well-formed plan.");

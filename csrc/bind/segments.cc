@@ -35,9 +35,7 @@ void register_segments(py::module_& m) {
   m.def(
       "host_segment",
       [](uint32_t host, uint32_t hosts, uint32_t ring_bytes, size_t arena_bytes, uint32_t peer_ring_bytes,
-         bool shared) {
-        return HostBlock::make(host, hosts, {ring_bytes, peer_ring_bytes, arena_bytes}, shared);
-      },
+         bool shared) { return HostBlock::make(host, hosts, {ring_bytes, peer_ring_bytes, arena_bytes}, shared); },
       "host"_a, "hosts"_a, "ring_bytes"_a = 1u << 20, "arena_bytes"_a = size_t{64} << 20,
       "peer_ring_bytes"_a = 1u << 16, "shared"_a = true, "All rings into and out of one host, and its arena.");
   m.def(
