@@ -84,7 +84,7 @@ class Controller {
     std::vector<uint64_t> budgets{};    ///< bytes per place: devices by number, then hosts' memory for transfers
     std::vector<std::string> places{};  ///< their names, for errors
     std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< of MEM-3
-    bool sequential = false;  ///< dispatch node by node, for measurement
+    bool sequential = false;                                          ///< dispatch node by node, for measurement
   };
   static constexpr GroupId kAllHosts = 0;
 

@@ -24,8 +24,7 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
   }
   Controller::Options controller_options{options.window, {}};
   controller_options.sequential = options.sequential;
-  controller_ = std::make_unique<Controller>(std::move(controller_options),
-                                             controller_block_, blocks);
+  controller_ = std::make_unique<Controller>(std::move(controller_options), controller_block_, blocks);
   for (uint32_t h = 0; h < options.hosts; ++h) {
     backends_.push_back(std::make_unique<ModelledBackend>(
         ModelledBackend::Options{h, options.devices, options.step_ns, options.transfer_ns}, clock_,
