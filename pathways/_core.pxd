@@ -149,6 +149,8 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         uint64_t objects
         uint64_t live_runs
         uint64_t waiting
+        uint64_t goes
+        uint64_t go_ns
     cdef cppclass Executor:
         void watched(vector[Value]*)
         void watched_half_way(vector[Value]*)

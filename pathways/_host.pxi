@@ -203,7 +203,7 @@ cdef class Host:
     def stats(self):
         cdef ExecutorStats s = self.core.get().executor().stats()
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
-                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting,
+                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "goes": s.goes, "go_ns": s.go_ns,
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
 

@@ -60,6 +60,8 @@ struct ExecutorStats {
   uint64_t waiting = 0;    ///< values watched for readiness
   uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
   uint64_t overfull = 0;   ///< launches that found no room, and nothing under way that would make some
+  uint64_t goes = 0;       ///< of stepwise runs
+  uint64_t go_ns = 0;      ///< time spent on preparing what they were for
 };
 
 class Executor {

@@ -1,5 +1,6 @@
 /// The executor's half of sequential dispatch: a stepwise run's nodes are prepared one go after the other.
 #include "executor/executor.h"
+#include "sync/atomic.h"
 
 namespace pathways {
 
@@ -19,6 +20,7 @@ void Executor::on_go(uint64_t order, uint32_t last) {
   if (!held_.empty()) release_held();
   const auto found = stepwise_.find(order);
   if (found == stepwise_.end()) return;
+  const int64_t begin = monotonic_ns();
   const uint32_t slot = found->second;
   Run& run = *runs_[slot];
   ++run.open;  // one for this function
@@ -35,6 +37,8 @@ void Executor::on_go(uint64_t order, uint32_t last) {
   if (next == nodes.size()) stepwise_.erase(found);
   close_step(slot);
   drain();
+  ++stats_.goes;
+  stats_.go_ns += static_cast<uint64_t>(monotonic_ns() - begin);
 }
 
 }  // namespace pathways

@@ -1,4 +1,4 @@
-"""The results of `dispatch` in the style of the paper's Figure 5: computations per second over hosts, log-log."""
+"""The results of `dispatch` and `pipeline` as pictures, in the style of the paper's Figures 5 and 7."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MARKERS = {"OpByOp": ("o", ":"), "Chained": ("s", "-"), "Fused": ("^", "--")}
 
 
 def figure5(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes the picture: one panel per (collective, devices), one line per system and workload. Needs matplotlib."""
+    """Writes the picture of `dispatch`, log-log: one panel per (collective, devices), one line per system and workload. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -46,4 +46,45 @@ def figure5(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.legend(handles, labels, loc="center right", fontsize=8)
     figure.tight_layout(rect=(0, 0, 1 - 1.9 / figure.get_figwidth(), 1))
     figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def figure7(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Writes the picture of `pipeline`: above computations per second over stages, below the ratio and its prediction.
+
+    One panel per length of a step; steps that sleep, or where there are none, those that compute. Needs matplotlib.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kind = "sleep" if any(row["kind"] == "sleep" for row in rows) else "matmul"
+    shown = [row for row in rows if row["kind"] == kind]
+    lengths = sorted({row["length_us"] for row in shown})
+    figure, axes = pyplot.subplots(2, len(lengths), figsize=(2.8 * len(lengths) + 1, 6), sharex=True, squeeze=False)
+    for column, length in enumerate(lengths):
+        points = sorted((row for row in shown if row["length_us"] == length), key=lambda row: row["stages"])
+        stages = [row["stages"] for row in points]
+        above, below = axes[0][column], axes[1][column]
+        for mode, marker in (("parallel", "o"), ("sequential", "s")):
+            above.plot(stages, [row[f"{mode}_per_second"] for row in points], marker=marker, label=mode)
+            low, high = ([row[f"{mode}_per_second_{end}"] for row in points] for end in ("min", "max"))
+            above.fill_between(stages, low, high, alpha=0.12)
+        below.plot(stages, [row["ratio"] for row in points], marker="o", color="C2", label="measured")
+        below.fill_between(
+            stages, [row["ratio_min"] for row in points], [row["ratio_max"] for row in points], color="C2", alpha=0.12
+        )
+        below.plot(stages, [row["predicted"] for row in points], linestyle="--", color="C3", label="predicted")
+        above.set(title=f"{length / 1000:g} ms", ylim=(0, None))
+        below.set(xscale="log", xlabel="stages", xticks=stages, xticklabels=stages, ylim=(0.8, None))
+        below.minorticks_off()
+        for axis in (above, below):
+            axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("computations per second")
+    axes[1][0].set_ylabel("parallel over sequential")
+    axes[0][0].legend(fontsize=8)
+    axes[1][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
