@@ -25,11 +25,8 @@ class _Integers(click.ParamType[tuple[int, ...]]):
         except ValueError:
             numbers = ()
         if not numbers or min(numbers) < self._least:
-            self.fail(
-                f"expected {'positive integers' if self._least else 'integers, none negative,'} with commas between them, got {value!r}",
-                param,
-                ctx,
-            )
+            what = "positive integers" if self._least else "integers from 0 on"
+            self.fail(f"expected {what} with commas between them, got {value!r}", param, ctx)
         return numbers
 
 

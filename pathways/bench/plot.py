@@ -10,7 +10,10 @@ _MARKERS = {"OpByOp": ("o", ":"), "Chained": ("s", "-"), "Fused": ("^", "--")}
 
 
 def figure5(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes the picture of `dispatch`, log-log: one panel per (collective, devices), one line per system and workload. Needs matplotlib."""
+    """Writes the picture of `dispatch`: one panel per (collective, devices), one line per system and workload.
+
+    Needs matplotlib.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
