@@ -25,7 +25,7 @@ class _Integers(click.ParamType[tuple[int, ...]]):
         except ValueError:
             numbers = ()
         if not numbers or min(numbers) < self._least:
-            what = "positive integers" if self._least else "integers from 0 on"
+            what = "positive integers" if self._least == 1 else f"integers from {self._least} on"
             self.fail(f"expected {what} with commas between them, got {value!r}", param, ctx)
         return numbers
 
