@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/status.h"
@@ -26,8 +27,8 @@ struct HopRecord {
   int64_t taken_ns;  ///< how long the record took; of the answer
 };
 
-/// Waits for one record. Throws Error(kClosed) when none comes.
-HopRecord receive(ByteRing::Consumer& inbox, DoorbellWord& doorbell, int64_t* at) {
+/// Waits for one record, and sends what is kept for later. Throws Error(kInvalid) when none comes.
+HopRecord receive(ByteRing::Consumer& inbox, Outbox& outbox, DoorbellWord& doorbell, int64_t* at) {
   const int64_t deadline = monotonic_ns() + std::chrono::nanoseconds(kPatience).count();
   while (true) {
     const uint32_t ticket = doorbell.ticket();
@@ -41,7 +42,9 @@ HopRecord receive(ByteRing::Consumer& inbox, DoorbellWord& doorbell, int64_t* at
       return record;
     }
     if (monotonic_ns() > deadline) throw Error(Status::kInvalid, "the other end of the hops says nothing");
-    (void)doorbell.wait(ticket, kPatience, SpinPolicy::linger());
+    std::chrono::nanoseconds limit = kPatience;
+    if (outbox.flush()) limit = std::chrono::nanoseconds(std::max<int64_t>(outbox.due() - monotonic_ns(), 0));
+    (void)doorbell.wait(ticket, limit, SpinPolicy::linger());
   }
 }
 
@@ -56,6 +59,8 @@ std::vector<int64_t> ask(Segment& controller_segment, Segment& host_segment, uin
   ControllerBlock* controller = ControllerBlock::attach(controller_segment);
   HostBlock* host = HostBlock::attach(host_segment);
   Outbox outbox(host->ring_from_controller(), &host->doorbell);
+  outbox.set_distance(controller->distance_ns);
+  if (controller->distance_ns != 0) precise_timers();
   auto inbox = host->ring_to_controller()->claim_consumer();
   std::vector<int64_t> taken;
   for (uint32_t i = 0; i < count; ++i) {
@@ -68,7 +73,7 @@ std::vector<int64_t> ask(Segment& controller_segment, Segment& host_segment, uin
     }
     int64_t at;
     send(outbox, {monotonic_ns(), 0});
-    taken.push_back(receive(inbox, controller->doorbell, &at).taken_ns);
+    taken.push_back(receive(inbox, outbox, controller->doorbell, &at).taken_ns);
   }
   return taken;
 }
@@ -80,10 +85,11 @@ void answer(Segment& controller_segment, Segment& host_segment, uint32_t count) 
   auto inbox = host->ring_from_controller()->claim_consumer();
   for (uint32_t i = 0; i < count; ++i) {
     int64_t at;
-    HopRecord record = receive(inbox, host->doorbell, &at);
+    HopRecord record = receive(inbox, outbox, host->doorbell, &at);
     record.taken_ns = at - record.sent_ns;
     send(outbox, record);
   }
+  while (outbox.flush()) thread_yield();
 }
 
 }  // namespace

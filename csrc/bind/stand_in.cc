@@ -4,7 +4,6 @@
 // sleeps. The handler speaks XLA's FFI as plain C structures (xla/ffi/api/c_api.h of OpenXLA, version 0.3; XLA keeps
 // old versions alive), declared here as far as they are used, so that building needs no headers of jaxlib.
 #include <pybind11/pybind11.h>
-#include <sys/prctl.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -115,9 +114,7 @@ size_t elements(const FfiBuffer& buffer) {
 
 /// Until `begin` plus so much, on the clock that the whole system shares.
 void sleep_until(int64_t deadline_ns) {
-  // By default the kernel may add 50 us to a thread's timers.
-  thread_local const int precise = ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-  (void)precise;
+  precise_timers();
   const timespec deadline{deadline_ns / 1000000000, deadline_ns % 1000000000};
   while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &deadline, nullptr) == EINTR) {
   }

@@ -35,6 +35,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
     hosts_[h].block = hosts[h];
     hosts_[h].inbox = hosts[h]->ring_to_controller()->claim_consumer();
     hosts_[h].outbox = Outbox(hosts[h]->ring_from_controller(), &hosts[h]->doorbell);
+    hosts_[h].outbox.set_distance(block->distance_ns);
     max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
   }
   std::vector<uint32_t> all(hosts_.size());
@@ -357,6 +358,19 @@ void Controller::stop() {
   read_mail();  // what was posted while it still seemed to run
 }
 
+/// How long to wait before what is kept in some outbox may go on.
+std::chrono::nanoseconds Controller::overflow_look() const {
+  if (block_->distance_ns == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = 0;
+  for (const uint32_t h : dirty_) {
+    const int64_t own = hosts_[h].outbox.due();
+    if (own != 0 && (due == 0 || own < due)) due = own;
+  }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
 void Controller::loop() {
   const SpinPolicy spin = SpinPolicy::linger();
   bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
@@ -377,7 +391,7 @@ void Controller::loop() {
     if (done != 0) continue;
     std::chrono::nanoseconds limit = kLook;
     if (!holding_.empty()) limit = kHeldLook;
-    if (!dirty_.empty()) limit = kOverflowLook;
+    if (!dirty_.empty()) limit = overflow_look();
     (void)block_->doorbell.wait(ticket, is_broken ? kLook : limit, spin);
   }
 }

@@ -185,6 +185,7 @@ class Controller {
   void flush();
   void finish(ClusterStatus status, std::string_view text);
   void loop();
+  std::chrono::nanoseconds overflow_look() const;
   /// Runs `mail` on the stepping thread, and returns when it has run.
   void run_mail(std::function<void()> mail);
   ControllerStats snapshot() const;

@@ -20,6 +20,8 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
       inbox_(block_->ring_from_controller()->claim_consumer()),
       to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
       executor_({options.host, options.devices, options.max_in_flight, options.device_bytes}, backend, *this) {
+  distance_ns_ = controller->distance_ns;
+  to_controller_.set_distance(distance_ns_);
   if (block_->peers == 0) return;
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
@@ -28,6 +30,7 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
     if (peer == options.host) continue;
     from_peers_[peer] = block_->ring_from(peer)->claim_consumer();
     to_peers_[peer] = Outbox(hosts[peer]->ring_from(options.host), &hosts[peer]->doorbell);
+    to_peers_[peer].set_distance(distance_ns_);
   }
 }
 
@@ -129,8 +132,20 @@ uint32_t Host::step() {
   return done;
 }
 
+/// How long to wait before what is kept in some outbox may go on.
+std::chrono::nanoseconds Host::overflow_look() const {
+  if (distance_ns_ == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = to_controller_.due();
+  for (const Outbox& peer : to_peers_) {
+    if (peer.due() != 0 && (due == 0 || peer.due() < due)) due = peer.due();
+  }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
 Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) {
-  if (has_overflow_) timeout = std::min<std::chrono::nanoseconds>(timeout, kOverflowLook);
+  if (has_overflow_) timeout = std::min(timeout, overflow_look());
   return block_->doorbell.wait(ticket, timeout, spin);
 }
 

@@ -69,6 +69,7 @@ class Host final : private HostLink {
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
+  std::chrono::nanoseconds overflow_look() const;
   void post_mail(std::function<void()> mail);
   void read_mail();
   void take(std::span<const std::byte> bytes);
@@ -81,9 +82,10 @@ class Host final : private HostLink {
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
   std::vector<std::vector<uint64_t>> partial_posts_;  ///< by peer: the first pieces of a long post
-  bool has_overflow_ = false;                         ///< some record waits for room in a ring; nobody rings for that
-  std::vector<FutureTable*> tables_;                  ///< by client; nullptr: none, or gone
-  std::vector<ReadBackArea*> read_backs_;             ///< by client; nullptr: it has none
+  int64_t distance_ns_ = 0;
+  bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
+  std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone
+  std::vector<ReadBackArea*> read_backs_;  ///< by client; nullptr: it has none
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 

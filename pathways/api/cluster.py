@@ -28,6 +28,8 @@ class LocalCluster:
         devices_per_host: devices that each host drives.
         platform: "cpu", "cuda", "rocm" or "tpu"; what JAX_PLATFORMS or the machine says when None.
         dispatch: "parallel", as it should be; or "sequential", node by node, which is there to be measured against.
+        distance_us: microseconds that each message between the cluster's processes is on its way, as if they were far
+            apart. For measurement; messages to and from clients, and the data itself, take no longer.
     """
 
     islands: int = 1
@@ -35,6 +37,7 @@ class LocalCluster:
     devices_per_host: int = 1
     platform: str | None = None
     dispatch: str = "parallel"
+    distance_us: int = 0
 
     def __post_init__(self) -> None:
         """Refuses a dispatch that there is not."""
@@ -78,6 +81,7 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
                 platform=target.platform,
                 progress=progress,
                 sequential=target.dispatch == "sequential",
+                distance_us=target.distance_us,
             )
             try:
                 cluster = Cluster(handle.control, target, handle)

@@ -141,6 +141,7 @@ def micro(only: str, binaries: Path | None, repeats: int, json_path: Path | None
 @bench.command()
 @click.option("--stages", type=_Integers(2), default="2,4,8,16", show_default=True, help="Each stage on its own host.")
 @click.option("--us", type=_Integers(0), default="0,100,300,1000,3000,10000", show_default=True, help="Of a stage.")
+@click.option("--distances", type=_Integers(0), default="0,1000", show_default=True, help="Added to messages, in us.")
 @click.option(
     "--kinds", default="sleep,matmul", show_default=True, help="sleep: takes time and no core. matmul: computes."
 )
@@ -154,6 +155,7 @@ def micro(only: str, binaries: Path | None, repeats: int, json_path: Path | None
 def pipeline(
     stages: tuple[int, ...],
     us: tuple[int, ...],
+    distances: tuple[int, ...],
     kinds: str,
     repeats: int,
     seconds: float,
@@ -167,7 +169,13 @@ def pipeline(
     console = rich.console.Console(stderr=True)
     try:
         report = pipelines.run(
-            stages, us, _names(kinds), repeats, seconds, lambda text: console.print(text, markup=False, highlight=False)
+            stages,
+            us,
+            _names(kinds),
+            repeats,
+            seconds,
+            distances,
+            lambda text: console.print(text, markup=False, highlight=False),
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -44,7 +44,8 @@ METHOD = (
     "repeats' medians. overhead: time per stage less the step's own. hop: a record to another process that waits as "
     "ours do, sent after a pause like a stage; preparing: a host's work on a go, from sequential dispatch; computing: "
     "from launch to value in a process alone. predicted: 1 + (stages - 1) x max(0, 3 hops + preparing - computing) / "
-    "(run in parallel dispatch). Steps of kind sleep take their time and no core; matmul computes for about as long. "
+    "(run in parallel dispatch). distance: what each message between controller and hosts is made to take longer, as "
+    "between machines; hop holds it. Steps of kind sleep take their time and no core; matmul computes as long. "
     "All processes share the machine's cores."
 )
 
@@ -100,11 +101,17 @@ class Point:
 
     stages: int
     step: Step
+    distance_us: int = 0
     samples: list[Sample] = dataclasses.field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
         """One flat row, units in the names."""
-        row: dict[str, Any] = {"stages": self.stages, "kind": self.step.kind, "length_us": self.step.length_us}
+        row: dict[str, Any] = {
+            "distance_us": self.distance_us,
+            "stages": self.stages,
+            "kind": self.step.kind,
+            "length_us": self.step.length_us,
+        }
         for mode in MODES:
             runs = [getattr(sample, f"{mode}_us") for sample in self.samples]
             rates = stats.Spread.of([self.stages / us * 1e6 for us in runs])
@@ -187,9 +194,10 @@ def open_cluster() -> Cluster:
 class HopMeter:
     """Measures hops between this process and a child of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, distance_us: int) -> None:
         from pathways import _native
 
+        self._distance_us = distance_us
         self._native: Any = _native
         self._child = processes.Child("pathways.bench.pipeline_client")
 
@@ -197,6 +205,7 @@ class HopMeter:
         """Microseconds of one hop, median, each after a pause of that much sleep and work."""
         controller = self._native.controller_segment()
         host = self._native.host_segment(0, 1, 1 << 16, 0)
+        self._native.set_distance(controller, self._distance_us)
         paths = [f"/proc/{os.getpid()}/fd/{segment.fd}" for segment in (controller, host)]
         self._child.send("answer_hops", *paths, HOPS)
         taken = self._native.ask_hops(controller, host, HOPS, round(sleep_us), max(0, round(work_us)))
@@ -209,25 +218,27 @@ class HopMeter:
 
 
 class Bench:
-    """Two clusters of `hosts` hosts, which take turns."""
+    """Two clusters of `hosts` hosts, which take turns. `distance_us`: see `pw.LocalCluster`."""
 
     def __init__(
         self,
         hosts: int,
         seconds: float,
+        distance_us: int = 0,
         open_cluster: Callable[[], Cluster] = open_cluster,
         measure_hop: Callable[[float, float], float] | None = None,
         settle: float = 0.1,
     ) -> None:
+        self.distance_us = distance_us
         self._seconds = seconds
         self._settle = settle
         self._clusters: dict[str, Cluster] = {}
-        self._own_meter = HopMeter() if measure_hop is None else None
+        self._own_meter = HopMeter(distance_us) if measure_hop is None else None
         self._measure_hop: Callable[[float, float], float] = measure_hop or self._own_meter  # type: ignore[assignment]
         try:
             for mode in MODES:
                 self._clusters[mode] = open_cluster()
-                self._clusters[mode].ask("start", hosts, mode, timeout=START_TIMEOUT)
+                self._clusters[mode].ask("start", hosts, mode, distance_us, timeout=START_TIMEOUT)
                 self._clusters[mode].freeze()
         except BaseException:
             self.kill()
@@ -288,7 +299,7 @@ def measure(
         steps += [bench.matmul(us) for us in lengths_us if us]
     for count in stages:
         for step in steps:
-            point = Point(count, step)
+            point = Point(count, step, bench.distance_us)
             for mode in MODES:
                 bench.ask(mode, "load", count, step.kind, step.amount)
             for _ in range(repeats):
@@ -297,7 +308,7 @@ def measure(
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Table:
-    columns = ("stages", "kind", "length_us", *names)
+    columns = ("distance_us", "stages", "kind", "length_us", *names)
     return Table(title, columns, [tuple(row[name] for name in columns) for row in rows])
 
 
@@ -333,12 +344,23 @@ def make(points: Sequence[Point], transfers_us: Sequence[float], notes: Sequence
     return Report("pipeline", METHOD, tables, data, notes)
 
 
+def _told(point: Point) -> str:
+    row = point.row()
+    far = f"{point.distance_us} us apart, " if point.distance_us else ""
+    return (
+        f"{far}{point.stages} stages, {point.step.kind} {point.step.length_us} us: "
+        f"{row['parallel_per_second']:,.0f} and {row['sequential_per_second']:,.0f} per s, "
+        f"ratio {row['ratio']:.2f}, predicted {row['predicted']:.2f}"
+    )
+
+
 def run(
     stages: Sequence[int],
     lengths_us: Sequence[int],
     kinds: Sequence[str],
     repeats: int,
     seconds: float,
+    distances_us: Sequence[int] = (0,),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Measures and reports. Raises ValueError for what cannot be measured."""
@@ -353,21 +375,19 @@ def run(
     ]
     if (load := os.getloadavg()[0]) > 0.5:
         notes.append(f"The machine was busy at the start (load {load:.1f}): the figures are rough.")
+    points: list[Point] = []
+    transfers: list[float] = []
     with processes.orphans_come_home():
-        bench = Bench(max(stages), seconds)
-        try:
-            transfers = [bench.transfer_adds_us() for _ in range(repeats)]
-            points = []
-            for point in measure(bench, stages, lengths_us, kinds, repeats):
-                points.append(point)
-                row = point.row()
-                progress(
-                    f"{point.stages} stages, {point.step.kind} {point.step.length_us} us: "
-                    f"{row['parallel_per_second']:,.0f} and {row['sequential_per_second']:,.0f} per s, "
-                    f"ratio {row['ratio']:.2f}, predicted {row['predicted']:.2f}"
-                )
-        except BaseException:
-            bench.kill()
-            raise
-        bench.end()
+        for distance_us in distances_us:
+            bench = Bench(max(stages), seconds, distance_us)
+            try:
+                if distance_us == 0:
+                    transfers = [bench.transfer_adds_us() for _ in range(repeats)]
+                for point in measure(bench, stages, lengths_us, kinds, repeats):
+                    points.append(point)
+                    progress(_told(point))
+            except BaseException:
+                bench.kill()
+                raise
+            bench.end()
     return make(points, transfers, notes)

@@ -40,14 +40,14 @@ def body(kind: str, amount: int) -> Callable[[Any], Any]:
 class Client:
     """One cluster, and the programs that ran on it."""
 
-    def start(self, hosts: int, mode: str) -> None:
+    def start(self, hosts: int, mode: str, distance_us: int) -> None:
         """Starts a cluster of `hosts` islands of one host of one device."""
         import jax
 
         import pathways as pw
 
         jax.config.update("jax_platforms", "cpu")
-        self._cluster = pw.connect(pw.LocalCluster(islands=hosts, dispatch=mode))
+        self._cluster = pw.connect(pw.LocalCluster(islands=hosts, dispatch=mode, distance_us=distance_us))
         devices = pw.make_virtual_device_set()
         self._slices = [devices.add_slice(shape=(1,), axis_names=("x",), island=host) for host in range(hosts)]
         self._load = functools.lru_cache(self._make)

@@ -55,7 +55,8 @@ def figure5(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def figure7(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Writes the picture of `pipeline`: above computations per second over stages, below the ratio and its prediction.
 
-    One panel per length of a step; steps that sleep, or where there are none, those that compute. Needs matplotlib.
+    One panel per distance and length of a step; steps that sleep, or where there are none, those that compute. Needs
+    matplotlib.
     """
     import matplotlib
 
@@ -64,10 +65,11 @@ def figure7(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
     kind = "sleep" if any(row["kind"] == "sleep" for row in rows) else "matmul"
     shown = [row for row in rows if row["kind"] == kind]
-    lengths = sorted({row["length_us"] for row in shown})
-    figure, axes = pyplot.subplots(2, len(lengths), figsize=(2.8 * len(lengths) + 1, 6), sharex=True, squeeze=False)
-    for column, length in enumerate(lengths):
-        points = sorted((row for row in shown if row["length_us"] == length), key=lambda row: row["stages"])
+    panels = sorted({(row["distance_us"], row["length_us"]) for row in shown})
+    figure, axes = pyplot.subplots(2, len(panels), figsize=(2.5 * len(panels) + 1, 6), sharex=True, squeeze=False)
+    for column, panel in enumerate(panels):
+        here = [row for row in shown if (row["distance_us"], row["length_us"]) == panel]
+        points = sorted(here, key=lambda row: row["stages"])
         stages = [row["stages"] for row in points]
         above, below = axes[0][column], axes[1][column]
         for mode, marker in (("parallel", "o"), ("sequential", "s")):
@@ -79,7 +81,9 @@ def figure7(rows: Sequence[dict[str, Any]], path: Path) -> None:
             stages, [row["ratio_min"] for row in points], [row["ratio_max"] for row in points], color="C2", alpha=0.12
         )
         below.plot(stages, [row["predicted"] for row in points], linestyle="--", color="C3", label="predicted")
-        above.set(title=f"{length / 1000:g} ms", ylim=(0, None))
+        far = f", {panel[0] / 1000:g} ms apart" if panel[0] else ""
+        above.set(ylim=(0, None))
+        above.set_title(f"{panel[1] / 1000:g} ms{far}", fontsize=9)
         below.set(xscale="log", xlabel="stages", xticks=stages, xticklabels=stages, ylim=(0.8, None))
         below.minorticks_off()
         for axis in (above, below):

@@ -86,6 +86,8 @@ class Cluster:
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
         self._segment = self.native.controller_segment()
+        if sizes.distance_us:
+            self.native.set_distance(self._segment, sizes.distance_us)
         count = self.topology.hosts
         segments = [
             self.native.host_segment(host, count, sizes.host_ring_bytes, sizes.host_arena_bytes)

@@ -31,7 +31,7 @@ def sample(parallel: float, sequential: float, hop: float = 10, prepare: float =
 
 
 def test_rows_are_medians_of_paired_repeats() -> None:
-    point = Point(4, Step.sleep(100), [sample(1000, 2000), sample(2000, 2000), sample(1000, 3000)])
+    point = Point(4, Step.sleep(100), 0, [sample(1000, 2000), sample(2000, 2000), sample(1000, 3000)])
     row = point.row()
     assert (row["stages"], row["kind"], row["length_us"], row["repeats"]) == (4, "sleep", 100, 3)
     assert (row["ratio"], row["ratio_min"], row["ratio_max"]) == (2.0, 1.0, 3.0)
@@ -75,6 +75,7 @@ class FakeCluster:
         verb = request[0]
         if verb == "start":
             self.mode = request[2]
+            assert request[3] == 500
         self.log.append((self.mode, verb))
         if verb == "run":
             stages, _, amount, *rest = request[1:]
@@ -106,7 +107,7 @@ def test_clusters_take_turns_and_hops_are_measured_with_a_stage_between() -> Non
         pauses.append((sleep_us, work_us))
         return 40.0
 
-    bench = pipeline.Bench(4, 0.1, lambda: FakeCluster(log, clusters), hop, settle=0.0)
+    bench = pipeline.Bench(4, 0.1, 500, lambda: FakeCluster(log, clusters), hop, settle=0.0)
     assert bench.transfer_adds_us() == 50.0
     points = list(pipeline.measure(bench, [2, 4], [0, 300], ["sleep", "matmul"], repeats=2))
     bench.end()
@@ -136,10 +137,9 @@ def test_a_cluster_that_does_not_start_leaves_none_behind() -> None:
         def ask(self, *request: Any, timeout: float) -> Any:
             if request[2] == "sequential":
                 raise RuntimeError("no")
-            return super().ask(*request, timeout=timeout)
 
     with pytest.raises(RuntimeError, match="no"):
-        pipeline.Bench(2, 0.1, lambda: Broken([], clusters), lambda *_: 1.0, settle=0.0)
+        pipeline.Bench(2, 0.1, 0, lambda: Broken([], clusters), lambda *_: 1.0, settle=0.0)
     assert len(clusters) == 2
     assert not any(cluster.awake for cluster in clusters)
 
@@ -160,7 +160,20 @@ def test_command_refuses(arguments: list[str], text: str) -> None:
 
 @pytest.mark.slow
 def test_tiny_run(tmp_path: Path) -> None:
-    options = ["--stages", "2", "--us", "0,200", "--repeats", "1", "--seconds", "0.05", "--results", str(tmp_path)]
+    options = [
+        "--stages",
+        "2",
+        "--us",
+        "0,200",
+        "--distances",
+        "300",
+        "--repeats",
+        "1",
+        "--seconds",
+        "0.05",
+        "--results",
+        str(tmp_path),
+    ]
     result = click.testing.CliRunner().invoke(cli.bench, ["pipeline", *options])
     assert result.exit_code == 0, result.output
     (page,) = tmp_path.glob("pipeline-*.md")
@@ -170,6 +183,6 @@ def test_tiny_run(tmp_path: Path) -> None:
     assert [(row["kind"], row["length_us"]) for row in rows] == [("sleep", 0), ("sleep", 200), ("matmul", 200)]
     for found in rows:
         assert found["parallel_per_second"] > 0
-        assert found["hop_us"] > 0
+        assert found["hop_us"] > 300
         assert found["prepare_us"] > 0
     assert rows[1]["parallel_per_second"] < 1e6 / 200  # the stages did take their time
