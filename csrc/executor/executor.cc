@@ -264,7 +264,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   if (run.is_stepwise) {
     await_goes(slot);
   } else {
-    for (uint32_t i = 0; i < nodes.size(); ++i) prepare_node(slot, i);
+    for (uint32_t i = 0; i < nodes.size(); ++i) prepare_node(slot, i, nodes[i]);
   }
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
@@ -274,8 +274,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   drain();
 }
 
-void Executor::prepare_node(uint32_t slot, uint32_t index) {
-  const NodeRecord& node = runs_[slot]->plan->plan.node(index);
+void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
   if (node.kind == NodeKind::kCall) {
     for_each_device(node.devices, [&](uint32_t d) {
       fifos_[d].push_back({slot, index});

@@ -218,7 +218,7 @@ class Executor {
   uint32_t acquire_run();
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
-  void prepare_node(uint32_t slot, uint32_t node);
+  void prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node);
   void await_goes(uint32_t slot);
   bool hold_back(const RunRecord& record, const uint64_t* handles);
   bool needs_held(const RunRecord& record, const uint64_t* handles) const;
