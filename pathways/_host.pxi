@@ -252,7 +252,7 @@ cdef class Host:
                                  "high_water": ledger.accounts()[i].high_water})
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
                 "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
-                "tasks": s.tasks,
+                "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
                 "memory": {"devices": devices, "accounts": accounts},
                 "bytes_sent": self.backend.get().bytes_sent(), "bytes_kept": self.backend.get().bytes_kept(),
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),

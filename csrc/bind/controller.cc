@@ -17,7 +17,7 @@ namespace {
 struct BoundController {
   BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
                   std::vector<uint32_t> islands, uint32_t window, std::vector<uint64_t> budgets,
-                  std::vector<std::string> places)
+                  std::vector<std::string> places, bool sequential)
       : controller_memory(std::move(controller_segment)), host_memory(host_segments) {
     std::vector<HostBlock*> hosts;
     for (const py::object& segment : host_memory) hosts.push_back(HostBlock::attach(segment.cast<Segment&>()));
@@ -26,6 +26,7 @@ struct BoundController {
     options.islands = std::move(islands);
     options.budgets = std::move(budgets);
     options.places = std::move(places);
+    options.sequential = sequential;
     core = std::make_unique<Controller>(std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()),
                                         std::move(hosts));
   }
@@ -49,9 +50,9 @@ void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
       .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t, std::vector<uint64_t>,
-                    std::vector<std::string>>(),
+                    std::vector<std::string>, bool>(),
            "segment"_a, "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256,
-           "budgets"_a = std::vector<uint64_t>{}, "places"_a = std::vector<std::string>{},
+           "budgets"_a = std::vector<uint64_t>{}, "places"_a = std::vector<std::string>{}, "sequential"_a = false,
            "`budgets`: bytes of memory by place, `places` their names: devices, then hosts' memory for transfers.")
       .def(
           "add_place_set",
@@ -90,6 +91,17 @@ void register_controller(py::module_& m) {
             c.core->add_group(group, std::move(hosts));
           },
           "group"_a, "hosts"_a, "Who is meant by a group number. Group 0 is all hosts.")
+      .def(
+          "add_plan",
+          [](BoundController& c, uint32_t plan, const std::vector<std::pair<bool, std::vector<uint32_t>>>& nodes) {
+            std::vector<ProgramNode> program;
+            for (const auto& [is_call, hosts] : nodes) {
+              program.push_back({static_cast<uint32_t>(program.size()), is_call, hosts});
+            }
+            c.core->add_plan(plan, std::move(program));
+          },
+          "plan"_a, "nodes"_a,
+          "Sequential dispatch only: per node of a program, in order, whether it is a call, and whom it concerns.")
       .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment) {

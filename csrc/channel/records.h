@@ -3,8 +3,8 @@
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
 ///   client -> controller   kRun, kNote, kCancel
-///   controller -> host     kRun (with its place in the order), kNote, kClientGone
-///   host -> controller     kRunDone, kFailed
+///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kGo (sequential dispatch only)
+///   host -> controller     kRunDone, kFailed, kEnqueued (the same)
 ///   controller -> client   kFailed
 ///   host -> host           kPost (where to write), kArrived (it is written)
 #pragma once
@@ -23,7 +23,12 @@ enum class RecordKind : uint16_t {
   kFailed = 6,
   kPost = 7,
   kArrived = 8,
+  kGo = 9,
+  kEnqueued = 10,
 };
+
+/// A flag in a run's `detail`, from the controller to hosts: its nodes are prepared as goes come, not before.
+inline constexpr uint16_t kRunStepwise = 4;
 
 /// What a note asks of the hosts. Its payload follows the record.
 enum class NoteKind : uint16_t {
@@ -42,7 +47,7 @@ inline constexpr uint32_t kNoPlaceSet = 0xffffffffu;
 
 struct RecordHeader {
   RecordKind kind;
-  uint16_t detail;  ///< NoteKind for notes
+  uint16_t detail;  ///< NoteKind for notes, flags for runs
   uint32_t client;
 };
 
@@ -118,6 +123,22 @@ struct ArrivedRecord {
   uint32_t host;  ///< who has written
   uint32_t bytes;
   uint32_t reserved;
+};
+
+/// To a host that holds part of a run sent as kRunStepwise: it prepares its nodes up to `last`.
+struct GoRecord {
+  RecordHeader header;
+  uint64_t order;
+  uint32_t last;  ///< global node
+  uint32_t reserved;
+};
+
+/// A host has enqueued a call of a run sent as kRunStepwise, or will never do so.
+struct EnqueuedRecord {
+  RecordHeader header;
+  uint64_t tag;   ///< the entry's id
+  uint32_t node;  ///< global node
+  uint32_t host;
 };
 
 static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 48);

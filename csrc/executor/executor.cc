@@ -57,6 +57,7 @@ void Executor::clear() {
   stalled_receives_.clear();
   runs_.clear();
   free_runs_.clear();
+  stepwise_.clear();
   ready_.clear();
   throttled_.clear();
   fetches_.clear();
@@ -256,18 +257,16 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
       if (results[i] != kNoValue) make_object(*c, Handle{run.results[i]}, ObjectState::kAnnounced);
     }
   }
-  if (!entry.compiled) entry.waiting.push_back(slot);
   const auto nodes = plan.nodes();
-  for (uint32_t i = 0; i < nodes.size(); ++i) {
-    if (nodes[i].kind == NodeKind::kCall) {
-      if (!entry.compiled) ++run.missing[i];
-      for_each_device(nodes[i].devices, [&](uint32_t d) {
-        fifos_[d].push_back({slot, i});
-        if (fifos_[d].size() == 1) satisfy(slot, i);
-      });
-    } else if (nodes[i].kind == NodeKind::kTransfer) {
-      prepare_transfer(slot, i);
-    }
+  if (!entry.compiled) {
+    entry.waiting.push_back(slot);
+    for (uint32_t i = 0; i < nodes.size(); ++i) run.missing[i] += nodes[i].kind == NodeKind::kCall ? 1U : 0U;
+  }
+  run.is_stepwise = (record.header.detail & kRunStepwise) != 0;
+  if (run.is_stepwise) {
+    await_goes(slot);
+  } else {
+    for (uint32_t i = 0; i < nodes.size(); ++i) prepare_node(slot, i, nodes[i]);
   }
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
@@ -276,6 +275,17 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   if (!lost_peers_.empty()) miss_lost_peers(slot);
   close_step(slot);
   drain();
+}
+
+void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
+  if (node.kind == NodeKind::kCall) {
+    for_each_device(node.devices, [&](uint32_t d) {
+      fifos_[d].push_back({slot, index});
+      if (fifos_[d].size() == 1) satisfy(slot, index);
+    });
+  } else if (node.kind == NodeKind::kTransfer) {
+    prepare_transfer(slot, index);
+  }
 }
 
 void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
@@ -374,6 +384,7 @@ void Executor::launch(NodeRef ref) {
       poison(ref.run, outputs[i], error);
     }
   }
+  if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
   if (watched != nullptr) {
     ++run.open;
     watch(node.devices, {Watch::Kind::kNode, counts, ref.run, ref.node, watched, 0, age_}, input_ages_);

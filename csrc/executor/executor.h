@@ -5,6 +5,9 @@
 /// FIFOs taken. A call is launched when nothing is missing, which means: its inputs exist as values (XLA may still
 /// compute them), it heads the FIFO of each local device it holds, and its plan is compiled.
 ///
+/// A run sent as kRunStepwise is prepared node by node instead, as the controller says go (`on_go`), and each of its
+/// calls is reported as it is enqueued: sequential dispatch, which exists to be measured against.
+///
 ///   ORD-1   calls enter the device FIFOs in the order of the records and leave them from the head only.
 ///   ASY-1   nothing here waits; what cannot go on stays in a list and `poll` looks again.
 ///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
@@ -58,6 +61,8 @@ struct ExecutorStats {
   uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
   uint64_t overfull = 0;   ///< launches that found no room, and nothing under way that would make some
   uint64_t tasks = 0;      ///< under way in the backend
+  uint64_t goes = 0;       ///< of stepwise runs
+  uint64_t go_ns = 0;      ///< time spent on preparing what they were for
 };
 
 class Executor {
@@ -84,6 +89,8 @@ class Executor {
 
   /// `words`: what follows the record. A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
   void on_run(const RunRecord& record, const uint64_t* words);
+  /// Prepares the nodes up to global node `last` of a stepwise run. A run that failed as a whole is not known any more.
+  void on_go(uint64_t order, uint32_t last);
   void on_note(const NoteRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
   /// kInvalid: the peer makes no sense (it has no part in that transfer, or spoke twice); nothing was done.
@@ -137,6 +144,8 @@ class Executor {
     uint32_t client = 0;
     uint32_t open = 0;  ///< steps not done, and results not settled
     uint32_t gangs = 0;
+    bool is_stepwise = false;
+    uint32_t prepared = 0;  ///< stepwise: nodes of the plan that need no go any more
     std::vector<Value> values;
     std::vector<uint64_t> ages;     ///< per value, once it is there
     std::vector<uint32_t> errors;   ///< per value: 0, or what befell it
@@ -231,6 +240,8 @@ class Executor {
   uint32_t acquire_run();
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
+  void prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node);
+  void await_goes(uint32_t slot);
   bool hold_back(const RunRecord& record, const uint64_t* handles);
   bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
@@ -302,8 +313,9 @@ class Executor {
   std::vector<Client> clients_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::vector<uint32_t> free_runs_;
-  std::vector<std::deque<NodeRef>> fifos_;  ///< one per local device
-  std::vector<uint32_t> in_flight_;         ///< per local device
+  std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for their go
+  std::vector<std::deque<NodeRef>> fifos_;           ///< one per local device
+  std::vector<uint32_t> in_flight_;                  ///< per local device
   std::vector<NodeRef> ready_;
   std::vector<NodeRef> throttled_;
   std::vector<Lane> lanes_;

@@ -24,6 +24,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
     : options_(std::move(options)),
       block_(block),
       sequencer_(static_cast<uint32_t>(hosts.size()), options_.window),
+      stepper_(options_.sequential ? std::make_unique<Stepper>(static_cast<uint32_t>(hosts.size())) : nullptr),
       hosts_(hosts.size()),
       admission_(options_.budgets) {
   if (hosts.empty() || hosts.size() > NewsBoard::kPlaces) {
@@ -34,6 +35,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
     hosts_[h].block = hosts[h];
     hosts_[h].inbox = hosts[h]->ring_to_controller()->claim_consumer();
     hosts_[h].outbox = Outbox(hosts[h]->ring_from_controller(), &hosts[h]->doorbell);
+    hosts_[h].outbox.set_distance(block->distance_ns);
     max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
   }
   std::vector<uint32_t> all(hosts_.size());
@@ -192,7 +194,12 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
       ++stats_.dropped;
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
-      forward(entry, id, id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]));
+      const auto record = id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]);
+      if (stepper_) {
+        forward_in_turn(entry, id, record);
+      } else {
+        forward(entry, id, record);
+      }
     }
     if (id != fresh_id) {
       kept_[id].clear();
@@ -203,23 +210,29 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
   granted.clear();
 }
 
-void Controller::forward(const Entry& entry, EntryId id, std::span<const std::byte> record) {
+/// A host's outbox, to be flushed at the end of the pass.
+Outbox& Controller::outbox_of(uint32_t h) {
+  Host& host = hosts_[h];
+  if (!host.is_dirty) {
+    host.is_dirty = true;
+    dirty_.push_back(h);
+  }
+  return host.outbox;
+}
+
+void Controller::forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
   const auto bytes = static_cast<uint32_t>(record.size());
   RecordHeader header;
   std::memcpy(&header, record.data(), sizeof header);
   header.client = entry.client;
+  header.detail |= flags;
   const uint64_t tag = id;
   const bool is_run = entry.kind == EntryKind::kRun;
   if (is_run) ++stats_.granted;
   const auto hosts = sequencer_.hosts_of(entry.group);
   stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {
-    Host& host = hosts_[h];
-    if (!host.is_dirty) {
-      host.is_dirty = true;
-      dirty_.push_back(h);
-    }
-    host.outbox.send(bytes, [&](std::byte* out) {
+    outbox_of(h).send(bytes, [&](std::byte* out) {
       std::memcpy(out, record.data(), bytes);
       std::memcpy(out, &header, sizeof header);
       if (!is_run) return;
@@ -281,8 +294,10 @@ void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
     entry.ganged = ganged;
   }
   const uint32_t client = entry.client;
+  if (stepper_) stepper_->host_done(id, h);
   if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();
+  if (stepper_) step_on();
 }
 
 void Controller::flush() {
@@ -306,7 +321,7 @@ void Controller::flush() {
 }
 
 bool Controller::is_idle() const {
-  return sequencer_.live() == 0 && dirty_.empty() &&
+  return sequencer_.live() == 0 && dirty_.empty() && (!stepper_ || stepper_->is_idle()) &&
          std::none_of(clients_.begin(), clients_.end(), [](const auto& c) { return c->outbox.has_overflow(); });
 }
 
@@ -343,6 +358,19 @@ void Controller::stop() {
   read_mail();  // what was posted while it still seemed to run
 }
 
+/// How long to wait before what is kept in some outbox may go on.
+std::chrono::nanoseconds Controller::overflow_look() const {
+  if (block_->distance_ns == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = 0;
+  for (const uint32_t h : dirty_) {
+    const int64_t own = hosts_[h].outbox.due();
+    if (own != 0 && (due == 0 || own < due)) due = own;
+  }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
 void Controller::loop() {
   const SpinPolicy spin = SpinPolicy::linger();
   bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
@@ -363,7 +391,7 @@ void Controller::loop() {
     if (done != 0) continue;
     std::chrono::nanoseconds limit = kLook;
     if (!holding_.empty()) limit = kHeldLook;
-    if (!dirty_.empty()) limit = kOverflowLook;
+    if (!dirty_.empty()) limit = overflow_look();
     (void)block_->doorbell.wait(ticket, is_broken ? kLook : limit, spin);
   }
 }

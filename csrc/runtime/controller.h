@@ -16,6 +16,8 @@
 /// OWN-1: a client whose records make no sense is put out, with the reason; the others see nothing. Hosts are ours: a
 /// senseless record of theirs fails the cluster, naming the host.
 ///
+/// Options::sequential replaces parallel dispatch by sequential dispatch, to be measured against (runtime/stepper.h).
+///
 /// Threading: `step` by one thread; the registration calls by any thread, they leave mail that the next step reads.
 #pragma once
 
@@ -34,6 +36,7 @@
 #include "channel/outbox.h"
 #include "channel/records.h"
 #include "runtime/directory.h"
+#include "runtime/stepper.h"
 #include "runtime/wiring.h"
 #include "sequencer/admission.h"
 #include "sequencer/sequencer.h"
@@ -81,6 +84,7 @@ class Controller {
     std::vector<uint64_t> budgets{};    ///< bytes per place: devices by number, then hosts' memory for transfers
     std::vector<std::string> places{};  ///< their names, for errors
     std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< of MEM-3
+    bool sequential = false;                                          ///< dispatch node by node, for measurement
   };
   static constexpr GroupId kAllHosts = 0;
 
@@ -94,6 +98,8 @@ class Controller {
   void set_budget(PlaceId place, uint64_t bytes);
   /// Registers what a plan takes, before its first run is submitted.
   void set_plan_memory(uint32_t plan, PlanMemory memory);
+  /// Sequential dispatch only, else it does nothing: the nodes of a plan in the program's order. Before its first run.
+  void add_plan(uint32_t plan, std::vector<ProgramNode> nodes);
   /// Numbers of clients are never used again.
   void add_client(uint32_t client, ClientBlock* block);
   /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone. Returns when the
@@ -167,7 +173,11 @@ class Controller {
   void tell(Client& client, Handle handle, std::string_view text);
   EntryId submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
   void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);
-  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record);
+  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags = 0);
+  void forward_in_turn(const Entry& entry, EntryId id, std::span<const std::byte> record);
+  void step_on();
+  bool enqueued(uint32_t host, const EnqueuedRecord& record);
+  Outbox& outbox_of(uint32_t host);
   void retire(EntryId id, uint32_t client);
   void cancel(uint32_t client, uint64_t tag);
   void cancel_held(Client& client, uint64_t tag, std::string_view text);
@@ -176,6 +186,7 @@ class Controller {
   void flush();
   void finish(ClusterStatus status, std::string_view text);
   void loop();
+  std::chrono::nanoseconds overflow_look() const;
   /// Runs `mail` on the stepping thread, and returns when it has run.
   void run_mail(std::function<void()> mail);
   ControllerStats snapshot() const;
@@ -183,6 +194,7 @@ class Controller {
   const Options options_;
   ControllerBlock* block_;
   Sequencer sequencer_;
+  std::unique_ptr<Stepper> stepper_;  ///< sequential dispatch; null: parallel
   std::vector<Host> hosts_;
   std::vector<std::unique_ptr<Client>> clients_;  ///< owner: the stepping thread
   std::unordered_map<uint32_t, Client*> by_id_;

@@ -71,6 +71,10 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     }
     return false;
   }
+  if (stepper_ && is_run && !stepper_->knows(read<RunRecord>(bytes).plan) &&
+      has_mail_.load(std::memory_order_acquire)) {  // SYNC controller/mail, as above: its plan may be in the mail
+    return false;
+  }
   ++(is_run ? stats_.runs : stats_.notes);
   if (!client.held.empty()) {
     hold(client, bytes);
@@ -184,6 +188,9 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
       refuse("a completion of a run that does not run");
     }
     run_done(index, record);
+  } else if (header.kind == RecordKind::kEnqueued) {
+    if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
+    if (!enqueued(index, read<EnqueuedRecord>(bytes))) refuse("a report of a call that nobody waits for");
   } else if (header.kind == RecordKind::kFailed) {
     if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
     const auto record = read<FailedRecord>(bytes);

@@ -20,6 +20,8 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
       inbox_(block_->ring_from_controller()->claim_consumer()),
       to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
       executor_({options.host, options.devices, options.max_in_flight, options.device_bytes}, backend, *this) {
+  distance_ns_ = controller->distance_ns;
+  to_controller_.set_distance(distance_ns_);
   if (block_->peers == 0) return;
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
@@ -28,6 +30,7 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
     if (peer == options.host) continue;
     from_peers_[peer] = block_->ring_from(peer)->claim_consumer();
     to_peers_[peer] = Outbox(hosts[peer]->ring_from(options.host), &hosts[peer]->doorbell);
+    to_peers_[peer].set_distance(distance_ns_);
   }
 }
 
@@ -125,8 +128,20 @@ uint32_t Host::step() {
   return done;
 }
 
+/// How long to wait before what is kept in some outbox may go on.
+std::chrono::nanoseconds Host::overflow_look() const {
+  if (distance_ns_ == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = to_controller_.due();
+  for (const Outbox& peer : to_peers_) {
+    if (peer.due() != 0 && (due == 0 || peer.due() < due)) due = peer.due();
+  }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
 Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) {
-  if (has_overflow_) timeout = std::min<std::chrono::nanoseconds>(timeout, kOverflowLook);
+  if (has_overflow_) timeout = std::min(timeout, overflow_look());
   return block_->doorbell.wait(ticket, timeout, spin);
 }
 
@@ -144,6 +159,12 @@ void Host::take(std::span<const std::byte> bytes) {
       NoteRecord record;
       std::memcpy(&record, bytes.data(), sizeof record);
       executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
+      return;
+    }
+    case RecordKind::kGo: {
+      GoRecord record;
+      std::memcpy(&record, bytes.data(), sizeof record);
+      executor_.on_go(record.order, record.last);
       return;
     }
     case RecordKind::kClientGone:
@@ -185,6 +206,13 @@ void Host::failed(uint32_t client, Handle future, std::string_view text) {
 void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) {
   to_controller_.send(sizeof(RunDoneRecord), [&](std::byte* out) {
     const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0};
+    std::memcpy(out, &record, sizeof record);
+  });
+}
+
+void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
+  to_controller_.send(sizeof(EnqueuedRecord), [&](std::byte* out) {
+    const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};
     std::memcpy(out, &record, sizeof record);
   });
 }

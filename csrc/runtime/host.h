@@ -70,9 +70,11 @@ class Host final : private HostLink {
   bool begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) override;
   void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
+  void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
+  std::chrono::nanoseconds overflow_look() const;
   void post_mail(std::function<void()> mail);
   void read_mail();
   void take(std::span<const std::byte> bytes);
@@ -87,9 +89,10 @@ class Host final : private HostLink {
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
   std::vector<std::vector<uint64_t>> partial_posts_;  ///< by peer: the first pieces of a long post
-  bool has_overflow_ = false;                         ///< some record waits for room in a ring; nobody rings for that
-  std::vector<FutureTable*> tables_;                  ///< by client; nullptr: none, or gone
-  std::vector<ReadBackArea*> read_backs_;             ///< by client; nullptr: it has none
+  int64_t distance_ns_ = 0;
+  bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
+  std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone
+  std::vector<ReadBackArea*> read_backs_;  ///< by client; nullptr: it has none
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 

@@ -33,6 +33,9 @@ class LocalCluster:
         device_memory: budget of each device in bytes, by which runs are admitted; None: what the device says that it
             has, on CPU its share of the machine's memory.
         transfer_memory: budget in bytes of each host's shared memory, into which transfers land; None: 1 GiB.
+        dispatch: "parallel", as it should be; or "sequential", node by node, which is there to be measured against.
+        distance_us: microseconds that each message between the cluster's processes is on its way, as if they were far
+            apart. For measurement; messages to and from clients, and the data itself, take no longer.
     """
 
     islands: int = 1
@@ -41,6 +44,13 @@ class LocalCluster:
     platform: str | None = None
     device_memory: int | None = None
     transfer_memory: int | None = None
+    dispatch: str = "parallel"
+    distance_us: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses a dispatch that there is not."""
+        if self.dispatch not in ("parallel", "sequential"):
+            raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
 
 
 #: Releases of buffers are held back, and sent together, up to so many bytes; less where devices have little memory.
@@ -83,6 +93,8 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
                 progress=progress,
                 device_memory=target.device_memory,
                 transfer_memory=target.transfer_memory,
+                sequential=target.dispatch == "sequential",
+                distance_us=target.distance_us,
             )
             try:
                 cluster = Cluster(handle.control, target, handle)

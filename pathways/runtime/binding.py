@@ -79,6 +79,19 @@ def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
     return tuple(sorted({device // devices_per_host for device in devices}))
 
 
+def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
+    """Per node of the program: whether it is a call, and the hosts with devices at either end of it."""
+    out = []
+    for node in bound.program.nodes:
+        is_call = node.kind is NodeKind.CALL
+        if is_call:
+            hosts = set(bound.hosts_of_mesh(bound.program.computations[node.computation].mesh))
+        else:
+            hosts = {host for value in (*node.inputs, *node.outputs) for host in bound.hosts_of_value(value)}
+        out.append((is_call, sorted(hosts)))
+    return out
+
+
 def lent(bound: BoundProgram) -> frozenset[int]:
     """Values that must not be donated (MEM-4): a transfer may read them after the launches that follow it, or they and
     the other end of a transfer share memory, because the two slices share a device."""

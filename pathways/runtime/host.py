@@ -111,8 +111,11 @@ def start_jax_driver(
             f"the island of host {config.host} should have {len(config.island_hosts)} hosts of "
             f"{config.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
+    from pathways.runtime import stand_in
     from pathways.runtime.driver import HostDriver
 
+    if platform == "cpu":
+        stand_in.register()
     driver = HostDriver(
         host=config.host,
         devices=local,

@@ -204,6 +204,8 @@ class Membership:
             name=request.name,
             bindings=tuple(tuple(binding.devices) for binding in request.bindings),
         )
+        bindings = tuple(tuple(binding.devices) for binding in request.bindings)
+        self.cluster.register_plan(program.number, request.program, bindings)
         self.programs[program.number] = program
         client.programs.add(program.number)
         command = pb.HostCommand(
