@@ -1,5 +1,5 @@
 # What _core uses of the native library. Declarations only; logic lives in csrc/ or in Python.
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
@@ -42,6 +42,9 @@ cdef extern from "base/status.h" namespace "pathways" nogil:
         kInvalid
         kNoMemory
         kFailed
+
+cdef extern from "sync/atomic.h" namespace "pathways" nogil:
+    int64_t monotonic_ns()
 
 cdef extern from "base/ids.h" namespace "pathways" nogil:
     cdef cppclass Handle:
@@ -201,6 +204,7 @@ cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
 cdef extern from "runtime/controller.h" namespace "pathways" nogil:
     cdef cppclass CppController "pathways::Controller":
         uint32_t step() except +
+        int64_t next_deadline_ns()
 
 cdef extern from "runtime/host.h" namespace "pathways" nogil:
     cdef cppclass HostOptions "pathways::Host::Options":
@@ -223,6 +227,9 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         Executor& executor()
 
 cdef extern from "runtime/client.h" namespace "pathways" nogil:
+    cdef cppclass Words:
+        Words()
+    Words make_words(string) except +
     cdef cppclass ProgramRef:
         ProgramRef()
         uint32_t plan
@@ -237,6 +244,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
+        Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span, int64_t, const Words*) except +
         const byte* read(Handle, size_t)
         cbool has_read_back()
         uint64_t last_tag()

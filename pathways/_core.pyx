@@ -96,6 +96,7 @@ cdef class Buffer:
     cdef Call maker                   # the call that made it, and as which of its results
     cdef uint32_t place
     cdef readonly bint is_carried     # READ-1: its value comes with its completion
+    cdef readonly bint timed          # the run that makes it has a deadline
     cdef uint64_t seen                # number of the last donating call that it is an argument of
 
     def __dealloc__(self):
@@ -140,6 +141,16 @@ cdef class Buffer:
     def _donate(self):
         """The handle was given to a run: it is released after it, in the order."""
         self._forget()
+
+
+cdef class Deadline:
+    """How long runs of one program may take, and what is said of those that take longer (DEAD-1)."""
+    cdef int64_t nanos
+    cdef Words words
+
+    def __init__(self, double seconds, str text not None):
+        self.nanos = <int64_t>min(seconds * 1e9, 1e18)  # three decades are for ever
+        self.words = make_words(text.encode())
 
 
 @cython.no_gc_clear  # its memory must outlive its core, whatever the garbage collector takes first
@@ -505,7 +516,15 @@ cdef class Call:
         """Submits one run and returns its results as a list; None when the leaves are not of this signature, or one
         that it donates is shared, being read, or another argument as well: pass a copy of it (MEM-4).
         """
+        return self.submit(leaves, None)
+
+    def timed(self, list leaves not None, Deadline deadline not None):
+        """As a call; the run must be over when `deadline` has passed, counted from now."""
+        return self.submit(leaves, deadline)
+
+    cdef list submit(self, list leaves, Deadline deadline):
         global _donating
+        cdef int64_t at_ns = 0
         cdef Py_ssize_t i, n
         cdef Status status
         cdef uint64_t tag
@@ -528,6 +547,8 @@ cdef class Call:
                 return None
         if client.closed:
             client.check_alive()
+        if deadline is not None:
+            at_ns = monotonic_ns() + deadline.nanos
         n = len(self.inputs)
         if len(self.outputs) > 16:
             many.resize(len(self.outputs))
@@ -535,8 +556,12 @@ cdef class Call:
         while True:
             if self.wants != 0:
                 mask = self.wanted
-            status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
-                                              u64_span(mask.data(), mask.size()))
+            if at_ns == 0:
+                status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
+                                                  u64_span(mask.data(), mask.size()))
+            else:
+                status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
+                                                  u64_span(mask.data(), mask.size()), at_ns, &deadline.words)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:
@@ -554,6 +579,7 @@ cdef class Call:
             (<Buffer>out[i]).run = tag
             (<Buffer>out[i]).maker = self
             (<Buffer>out[i]).place = <uint32_t>i
+            (<Buffer>out[i]).timed = at_ns != 0
         if mask.size() != 0:
             for i in range(n):
                 (<Buffer>out[i]).is_carried = mask[i // 64] >> (i % 64) & 1

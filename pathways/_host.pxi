@@ -187,6 +187,7 @@ cdef class Host:
         """Embedded: waits until something under way is done, at most about `seconds` unless it is one thing alone."""
         cdef uint32_t ticket = self.core.get().ticket()
         cdef double limit = min(seconds, 0.001)
+        cdef int64_t due = client.controller.next_deadline_ns()
         cdef bint moved = True
         if client.pumping:  # another thread is inside a step, and its call into JAX let go of Python's lock
             with nogil:
@@ -200,12 +201,14 @@ cdef class Host:
         if moved:
             return
         self.core.get().executor().watched(&self.scratch)
-        if self.scratch.size() == 1:
+        if self.scratch.size() == 1 and due == INT64_MAX:
             self.driver.block(<object><PyObject*>self.scratch[0])
             return
-        if self.scratch.size() > 1:  # whichever comes first
+        if not self.scratch.empty():  # whichever comes first, or a deadline (DEAD-1)
             self.driver.arm([<object><PyObject*>value for value in self.scratch])
             limit = seconds
+            if due != INT64_MAX:
+                limit = max(0.0, min(seconds, (due - monotonic_ns()) * 1e-9))
         with nogil:
             self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
 

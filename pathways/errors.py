@@ -67,6 +67,10 @@ class CancelledError(PathwaysError, RuntimeError):
     """A run was cancelled before it finished."""
 
 
+class DeadlineExceededError(PathwaysError, TimeoutError):
+    """A run was not over when its deadline passed; names the program and the seconds."""
+
+
 class HostLostError(PathwaysError, ConnectionError):
     """A host process is gone, and this depended on it."""
 

@@ -44,7 +44,8 @@ struct RecordHeader {
 
 /// What a RunRecord's header.detail may say. Each adds 8-byte words behind the handles, in this order.
 enum RunDetail : uint16_t {
-  kRunWanted = 1,  ///< a bit per result, 64 to a word: write it into the client's read-back area (READ-1)
+  kRunWanted = 1,       ///< a bit per result, 64 to a word: write it into the client's read-back area (READ-1)
+  kRunHasDeadline = 2,  ///< one word, the moment (monotonic_ns(), one clock on one machine) by which it must be over
 };
 
 /// Followed by `arguments`, then `results` handles, 8 bytes each; then what `header.detail` says.
@@ -88,6 +89,9 @@ struct RunDoneRecord {
   uint32_t reserved;
 };
 
+/// The detail of a FailedRecord's header when it is a deadline that has passed: the client knows the better words.
+inline constexpr uint16_t kFailedByDeadline = 1;
+
 /// Followed by `bytes` bytes of UTF-8 text, padded to 8. Handle 0: the client itself was put out, and why.
 struct FailedRecord {
   RecordHeader header;
@@ -122,7 +126,8 @@ static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copya
 /// 8-byte words that follow a RunRecord.
 inline constexpr uint64_t words_behind(const RunRecord& run) {
   const uint64_t handles = uint64_t{run.arguments} + run.results;
-  return handles + ((run.header.detail & kRunWanted) != 0 ? (uint64_t{run.results} + 63) / 64 : 0);
+  return handles + ((run.header.detail & kRunWanted) != 0 ? (uint64_t{run.results} + 63) / 64 : 0) +
+         ((run.header.detail & kRunHasDeadline) != 0 ? 1 : 0);
 }
 
 inline constexpr uint32_t padded(uint32_t bytes) { return (bytes + 7u) & ~7u; }

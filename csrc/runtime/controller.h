@@ -33,6 +33,7 @@
 
 #include "channel/outbox.h"
 #include "channel/records.h"
+#include "runtime/deadlines.h"
 #include "runtime/directory.h"
 #include "runtime/wiring.h"
 #include "sequencer/admission.h"
@@ -44,7 +45,8 @@ struct ControllerStats {
   uint64_t runs = 0;  ///< submitted
   uint64_t granted = 0;
   uint64_t retired = 0;
-  uint64_t dropped = 0;  ///< cancelled before they were granted
+  uint64_t dropped = 0;  ///< cancelled, or too late, before they were granted
+  uint64_t late = 0;     ///< not over when their deadline passed
   uint64_t notes = 0;
   uint64_t records_out = 0;
   uint64_t passes = 0;
@@ -110,6 +112,8 @@ class Controller {
   ControllerStats stats();
   /// True when nothing waits, is granted, or is kept back; only between steps.
   bool is_idle() const;
+  /// When `step` has something to do although nobody rings: the next deadline, monotonic_ns(); INT64_MAX: none.
+  int64_t next_deadline_ns() const { return deadlines_.empty() ? INT64_MAX : deadlines_.next_ns(); }
 
  private:
   struct Client {
@@ -157,20 +161,27 @@ class Controller {
   void retry_held();
   bool retry_held(Client& client);
   void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, PlaceId worst);
-  void fail_results(Client& client, std::span<const std::byte> record, std::string_view text);
+  void fail_results(Client& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
   std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
                       Verdict verdict, PlaceId worst) const;
   bool is_held_by_busy(const Client& client, PlaceId place) const;
   void give_back(Directory::Entry& entry);
   void note_handles(Client& client, std::span<const std::byte> record);
   void put_out(Client& client);
-  void tell(Client& client, Handle handle, std::string_view text);
+  void tell(Client& client, Handle handle, std::string_view text, uint16_t detail = 0);
+  static int64_t deadline_of(std::span<const std::byte> record);
+  void refuse_late(Client& client, std::span<const std::byte> record);
+  void watch_deadline(Client& client, std::span<const std::byte> record, EntryId id = Deadlines::kHeld);
+  bool is_over(const Deadlines::Item& item);
+  uint32_t pass_deadlines();
+  void pass_deadline(const Deadlines::Item& item);
+  std::string too_late(std::span<const std::byte> record) const;
   EntryId submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
   void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);
   void forward(const Entry& entry, EntryId id, std::span<const std::byte> record);
   void retire(EntryId id, uint32_t client);
   void cancel(uint32_t client, uint64_t tag);
-  void cancel_held(Client& client, uint64_t tag, std::string_view text);
+  bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
   void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
   void flush();
@@ -195,6 +206,7 @@ class Controller {
   std::vector<Admitted> admitted_;                              ///< by entry
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
+  Deadlines deadlines_;
   ControllerStats stats_;
 
   std::mutex mutex_;  ///< guards mail_, is_running_ and client_ids_

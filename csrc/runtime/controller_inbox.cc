@@ -76,6 +76,10 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     hold(client, bytes);
     return true;
   }
+  if (const int64_t deadline = deadline_of(bytes); deadline != 0 && deadline <= monotonic_ns()) {
+    refuse_late(client, bytes);
+    return true;
+  }
   Verdict verdict;
   PlaceId worst = 0;
   if (!admit(client, bytes, &verdict, &worst)) {
@@ -108,7 +112,9 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
     case RecordKind::kRun: {
       if (bytes.size() < sizeof(RunRecord)) return expect(sizeof(RunRecord));
       const auto record = read<RunRecord>(bytes);
-      if ((header.detail & ~kRunWanted) != 0) return "a run has the unknown flags " + std::to_string(header.detail);
+      if ((header.detail & ~(kRunWanted | kRunHasDeadline)) != 0) {
+        return "a run has the unknown flags " + std::to_string(header.detail);
+      }
       return expect(sizeof record + words_behind(record) * sizeof(uint64_t));
     }
     case RecordKind::kNote: {
@@ -130,12 +136,12 @@ void Controller::put_out(Client& client) {
   drop_client(id);
 }
 
-void Controller::tell(Client& client, Handle handle, std::string_view text) {
+void Controller::tell(Client& client, Handle handle, std::string_view text, uint16_t detail) {
   text = text.substr(0, std::min(kMostText, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
   ++client.told;
   client.outbox.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
-    const FailedRecord record{{RecordKind::kFailed, 0, client.id}, handle.raw, bytes, 0};
+    const FailedRecord record{{RecordKind::kFailed, detail, client.id}, handle.raw, bytes, 0};
     std::memcpy(out, &record, sizeof record);
     std::memcpy(out + sizeof record, text.data(), bytes);
   });

@@ -188,6 +188,9 @@ class Array(_Face):
                 raise self._failure()
             self.copy_to_host_async()
         fetched = self.cached
+        if self.timed and isinstance(fetched, _Fetch) and self.client.wait(self) == _FAILED:
+            self.cached = None  # its read-back may come long after its deadline
+            raise self._failure()
         if isinstance(fetched, (_Fetch, _Carried)):
             self.cached = fetched = fetched.result(self)
         return fetched

@@ -84,7 +84,9 @@ class Program:
                     return tree_unflatten(last.out_tree, out)
         return self._call_slowly(args, kwargs)
 
-    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_slowly(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None
+    ) -> Any:
         if is_tracing():
             return self._fun(*args, **kwargs)
         if any(_jaxlib.is_tracer(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
@@ -96,7 +98,23 @@ class Program:
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
         self._last = compiled
-        return tree_unflatten(compiled.out_tree, compiled.run(leaves))
+        return tree_unflatten(compiled.out_tree, compiled.run(leaves, deadline))
+
+    def with_timeout(self, seconds: float) -> TimedProgram:
+        """This program with a deadline on its runs: `seconds` after the call, whatever is not there fails.
+
+        A result that is late fails at once, for whoever waits for it or asks later, with `DeadlineExceededError`. A run
+        that no host was granted yet is dropped; one that was goes on to its end on all its hosts, in its place in the
+        order, and what it makes is freed with the results' arrays. What was submitted on top of a late result goes on
+        with it if its run was granted, and fails if it was dropped.
+
+        Args:
+            seconds: more than 0.
+
+        Returns:
+            A view: called as this program is, and sharing what this one has compiled.
+        """
+        return TimedProgram(self, seconds)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces, partitions and lowers for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing."""
@@ -181,6 +199,44 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
+
+
+class TimedProgram:
+    """A program whose runs have a deadline. Made by `Program.with_timeout`."""
+
+    def __init__(self, program: Program, seconds: float) -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise errors.ProgramError(f"with_timeout expects a number of seconds above 0, got {seconds!r}")
+        functools.update_wrapper(self, program, updated=())
+        self._program = program
+        self._seconds = seconds
+        self._deadline = _core.Deadline(
+            seconds,
+            f"DeadlineExceededError: program {program._name!r} was not over {seconds:g} s after its call, its deadline",
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Submits one run, which has `seconds` from now."""
+        program = self._program
+        if not program._has_static:
+            leaves, tree = tree_flatten((args, kwargs))
+            last = program._last
+            if last is not None and last.modes == _jaxlib.trace_modes() and tree == last.in_tree:
+                out = last.call.timed(leaves, self._deadline)
+                if out is not None:
+                    return tree_unflatten(last.out_tree, out)
+        return program._call_slowly(args, kwargs, self._deadline)
+
+    def with_timeout(self, seconds: float) -> TimedProgram:
+        """The same program with another deadline."""
+        return TimedProgram(self._program, seconds)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """As `Program.lower`; what it compiles has no deadline."""
+        return self._program.lower(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self._program!r} with a timeout of {self._seconds:g} s>"
 
 
 class _Split:
@@ -277,7 +333,7 @@ class Compiled:
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
 
-    def run(self, leaves: list[Any]) -> list[Array]:
+    def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
         """Puts what is no array yet where the program wants it, and submits."""
         ready = [
             leaf if type(leaf) is Array and leaf.layout is layout else put.put_leaf(leaf, layout, f"argument {name}")
@@ -289,7 +345,7 @@ class Compiled:
             array = ready[position]
             if not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1):
                 ready[position] = copy(array)
-        out = self.call(ready)
+        out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
         if out is None:
             raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
         for array in given:
