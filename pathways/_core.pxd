@@ -137,6 +137,8 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*refuse_fetch)(void*, uint32_t, const byte*, size_t) noexcept
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept
+        int (*park)(void*, uint32_t, Value*, size_t, const byte*, size_t, cbool) noexcept
+        void (*forget_plan)(void*, uint32_t) noexcept
     cdef cppclass CallbackBackend:
         CallbackBackend(const BackendCallbacks&)
         void set_error(string)
@@ -218,6 +220,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +
         void add_plan(uint32_t, Plan) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
+        void remove_plan(uint32_t) except +
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
         uint32_t step() except +

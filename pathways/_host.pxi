@@ -60,6 +60,8 @@ cdef class Host:
         callbacks.refuse_fetch = &_refuse_fetch
         callbacks.note = &_note
         callbacks.explain = &_explain
+        callbacks.park = &_park
+        callbacks.forget_plan = &_forget_plan
         self.backend.reset(new CallbackBackend(callbacks))
         options.host = number
         options.devices = devices
@@ -111,6 +113,10 @@ cdef class Host:
         """The plan could not be compiled: its runs fail with `error`."""
         cdef string text = error.encode()
         self.core.get().set_compiled(plan, optional[string](text), PlanSizes())
+
+    def remove_plan(self, uint32_t plan):
+        """No run that comes after names it. When the last that did is over, `driver.program_gone(plan)`."""
+        self.core.get().remove_plan(plan)
 
     def attach_client(self, uint32_t client, segment):
         self.clients[client] = segment
@@ -477,6 +483,36 @@ cdef void _note(void* self, uint32_t client, const byte* data, size_t n) noexcep
         host.driver.note(client, (<const char*>data)[:n])
     except BaseException:
         _python_failed(host, "note", NULL)
+
+
+cdef int _park(void* self, uint32_t client, Value* values, size_t count, const byte* data, size_t n,
+               cbool away) noexcept:
+    cdef Host host = <Host>self
+    cdef size_t i
+    cdef list moved
+    try:
+        moved = host.driver.park(client, [<object><PyObject*>values[i] for i in range(count)],
+                                 (<const char*>data)[:n], away)
+        if moved is None:  # the driver has told whoever asked why
+            return <int>Status.kFailed
+        for i in range(count):
+            new = _own(moved[i])
+            Py_DECREF_(<PyObject*>values[i])
+            values[i] = new
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "park", NULL)
+
+
+cdef void _forget_plan(void* self, uint32_t plan) noexcept:
+    cdef Host host = <Host>self
+    try:
+        if plan < <uint32_t>len(host.launchables):
+            host.launchables[plan] = None
+            host.fast[plan] = NULL
+        host.driver.program_gone(plan)
+    except BaseException:
+        _python_failed(host, "forget", NULL)
 
 
 cdef void _explain(void* self, const NodeContext* maker) noexcept:

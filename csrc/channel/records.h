@@ -30,7 +30,11 @@ enum class NoteKind : uint16_t {
   kPut = 1,      ///< makes the buffer `handle` of the payload's bytes; the payload is the backend's
   kFetch = 2,    ///< writes the buffer `handle` where the payload says, then completes `token`
   kRelease = 3,  ///< payload: handles that the client will not name again
-  kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's
+  kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's. `token`, unless it is
+                 ///< 0: a plan that no later run names
+  kRename = 6,   ///< payload: pairs of handles; the buffer of the second takes the name of the first, whose own goes
+  kPark = 7,     ///< controller only: moves the client's buffers off the devices; the backend's payload, and answer
+  kUnpark = 8,   ///< controller only: and back
   kFail = 9,     ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
 };
 

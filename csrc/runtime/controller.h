@@ -103,6 +103,19 @@ class Controller {
   /// (Host::attached_clients).
   void remove_client(uint32_t client);
 
+  /// Takes no further record of the client's, until `resume`: what it sent waits in its ring. By any thread, as the
+  /// next ones; nothing happens when the client is gone.
+  void suspend(uint32_t client);
+  void resume(uint32_t client);
+  /// Every run of the client that was admitted is over on all its hosts. True when the client is gone.
+  bool is_quiet(uint32_t client);
+  /// MEM-1: the client's buffers left the devices, and take nothing of their budgets.
+  void park(uint32_t client);
+  /// They are to come back. When there is no room beside what others hold, nothing happens but that this says so.
+  std::string unpark(uint32_t client);
+  /// A note to all hosts, as if the client had sent it: kPark and kUnpark, which are the controller's alone.
+  void note_for(uint32_t client, NoteKind kind, std::vector<std::byte> payload);
+
   /// One pass. The number of records handled; 0 when there was nothing to do.
   uint32_t step();
   void start();
@@ -124,6 +137,7 @@ class Controller {
     uint64_t retired = 0;
     uint64_t told = 0;
     bool has_news = false;
+    bool is_suspended = false;
     std::string fault;  ///< why it is to be put out
     Directory directory;
     uint64_t in_flight = 0;                               ///< runs admitted and not over
@@ -167,6 +181,7 @@ class Controller {
   bool is_held_by_busy(const Client& client, PlaceId place) const;
   void give_back(Directory::Entry& entry);
   void note_handles(Client& client, std::span<const std::byte> record);
+  void rename(Client& client, Handle name, Handle fresh);
   void put_out(Client& client);
   void tell(Client& client, Handle handle, std::string_view text, uint16_t detail = 0);
   static int64_t deadline_of(std::span<const std::byte> record);

@@ -24,7 +24,9 @@ Record read(std::span<const std::byte> bytes) {
 
 uint32_t Controller::drain_clients() {
   uint32_t done = 0;
-  for (auto& client : clients_) done += drain_client(*client);
+  for (auto& client : clients_) {
+    if (!client->is_suspended) done += drain_client(*client);
+  }
   for (size_t i = 0; i < clients_.size();) {
     if (clients_[i]->fault.empty()) {
       ++i;
@@ -119,6 +121,9 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
     }
     case RecordKind::kNote: {
       if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));
+      if (const auto kind = static_cast<NoteKind>(header.detail); kind == NoteKind::kPark || kind == NoteKind::kUnpark) {
+        return "a note is of kind " + std::to_string(header.detail) + ", which clients do not send";
+      }
       return expect(sizeof(NoteRecord) + ((uint64_t{read<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
     }
     case RecordKind::kCancel:

@@ -177,8 +177,27 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
         }
       }
       return;
+    case NoteKind::kRename:
+      for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
+        rename(client, Handle{word(bytes, sizeof record + at)}, Handle{word(bytes, sizeof record + at + sizeof(Handle))});
+      }
+      return;
     default:
       return;
+  }
+}
+
+/// MOVE-1: the name means the fresh buffer, and what it meant before gives its memory back.
+void Controller::rename(Client& client, Handle name, Handle fresh) {
+  Directory::Entry* came = client.directory.find(fresh);
+  if (came == nullptr) return;
+  const Directory::Entry moved = *came;
+  client.directory.forget(*came);
+  if (auto* old = client.directory.find(name)) give_back(*old);
+  if (auto* entry = client.directory.announce(name, moved.group)) {
+    entry->block = moved.block;
+  } else if (moved.block != Directory::kNoBlock) {
+    admission_.release(moved.block);
   }
 }
 
@@ -237,11 +256,15 @@ void Controller::release_ahead(Client& client, std::span<const std::byte> bytes)
 
 void Controller::retry_held() {
   bool has_only_held = false;
-  for (const Client* client : holding_) has_only_held = has_only_held || client->held_since != 0;
+  for (const Client* client : holding_) {
+    has_only_held = has_only_held || (client->held_since != 0 && !client->is_suspended);
+  }
   if (admission_version_ == admission_.version() && !has_only_held) return;
   admission_.clear_claims();
   for (size_t i = 0; i < holding_.size();) {
-    if (retry_held(*holding_[i])) {
+    if (holding_[i]->is_suspended) {
+      holding_[i++]->held_since = 0;
+    } else if (retry_held(*holding_[i])) {
       holding_.erase(holding_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;

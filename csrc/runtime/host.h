@@ -4,9 +4,9 @@
 /// `wait` sleeps on the host's doorbell. Whoever owns the enqueue thread calls the two in turn: pathways/_core.pyx with
 /// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
 ///
-/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client` and `set_faults` by
-/// any thread, they leave mail that the next step reads before it takes a record, so what was registered before a
-/// record was submitted is known when it comes.
+/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `remove_plan`, `attach_client` and
+/// `set_faults` by any thread, they leave mail that the next step reads before it takes a record, so what was registered
+/// before a record was submitted is known when it comes.
 #pragma once
 
 #include <atomic>
@@ -44,6 +44,8 @@ class Host final : private HostLink {
   /// there.
   void add_plan(uint32_t id, Plan plan);
   void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
+  /// No record that comes after names it. Runs under way go on, see Executor::remove_plan.
+  void remove_plan(uint32_t id);
   void attach_client(uint32_t client, ClientBlock* block);
   void set_faults(ExecutorFaults faults);
 

@@ -274,11 +274,17 @@ class _Lowering:
             self.cluster.control().topology.devices_per_host,
         )
 
+    def register(self) -> tuple[Registration, BoundProgram]:
+        """Makes the program known to the hosts where its slices lie now; returns when they have compiled it."""
+        self.cluster.sweep()
+        bound = self.bind()
+        registration = Registration(self.cluster, self.program, bound)
+        self.cluster.control().wait_compiled(registration.number)
+        return registration, bound
+
     def compile(self, split: _Split) -> Compiled:
-        cluster, bound = self.cluster, self.bind()
-        control = cluster.control()
-        number = control.register_program(self.program, bound.bindings)
-        control.wait_compiled(number)
+        cluster = self.cluster
+        registration, bound = self.register()
         slices = self.slices()
 
         def layout(value: int, struct: Any) -> _core.Layout:
@@ -301,9 +307,23 @@ class _Lowering:
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
         call = _core.Call(
-            cluster.native, number, control.group(bound.hosts()), inputs, outputs, donated, shared, shared_results
+            cluster.native, registration.number, registration.group, inputs, outputs, donated, shared, shared_results
         )
-        return Compiled(call, split.tree, self.traced, bound)
+        return Compiled(call, split.tree, self, bound, registration)
+
+
+class Registration:
+    """A program that hosts know. They forget it, in the order, after the last who can call it."""
+
+    def __init__(self, cluster: Cluster, program: LogicalProgram, bound: BoundProgram) -> None:
+        self._cluster = cluster
+        control = cluster.control()
+        self.group: int = control.group(bound.hosts())
+        self.number: int = control.register_program(program, bound.bindings)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
 
 
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -325,13 +345,43 @@ def _layout_dtype(logical: Any, physical: Any) -> Any:
 class Compiled:
     """One signature of a program, ready to run."""
 
-    def __init__(self, call: _core.Call, in_tree: Any, traced: Traced, bound: BoundProgram) -> None:
+    def __init__(
+        self, call: _core.Call, in_tree: Any, lowering: _Lowering, bound: BoundProgram, registration: Registration
+    ) -> None:
         self.call = call
         self.in_tree = in_tree
-        self.out_tree = traced.out_tree
-        self.names = traced.argument_names
+        self.out_tree = lowering.traced.out_tree
+        self.names = lowering.traced.argument_names
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
+        self._lowering = lowering
+        self._registration: Registration | None = registration  # who holds `call` to call it holds us as well
+        self._lock = threading.Lock()
+        with lowering.cluster.steady:
+            call.stale = bound.bindings != lowering.bind().bindings  # a slice moved meanwhile
+            lowering.cluster.compiled.add(self)
+
+    def uses(self, slice_: Slice) -> bool:
+        """Whether a slice is part of it."""
+        return any(mesh.name == slice_.mesh_spec.name for mesh in self.bound.program.meshes)
+
+    def unbind(self) -> None:
+        """A slice of it lies elsewhere: the next call binds it again. Cluster.steady is held."""
+        self.call.stale = True
+        self._registration = None
+
+    def _bind_again(self) -> None:
+        """Lowers to the devices where its slices lie now: nothing is traced or partitioned."""
+        cluster = self._lowering.cluster
+        with self._lock:
+            while self.call.stale:
+                registration, bound = self._lowering.register()
+                with cluster.steady:
+                    if bound.bindings != self._lowering.bind().bindings:
+                        continue
+                    self.bound = bound
+                    self._registration = registration
+                    self.call.bind(registration.number, registration.group, *_shared(bound))
 
     def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
         """Puts what is no array yet where the program wants it, and submits."""
@@ -345,7 +395,12 @@ class Compiled:
             array = ready[position]
             if not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1):
                 ready[position] = copy(array)
-        out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
+        while True:
+            if self.call.stale:
+                self._bind_again()
+            out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
+            if out is not None or not self.call.stale:
+                break
         if out is None:
             raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
         for array in given:

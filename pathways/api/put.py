@@ -88,6 +88,15 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
     client = layout.slice.cluster.native
     if _jaxlib.is_key(layout.dtype):
         leaf = jax.random.key_data(leaf)
+    client.enter()  # a slice that moves changes who holds the array
+    try:
+        return _send(leaf, layout, kind, what)
+    finally:
+        client.leave()
+
+
+def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: str) -> Array:
+    client = layout.slice.cluster.native
     placement = layout.slice.cluster.placement(layout)
     array: Array = client.new_array(layout)
     driver = layout.slice.cluster.driver
