@@ -1,5 +1,5 @@
-"""The `pathways` command: `up` starts a cluster, `status` shows one, `suspend` and `resume` take a client off the devices
-and back, `bench` measures.
+"""The `pathways` command: `up` starts a cluster, `status` shows one, `bench` measures; `suspend` and `resume` take a
+client off the devices and back.
 
 Arguments in, tables out; the work is in `pathways.runtime`. Errors of Pathways end it with status 1 and their message.
 """

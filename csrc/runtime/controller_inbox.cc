@@ -121,7 +121,8 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
     }
     case RecordKind::kNote: {
       if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));
-      if (const auto kind = static_cast<NoteKind>(header.detail); kind == NoteKind::kPark || kind == NoteKind::kUnpark) {
+      if (const auto kind = static_cast<NoteKind>(header.detail);
+          kind == NoteKind::kPark || kind == NoteKind::kUnpark) {
         return "a note is of kind " + std::to_string(header.detail) + ", which clients do not send";
       }
       return expect(sizeof(NoteRecord) + ((uint64_t{read<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));

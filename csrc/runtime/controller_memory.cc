@@ -179,7 +179,8 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
       return;
     case NoteKind::kRename:
       for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
-        rename(client, Handle{word(bytes, sizeof record + at)}, Handle{word(bytes, sizeof record + at + sizeof(Handle))});
+        rename(client, Handle{word(bytes, sizeof record + at)},
+               Handle{word(bytes, sizeof record + at + sizeof(Handle))});
       }
       return;
     default:

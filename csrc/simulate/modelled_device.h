@@ -77,7 +77,7 @@ struct ModelledFaults {
   uint64_t fail_send = 0;     ///< the n-th send fails
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
-  bool refuse_park = false;   ///< there is no room for what leaves the devices
+  bool refuse_park = false;  ///< there is no room for what leaves the devices
 };
 
 class ModelledBackend final : public Backend {

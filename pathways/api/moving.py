@@ -11,6 +11,7 @@ Until the rename nothing has changed, so a move that fails only lets go of what 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,15 +48,13 @@ def remap(cluster: Cluster, slice_: Slice, devices: Sequence[Device | int]) -> N
         native = cluster.native
         try:
             native.begin_move()
-            pairs = _move(cluster, slice_, old, new)
-            _unbroken(lambda: _rename(cluster, slice_, old, new, pairs))
+            _unbroken(functools.partial(_rename, cluster, slice_, old, new, _move(cluster, slice_, old, new)))
         except BaseException:
             if slice_.binding is old:
                 control.remap_slice(old.slice_id, old.devices)
             raise
         finally:
             native.end_move()
-        del pairs
         native.flush()
         cluster.sweep()
 

@@ -36,21 +36,22 @@ class _Memory:
 class _File:
     """Bytes in a file that has no name."""
 
-    _file: Any = None
+    _fd = -1
 
     def __init__(self, directory: str | None) -> None:
-        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)
+        self._fd, name = tempfile.mkstemp(prefix="parked-", dir=directory)
+        os.unlink(name)
         self._end = 0
 
     def __del__(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def write(self, data: np.ndarray) -> Any:
         view = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         at = self._end
         while len(view):
-            written = write_at(self._file.fileno(), view, self._end)
+            written = write_at(self._fd, view, self._end)
             view, self._end = view[written:], self._end + written
         return at
 
@@ -59,7 +60,7 @@ class _File:
         view = out.reshape(-1).view(np.uint8).data
         at = int(key)
         while len(view):
-            count = os.preadv(self._file.fileno(), [view], at)
+            count = os.preadv(self._fd, [view], at)
             if count == 0:
                 raise OSError(f"the file of parked buffers ends at byte {at}")
             view, at = view[count:], at + count

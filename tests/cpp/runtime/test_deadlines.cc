@@ -2,6 +2,7 @@
 //
 //   DEAD-1  Deadlines.*: in time, too late to start with, dropped while it waits, failed after it was granted
 //   GANG-1  Deadlines.AGrantedRunGoesOn, Deadlines.AWaitingRunKeepsItsPlace
+//   MEM-2   HeldDeadlines.*: also one that waits for memory
 //   (life)  Deadlines.TheLoopWakesByItself, Deadlines.MemoryFollowsWhatIsUnderWay
 #include <gtest/gtest.h>
 
@@ -19,8 +20,8 @@ namespace {
 constexpr int64_t kSoon = 20'000'000, kFar = 60'000'000'000;
 
 struct Deadlines : ::testing::Test {
-  Deadlines() {
-    controller = std::make_unique<Controller>(Controller::Options{2, {}}, block, std::vector<HostBlock*>{host});
+  explicit Deadlines(Controller::Options options = {2, {}}) {
+    controller = std::make_unique<Controller>(options, block, std::vector<HostBlock*>{host});
     client = std::make_unique<Client>(Client::Options{0, 1 << 12}, client_block, block);
     controller->add_client(0, client_block);
   }
@@ -154,12 +155,52 @@ TEST_F(Deadlines, TheLoopWakesByItself) {
   controller->stop();
 }
 
+/// One place of 100 bytes.
+struct HeldDeadlines : Deadlines {
+  HeldDeadlines() : Deadlines({256, {}, {100}, {"device 0"}}) {}
+};
+
+TEST_F(HeldDeadlines, ARunThatWaitsForMemoryIsDropped) {
+  PlanMemory memory;
+  memory.name = "f";
+  memory.needs = {{0, 0, 100}};  // taken at any time: two never go together
+  memory.results = {PlanMemory::Result{}};
+  controller->set_plan_memory(5, memory);
+  const int64_t at = monotonic_ns() + kSoon;
+  submit(0);
+  const Handle held = submit(at), after = submit(monotonic_ns() + kFar);
+  pass();
+  const RunRecord first = next_run();
+  EXPECT_EQ(next_run().tag, 0u);
+  pass_until(at);
+  EXPECT_EQ(client->poll(held), FutureState::kFailed);
+  EXPECT_EQ(client->error_of(held), *words);
+  EXPECT_EQ(client->poll(after), FutureState::kPending);
+  EXPECT_EQ(client->in_flight(), 2u);
+  done(first);
+  pass();
+  const auto note = inbox.try_front();  // dependents on the hosts hear it too
+  ASSERT_FALSE(note.empty());
+  RecordHeader header;
+  std::memcpy(&header, note.data(), sizeof header);
+  EXPECT_EQ(header.kind, RecordKind::kNote);
+  EXPECT_EQ(header.detail, static_cast<uint16_t>(NoteKind::kFail));
+  inbox.pop();
+  done(next_run());
+  pass();
+  EXPECT_EQ(client->in_flight(), 0u);
+  EXPECT_EQ(controller->stats().late, 1u);
+}
+
 TEST_F(Deadlines, MemoryFollowsWhatIsUnderWay) {
   pathways::Deadlines heap;
   uint64_t over = 0;
   for (uint64_t i = 1; i <= 100'000; ++i) {
     over = i - std::min<uint64_t>(i, 10);  // ten are under way
-    heap.add({kFar + static_cast<int64_t>(i), i, 0, 0, {}}, [&](const auto& item) { return item.order <= over; });
+    pathways::Deadlines::Item item;
+    item.at_ns = kFar + static_cast<int64_t>(i);
+    item.order = i;
+    heap.add(std::move(item), [&](const auto& item) { return item.order <= over; });
     ASSERT_LE(heap.size(), 128u);
   }
   EXPECT_EQ(heap.next_ns() > kFar, true);

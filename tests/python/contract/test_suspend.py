@@ -151,7 +151,7 @@ def test_a_full_disk_loses_nothing(add: Any, cluster: Any, monkeypatch: pytest.M
 def test_a_client_that_is_not_there(cluster: Any) -> None:
     for call in (cluster.suspend, cluster.resume):
         for number in (77, -1, 1 << 40, "1"):
-            with pytest.raises(pw.errors.ClusterClosedError, match="not.* part of|no client's number"):
+            with pytest.raises(pw.errors.ClusterClosedError, match=r"not.* part of|no client's number"):
                 call(number)
     with pytest.raises(pw.errors.OptionError, match='"disk"'):
         cluster.suspend(to="tape")
