@@ -334,7 +334,9 @@ class HostDriver:
             if 0 <= local < len(self._devices):
                 mask |= 1 << local
         if isinstance(what, int):  # Mode.LOCAL
-            return jax.device_put(self.local.pop(what), self._sharding(placed)), mask
+            given = self.local.pop(what)  # an array is the caller's own, and may be donated here (MEM-4)
+            may_alias = None if isinstance(given, np.ndarray) else False
+            return jax.device_put(given, self._sharding(placed), may_alias=may_alias), mask
         data: bytes | memoryview
         if isinstance(what, tuple):  # Mode.ARENA
             data = memoryview(self.core.client_block(client, *what, True))
