@@ -1,5 +1,5 @@
 # What _core uses of the native library. Declarations only; logic lives in csrc/ or in Python.
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
@@ -42,6 +42,9 @@ cdef extern from "base/status.h" namespace "pathways" nogil:
         kInvalid
         kNoMemory
         kFailed
+
+cdef extern from "sync/atomic.h" namespace "pathways" nogil:
+    int64_t monotonic_ns()
 
 cdef extern from "base/ids.h" namespace "pathways" nogil:
     cdef cppclass Handle:
@@ -147,6 +150,8 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         int (*start_task)(void*, uint32_t, uint64_t, Value, const byte*, size_t) noexcept
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept
+        int (*park)(void*, uint32_t, Value*, size_t, const byte*, size_t, cbool) noexcept
+        void (*forget_plan)(void*, uint32_t) noexcept
     cdef cppclass CallbackBackend:
         CallbackBackend(const BackendCallbacks&, uint32_t, vector[Arena*], DoorbellWord*) except +
         void add_parcel(uint32_t, uint32_t, uint32_t, const_u64_span) except +
@@ -222,6 +227,7 @@ cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
 cdef extern from "runtime/controller.h" namespace "pathways" nogil:
     cdef cppclass CppController "pathways::Controller":
         uint32_t step() except +
+        int64_t next_deadline_ns()
 
 cdef extern from "runtime/host.h" namespace "pathways" nogil:
     cdef cppclass HostOptions "pathways::Host::Options":
@@ -235,6 +241,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +
         void add_plan(uint32_t, Plan) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
+        void remove_plan(uint32_t) except +
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
@@ -245,6 +252,9 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         Executor& executor()
 
 cdef extern from "runtime/client.h" namespace "pathways" nogil:
+    cdef cppclass Words:
+        Words()
+    Words make_words(string) except +
     cdef cppclass ProgramRef:
         ProgramRef()
         uint32_t plan
@@ -259,6 +269,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
+        Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span, int64_t, const Words*) except +
         const byte* read(Handle, size_t)
         cbool has_read_back()
         uint64_t last_tag()

@@ -62,6 +62,8 @@ cdef class Host:
         callbacks.start_task = &_start_task
         callbacks.note = &_note
         callbacks.explain = &_explain
+        callbacks.park = &_park
+        callbacks.forget_plan = &_forget_plan
         self.backend.reset(new CallbackBackend(callbacks, number, self.arenas,
                                                &(<HostBlock*><size_t>host_segments[number].host_block).doorbell))
         options.host = number
@@ -120,6 +122,10 @@ cdef class Host:
         """The plan could not be compiled: its runs fail with `error`."""
         cdef string text = error.encode()
         self.core.get().set_compiled(plan, optional[string](text), PlanSizes())
+
+    def remove_plan(self, uint32_t plan):
+        """No run that comes after names it. When the last that did is over, `driver.program_gone(plan)`."""
+        self.core.get().remove_plan(plan)
 
     def attach_client(self, uint32_t client, segment):
         self.clients[client] = segment
@@ -207,6 +213,7 @@ cdef class Host:
         """Embedded: waits until something under way is done, at most about `seconds` unless it is one thing alone."""
         cdef uint32_t ticket = self.core.get().ticket()
         cdef double limit = min(seconds, 0.001)
+        cdef int64_t due = client.controller.next_deadline_ns()
         cdef bint moved = True
         if client.pumping:  # another thread is inside a step, and its call into JAX let go of Python's lock
             with nogil:
@@ -220,12 +227,14 @@ cdef class Host:
         if moved:
             return
         self.core.get().executor().watched(&self.scratch)
-        if self.scratch.size() == 1:
+        if self.scratch.size() == 1 and due == INT64_MAX:
             self.driver.block(<object><PyObject*>self.scratch[0])
             return
-        if self.scratch.size() > 1:  # whichever comes first
+        if not self.scratch.empty():  # whichever comes first, or a deadline (DEAD-1)
             self.driver.arm([<object><PyObject*>value for value in self.scratch])
             limit = seconds
+            if due != INT64_MAX:
+                limit = max(0.0, min(seconds, (due - monotonic_ns()) * 1e-9))
         with nogil:
             self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
 
@@ -509,6 +518,36 @@ cdef void _note(void* self, uint32_t client, const byte* data, size_t n) noexcep
         host.driver.note(client, (<const char*>data)[:n])
     except BaseException:
         _python_failed(host, "note", NULL)
+
+
+cdef int _park(void* self, uint32_t client, Value* values, size_t count, const byte* data, size_t n,
+               cbool away) noexcept:
+    cdef Host host = <Host>self
+    cdef size_t i
+    cdef list moved
+    try:
+        moved = host.driver.park(client, [<object><PyObject*>values[i] for i in range(count)],
+                                 (<const char*>data)[:n], away)
+        if moved is None:  # the driver has told whoever asked why
+            return <int>Status.kFailed
+        for i in range(count):
+            new = _own(moved[i])
+            Py_DECREF_(<PyObject*>values[i])
+            values[i] = new
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "park", NULL)
+
+
+cdef void _forget_plan(void* self, uint32_t plan) noexcept:
+    cdef Host host = <Host>self
+    try:
+        if plan < <uint32_t>len(host.launchables):
+            host.launchables[plan] = None
+            host.fast[plan] = NULL
+        host.driver.program_gone(plan)
+    except BaseException:
+        _python_failed(host, "forget", NULL)
 
 
 cdef void _explain(void* self, const NodeContext* maker) noexcept:

@@ -38,7 +38,7 @@ struct BoundController {
 };
 
 py::dict stats_dict(const ControllerStats& s) {
-  return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped,
+  return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped, "late"_a = s.late,
                   "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes, "clients"_a = s.clients,
                   "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held, "refused"_a = s.refused,
                   "live_bytes"_a = s.live_bytes, "high_water"_a = s.high_water);
@@ -119,6 +119,30 @@ void register_controller(py::module_& m) {
             c.client_memory.erase(client);
           },
           "client"_a, "OWN-1: drops what the client has waiting; the hosts free what it owned.")
+      .def(
+          "suspend", [](BoundController& c, uint32_t client) { c.core->suspend(client); }, "client"_a, unlocked,
+          "Takes no further record of the client's.")
+      .def(
+          "resume", [](BoundController& c, uint32_t client) { c.core->resume(client); }, "client"_a, unlocked)
+      .def(
+          "park", [](BoundController& c, uint32_t client) { c.core->park(client); }, "client"_a, unlocked,
+          "Its buffers left the devices.")
+      .def(
+          "unpark", [](BoundController& c, uint32_t client) { return c.core->unpark(client); }, "client"_a, unlocked,
+          "They are to come back; why they cannot, or nothing.")
+      .def(
+          "is_quiet", [](BoundController& c, uint32_t client) { return c.core->is_quiet(client); }, "client"_a, unlocked,
+          "Whether every run that was taken from the client is over.")
+      .def(
+          "note_for",
+          [](BoundController& c, uint32_t client, uint16_t kind, const py::bytes& payload) {
+            const std::string_view view = payload;
+            const auto* data = reinterpret_cast<const std::byte*>(view.data());
+            std::vector<std::byte> copy(data, data + view.size());
+            const py::gil_scoped_release unlock;
+            c.core->note_for(client, static_cast<NoteKind>(kind), std::move(copy));
+          },
+          "client"_a, "kind"_a, "payload"_a, "A note to all hosts, as if the client had sent it.")
       .def("step", [](BoundController& c) { return c.core->step(); })
       .def(
           "start", [](BoundController& c) { c.core->start(); }, unlocked)

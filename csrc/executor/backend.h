@@ -101,6 +101,18 @@ class Backend {
   /// Anything else that has a place in the order.
   virtual void note(uint32_t client, std::span<const std::byte> payload) = 0;
 
+  /// Moves the values of a client off the devices, or back: each becomes another reference, to what stands for it
+  /// meanwhile. All of them or none: when it fails the values stay as they are. Tells whoever asked, in either case.
+  virtual Status park(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
+    return Status::kOk;
+  }
+  virtual Status unpark(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
+    return Status::kOk;
+  }
+
+  /// A plan that was removed is no longer used by any run.
+  virtual void forget_plan(uint32_t /*plan*/) {}
+
   virtual std::string_view last_error() const = 0;
   /// The value whose readiness was kFailed last was made by `maker`: from now on last_error() says so too (ERR-1).
   virtual void explain(const NodeContext& /*maker*/) {}

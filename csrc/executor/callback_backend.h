@@ -47,6 +47,8 @@ struct BackendCallbacks {
   int (*start_task)(void*, uint32_t, uint64_t, Value, const std::byte*, size_t) = nullptr;
   void (*note)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*explain)(void*, const NodeContext*) = nullptr;
+  int (*park)(void*, uint32_t, Value*, size_t, const std::byte*, size_t, bool) = nullptr;
+  void (*forget_plan)(void*, uint32_t) = nullptr;
 };
 
 class CallbackBackend final : public Backend {
@@ -105,6 +107,13 @@ class CallbackBackend final : public Backend {
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override {
     return static_cast<Status>(c_.start_task(c_.self, client, task, value, payload.data(), payload.size()));
   }
+  Status park(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
+    return static_cast<Status>(
+        c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), true));
+  Status unpark(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
+    return static_cast<Status>(
+        c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), false));
+  void forget_plan(uint32_t plan) override { c_.forget_plan(c_.self, plan); }
   void note(uint32_t client, std::span<const std::byte> payload) override {
     c_.note(c_.self, client, payload.data(), payload.size());
   }

@@ -83,6 +83,7 @@ class Executor {
   void add_plan(uint32_t id, Plan plan);
   /// The plan may be launched; or, with a text, its runs fail with it.
   void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt, PlanSizes sizes = {});
+  /// Runs that came before go on; then the backend hears that the plan is gone.
   void remove_plan(uint32_t id);
   /// `capacity`: futures that the client can have; handles beyond it are refused. Numbers of clients are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
@@ -272,6 +273,8 @@ class Executor {
   void drop_orphan(Client& c, Handle handle);
   void wake_waiters(Object& object);
   void release(Client& c, Object& object);
+  void rename(uint32_t client, Client& c, Handle name, Handle fresh);
+  void park(uint32_t client, Client& c, NoteKind kind, std::span<const std::byte> payload);
   void fetch(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
   void start_fetch(uint32_t slot, Object& object);
   void refuse_fetch(uint32_t slot, std::string_view why);

@@ -166,6 +166,7 @@ uint32_t Controller::step() {
   read_mail();
   uint32_t done = drain_hosts();
   done += drain_clients();
+  if (!deadlines_.empty()) done += pass_deadlines();
   if (!holding_.empty()) retry_held();
   ++stats_.passes;
   flush();
@@ -392,6 +393,9 @@ void Controller::loop() {
     std::chrono::nanoseconds limit = kLook;
     if (!holding_.empty()) limit = kHeldLook;
     if (!dirty_.empty()) limit = overflow_look();
+    if (!deadlines_.empty()) {
+      limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, deadlines_.next_ns() - monotonic_ns())));
+    }
     (void)block_->doorbell.wait(ticket, is_broken ? kLook : limit, spin);
   }
 }

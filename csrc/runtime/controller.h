@@ -35,6 +35,7 @@
 
 #include "channel/outbox.h"
 #include "channel/records.h"
+#include "runtime/deadlines.h"
 #include "runtime/directory.h"
 #include "runtime/stepper.h"
 #include "runtime/wiring.h"
@@ -47,7 +48,8 @@ struct ControllerStats {
   uint64_t runs = 0;  ///< submitted
   uint64_t granted = 0;
   uint64_t retired = 0;
-  uint64_t dropped = 0;  ///< cancelled before they were granted
+  uint64_t dropped = 0;  ///< cancelled, or too late, before they were granted
+  uint64_t late = 0;     ///< not over when their deadline passed
   uint64_t notes = 0;
   uint64_t records_out = 0;
   uint64_t passes = 0;
@@ -107,6 +109,19 @@ class Controller {
   /// (Host::attached_clients).
   void remove_client(uint32_t client);
 
+  /// Takes no further record of the client's, until `resume`: what it sent waits in its ring. By any thread, as the
+  /// next ones; nothing happens when the client is gone.
+  void suspend(uint32_t client);
+  void resume(uint32_t client);
+  /// Every run of the client that was admitted is over on all its hosts. True when the client is gone.
+  bool is_quiet(uint32_t client);
+  /// MEM-1: the client's buffers left the devices, and take nothing of their budgets.
+  void park(uint32_t client);
+  /// They are to come back. When there is no room beside what others hold, nothing happens but that this says so.
+  std::string unpark(uint32_t client);
+  /// A note to all hosts, as if the client had sent it: kPark and kUnpark, which are the controller's alone.
+  void note_for(uint32_t client, NoteKind kind, std::vector<std::byte> payload);
+
   /// One pass. The number of records handled; 0 when there was nothing to do.
   uint32_t step();
   void start();
@@ -116,6 +131,8 @@ class Controller {
   ControllerStats stats();
   /// True when nothing waits, is granted, or is kept back; only between steps.
   bool is_idle() const;
+  /// When `step` has something to do although nobody rings: the next deadline, monotonic_ns(); INT64_MAX: none.
+  int64_t next_deadline_ns() const { return deadlines_.empty() ? INT64_MAX : deadlines_.next_ns(); }
 
  private:
   struct Client {
@@ -126,6 +143,7 @@ class Controller {
     uint64_t retired = 0;
     uint64_t told = 0;
     bool has_news = false;
+    bool is_suspended = false;
     std::string fault;  ///< why it is to be put out
     Directory directory;
     uint64_t in_flight = 0;                               ///< runs admitted and not over
@@ -163,14 +181,22 @@ class Controller {
   void retry_held();
   bool retry_held(Client& client);
   void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, PlaceId worst);
-  void fail_results(Client& client, std::span<const std::byte> record, std::string_view text);
+  void fail_results(Client& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
   std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
                       Verdict verdict, PlaceId worst) const;
   bool is_held_by_busy(const Client& client, PlaceId place) const;
   void give_back(Directory::Entry& entry);
   void note_handles(Client& client, std::span<const std::byte> record);
+  void rename(Client& client, Handle name, Handle fresh);
   void put_out(Client& client);
-  void tell(Client& client, Handle handle, std::string_view text);
+  void tell(Client& client, Handle handle, std::string_view text, uint16_t detail = 0);
+  static int64_t deadline_of(std::span<const std::byte> record);
+  void refuse_late(Client& client, std::span<const std::byte> record);
+  void watch_deadline(Client& client, std::span<const std::byte> record, EntryId id = Deadlines::kHeld);
+  bool is_over(const Deadlines::Item& item);
+  uint32_t pass_deadlines();
+  void pass_deadline(const Deadlines::Item& item);
+  std::string too_late(std::span<const std::byte> record) const;
   EntryId submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
   void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);
   void forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags = 0);
@@ -180,7 +206,7 @@ class Controller {
   Outbox& outbox_of(uint32_t host);
   void retire(EntryId id, uint32_t client);
   void cancel(uint32_t client, uint64_t tag);
-  void cancel_held(Client& client, uint64_t tag, std::string_view text);
+  bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
   void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
   void flush();
@@ -207,6 +233,7 @@ class Controller {
   std::vector<Admitted> admitted_;                              ///< by entry
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
+  Deadlines deadlines_;
   ControllerStats stats_;
 
   std::mutex mutex_;  ///< guards mail_, is_running_ and client_ids_

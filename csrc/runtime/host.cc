@@ -88,6 +88,14 @@ void Host::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes
       [this, id, error = std::move(error), sizes = std::move(sizes)] { executor_.set_compiled(id, error, sizes); });
 }
 
+void Host::remove_plan(uint32_t id) {
+  {
+    const std::lock_guard lock(mutex_);
+    plans_.erase(id);
+  }
+  post_mail([this, id] { executor_.remove_plan(id); });
+}
+
 void Host::attach_client(uint32_t client, ClientBlock* block) {
   post_mail([this, client, block] {
     if (client >= tables_.size()) tables_.resize(client + 1, nullptr), read_backs_.resize(client + 1, nullptr);

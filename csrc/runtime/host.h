@@ -7,8 +7,9 @@
 ///   PEER-1  a record of another host that makes no sense (corrupt, truncated, of no transfer that both take part in)
 ///           closes the channel from it, with an error that names it, and nothing else.
 ///
-/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client`, `set_faults` and
-/// `task_done` by any thread, they leave mail that the next step reads before it takes a record, so what was registered
+/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `remove_plan`,
+/// `attach_client`, `set_faults` and `task_done` by any thread, they leave mail that the next step reads before it takes
+/// a record, so what was registered
 /// before a record was submitted is known when it comes.
 #pragma once
 
@@ -47,6 +48,8 @@ class Host final : private HostLink {
   /// there.
   void add_plan(uint32_t id, Plan plan);
   void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
+  /// No record that comes after names it. Runs under way go on, see Executor::remove_plan.
+  void remove_plan(uint32_t id);
   void attach_client(uint32_t client, ClientBlock* block);
   void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.

@@ -277,6 +277,31 @@ Status ModelledBackend::start_task(uint32_t client, uint64_t task, Value value, 
   return Status::kOk;
 }
 
+Status ModelledBackend::park(uint32_t, std::span<Value> values, std::span<const std::byte>) {
+  if (faults_.refuse_park) return refuse("no room for parked values on host " + std::to_string(options_.host));
+  for (Value& value : values) {
+    const Record record = at(value);
+    if ((record.hash & kOffDevices) != 0) continue;
+    const Value parked = make(record.hash | kOffDevices, record.ready_ns, record.fails);
+    drop(value);
+    value = parked;
+    ++parked_;
+  }
+  return Status::kOk;
+}
+
+Status ModelledBackend::unpark(uint32_t, std::span<Value> values, std::span<const std::byte>) {
+  for (Value& value : values) {
+    const Record record = at(value);
+    if ((record.hash & kOffDevices) == 0) continue;
+    const Value back = make(record.hash & ~kOffDevices, record.ready_ns, record.fails);
+    drop(value);
+    value = back;
+    --parked_;
+  }
+  return Status::kOk;
+}
+
 void ModelledBackend::note(uint32_t, std::span<const std::byte>) { ++notes_; }
 
 }  // namespace pathways

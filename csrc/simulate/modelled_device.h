@@ -79,6 +79,7 @@ struct ModelledFaults {
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
   bool fail_tasks = false;  ///< no task can be started
+  bool refuse_park = false;  ///< there is no room for what leaves the devices
 };
 
 class ModelledBackend final : public Backend {
@@ -112,7 +113,9 @@ class ModelledBackend final : public Backend {
   uint64_t order_violations() const { return order_violations_; }
   uint64_t open_receives() const { return receives_.size(); }
   uint64_t notes() const { return notes_; }
-  uint64_t looks() const { return looks_; }  ///< calls of readiness
+  uint64_t looks() const { return looks_; }                              ///< calls of readiness
+  uint64_t parked() const { return parked_; }                            ///< values off the devices
+  const std::vector<uint32_t>& forgotten() const { return forgotten_; }  ///< plans
 
   /// A task that was started, with a reference of its own to its value: whoever models its end gives that back.
   struct Task {
@@ -143,6 +146,9 @@ class ModelledBackend final : public Backend {
   Status read_back(Value value, const ReadBackPlace& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override;
   void note(uint32_t client, std::span<const std::byte> payload) override;
+  Status park(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
+  Status unpark(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
+  void forget_plan(uint32_t plan) override { forgotten_.push_back(plan); }
   std::string_view last_error() const override { return last_error_; }
 
  private:
@@ -170,6 +176,7 @@ class ModelledBackend final : public Backend {
     int64_t done_ns;
   };
   static constexpr uint64_t kNothing = 0;
+  static constexpr uint64_t kOffDevices = uint64_t{1} << 63;  ///< in the hash of a parked value
 
   Record& at(Value value) const { return *static_cast<Record*>(value); }
   Value make(uint64_t hash, int64_t ready_ns, bool fails);
@@ -195,7 +202,8 @@ class ModelledBackend final : public Backend {
   std::deque<UnderWay> under_way_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;
-  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0;
+  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0, parked_ = 0;
+  std::vector<uint32_t> forgotten_;
   uint64_t receive_calls_ = 0, send_calls_ = 0, put_calls_ = 0;
 };
 

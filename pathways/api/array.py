@@ -188,6 +188,9 @@ class Array(_Face):
                 raise self._failure()
             self.copy_to_host_async()
         fetched = self.cached
+        if self.timed and isinstance(fetched, _Fetch) and self.client.wait(self) == _FAILED:
+            self.cached = None  # its read-back may come long after its deadline
+            raise self._failure()
         if isinstance(fetched, (_Fetch, _Carried)):
             self.cached = fetched = fetched.result(self)
         return fetched
@@ -299,8 +302,6 @@ class _Fetch:
     """A read-back under way: a token to wait for, and where the bytes land."""
 
     def __init__(self, array: Array) -> None:
-        from pathways.api import put
-
         layout = array.layout
         self._client = array.client
         kind: ArrayType = layout.cache
@@ -309,6 +310,15 @@ class _Fetch:
         self._lock = threading.Lock()  # two threads may read one array
         self._value: Any = None
         self._driver = layout.slice.cluster.driver
+        self._client.enter()  # a slice that moves changes who answers
+        try:
+            self._send(array, layout, kind)
+        finally:
+            self._client.leave()
+
+    def _send(self, array: Array, layout: _core.Layout, kind: ArrayType) -> None:
+        from pathways.api import put
+
         parts = layout.parts
         if self._driver is None:
             self._block = put.allocate(self._client, max(kind.nbytes, 1), f"reading {array!r}")

@@ -89,6 +89,15 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
         leaf = np.asarray(leaf, dtype=kind.dtype)
     if leaf.shape != kind.shape:
         raise errors.ProgramError(f"{what}: expected shape {kind.shape}, got {leaf.shape}")
+    client.enter()  # a slice that moves changes who holds the array
+    try:
+        return _send(leaf, layout, kind, what)
+    finally:
+        client.leave()
+
+
+def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: str) -> Array:
+    client = layout.slice.cluster.native
     packing = layout.slice.cluster.packing(layout)
     placement = layout.slice.cluster.placement(layout)
     array: Array = client.new_array(layout)

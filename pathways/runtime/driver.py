@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from pathways import _core, _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
-from pathways.runtime import executable, payloads, read_back
+from pathways.runtime import executable, parking, payloads, read_back
 from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
 from pathways.runtime.inputs import Inputs
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
@@ -55,7 +55,8 @@ def all_dtypes(function: F) -> F:
 class Program:
     """A registered program on one host. Immutable after it is compiled."""
 
-    def __init__(self, bound: BoundProgram, plan: HostPlan, host: int) -> None:
+    def __init__(self, client: int, bound: BoundProgram, plan: HostPlan, host: int) -> None:
+        self.client = client
         self.bound = bound
         self.plan = plan
         self.passages = [
@@ -76,10 +77,12 @@ class HostDriver:
         segments: Sequence[Any],
         controller: Any,
         device_bytes: int = 0,
+        directory: str | None = None,
     ) -> None:
         """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on.
 
-        `device_bytes`: memory of each device that may be used; 0: no bound.
+        `device_bytes`: memory of each device that may be used; 0: no bound. `directory` is the cluster's: files without
+        a name lie there.
         """
         self.host = host
         self.device_bytes = device_bytes
@@ -104,6 +107,9 @@ class HostDriver:
         self._local_bytes = 0  # by transfers within this host
         self._compiles = CompileCounter()
         self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
+        #: Told of each parking: (request, error or None, bytes that left the devices or came back).
+        self.on_parked: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
+        self.directory = directory
 
     # ------------------------------------------------------------------------------------- registration, any thread
 
@@ -115,9 +121,11 @@ class HostDriver:
         """Forgets a client that the order has said to be gone. What it owned was dropped then (OWN-1)."""
         self.core.detach_client(client)
         self._tasks.forget(client)
-        for key in [key for key in self._placements if key[0] == client]:
+        for key in [key for key in list(self._placements) if key[0] == client]:
             self._placements.pop(key, None)
             self._inputs.pop(key, None)
+        for number in [number for number, program in list(self._programs.items()) if program.client == client]:
+            self.core.remove_plan(number)
 
     def register_program(
         self,
@@ -129,7 +137,7 @@ class HostDriver:
     ) -> None:
         """Stores a program and compiles it in the background; then `on_compiled(program_id, error, memory)`."""
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
-        registered = Program(bound, host_plan(bound, self.host, self._platform == "cpu"), self.host)
+        registered = Program(client, bound, host_plan(bound, self.host, self._platform == "cpu"), self.host)
         self._programs[program_id] = registered
         for route, way in enumerate(registered.passages):
             for destination, words in way.parcels.items():
@@ -139,6 +147,10 @@ class HostDriver:
             self._compiler_thread = threading.Thread(target=self._compile_loop, name="pw-compile", daemon=True)
             self._compiler_thread.start()
         self._compiler.put(lambda: self._compile(program_id, registered, on_compiled))
+
+    def program_gone(self, program_id: int) -> None:
+        """The last run that named a removed program is over; enqueue thread."""
+        self._programs.pop(program_id, None)
 
     def _compile_loop(self) -> None:
         while (job := self._compiler.get()) is not None:
@@ -151,6 +163,9 @@ class HostDriver:
         on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
     ) -> None:
         error = memory = None
+        if program_id not in self._programs:
+            on_compiled(program_id, "the program was forgotten before it was compiled", None)
+            return
         try:
             loaded = self.compile_now(registered)
             temporaries = [each.memory.temporary_bytes for each in loaded]
@@ -322,9 +337,14 @@ class HostDriver:
     # ---------------------------------------------------------------------------------------------- the client's notes
 
     def note(self, client: int, payload: bytes) -> None:
-        """A placement's description, or the end of a save or restore."""
+        """A placement's description, or the end of a program, of a save or of a restore."""
         if payload[:1] == b"E":
             self._tasks.drop(client, *payloads.parse_end(payload))
+            return
+        if payload[:1] == b"U":
+            program_id = payloads.parse_forget(payload)
+            if program_id in self._programs and self._programs[program_id].client == client:
+                self.core.remove_plan(program_id)
             return
         number, placed = payloads.parse_define(payload)
         self._placements[client, number] = placed
@@ -371,8 +391,8 @@ class HostDriver:
             return known.unpack(memoryview(self.core.client_block(client, *what, True))), known.mask
         if isinstance(what, int):  # Mode.LOCAL
             value = self.local.pop(what)
-            if isinstance(value, jax.Array):
-                return jax.device_put(value, known.sharding), known.mask
+            if isinstance(value, jax.Array):  # the caller's own, and may be donated here (MEM-4)
+                return jax.device_put(value, known.sharding, may_alias=False), known.mask
             return known.unpack(value), known.mask
         full = np.frombuffer(what, placed.type.dtype) if what else np.empty(0, placed.type.dtype)
         return known.cut(full.reshape(placed.type.shape)), known.mask
@@ -402,6 +422,24 @@ class HostDriver:
     def read_back(self, value: jax.Array, memory: memoryview) -> None:
         """Writes this host's share of a small result where the client reads it."""
         read_back.write(value, memory)
+
+    @all_dtypes
+    def park(self, client: int, values: list[Any], payload: bytes, away: bool) -> list[Any] | None:
+        """What stands for a client's values while they are off the devices, or the values again; None: it failed, and
+        they stay as they are. Says so in either case."""
+        request, to_disk = payloads.parse_park(payload)
+        try:
+            if away:
+                moved, nbytes = parking.park(values, self.directory if to_disk else None, to_disk)
+            else:
+                moved, nbytes = parking.unpark(values)
+        except Exception as problem:
+            doing = f"move client {client}'s buffers " + ("off the devices" if away else "back to the devices")
+            kind = "ResourceExhaustedError" if isinstance(problem, OSError | MemoryError) else "ComputationError"
+            self.on_parked(request, f"{kind}: host {self.host} could not {doing}: {problem}", 0)
+            return None
+        self.on_parked(request, None, nbytes)
+        return moved
 
     def refuse_fetch(self, client: int, payload: bytes) -> None:
         """Gives back the client's memory of a fetch of nothing."""

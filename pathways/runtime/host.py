@@ -42,6 +42,9 @@ Report = Callable[[pb.HostReport], None]
 class Driver(Protocol):
     """What a host process runs: `pathways.runtime.driver.HostDriver`, or a test's double."""
 
+    #: Called with (request, error or None, bytes) after each parking of a client's buffers.
+    on_parked: Callable[[int, str | None, int], None]
+
     def attach_client(self, client: int, segment: Any) -> None:
         """Starts taking a client's work; from the control thread."""
 
@@ -124,6 +127,7 @@ def start_jax_driver(
         segments=list(segments),
         controller=controller,
         device_bytes=limit,
+        directory=os.path.dirname(config.address.removeprefix("unix:")),
     )
     # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
     host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
@@ -162,6 +166,7 @@ class HostProcess:
         commands = rpc.HostsStub(channel).Session(iter(self._reports.get, None), wait_for_ready=True)
         try:
             driver = self._driver = self._start()
+            driver.on_parked = self._parked
             self._report(
                 pb.HostReport(
                     stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0))
@@ -256,6 +261,10 @@ class HostProcess:
         if memory is not None:
             report.memory.CopyFrom(wire.dump_memory(memory))
         self._report(pb.HostReport(program_compiled=report))
+
+    def _parked(self, request: int, error: str | None, nbytes: int) -> None:
+        text = (error or "")[: 1 << 16]
+        self._report(pb.HostReport(client_parked=pb.ClientParked(request=request, error=text, bytes=nbytes)))
 
     def _stage(self, stage: pb.StartupEvent.Stage, detail: str = "") -> None:
         self._report(pb.HostReport(stage=pb.HostStage(stage=stage, detail=detail)))

@@ -19,6 +19,7 @@ from pathways.runtime.members import Client, Connection, Host, Program
 from pathways.runtime.options import PROTOCOL_VERSION
 from pathways.runtime.processes import resident_bytes
 from pathways.runtime.proto import control_pb2 as pb
+from pathways.runtime.suspension import Suspension
 
 ATTACH_TIMEOUT_S = 20.0
 STATS_TIMEOUT_S = 2.0
@@ -34,6 +35,7 @@ class Membership:
         self.programs: dict[int, Program] = {}
         self._attached: dict[tuple[int, int], asyncio.Future[str]] = {}
         self._stats: dict[tuple[int, int], asyncio.Future[str]] = {}
+        self._suspension = Suspension(self)
         self._last = {"connection": 0, "client": 0, "program": 0, "stats": 0}
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(os.getpid())
@@ -150,6 +152,7 @@ class Membership:
             self.cluster.resources.release(slice_id)
         for program in client.programs:
             self.programs.pop(program, None)
+        self._suspension.client_gone(number)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)
             for host in self.cluster.hosts:
@@ -223,6 +226,23 @@ class Membership:
                 raise errors.PlanError(f"host {host} refused the program: {error}")
         return program.number
 
+    def forget_programs(self, client: int, numbers: Sequence[int]) -> None:
+        """The client cannot call them any more."""
+        owned = self.client(client).programs
+        for number in owned.intersection(numbers):
+            owned.remove(number)
+            self.programs.pop(number, None)
+
+    # -- suspension, see suspension.py -------------------------------------------------------------------------------
+
+    async def suspend(self, client: int, to_disk: bool) -> int:
+        """Takes a client off the devices; the bytes that left them."""
+        return await self._suspension.suspend(self.client(client), to_disk)
+
+    async def resume(self, client: int) -> int:
+        """Brings it back; the bytes that came back."""
+        return await self._suspension.resume(self.client(client))
+
     async def wait_compiled(self, client: int, number: int) -> None:
         """Waits until every host concerned has compiled a program.
 
@@ -261,6 +281,8 @@ class Membership:
                 _settle(program.compiled.get(host.number), report.program_compiled.error)
         elif what == "stats":
             _settle(self._stats.get((host.number, report.stats.request)), report.stats.driver_json)
+        elif what == "client_parked":
+            self._suspension.report(host.number, report.client_parked)
         elif what == "error":
             host.error = report.error.error.message
 
@@ -292,6 +314,7 @@ class Membership:
                 resident_bytes=resident_bytes(client.connection.pid),
                 slices=len(client.slices),
                 programs=len(client.programs),
+                suspended=client.suspended,
             )
             for client in self.clients.values()
         ]
