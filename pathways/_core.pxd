@@ -1,5 +1,5 @@
 # What _core uses of the native library. Declarations only; logic lives in csrc/ or in Python.
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
@@ -43,6 +43,9 @@ cdef extern from "base/status.h" namespace "pathways" nogil:
         kNoMemory
         kFailed
 
+cdef extern from "sync/atomic.h" namespace "pathways" nogil:
+    int64_t monotonic_ns()
+
 cdef extern from "base/ids.h" namespace "pathways" nogil:
     cdef cppclass Handle:
         uint64_t raw
@@ -50,6 +53,8 @@ cdef extern from "base/ids.h" namespace "pathways" nogil:
         uint32_t index()
 
 cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
+    cdef cppclass DoorbellWord:
+        pass
     cdef cppclass SpinPolicy:
         @staticmethod
         SpinPolicy park()
@@ -59,6 +64,9 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
 
         @staticmethod
         SpinPolicy linger()
+
+        @staticmethod
+        SpinPolicy answer()
 
         @staticmethod
         SpinPolicy glance()
@@ -86,6 +94,11 @@ cdef extern from "memory/arena.h" namespace "pathways" nogil:
 cdef extern from "futures/read_back.h" namespace "pathways" nogil:
     size_t kSmallBytes "pathways::ReadBackArea::kSmallBytes"
     size_t kLargeBytes "pathways::ReadBackArea::kLargeBytes"
+
+cdef extern from "memory/copier.h" namespace "pathways" nogil:
+    cdef cppclass Copier:
+        void set_delay(nanoseconds)
+        uint64_t under_way()
 
 cdef extern from "plan/plan.h" namespace "pathways" nogil:
     cdef cppclass Plan:
@@ -126,7 +139,8 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*drop)(void*, Value) noexcept
         int (*transfer)(void*, const NodeContext*, Value, Value*) noexcept
         int (*begin_receive)(void*, const NodeContext*, vector[Landing]*) noexcept
-        int (*send)(void*, const NodeContext*, Value, uint32_t, const uint64_t*, size_t) noexcept
+        int (*shards)(void*, const NodeContext*, Value, vector[const void*]*, Value*) noexcept
+        int (*direct)(void*, const NodeContext*, Value) noexcept
         int (*finish_receive)(void*, const NodeContext*, Value*) noexcept
         void (*abandon_receive)(void*, const NodeContext*) noexcept
         int (*put)(void*, uint32_t, const byte*, size_t, Value*, uint64_t*) noexcept
@@ -136,8 +150,15 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         int (*start_task)(void*, uint32_t, uint64_t, Value, const byte*, size_t) noexcept
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept
+        int (*park)(void*, uint32_t, Value*, size_t, const byte*, size_t, cbool) noexcept
+        void (*forget_plan)(void*, uint32_t) noexcept
     cdef cppclass CallbackBackend:
-        CallbackBackend(const BackendCallbacks&)
+        CallbackBackend(const BackendCallbacks&, uint32_t, vector[Arena*], DoorbellWord*) except +
+        void replace_arena(uint32_t, Arena*) except +
+        void add_parcel(uint32_t, uint32_t, uint32_t, const_u64_span) except +
+        uint64_t bytes_sent()
+        uint64_t bytes_kept()
+        Copier& copier()
         void set_error(string)
 
 cdef extern from "executor/ledger.h" namespace "pathways" nogil:
@@ -178,6 +199,8 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         uint64_t waiting
         uint64_t overfull
         uint64_t tasks
+        uint64_t goes
+        uint64_t go_ns
     cdef cppclass Executor:
         void watched(vector[Value]*)
         void watched_half_way(vector[Value]*)
@@ -197,6 +220,7 @@ cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
         pass
     cdef cppclass HostBlock:
         uint64_t arena
+        DoorbellWord doorbell
         Arena* host_arena() except +
     cdef cppclass ClientBlock:
         uint64_t arena
@@ -205,6 +229,7 @@ cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
 cdef extern from "runtime/controller.h" namespace "pathways" nogil:
     cdef cppclass CppController "pathways::Controller":
         uint32_t step() except +
+        int64_t next_deadline_ns()
 
 cdef extern from "runtime/host.h" namespace "pathways" nogil:
     cdef cppclass HostOptions "pathways::Host::Options":
@@ -218,6 +243,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +
         void add_plan(uint32_t, Plan) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
+        void remove_plan(uint32_t) except +
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
@@ -230,6 +256,9 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         Executor& executor()
 
 cdef extern from "runtime/client.h" namespace "pathways" nogil:
+    cdef cppclass Words:
+        Words()
+    Words make_words(string) except +
     cdef cppclass ProgramRef:
         ProgramRef()
         uint32_t plan
@@ -244,6 +273,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
+        Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span, int64_t, const Words*) except +
         const byte* read(Handle, size_t)
         cbool has_read_back()
         uint64_t last_tag()

@@ -13,6 +13,7 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeExcepti
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 
@@ -29,8 +30,11 @@ cdef extern from "Python.h":
     void Py_DECREF_ "Py_DECREF"(PyObject*)
     void PyErr_Clear()
     PyObject* Py_True_ "Py_True"
+    unsigned long PyThread_get_thread_ident()
     ctypedef struct PyTypeObject:
         PyObject* (*tp_new)(PyTypeObject*, PyObject*, PyObject*) except NULL
+
+from time import sleep as _sleep
 
 cdef object _is_ready = "is_ready"
 cdef object _block_until_ready = "block_until_ready"
@@ -61,7 +65,7 @@ cdef class Layout:
     cdef readonly bint weak_type
     cdef readonly object slice        # pathways.api.Slice
     cdef readonly tuple spec          # per dimension, the axes that cut it
-    cdef readonly uint32_t group      # of the hosts that hold it
+    cdef readonly uint32_t group      # of the hosts that hold it; changes when the slice moves
     cdef readonly uint32_t parts      # how many they are
     cdef readonly uint64_t nbytes
     cdef public object cache          # whatever the api keeps with it
@@ -82,6 +86,12 @@ cdef class Layout:
         self.place_bytes = place_bytes
         self.cache = None
 
+    def move(self, uint32_t group, uint32_t parts, uint32_t place_set):
+        """Other devices hold arrays of this layout from now on; only while `Client.moving` (MOVE-1)."""
+        self.group = group
+        self.parts = parts
+        self.place_set = place_set
+
 
 @cython.no_gc
 cdef class Buffer:
@@ -96,12 +106,13 @@ cdef class Buffer:
     cdef Call maker                   # the call that made it, and as which of its results
     cdef uint32_t place
     cdef readonly bint is_carried     # READ-1: its value comes with its completion
+    cdef readonly bint timed          # the run that makes it has a deadline
     cdef uint64_t seen                # number of the last donating call that it is an argument of
 
     def __dealloc__(self):
         # Only marks: the release note is batched and sent with later traffic.
         if self.client is not None and not self.deleted and self.handle != 0:
-            self.client.release_handle(self.handle, self.layout)
+            self.client.release_array(self)
 
     @property
     def raw_handle(self):
@@ -116,7 +127,7 @@ cdef class Buffer:
         if not self.deleted:
             self.deleted = True
             self.cached = None
-            self.client.release_handle(self.handle, self.layout)
+            self.client.release_array(self)
 
     def _learn(self):
         """It is read: from now on its call has such values come with their completions."""
@@ -146,6 +157,16 @@ cdef class Buffer:
         self._forget()
 
 
+cdef class Deadline:
+    """How long runs of one program may take, and what is said of those that take longer (DEAD-1)."""
+    cdef int64_t nanos
+    cdef Words words
+
+    def __init__(self, double seconds, str text not None):
+        self.nanos = <int64_t>min(seconds * 1e9, 1e18)  # three decades are for ever
+        self.words = make_words(text.encode())
+
+
 @cython.no_gc_clear  # its memory must outlive its core, whatever the garbage collector takes first
 cdef class Client:
     """A client's native end and, embedded, the whole cluster that its own thread runs."""
@@ -153,6 +174,12 @@ cdef class Client:
     cdef object keep                   # segments
     cdef object array_type
     cdef readonly bint closed
+    cdef bint gated                    # closed, or moving: what would send something looks closer
+    cdef readonly bint moving          # a thread moves a slice; no other one sends anything meanwhile (MOVE-1)
+    cdef unsigned long mover           # that thread
+    cdef int inside                    # threads between `enter` and `leave`
+    cdef PyObject** live               # by index of handle: the array that owns it, borrowed
+    cdef list held                     # what was released while something moved
     cdef Host host                     # embedded: the host that this thread runs; else None
     cdef CppController* controller     # embedded
     cdef bint pumping
@@ -168,10 +195,17 @@ cdef class Client:
         self.keep = (client_segment, controller_segment)
         self.core.reset(new CppClient(options, <ClientBlock*><size_t>client_segment.client_block,
                                       <ControllerBlock*><size_t>controller_segment.controller_block))
+        self.live = <PyObject**>calloc(self.core.get().futures().capacity(), sizeof(PyObject*))
+        if self.live == NULL:
+            raise MemoryError("no memory for the table of arrays")
+        self.held = []
         self.array_type = array_type
         self.liveness = liveness
         self.host = None
         self.controller = NULL
+
+    def __dealloc__(self):
+        free(self.live)
 
     def embed(self, controller, Host host not None):
         """Makes this client's threads run `controller` and `host` themselves."""
@@ -181,17 +215,67 @@ cdef class Client:
 
     def close(self):
         """Sends nothing more. Handles released from now on are forgotten."""
-        self.closed = True
+        self.closed = self.gated = True
 
-    cdef inline void release_handle(self, uint64_t raw, Layout layout) noexcept:
+    cdef inline void release_array(self, Buffer array) noexcept:
         cdef Handle handle
-        if self.closed:
+        handle.raw = array.handle
+        self.live[handle.index()] = NULL
+        if self.gated:
+            if not self.closed:
+                self.held.append((array.handle, array.layout))
             return
-        handle.raw = raw
         try:
-            self.core.get().release(handle, layout.group, layout.nbytes)
+            self.core.get().release(handle, array.layout.group, array.layout.nbytes)
         except Exception:  # a release that cannot be sent now is sent with the next one
             pass
+
+    # ---- moving a slice
+
+    cdef pass_gate(self):
+        """Waits while another thread moves a slice; raises when this client is closed."""
+        if self.closed:
+            self.check_alive()
+        while self.moving and self.mover != PyThread_get_thread_ident():
+            _sleep(0.001)
+
+    def enter(self):
+        """Until `leave` no slice moves: for whoever looks at a layout, and then sends what follows from it."""
+        if self.gated:
+            self.pass_gate()
+        self.inside += 1
+
+    def leave(self):
+        self.inside -= 1
+
+    def begin_move(self):
+        """This thread alone sends from now on, until `end_move`. One thread at a time: the caller's lock."""
+        self.mover = PyThread_get_thread_ident()
+        self.moving = self.gated = True
+        while self.inside != 0:
+            _sleep(0.001)
+
+    def end_move(self):
+        """Lets the others go on; what they released meanwhile goes where its layout lies now."""
+        cdef Handle handle
+        cdef Layout layout
+        self.moving = False
+        self.gated = self.closed
+        held, self.held = self.held, []
+        if self.closed:
+            return
+        for raw, layout in held:
+            handle.raw = raw
+            self.core.get().release(handle, layout.group, layout.nbytes)
+
+    def arrays_on(self, slice):
+        """Every array on a slice that is neither deleted nor forgotten."""
+        cdef uint32_t i
+        cdef list found = []
+        for i in range(self.core.get().futures().capacity()):
+            if self.live[i] != NULL and (<Buffer><object>self.live[i]).layout.slice is slice:
+                found.append(<object>self.live[i])
+        return found
 
     cpdef pump(self):
         """Embedded: runs what is ready, on this thread. True when something was done."""
@@ -280,7 +364,8 @@ cdef class Client:
                     self.host.wait_oldest(self, piece * 1e-9)
             else:
                 with nogil:
-                    self.core.get().wait(handle, nanoseconds(piece), SpinPolicy.linger())
+                    self.core.get().wait(handle, nanoseconds(piece),
+                                         SpinPolicy.answer() if not is_flushed else SpinPolicy.park())
                 if not is_flushed and self.core.get().poll(handle) == FutureState.kPending:
                     is_flushed = True
                     self.core.get().flush()  # releases held back would otherwise wait with us
@@ -314,6 +399,9 @@ cdef class Client:
         array.handle = raw
         array.layout = layout
         array.client = self
+        cdef Handle handle
+        handle.raw = raw
+        self.live[handle.index()] = <PyObject*>array
         return array
 
     cdef Handle new_future(self, uint32_t parts) except *:
@@ -428,6 +516,7 @@ cdef class Call:
     """One compiled signature of a program on one client: handles in, one record out, arrays back (COST-1, ASY-1)."""
     cdef readonly Client client
     cdef ProgramRef program
+    cdef public bint stale              # a slice of it moved: to be bound again
     cdef readonly tuple inputs          # Layouts
     cdef readonly tuple outputs         # Layouts
     cdef readonly tuple donated         # positions of arguments
@@ -443,21 +532,28 @@ cdef class Call:
 
     def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
                  tuple donated=(), tuple shared=(), tuple shared_results=()):
-        cdef Layout layout
         self.client = client
-        self.program.plan = plan
-        self.program.group = group
         self.inputs = inputs
         self.outputs = outputs
         self.donated = donated
-        self.shared = shared
-        self.shared_results = shared_results
-        for layout in outputs:
-            self.program.result_parts.push_back(layout.parts)
-            self.program.result_bytes.push_back(layout.nbytes)
         self.wanted.resize((len(outputs) + 63) // 64)
         self.unread.resize(len(outputs))
         self.arguments.resize(len(inputs) + 1)
+        self.bind(plan, group, shared, shared_results)
+
+    def bind(self, uint32_t plan, uint32_t group, tuple shared=(), tuple shared_results=()):
+        """The program is known by another number from now on, its slices lie elsewhere."""
+        cdef Layout layout
+        self.program.plan = plan
+        self.program.group = group
+        self.shared = shared
+        self.shared_results = shared_results
+        self.program.result_parts.clear()
+        self.program.result_bytes.clear()
+        for layout in self.outputs:
+            self.program.result_parts.push_back(layout.parts)
+            self.program.result_bytes.push_back(layout.nbytes)
+        self.stale = False
 
     cdef void learn(self, uint32_t place) noexcept:
         self.unread[place] = 0
@@ -514,7 +610,15 @@ cdef class Call:
         """Submits one run and returns its results as a list; None when the leaves are not of this signature, or one
         that it donates is shared, being read, or another argument as well: pass a copy of it (MEM-4).
         """
+        return self.submit(leaves, None)
+
+    def timed(self, list leaves not None, Deadline deadline not None):
+        """As a call; the run must be over when `deadline` has passed, counted from now."""
+        return self.submit(leaves, deadline)
+
+    cdef list submit(self, list leaves, Deadline deadline):
         global _donating
+        cdef int64_t at_ns = 0
         cdef Py_ssize_t i, n
         cdef Status status
         cdef uint64_t tag
@@ -526,17 +630,19 @@ cdef class Call:
         cdef vector[uint64_t] many
         cdef uint64_t* results = few
         cdef vector[uint64_t] mask
+        if client.gated:
+            client.pass_gate()
         if self.donated:
             _donating += 1
             self.number = _donating
             self.is_twice = False
-        if not self.gather(leaves) or self.is_twice:
+        if self.stale or not self.gather(leaves) or self.is_twice:
             return None
         for i in self.donated:
             if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
                 return None
-        if client.closed:
-            client.check_alive()
+        if deadline is not None:
+            at_ns = monotonic_ns() + deadline.nanos
         n = len(self.inputs)
         if len(self.outputs) > 16:
             many.resize(len(self.outputs))
@@ -544,14 +650,22 @@ cdef class Call:
         while True:
             if self.wants != 0:
                 mask = self.wanted
-            status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
-                                              u64_span(mask.data(), mask.size()))
+            if at_ns == 0:
+                status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
+                                                  u64_span(mask.data(), mask.size()))
+            else:
+                status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
+                                                  u64_span(mask.data(), mask.size()), at_ns, &deadline.words)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:
                 raise ValueError(f"a call with {n} arguments and {len(self.outputs)} results does not fit the ring "
                                  "to the controller; pass fewer, larger arrays")
             client.make_room()
+            if client.gated:
+                client.pass_gate()
+            if self.stale:
+                return None
             self.gather(leaves)  # another thread may have called meanwhile
         client.dispatches += 1
         tag = client.core.get().last_tag()
@@ -563,6 +677,7 @@ cdef class Call:
             (<Buffer>out[i]).run = tag
             (<Buffer>out[i]).maker = self
             (<Buffer>out[i]).place = <uint32_t>i
+            (<Buffer>out[i]).timed = at_ns != 0
         if mask.size() != 0:
             for i in range(n):
                 (<Buffer>out[i]).is_carried = mask[i // 64] >> (i % 64) & 1

@@ -51,7 +51,8 @@ cdef class Host:
         callbacks.drop = &_drop
         callbacks.transfer = &_transfer
         callbacks.begin_receive = &_begin_receive
-        callbacks.send = &_send
+        callbacks.shards = &_shards
+        callbacks.direct = &_direct
         callbacks.finish_receive = &_finish_receive
         callbacks.abandon_receive = &_abandon_receive
         callbacks.put = &_put
@@ -61,7 +62,10 @@ cdef class Host:
         callbacks.start_task = &_start_task
         callbacks.note = &_note
         callbacks.explain = &_explain
-        self.backend.reset(new CallbackBackend(callbacks))
+        callbacks.park = &_park
+        callbacks.forget_plan = &_forget_plan
+        self.backend.reset(new CallbackBackend(callbacks, number, self.arenas,
+                                               &(<HostBlock*><size_t>host_segments[number].host_block).doorbell))
         options.host = number
         options.devices = devices
         options.max_in_flight = max_in_flight
@@ -83,6 +87,12 @@ cdef class Host:
         data.resize(len(block))
         memcpy(data.data(), <const char*>block, len(block))
         self.core.get().add_plan(plan, Plan.parse(data))
+
+    def add_parcel(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
+        """What a route of a plan writes to one host: uint64 words as csrc/memory/copier.h reads them. Before the plan is
+        added. Raises ValueError when they are malformed."""
+        cdef const uint64_t[::1] view = words
+        self.backend.get().add_parcel(plan, route, destination, const_u64_span(&view[0], <size_t>view.shape[0]))
 
     def set_launchables(self, uint32_t plan, tuple launchables not None, list value_bytes not None,
                         list launches not None):
@@ -113,6 +123,10 @@ cdef class Host:
         cdef string text = error.encode()
         self.core.get().set_compiled(plan, optional[string](text), PlanSizes())
 
+    def remove_plan(self, uint32_t plan):
+        """No run that comes after names it. When the last that did is over, `driver.program_gone(plan)`."""
+        self.core.get().remove_plan(plan)
+
     def attach_client(self, uint32_t client, segment):
         self.clients[client] = segment
         self.core.get().attach_client(client, <ClientBlock*><size_t>segment.client_block)
@@ -134,12 +148,14 @@ cdef class Host:
         while self.core.get().peers_replaced() == before and not self.stopping:
             sleep(0.001)
         self.arenas[peer] = block.host_arena() if block.arena != 0 else <Arena*>NULL
+        self.backend.get().replace_arena(peer, self.arenas[peer])  # no step is under way: Python's lock is held
         # Views of the old memory keep the old tuple.
         self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
 
-    def set_faults(self, uint32_t swap_every):
-        """Test hook: breaks ORD-1 on this host."""
+    def set_faults(self, uint32_t swap_every, int64_t slow_copies_ns=0):
+        """Test hooks: breaks ORD-1 on this host; every copy to another one takes so much longer."""
         cdef ExecutorFaults faults
+        self.backend.get().copier().set_delay(nanoseconds(slow_copies_ns))
         faults.swap_every = swap_every
         self.core.get().set_faults(faults)
 
@@ -214,6 +230,7 @@ cdef class Host:
         """Embedded: waits until something under way is done, at most about `seconds` unless it is one thing alone."""
         cdef uint32_t ticket = self.core.get().ticket()
         cdef double limit = min(seconds, 0.001)
+        cdef int64_t due = client.controller.next_deadline_ns()
         cdef bint moved = True
         if client.pumping:  # another thread is inside a step, and its call into JAX let go of Python's lock
             with nogil:
@@ -227,12 +244,14 @@ cdef class Host:
         if moved:
             return
         self.core.get().executor().watched(&self.scratch)
-        if self.scratch.size() == 1:
+        if self.scratch.size() == 1 and due == INT64_MAX:
             self.driver.block(<object><PyObject*>self.scratch[0])
             return
-        if self.scratch.size() > 1:  # whichever comes first
+        if not self.scratch.empty():  # whichever comes first, or a deadline (DEAD-1)
             self.driver.arm([<object><PyObject*>value for value in self.scratch])
             limit = seconds
+            if due != INT64_MAX:
+                limit = max(0.0, min(seconds, (due - monotonic_ns()) * 1e-9))
         with nogil:
             self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
 
@@ -259,8 +278,9 @@ cdef class Host:
                                  "high_water": ledger.accounts()[i].high_water})
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
                 "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
-                "tasks": s.tasks,
+                "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
                 "memory": {"devices": devices, "accounts": accounts},
+                "bytes_sent": self.backend.get().bytes_sent(), "bytes_kept": self.backend.get().bytes_kept(),
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
 
@@ -272,12 +292,6 @@ cdef class Host:
         if self.arena == NULL or self.arena.allocate(nbytes, &offset) != Status.kOk:
             return None
         return BlockView.make(self.arena, offset, nbytes, self.keep)
-
-    def peer_block(self, uint32_t host, uint64_t offset, size_t nbytes):
-        """A view of a block in another host's arena."""
-        cdef Arena* arena = self.arenas[host]
-        arena.retain(offset)
-        return BlockView.make(arena, offset, nbytes, self.keep)
 
     def client_block(self, uint32_t client, uint64_t offset, size_t nbytes, bint adopt):
         """A view of a block in a client's arena; `adopt` takes over a reference that the client took for us."""
@@ -390,27 +404,36 @@ cdef int _begin_receive(void* self, const NodeContext* where, vector[Landing]* l
     cdef Host host = <Host>self
     cdef Landing landing
     try:
-        posts = host.driver.begin_receive(where.order, where.plan, where.computation)
-        if posts is None:
+        room = host.driver.begin_receive(where.order, where.plan, where.computation)
+        if room is None:
             return <int>Status.kNoMemory
-        for source, offsets in posts:
+        sources, offsets = room
+        for offset in offsets:
+            landing.offsets.push_back(offset)
+        for source in sources:
             landing.source = source
-            landing.offsets.clear()
-            for offset in offsets:
-                landing.offsets.push_back(offset)
             landings.push_back(landing)
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "receive", where)
 
 
-cdef int _send(void* self, const NodeContext* where, Value value, uint32_t destination, const uint64_t* offsets,
-               size_t n) noexcept:
+cdef int _shards(void* self, const NodeContext* where, Value value, vector[const void*]* out, Value* keep) noexcept:
     cdef Host host = <Host>self
-    cdef size_t i
     try:
-        host.driver.send(where.plan, where.computation, <object><PyObject*>value, destination,
-                         [offsets[i] for i in range(n)])
+        kept, addresses = host.driver.shards(where.plan, where.computation, <object><PyObject*>value)
+        for address in addresses:
+            out.push_back(<const void*><size_t>address)
+        keep[0] = _own(kept)
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "send", where)
+
+
+cdef int _direct(void* self, const NodeContext* where, Value value) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.direct(where.order, where.plan, where.computation, <object><PyObject*>value)
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "send", where)
@@ -512,6 +535,36 @@ cdef void _note(void* self, uint32_t client, const byte* data, size_t n) noexcep
         host.driver.note(client, (<const char*>data)[:n])
     except BaseException:
         _python_failed(host, "note", NULL)
+
+
+cdef int _park(void* self, uint32_t client, Value* values, size_t count, const byte* data, size_t n,
+               cbool away) noexcept:
+    cdef Host host = <Host>self
+    cdef size_t i
+    cdef list moved
+    try:
+        moved = host.driver.park(client, [<object><PyObject*>values[i] for i in range(count)],
+                                 (<const char*>data)[:n], away)
+        if moved is None:  # the driver has told whoever asked why
+            return <int>Status.kFailed
+        for i in range(count):
+            new = _own(moved[i])
+            Py_DECREF_(<PyObject*>values[i])
+            values[i] = new
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "park", NULL)
+
+
+cdef void _forget_plan(void* self, uint32_t plan) noexcept:
+    cdef Host host = <Host>self
+    try:
+        if plan < <uint32_t>len(host.launchables):
+            host.launchables[plan] = None
+            host.fast[plan] = NULL
+        host.driver.program_gone(plan)
+    except BaseException:
+        _python_failed(host, "forget", NULL)
 
 
 cdef void _explain(void* self, const NodeContext* maker) noexcept:

@@ -26,7 +26,7 @@ import jax
 import jaxlib
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import api, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
+from jax._src import api, array, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
@@ -121,9 +121,88 @@ def is_transposed(eqn: Any) -> bool:
 
 
 def physical(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype as XLA sees them: a PRNG key array is its uint32 words."""
+    """Shape and dtype as an array crosses the boundary of a computation: a PRNG key array is its uint32 words, and a
+    complex number its real and its imaginary part, in a dimension of their own (jaxlib's partitioner dies of complex
+    types)."""
     aval = core.physical_aval(aval)
-    return tuple(aval.shape), np.dtype(aval.dtype)
+    shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
+    return ((*shape, 2), _part(dtype)) if dtype.kind == "c" else (shape, dtype)
+
+
+def _part(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float32 if dtype == np.complex64 else np.float64)
+
+
+def is_complex(dtype: Any) -> bool:
+    """True for complex64 and complex128."""
+    return not is_key(dtype) and np.dtype(dtype).kind == "c"
+
+
+def logical_dtype(logical: Any, parts: np.dtype) -> Any:
+    """The dtype of an array whose physical one is `parts` and that was asked for as `logical` (in any x64 mode)."""
+    if is_key(logical):
+        return logical
+    return np.result_type(parts, np.complex64) if np.dtype(logical).kind == "c" else parts
+
+
+def to_physical(value: Any, dtype: Any) -> Any:
+    """A host value of logical dtype `dtype` as it crosses the boundary of a computation."""
+    if is_key(dtype):
+        return jax.random.key_data(value)
+    if is_complex(dtype):
+        array = np.asarray(value, dtype, order="C")
+        return array.reshape(-1).view(_part(np.dtype(dtype))).reshape(*array.shape, 2)
+    return value
+
+
+def from_physical(value: Any, dtype: Any) -> Any:
+    """What `to_physical` was given: a key array of JAX's, or a NumPy array on the same memory."""
+    if is_key(dtype):
+        return wrap_key(jax.numpy.asarray(value), dtype)
+    if is_complex(dtype):
+        array = np.asarray(value, order="C")
+        logical = array.reshape(-1).view(np.dtype(dtype)).reshape(array.shape[:-1])
+        logical.flags.writeable = array.flags.writeable
+        return logical
+    return value
+
+
+@functools.cache
+def _conversion(shape: tuple[int, ...], dtype: np.dtype, joins: bool) -> Any:
+    """An equation between a complex array and its parts."""
+
+    def join(parts: jax.Array) -> jax.Array:
+        return lax.complex(parts[..., 0], parts[..., 1])
+
+    def split(value: jax.Array) -> jax.Array:
+        return jax.numpy.stack([lax.real(value), lax.imag(value)], axis=-1)
+
+    with jax.enable_x64(True):
+        if joins:
+            return jax.make_jaxpr(jax.jit(join))(jax.ShapeDtypeStruct((*shape, 2), _part(dtype))).eqns[0]
+        return jax.make_jaxpr(jax.jit(split))(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]
+
+
+def cross_physically(
+    inputs: Sequence[core.Var], outputs: Sequence[core.Var], eqns: Sequence[Any]
+) -> tuple[list[core.Var], list[core.Var], list[Any]]:
+    """Equations from inputs to outputs, with their complex ends as parts; and the new ends."""
+
+    def convert(v: core.Var, joins: bool) -> tuple[core.Var, list[Any]]:
+        if not is_complex(v.aval.dtype):
+            return v, []
+        like = _conversion(tuple(v.aval.shape), np.dtype(v.aval.dtype), joins)
+        parts = new_var((like.invars if joins else like.outvars)[0].aval)
+        ends = ([parts], [v]) if joins else ([v], [parts])
+        return parts, [like.replace(invars=ends[0], outvars=ends[1])]
+
+    before = [convert(v, True) for v in inputs]
+    after = [convert(v, False) for v in outputs]
+    return (
+        [v for v, _ in before],
+        [v for v, _ in after],
+        [*(eqn for _, made in before for eqn in made), *eqns, *(eqn for _, made in after for eqn in made)],
+    )
 
 
 def is_key(dtype: Any) -> bool:
@@ -161,10 +240,9 @@ def is_sub_byte(dtype: np.dtype) -> bool:
     return bool(dtypes.itemsize_bits(dtype) < 8) if np.dtype(dtype) != np.bool_ else False
 
 
-def local_shards(array: jax.Array) -> Sequence[jax.Array]:
-    """The single-device arrays of this process's devices, in the order of `addressable_shards`."""
-    shards: Sequence[jax.Array] = array._arrays  # type: ignore[attr-defined]
-    return shards
+def is_concrete(value: Any) -> bool:
+    """True for JAX's own arrays of numbers; not for tracers, keys, or whatever else JAX takes for an array."""
+    return type(value) is array.ArrayImpl
 
 
 def is_tracer(value: Any) -> bool:
@@ -487,6 +565,22 @@ def _make_polite_collectives(make: Callable[..., Any], *, distributed_client: An
         return make(distributed_client=distributed_client, hostname="127.0.0.1")
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def shards_of(array: jax.Array) -> list[jax.Array]:
+    """This process's shards as arrays of one device each, in the order of the sharding's devices; takes 0.4 us."""
+    return list(array._arrays)  # type: ignore[attr-defined]
+
+
+def address_of(shard: jax.Array) -> int:
+    """Where the bytes of a ready array on one CPU device lie, in C order. Not for types of less than a byte."""
+    return int(shard.unsafe_buffer_pointer())
+
+
+def assemble(aval: Any, sharding: Any, parts: Sequence[Any], devices: Sequence[jax.Device]) -> jax.Array:
+    """A global array of one part per local device: an array there is shown as it is, one elsewhere is copied, and host
+    memory is taken as it is where the device can (aligned, on CPU). Waits for none of them. Takes 3 us for one part."""
+    return xla.batched_device_put(aval, sharding, parts, devices, True)
 
 
 # ---------------------------------------------------------------------------------------------------- foreign arrays

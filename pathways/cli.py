@@ -1,4 +1,5 @@
-"""The `pathways` command: `up` starts a cluster, `status` shows one, `bench` measures.
+"""The `pathways` command: `up` starts a cluster, `status` shows one, `bench` measures; `suspend` and `resume` take a
+client off the devices and back.
 
 Arguments in, tables out; the work is in `pathways.runtime`. Errors of Pathways end it with status 1 and their message.
 """
@@ -129,6 +130,30 @@ def status(address: str | None) -> None:
     _show(inspect(address))
 
 
+@main.command(short_help="Take a client off the devices.")
+@click.argument("address")
+@click.argument("client", type=click.IntRange(0))
+@click.option("--to", type=click.Choice(["memory", "disk"]), default="memory", show_default=True, help="Where to.")
+def suspend(address: str, client: int, to: str) -> None:
+    """Let CLIENT's runs end, move its buffers off the devices, and let its later work wait for `pathways resume`.
+
+    `pathways status` shows the clients' numbers. The client notices nothing but the time.
+    """
+    from pathways.runtime.connection import suspend as suspend_client
+
+    click.echo(f"{_bytes(suspend_client(address, client, to_disk=to == 'disk'))} left the devices")
+
+
+@main.command(short_help="Bring a suspended client back.")
+@click.argument("address")
+@click.argument("client", type=click.IntRange(0))
+def resume(address: str, client: int) -> None:
+    """Bring the buffers of a suspended CLIENT back to its devices, then take its work again."""
+    from pathways.runtime.connection import resume as resume_client
+
+    click.echo(f"{_bytes(resume_client(address, client))} came back to the devices")
+
+
 def _show(stats: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -169,7 +194,11 @@ def _show(stats: dict[str, Any]) -> None:
             str(client["slices"]),
             str(client["programs"]),
             _bytes(client["resident_bytes"]),
-            "started the cluster" if client["owner"] else "",
+            ", ".join(
+                word
+                for word, holds in (("started the cluster", client["owner"]), ("suspended", client["suspended"]))
+                if holds
+            ),
         )
     console.print(clients)
 

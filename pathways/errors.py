@@ -71,6 +71,10 @@ class CheckpointError(PathwaysError, OSError):
     """A host could not write or read its part of a checkpoint; names the array, the path and the host."""
 
 
+class DeadlineExceededError(PathwaysError, TimeoutError):
+    """A run was not over when its deadline passed; names the program and the seconds."""
+
+
 class HostLostError(PathwaysError, ConnectionError):
     """A host process is gone, and this depended on it. Its island is started anew: put what you need there again."""
 

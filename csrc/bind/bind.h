@@ -10,5 +10,7 @@ void register_segments(pybind11::module_& m);
 void register_plans(pybind11::module_& m);
 void register_controller(pybind11::module_& m);
 void register_simulation(pybind11::module_& m);
+void register_stand_in(pybind11::module_& m);
+void register_hops(pybind11::module_& m);
 
 }  // namespace pathways::bind

@@ -17,7 +17,7 @@ namespace {
 struct BoundController {
   BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
                   std::vector<uint32_t> islands, uint32_t window, std::vector<uint64_t> budgets,
-                  std::vector<std::string> places)
+                  std::vector<std::string> places, bool sequential)
       : controller_memory(std::move(controller_segment)), host_memory(host_segments) {
     std::vector<HostBlock*> hosts;
     for (const py::object& segment : host_memory) hosts.push_back(HostBlock::attach(segment.cast<Segment&>()));
@@ -26,6 +26,7 @@ struct BoundController {
     options.islands = std::move(islands);
     options.budgets = std::move(budgets);
     options.places = std::move(places);
+    options.sequential = sequential;
     core = std::make_unique<Controller>(std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()),
                                         std::move(hosts));
   }
@@ -38,9 +39,9 @@ struct BoundController {
 
 py::dict stats_dict(const ControllerStats& s) {
   return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped,
-                  "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes, "clients"_a = s.clients,
-                  "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held, "refused"_a = s.refused,
-                  "live_bytes"_a = s.live_bytes, "high_water"_a = s.high_water);
+                  "late"_a = s.late, "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes,
+                  "clients"_a = s.clients, "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held,
+                  "refused"_a = s.refused, "live_bytes"_a = s.live_bytes, "high_water"_a = s.high_water);
 }
 
 }  // namespace
@@ -49,9 +50,9 @@ void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
       .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t, std::vector<uint64_t>,
-                    std::vector<std::string>>(),
+                    std::vector<std::string>, bool>(),
            "segment"_a, "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256,
-           "budgets"_a = std::vector<uint64_t>{}, "places"_a = std::vector<std::string>{},
+           "budgets"_a = std::vector<uint64_t>{}, "places"_a = std::vector<std::string>{}, "sequential"_a = false,
            "`budgets`: bytes of memory by place, `places` their names: devices, then hosts' memory for transfers.")
       .def(
           "add_place_set",
@@ -91,6 +92,17 @@ void register_controller(py::module_& m) {
           },
           "group"_a, "hosts"_a, "Who is meant by a group number. Group 0 is all hosts.")
       .def(
+          "add_plan",
+          [](BoundController& c, uint32_t plan, const std::vector<std::pair<bool, std::vector<uint32_t>>>& nodes) {
+            std::vector<ProgramNode> program;
+            for (const auto& [is_call, hosts] : nodes) {
+              program.push_back({static_cast<uint32_t>(program.size()), is_call, hosts});
+            }
+            c.core->add_plan(plan, std::move(program));
+          },
+          "plan"_a, "nodes"_a,
+          "Sequential dispatch only: per node of a program, in order, whether it is a call, and whom it concerns.")
+      .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment) {
             c.core->add_client(client, ClientBlock::attach(segment.cast<Segment&>()));
@@ -125,6 +137,30 @@ void register_controller(py::module_& m) {
             c.host_memory.at(host) = std::move(segment);
           },
           "host"_a, "segment"_a, "ERR-2: a lost host's successor, with a segment of its own, takes part from now on.")
+      .def(
+          "suspend", [](BoundController& c, uint32_t client) { c.core->suspend(client); }, "client"_a, unlocked,
+          "Takes no further record of the client's.")
+      .def(
+          "resume", [](BoundController& c, uint32_t client) { c.core->resume(client); }, "client"_a, unlocked)
+      .def(
+          "park", [](BoundController& c, uint32_t client) { c.core->park(client); }, "client"_a, unlocked,
+          "Its buffers left the devices.")
+      .def(
+          "unpark", [](BoundController& c, uint32_t client) { return c.core->unpark(client); }, "client"_a, unlocked,
+          "They are to come back; why they cannot, or nothing.")
+      .def(
+          "is_quiet", [](BoundController& c, uint32_t client) { return c.core->is_quiet(client); }, "client"_a,
+          unlocked, "Whether every run that was taken from the client is over.")
+      .def(
+          "note_for",
+          [](BoundController& c, uint32_t client, uint16_t kind, const py::bytes& payload) {
+            const std::string_view view = payload;
+            const auto* data = reinterpret_cast<const std::byte*>(view.data());
+            std::vector<std::byte> copy(data, data + view.size());
+            const py::gil_scoped_release unlock;
+            c.core->note_for(client, static_cast<NoteKind>(kind), std::move(copy));
+          },
+          "client"_a, "kind"_a, "payload"_a, "A note to all hosts, as if the client had sent it.")
       .def("step", [](BoundController& c) { return c.core->step(); })
       .def(
           "start", [](BoundController& c) { c.core->start(); }, unlocked)

@@ -8,4 +8,6 @@ PYBIND11_MODULE(_native, m) {
   pathways::bind::register_plans(m);
   pathways::bind::register_controller(m);
   pathways::bind::register_simulation(m);
+  pathways::bind::register_stand_in(m);
+  pathways::bind::register_hops(m);
 }

@@ -33,6 +33,11 @@ void register_segments(py::module_& m) {
       "controller_segment", [](bool shared) { return ControllerBlock::make(shared); }, "shared"_a = true,
       "The controller's doorbell, the cluster's status, and the text of its failure.");
   m.def(
+      "set_distance",
+      [](Segment& s, int64_t microseconds) { ControllerBlock::attach(s)->distance_ns = microseconds * 1000; },
+      "controller_segment"_a, "microseconds"_a,
+      "How long each record between controller and hosts shall be on its way. Before any other process attaches.");
+  m.def(
       "host_segment",
       [](uint32_t host, uint32_t hosts, uint32_t ring_bytes, size_t arena_bytes, uint32_t peer_ring_bytes,
          bool shared) { return HostBlock::make(host, hosts, {ring_bytes, peer_ring_bytes, arena_bytes}, shared); },

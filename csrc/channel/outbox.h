@@ -4,9 +4,13 @@
 /// memory and not time. That memory is bounded from above by the credits of those who cause the records (runs in flight
 /// per client). Records become visible, and the reader is woken, at `flush`: once per batch, not once per record.
 ///
+/// `set_distance` makes each record become visible a while after it was sent: processes far apart, on one machine. Who
+/// owns the outbox then flushes again when `due` says.
+///
 /// Threading: one writer thread.
 #pragma once
 
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <span>
@@ -30,8 +34,8 @@ class Outbox {
   /// Sends one record of `bytes` bytes; `fill` writes it. Throws Error(kInvalid) when it can never fit.
   template <typename Fill>
   void send(uint32_t bytes, Fill&& fill) {
-    is_dirty_ = true;
-    if (overflow_.empty()) {
+    is_dirty_ = is_dirty_ || distance_ns_ == 0;
+    if (overflow_.empty() && distance_ns_ == 0) {
       const std::span<std::byte> room = producer_.try_reserve(bytes);
       if (!room.empty()) {
         fill(room.data());
@@ -40,6 +44,7 @@ class Outbox {
     }
     std::vector<std::byte>& kept = overflow_.emplace_back(bytes);
     fill(kept.data());
+    if (distance_ns_ != 0) due_.push_back(monotonic_ns() + distance_ns_);
   }
 
   /// Publishes what was sent and wakes the reader if it sleeps. True while some records are still kept here.
@@ -54,6 +59,11 @@ class Outbox {
     return !overflow_.empty();
   }
 
+  /// Before anything is sent.
+  void set_distance(int64_t ns) { distance_ns_ = ns; }
+  /// When the oldest record that is kept here may go, on the clock of monotonic_ns(); 0: at once, or there is none.
+  int64_t due() const { return due_.empty() ? 0 : due_.front(); }
+
   bool is_connected() const { return doorbell_ != nullptr; }
   bool has_overflow() const { return !overflow_.empty(); }
   /// The longest record that `send` takes.
@@ -62,11 +72,13 @@ class Outbox {
  private:
   void drain() {
     while (!overflow_.empty()) {
+      if (!due_.empty() && due_.front() > monotonic_ns()) return;
       const std::vector<std::byte>& kept = overflow_.front();
       const std::span<std::byte> room = producer_.try_reserve(static_cast<uint32_t>(kept.size()));
       if (room.empty()) return;
       std::memcpy(room.data(), kept.data(), kept.size());
       overflow_.pop_front();
+      if (!due_.empty()) due_.pop_front();
       is_dirty_ = true;
     }
   }
@@ -76,6 +88,8 @@ class Outbox {
   NewsBoard* news_ = nullptr;
   uint32_t place_ = 0;
   std::deque<std::vector<std::byte>> overflow_;
+  int64_t distance_ns_ = 0;
+  std::deque<int64_t> due_;  ///< with a distance: of each record in overflow_
   bool is_dirty_ = false;
 };
 

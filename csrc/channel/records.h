@@ -3,8 +3,8 @@
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
 ///   client -> controller   kRun, kNote, kCancel
-///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost
-///   host -> controller     kRunDone, kFailed
+///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost, kGo (sequential dispatch only)
+///   host -> controller     kRunDone, kFailed, kEnqueued (the same)
 ///   controller -> client   kFailed
 ///   host -> host           kPost (where to write), kArrived (it is written)
 #pragma once
@@ -23,33 +23,43 @@ enum class RecordKind : uint16_t {
   kFailed = 6,
   kPost = 7,
   kArrived = 8,
+  kGo = 9,
+  kEnqueued = 10,
   kHostLost = 11,
 };
+
+/// A flag in a run's `detail`, from the controller to hosts: its nodes are prepared as goes come, not before.
+inline constexpr uint16_t kRunStepwise = 4;
 
 /// What a note asks of the hosts. Its payload follows the record.
 enum class NoteKind : uint16_t {
   kPut = 1,      ///< makes the buffer `handle` of the payload's bytes; the payload is the backend's
   kFetch = 2,    ///< writes the buffer `handle` where the payload says, then completes `token`
   kRelease = 3,  ///< payload: handles that the client will not name again
-  kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's
+  kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's. `token`, unless it is
+                 ///< 0: a plan that no later run names
   /// Work of the backend's that takes long and is done beside the order (a checkpoint's reading and writing). With a
   /// token: done with the buffer `handle` once it is ready (with none if 0), then completes `token`. Without: makes the
   /// buffer `handle`.
   kTask = 5,
-  kFail = 9,  ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
+  kRename = 6,   ///< payload: pairs of handles; the buffer of the second takes the name of the first, whose own goes
+  kPark = 7,     ///< controller only: moves the client's buffers off the devices; the backend's payload, and answer
+  kUnpark = 8,   ///< controller only: and back
+  kFail = 9,     ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
 };
 
 inline constexpr uint32_t kNoPlaceSet = 0xffffffffu;
 
 struct RecordHeader {
   RecordKind kind;
-  uint16_t detail;  ///< NoteKind for notes
+  uint16_t detail;  ///< NoteKind for notes, flags for runs
   uint32_t client;
 };
 
 /// What a RunRecord's header.detail may say. Each adds 8-byte words behind the handles, in this order.
 enum RunDetail : uint16_t {
-  kRunWanted = 1,  ///< a bit per result, 64 to a word: write it into the client's read-back area (READ-1)
+  kRunWanted = 1,       ///< a bit per result, 64 to a word: write it into the client's read-back area (READ-1)
+  kRunHasDeadline = 2,  ///< one word, the moment (monotonic_ns(), one clock on one machine) by which it must be over
 };
 
 /// Followed by `arguments`, then `results` handles, 8 bytes each; then what `header.detail` says.
@@ -93,6 +103,9 @@ struct RunDoneRecord {
   uint32_t reserved;
 };
 
+/// The detail of a FailedRecord's header when it is a deadline that has passed: the client knows the better words.
+inline constexpr uint16_t kFailedByDeadline = 1;
+
 /// Followed by `bytes` bytes of UTF-8 text, padded to 8. Handle 0: the client itself was put out, and why.
 struct FailedRecord {
   RecordHeader header;
@@ -130,13 +143,30 @@ struct HostLostRecord {
   uint32_t bytes;
 };
 
+/// To a host that holds part of a run sent as kRunStepwise: it prepares its nodes up to `last`.
+struct GoRecord {
+  RecordHeader header;
+  uint64_t order;
+  uint32_t last;  ///< global node
+  uint32_t reserved;
+};
+
+/// A host has enqueued a call of a run sent as kRunStepwise, or will never do so.
+struct EnqueuedRecord {
+  RecordHeader header;
+  uint64_t tag;   ///< the entry's id
+  uint32_t node;  ///< global node
+  uint32_t host;
+};
+
 static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 48);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// 8-byte words that follow a RunRecord.
 inline constexpr uint64_t words_behind(const RunRecord& run) {
   const uint64_t handles = uint64_t{run.arguments} + run.results;
-  return handles + ((run.header.detail & kRunWanted) != 0 ? (uint64_t{run.results} + 63) / 64 : 0);
+  return handles + ((run.header.detail & kRunWanted) != 0 ? (uint64_t{run.results} + 63) / 64 : 0) +
+         ((run.header.detail & kRunHasDeadline) != 0 ? 1 : 0);
 }
 
 inline constexpr uint32_t padded(uint32_t bytes) { return (bytes + 7u) & ~7u; }

@@ -40,6 +40,15 @@ struct Landing {
   std::vector<uint64_t> offsets;
 };
 
+/// How the writing to one destination stands: done (kDone, kFailed), or to be told by `take_sent` later.
+enum class SendState : uint8_t { kDone, kUnderWay, kFailed };
+
+/// A send that was under way is done: all is written.
+struct Sent {
+  uint64_t key;
+  uint32_t destination;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -56,9 +65,15 @@ class Backend {
   virtual Status transfer(const NodeContext& context, Value input, Value* output) = 0;
   /// Makes room for what a transfer brings here. kNoMemory: not now, ask again.
   virtual Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) = 0;
-  /// Writes this host's part of a transfer into `destination`'s arena. `input` is ready.
-  virtual Status send(const NodeContext& context, Value input, uint32_t destination,
-                      std::span<const uint64_t> offsets) = 0;
+  /// Writes this host's part of a transfer into the arenas of those who posted, each named by its landing's `source`;
+  /// one without offsets gets nothing. `input` is ready, and referenced until every send of it is done. Does not wait
+  /// for large copies: those go on beside, and `take_sent` names `key`. One state per post.
+  virtual void send(const NodeContext& context, Value input, std::span<const Landing> posts, uint64_t key,
+                    std::span<SendState> states) = 0;
+  /// Sends under way that were done since the last call, behind what `out` holds. Who makes them rings the host.
+  virtual void take_sent(std::vector<Sent>* /*out*/) {}
+  /// Ends all sends under way, written or not; none of them is told.
+  virtual void stop_sends() {}
   /// Everything has been written: makes the value of it.
   virtual Status finish_receive(const NodeContext& context, Value* output) = 0;
   /// Gives back what `begin_receive` took, when a source failed.
@@ -86,6 +101,18 @@ class Backend {
   /// Anything else that has a place in the order.
   virtual void note(uint32_t client, std::span<const std::byte> payload) = 0;
 
+  /// Moves the values of a client off the devices, or back: each becomes another reference, to what stands for it
+  /// meanwhile. All of them or none: when it fails the values stay as they are. Tells whoever asked, in either case.
+  virtual Status park(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
+    return Status::kOk;
+  }
+  virtual Status unpark(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
+    return Status::kOk;
+  }
+
+  /// A plan that was removed is no longer used by any run.
+  virtual void forget_plan(uint32_t /*plan*/) {}
+
   virtual std::string_view last_error() const = 0;
   /// The value whose readiness was kFailed last was made by `maker`: from now on last_error() says so too (ERR-1).
   virtual void explain(const NodeContext& /*maker*/) {}
@@ -103,6 +130,8 @@ class HostLink {
   virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
   /// `gangs` launched of the `expected` that the run has on this host.
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
+  /// A call of a stepwise run has left its devices' FIFOs.
+  virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
   virtual void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
   virtual void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
 };

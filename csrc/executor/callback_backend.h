@@ -2,13 +2,25 @@
 ///
 /// Each function gets `self` first and returns a Status as a number; texts of errors go through `set_error`. The
 /// functions are called with Python's lock held, by whoever calls `Host::step`.
+///
+/// Sends are native: the other side only says where the shards are, and the copier writes them into the receivers'
+/// blocks (large ones on its own thread).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "executor/backend.h"
+#include "memory/arena.h"
+#include "memory/copier.h"
+#include "sync/doorbell.h"
 
 namespace pathways {
 
@@ -21,7 +33,11 @@ struct BackendCallbacks {
   void (*drop)(void*, Value) = nullptr;
   int (*transfer)(void*, const NodeContext*, Value, Value*) = nullptr;
   int (*begin_receive)(void*, const NodeContext*, std::vector<Landing>*) = nullptr;
-  int (*send)(void*, const NodeContext*, Value, uint32_t, const uint64_t*, size_t) = nullptr;
+  /// Addresses of the local shards that the route's parcels read, in their order, in this host's memory; `keep`: a
+  /// reference on what holds them there.
+  int (*shards)(void*, const NodeContext*, Value, std::vector<const void*>*, Value* keep) = nullptr;
+  /// This host is its own receiver of shards as they are: takes them for the receive under way.
+  int (*direct)(void*, const NodeContext*, Value) = nullptr;
   int (*finish_receive)(void*, const NodeContext*, Value*) = nullptr;
   void (*abandon_receive)(void*, const NodeContext*) = nullptr;
   int (*put)(void*, uint32_t, const std::byte*, size_t, Value*, uint64_t*) = nullptr;
@@ -31,11 +47,25 @@ struct BackendCallbacks {
   int (*start_task)(void*, uint32_t, uint64_t, Value, const std::byte*, size_t) = nullptr;
   void (*note)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*explain)(void*, const NodeContext*) = nullptr;
+  int (*park)(void*, uint32_t, Value*, size_t, const std::byte*, size_t, bool) = nullptr;
+  void (*forget_plan)(void*, uint32_t) = nullptr;
 };
 
 class CallbackBackend final : public Backend {
  public:
-  explicit CallbackBackend(const BackendCallbacks& callbacks) : c_(callbacks) {}
+  /// `arenas`: of all hosts, by number, nullptr where there is none; a host without one of its own lands what it sends
+  /// to itself at plain addresses. The copier rings `doorbell` when something is done.
+  CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<Arena*> arenas, DoorbellWord* doorbell);
+  ~CallbackBackend() override;
+  /// What `route` of `plan` writes to `destination`, as `Parcel` reads it; any thread, before the plan's first run.
+  /// Throws Error(kInvalid) when it is malformed.
+  void add_parcel(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
+  /// A lost host's successor has an arena of its own. Only between steps, and with no send to the old one under way.
+  void replace_arena(uint32_t host, Arena* arena) { arenas_.at(host) = arena; }
+  /// Bytes written to other hosts, and to this one.
+  uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  uint64_t bytes_kept() const { return bytes_kept_.load(std::memory_order_relaxed); }
+  Copier& copier() { return copier_; }
   void set_error(std::string text) { error_ = std::move(text); }
 
   Status launch(const NodeContext& where, std::span<const Value> in, std::span<Value> out) override {
@@ -56,9 +86,10 @@ class CallbackBackend final : public Backend {
   Status begin_receive(const NodeContext& where, std::vector<Landing>* landings) override {
     return static_cast<Status>(c_.begin_receive(c_.self, &where, landings));
   }
-  Status send(const NodeContext& where, Value in, uint32_t destination, std::span<const uint64_t> offsets) override {
-    return static_cast<Status>(c_.send(c_.self, &where, in, destination, offsets.data(), offsets.size()));
-  }
+  void send(const NodeContext& where, Value in, std::span<const Landing> posts, uint64_t key,
+            std::span<SendState> states) override;
+  void take_sent(std::vector<Sent>* out) override;
+  void stop_sends() override;
   Status finish_receive(const NodeContext& where, Value* out) override {
     return static_cast<Status>(c_.finish_receive(c_.self, &where, out));
   }
@@ -78,6 +109,15 @@ class CallbackBackend final : public Backend {
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override {
     return static_cast<Status>(c_.start_task(c_.self, client, task, value, payload.data(), payload.size()));
   }
+  Status park(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
+    return static_cast<Status>(
+        c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), true));
+  }
+  Status unpark(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
+    return static_cast<Status>(
+        c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), false));
+  }
+  void forget_plan(uint32_t plan) override { c_.forget_plan(c_.self, plan); }
   void note(uint32_t client, std::span<const std::byte> payload) override {
     c_.note(c_.self, client, payload.data(), payload.size());
   }
@@ -85,8 +125,21 @@ class CallbackBackend final : public Backend {
   void explain(const NodeContext& maker) override { c_.explain(c_.self, &maker); }
 
  private:
+  SendState send_one(Value keep, const Landing& post, const std::shared_ptr<const Parcel>& parcel, uint64_t key,
+                     std::span<const void* const> shards);
+  std::shared_ptr<const Parcel> parcel_of(const NodeContext& where, uint32_t destination);
+
   BackendCallbacks c_;
+  const uint32_t host_;
+  std::vector<Arena*> arenas_;
   std::string error_;
+  Copier copier_;
+  std::vector<Copier::Job> done_;        // scratch of take_sent()
+  std::vector<const void*> shards_;      // scratch of send()
+  std::atomic<uint64_t> bytes_sent_{0};  // written by the owner
+  std::atomic<uint64_t> bytes_kept_{0};  // the same
+  std::mutex mutex_;                     // guards parcels_
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::shared_ptr<const Parcel>> parcels_;
 };
 
 }  // namespace pathways

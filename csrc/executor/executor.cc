@@ -36,6 +36,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
 Executor::~Executor() { clear(); }
 
 void Executor::clear() {
+  backend_.stop_sends();  // they read the values
   const auto forget = [&](Value& value) {
     if (value != nullptr) drop(value);
     value = nullptr;
@@ -53,9 +54,11 @@ void Executor::clear() {
     c = Client{};
   }
   exchanges_.clear();
+  under_way_.clear();
   stalled_receives_.clear();
   runs_.clear();
   free_runs_.clear();
+  stepwise_.clear();
   ready_.clear();
   throttled_.clear();
   fetches_.clear();
@@ -255,25 +258,35 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
       if (results[i] != kNoValue) make_object(*c, Handle{run.results[i]}, ObjectState::kAnnounced);
     }
   }
-  if (!entry.compiled) entry.waiting.push_back(slot);
   const auto nodes = plan.nodes();
-  for (uint32_t i = 0; i < nodes.size(); ++i) {
-    if (nodes[i].kind == NodeKind::kCall) {
-      if (!entry.compiled) ++run.missing[i];
-      for_each_device(nodes[i].devices, [&](uint32_t d) {
-        fifos_[d].push_back({slot, i});
-        if (fifos_[d].size() == 1) satisfy(slot, i);
-      });
-    } else if (nodes[i].kind == NodeKind::kTransfer) {
-      prepare_transfer(slot, i);
-    }
+  if (!entry.compiled) {
+    entry.waiting.push_back(slot);
+    for (uint32_t i = 0; i < nodes.size(); ++i) run.missing[i] += nodes[i].kind == NodeKind::kCall ? 1U : 0U;
+  }
+  run.is_stepwise = (record.header.detail & kRunStepwise) != 0;
+  if (run.is_stepwise) {
+    await_goes(slot);
+  } else {
+    for (uint32_t i = 0; i < nodes.size(); ++i) prepare_node(slot, i, nodes[i]);
   }
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] != kNoValue) bind_argument(slot, arguments[i], Handle{handles[i]});
   }
+  if (!lost_peers_.empty()) miss_lost_peers(slot);
   close_step(slot);
   drain();
+}
+
+void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
+  if (node.kind == NodeKind::kCall) {
+    for_each_device(node.devices, [&](uint32_t d) {
+      fifos_[d].push_back({slot, index});
+      if (fifos_[d].size() == 1) satisfy(slot, index);
+    });
+  } else if (node.kind == NodeKind::kTransfer) {
+    prepare_transfer(slot, index);
+  }
 }
 
 void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
@@ -373,6 +386,7 @@ void Executor::launch(NodeRef ref) {
       poison(ref.run, outputs[i], error);
     }
   }
+  if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
   if (watched != nullptr) {
     ++run.open;
     watch(node.devices, {Watch::Kind::kNode, counts, ref.run, ref.node, watched, 0, age_}, input_ages_);
@@ -498,6 +512,13 @@ uint32_t Executor::poll() {
   uint32_t done = 0;
   if (!held_.empty() && ++held_polls_ > (live_runs_ == 0 ? kIdlePolls : kHeldPolls)) release_held();
   for (size_t i = 0; i < lanes_.size(); ++i) done += settle_ready(i);  // settling may add lanes
+  sent_.clear();
+  backend_.take_sent(&sent_);
+  for (const Sent& sent : sent_) {
+    --under_way_[sent.destination];
+    end_send(sent.key, sent.destination, false, {});
+    ++done;
+  }
   while (!stalled_receives_.empty() && post_receive(stalled_receives_.front())) {
     stalled_receives_.pop_front();
     ++done;
@@ -625,13 +646,9 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       close_step(item.run);
       break;
     }
-    case Watch::Kind::kSend: {
-      Exchange& exchange = exchanges_.at(item.key);
-      exchange.source_ready = true;
-      exchange.source_error = error;
-      try_send(item.key);
+    case Watch::Kind::kSend:
+      source_settled(item.key, error);
       break;
-    }
     case Watch::Kind::kFetch: {
       if (error != 0) {
         refuse_fetch(item.index, error_text(error));

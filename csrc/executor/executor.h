@@ -5,6 +5,9 @@
 /// FIFOs taken. A call is launched when nothing is missing, which means: its inputs exist as values (XLA may still
 /// compute them), it heads the FIFO of each local device it holds, and its plan is compiled.
 ///
+/// A run sent as kRunStepwise is prepared node by node instead, as the controller says go (`on_go`), and each of its
+/// calls is reported as it is enqueued: sequential dispatch, which exists to be measured against.
+///
 ///   ORD-1   calls enter the device FIFOs in the order of the records and leave them from the head only.
 ///   ASY-1   nothing here waits; what cannot go on stays in a list and `poll` looks again.
 ///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
@@ -59,6 +62,8 @@ struct ExecutorStats {
   uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
   uint64_t overfull = 0;   ///< launches that found no room, and nothing under way that would make some
   uint64_t tasks = 0;      ///< under way in the backend
+  uint64_t goes = 0;       ///< of stepwise runs
+  uint64_t go_ns = 0;      ///< time spent on preparing what they were for
 };
 
 class Executor {
@@ -79,20 +84,34 @@ class Executor {
   void add_plan(uint32_t id, Plan plan);
   /// The plan may be launched; or, with a text, its runs fail with it.
   void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt, PlanSizes sizes = {});
+  /// Runs that came before go on; then the backend hears that the plan is gone.
   void remove_plan(uint32_t id);
   /// `capacity`: futures that the client can have; handles beyond it are refused. Numbers of clients are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
 
   /// `words`: what follows the record. A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
   void on_run(const RunRecord& record, const uint64_t* words);
+  /// Prepares the nodes up to global node `last` of a stepwise run. A run that failed as a whole is not known any more.
+  void on_go(uint64_t order, uint32_t last);
   void on_note(const NoteRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
-  void on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
-  void on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
+  /// kInvalid: the peer makes no sense (it has no part in that transfer, or spoke twice); nothing was done.
+  Status on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
+  Status on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
+  /// This host is not heard any more: what is still missing of it has failed with `text`, now and in runs to come. It
+  /// is told so, as it is of every transfer that failed. Room that it was to fill is taken for good while it is alive
+  /// and may still write there.
+  enum class LostPeer : uint8_t { kAlive, kDead };
+  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   /// The backend has done a task, or failed with `error`. Takes over `made`, which lies on `devices`; nullptr: none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
   /// ERR-2: nothing more comes from these hosts for the runs so far; later runs know their successors.
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
+  /// Copies that still go on to memory of a host's; where it is dead, nobody else may have that memory before they end.
+  uint32_t sends_under_way(uint32_t host) const {
+    const auto found = under_way_.find(host);
+    return found == under_way_.end() ? 0 : found->second;
+  }
   /// ERR-2: this host succeeds one that was lost. A buffer that is not here was there, if its client is not younger
   /// than the loss: whoever asks for it is told `text`.
   void set_past(std::string text, uint32_t youngest_client);
@@ -137,6 +156,8 @@ class Executor {
     uint32_t client = 0;
     uint32_t open = 0;  ///< steps not done, and results not settled
     uint32_t gangs = 0;
+    bool is_stepwise = false;
+    uint32_t prepared = 0;  ///< stepwise: nodes of the plan that need no go any more
     std::vector<Value> values;
     std::vector<uint64_t> ages;     ///< per value, once it is there
     std::vector<uint32_t> errors;   ///< per value: 0, or what befell it
@@ -183,10 +204,13 @@ class Executor {
     uint32_t sends_left = 0;
     uint32_t arrivals_left = 0;
     bool is_prepared = false;
-    bool has_room = false;  ///< begin_receive took some
+    bool has_room = false;    ///< begin_receive took some
+    bool is_written = false;  ///< by a host that will not say when it is done
     uint32_t receive_error = 0;
-    std::vector<Landing> posts;           ///< `source` names the destination that posted
-    std::vector<uint32_t> sent, arrived;  ///< hosts that we are done with
+    std::vector<Landing> posts;     ///< `source` names the destination that posted
+    std::vector<uint32_t> posted;   ///< hosts that have, ever
+    std::vector<uint32_t> arrived;  ///< hosts that have written, or failed to
+    std::vector<uint32_t> dead;     ///< hosts that ended since: they are told nothing, nor are their successors
   };
 
   struct Fetch {
@@ -229,6 +253,8 @@ class Executor {
   uint32_t acquire_run();
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
+  void prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node);
+  void await_goes(uint32_t slot);
   bool hold_back(const RunRecord& record, const uint64_t* handles);
   bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
@@ -259,6 +285,8 @@ class Executor {
   void drop_orphan(Client& c, Handle handle);
   void wake_waiters(Object& object);
   void release(Client& c, Object& object);
+  void rename(uint32_t client, Client& c, Handle name, Handle fresh);
+  void park(uint32_t client, Client& c, NoteKind kind, std::span<const std::byte> payload);
   void fetch(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
   void start_fetch(uint32_t slot, Object& object);
   void refuse_fetch(uint32_t slot, std::string_view why);
@@ -271,10 +299,15 @@ class Executor {
   void start_transfer(NodeRef ref);
   bool post_receive(uint64_t key);
   void try_send(uint64_t key);
+  void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);
+  void arrival(uint64_t key, uint32_t host, bool failed, std::string_view text);
+  bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
+  void source_settled(uint64_t key, uint32_t error);
+  void miss_peer(uint64_t key, uint32_t host, bool was_told);
+  void miss_lost_peers(uint32_t slot);
   void finish_exchange(uint64_t key);
   void receive_done(uint64_t key);
-  void lose_peers(uint64_t key, std::span<const uint32_t> hosts, std::string_view text);
-  void give_up_room(uint64_t key);
+  void forget_posts(uint64_t key, uint32_t host);
   std::string missing(uint32_t client, std::string_view otherwise) const;
   static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
 
@@ -297,13 +330,21 @@ class Executor {
   std::vector<Client> clients_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::vector<uint32_t> free_runs_;
-  std::vector<std::deque<NodeRef>> fifos_;  ///< one per local device
-  std::vector<uint32_t> in_flight_;         ///< per local device
+  std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for their go
+  std::vector<std::deque<NodeRef>> fifos_;           ///< one per local device
+  std::vector<uint32_t> in_flight_;                  ///< per local device
   std::vector<NodeRef> ready_;
   std::vector<NodeRef> throttled_;
   std::vector<Lane> lanes_;
   std::unordered_map<uint64_t, Exchange> exchanges_;
-  std::deque<uint64_t> stalled_receives_;  ///< in the order of their runs: nobody takes room before them
+  struct Lost {
+    std::string text;
+    LostPeer state;
+  };
+  std::unordered_map<uint32_t, Lost> lost_peers_;
+  std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: copies
+  std::vector<Sent> sent_;                            ///< scratch of poll()
+  std::deque<uint64_t> stalled_receives_;             ///< in the order of their runs: nobody takes room before them
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_fetches_;
   std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend knows

@@ -37,6 +37,7 @@ class Ledger {
     uint64_t bytes = 0;  ///< on all local devices
     uint64_t high_water = 0;
     bool is_open = false;
+    uint32_t parked = 0;  ///< values that will be booked on it when they come back
   };
   struct Device {
     uint64_t bytes = 0;
@@ -53,11 +54,11 @@ class Ledger {
 
   AccountId open(uint32_t client, uint32_t plan) {
     for (AccountId id = 0; id < accounts_.size(); ++id) {
-      if (accounts_[id].is_open || accounts_[id].bytes != 0) continue;
-      accounts_[id] = {client, plan, 0, 0, true};
+      if (accounts_[id].is_open || accounts_[id].bytes != 0 || accounts_[id].parked != 0) continue;
+      accounts_[id] = {client, plan, 0, 0, true, 0};
       return id;
     }
-    accounts_.push_back({client, plan, 0, 0, true});
+    accounts_.push_back({client, plan, 0, 0, true, 0});
     return static_cast<AccountId>(accounts_.size() - 1);
   }
   /// Nothing more is booked on it; it goes with its last byte.
@@ -87,7 +88,7 @@ class Ledger {
       return;
     }
     if ((count_ + 1) * 2 > slots_.size()) grow();
-    insert({value, mask, bytes, account, 1});
+    insert({value, mask, bytes, account, 1, false});
     book(account, mask, bytes);
   }
   void retain(Value value) {
@@ -98,6 +99,31 @@ class Ledger {
     if (slot == nullptr || --slot->references != 0) return;
     unbook(*slot);
     erase(slot);
+  }
+  /// One reference of a value becomes one of what stands for it off the devices (SUSP-1), which is booked nowhere.
+  void park(Value value, Value stand_in) {
+    const Slot* known = find(value);
+    if (known == nullptr || known->is_parked) return;
+    Slot parked = *known;
+    drop(value);
+    if (Slot* slot = find(stand_in)) {
+      ++slot->references;
+      return;
+    }
+    if ((count_ + 1) * 2 > slots_.size()) grow();
+    parked.value = stand_in;
+    parked.references = 1;
+    parked.is_parked = true;
+    ++accounts_[parked.account].parked;
+    insert(parked);
+  }
+  /// And back: the value is booked as it was.
+  void unpark(Value stand_in, Value value) {
+    const Slot* known = find(stand_in);
+    if (known == nullptr || !known->is_parked) return;
+    const Slot parked = *known;
+    drop(stand_in);
+    add(value, parked.account, parked.mask, parked.bytes);
   }
   /// An output has its memory now.
   void consume(Value value) {
@@ -117,6 +143,7 @@ class Ledger {
     for (const Slot& slot : slots_) {
       if (slot.value == nullptr) continue;
       ++count;
+      if (slot.is_parked) continue;
       for (uint64_t mask = slot.mask; mask != 0; mask &= mask - 1) {
         devices[static_cast<size_t>(std::countr_zero(mask))] += slot.bytes;
         accounts[slot.account] += slot.bytes;
@@ -137,6 +164,7 @@ class Ledger {
     uint64_t bytes = 0;
     AccountId account = 0;
     uint32_t references = 0;
+    bool is_parked = false;
   };
 
   size_t home(Value value) const {
@@ -187,6 +215,10 @@ class Ledger {
     owner.high_water = std::max(owner.high_water, owner.bytes);
   }
   void unbook(const Slot& slot) {
+    if (slot.is_parked) {
+      --accounts_[slot.account].parked;
+      return;
+    }
     for (uint64_t mask = slot.mask; mask != 0; mask &= mask - 1) {
       devices_[static_cast<size_t>(std::countr_zero(mask))].bytes -= slot.bytes;
       accounts_[slot.account].bytes -= slot.bytes;

@@ -54,6 +54,7 @@ void Executor::book(const Run& run, const NodeRecord& node, Value value) {
 void Executor::forget_plan(uint32_t id) {
   if (plans_[id]->account != kNone) ledger_.close(plans_[id]->account);
   plans_[id].reset();
+  backend_.forget_plan(id);
 }
 
 }  // namespace pathways

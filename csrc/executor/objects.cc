@@ -122,6 +122,17 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
       object.error = new_error({reinterpret_cast<const char*>(payload.data()), payload.size()});
       break;
     }
+    case NoteKind::kRename:
+      for (size_t at = 0; at + 2 * sizeof(uint64_t) <= payload.size(); at += 2 * sizeof(uint64_t)) {
+        Handle pair[2];
+        std::memcpy(pair, payload.data() + at, sizeof pair);
+        rename(id, *c, pair[0], pair[1]);
+      }
+      break;
+    case NoteKind::kPark:
+    case NoteKind::kUnpark:
+      park(id, *c, static_cast<NoteKind>(record.header.detail), payload);
+      break;
   }
   drain();
 }

@@ -3,6 +3,8 @@
 /// A destination takes room when its run is prepared and tells each source where to write (a post); a source writes
 /// straight there once its value is ready, so each byte is copied once, and says so (an arrival). Posts and arrivals
 /// may come before the run itself is prepared here: the exchange is then made by whoever comes first.
+#include <algorithm>
+
 #include "base/check.h"
 #include "executor/executor.h"
 
@@ -21,6 +23,7 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
   exchange.node = index;
   exchange.sends_left += node.destination_count;
   exchange.arrivals_left += node.source_count;
+  std::erase_if(exchange.posts, [&](const Landing& post) { return !has_part(exchange, post.source, false); });
   if (node.output_count == 0) return;
   // Room is given in the order of the runs: a younger receive that took the last room could wait for an older one's
   // consumer, which waits for room.
@@ -61,15 +64,26 @@ void Executor::start_transfer(NodeRef ref) {
   }
   const uint64_t key = exchange_key(run.order, node.global_node);
   Exchange& exchange = exchanges_.at(key);
-  if (error != 0) {
-    exchange.source_ready = true;
-    exchange.source_error = error;
-  } else {
+  if (error == 0) {
     exchange.source = retain(run.values[input]);
     watch(node.input_devices, {Watch::Kind::kSend, false, ref.run, ref.node, retain(exchange.source), key, age_});
   }
   read_done(run, plan.inputs(node));
-  if (error != 0) try_send(key);
+  if (error != 0) source_settled(key, error);
+}
+
+/// The source's value is ready, or has failed with `error`.
+void Executor::source_settled(uint64_t key, uint32_t error) {
+  Exchange& exchange = exchanges_.at(key);
+  exchange.source_ready = true;
+  exchange.source_error = error;
+  if (!exchange.posts.empty()) {
+    try_send(key);
+  } else if (exchange.sends_left == 0) {  // nobody is left to send to
+    if (exchange.source != nullptr) drop(exchange.source);
+    exchange.source = nullptr;
+    finish_exchange(key);
+  }
 }
 
 bool Executor::post_receive(uint64_t key) {
@@ -91,7 +105,8 @@ bool Executor::post_receive(uint64_t key) {
   for (Landing& landing : landings) {
     if (landing.source == options_.host) {
       exchange.posts.push_back(std::move(landing));
-    } else {
+    } else if (std::find(exchange.dead.begin(), exchange.dead.end(), landing.source) == exchange.dead.end()) {
+      if (lost_peers_.contains(landing.source)) landing.offsets.clear();
       link_.post(landing.source, order, global, landing.offsets);
     }
   }
@@ -99,68 +114,132 @@ bool Executor::post_receive(uint64_t key) {
   return true;
 }
 
-void Executor::on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
+Status Executor::on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
   const uint64_t key = exchange_key(order, node);
-  exchanges_[key].posts.push_back({host, {offsets.begin(), offsets.end()}});
+  Exchange& exchange = exchanges_[key];
+  if (exchange.is_prepared && !has_part(exchange, host, false)) return Status::kInvalid;
+  if (std::find(exchange.posted.begin(), exchange.posted.end(), host) != exchange.posted.end()) return Status::kInvalid;
+  exchange.posted.push_back(host);
+  exchange.posts.push_back({host, {offsets.begin(), offsets.end()}});
   try_send(key);
   drain();
+  return Status::kOk;
+}
+
+/// Whether a host takes part in an exchange that is prepared here.
+bool Executor::has_part(const Exchange& exchange, uint32_t host, bool as_source) const {
+  const Plan& plan = runs_[exchange.run]->plan->plan;
+  const NodeRecord& node = plan.node(exchange.node);
+  const auto hosts = as_source ? plan.sources(node) : plan.destinations(node);
+  return std::find(hosts.begin(), hosts.end(), host) != hosts.end();
 }
 
 void Executor::try_send(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
-  if (!exchange.is_prepared || !exchange.source_ready) return;
-  if (exchange.posts.empty()) {
-    finish_exchange(key);
-    return;
-  }
+  if (!exchange.is_prepared || !exchange.source_ready || exchange.posts.empty()) return;
   const std::vector<Landing> posts = std::move(exchange.posts);
   exchange.posts.clear();
-  Run& run = *runs_[exchange.run];
-  const NodeContext where = context(run, exchange.node);
-  const uint32_t global = run.plan->plan.node(exchange.node).global_node;
-  bool to_self = false, self_failed = false;
-  std::string self_error;
-  for (const Landing& post : posts) {
-    bool failed = false;
-    std::string text;
-    if (exchange.source_error != 0) {
-      failed = true;
-      text = error_text(exchange.source_error);
-    } else if (!post.offsets.empty() &&
-               backend_.send(where, exchange.source, post.source, post.offsets) != Status::kOk) {
-      failed = true;
-      text = backend_.last_error();
-    }
-    --exchange.sends_left;
-    exchange.sent.push_back(post.source);
-    if (post.source == options_.host) {
-      to_self = true;
-      self_failed = failed;
-      self_error = text;
-    } else {
-      link_.arrived(post.source, where.order, global, failed, text);
-    }
+  std::vector<SendState> states(posts.size(), SendState::kFailed);
+  std::string text;
+  if (exchange.source_error != 0) {
+    text = error_text(exchange.source_error);
+  } else {
+    // One look at the value for all that have posted. The reference stays until the last send is done.
+    backend_.send(context(*runs_[exchange.run], exchange.node), exchange.source, posts, key, states);
+    if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
   }
-  if (exchange.sends_left == 0 && exchange.source != nullptr) {
+  for (size_t i = 0; i < posts.size(); ++i) {  // each may be the last of the exchange
+    if (states[i] == SendState::kUnderWay) {
+      ++under_way_[posts[i].source];
+      continue;
+    }
+    const bool failed = states[i] == SendState::kFailed;
+    end_send(key, posts[i].source, failed, failed ? std::string_view(text) : std::string_view());
+  }
+}
+
+/// What was to be written to `destination` is, or never will be; it is told.
+void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text) {
+  Exchange& exchange = exchanges_.at(key);
+  PW_CHECK(exchange.sends_left > 0);
+  if (--exchange.sends_left == 0 && exchange.source_ready && exchange.source != nullptr) {
     drop(exchange.source);
     exchange.source = nullptr;
   }
-  if (to_self) {
-    on_arrived(where.order, global, options_.host, self_failed, self_error);
+  if (destination == options_.host) {
+    arrival(key, destination, failed, text);
+  } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
+    finish_exchange(key);
   } else {
+    const Run& run = *runs_[exchange.run];
+    link_.arrived(destination, run.order, run.plan->plan.node(exchange.node).global_node, failed, text);
     finish_exchange(key);
   }
 }
 
-void Executor::on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
+Status Executor::on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
   const uint64_t key = exchange_key(order, node);
-  Exchange& exchange = exchanges_.at(key);  // we posted, so we are prepared
+  const auto at = exchanges_.find(key);
+  // We posted before they wrote, so we are prepared.
+  if (at == exchanges_.end() || !at->second.is_prepared || host == options_.host || !has_part(at->second, host, true)) {
+    return Status::kInvalid;
+  }
+  const auto& heard = at->second.arrived;
+  if (std::find(heard.begin(), heard.end(), host) != heard.end()) return Status::kInvalid;
+  arrival(key, host, failed, text);
+  return Status::kOk;
+}
+
+void Executor::arrival(uint64_t key, uint32_t host, bool failed, std::string_view text) {
+  Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.arrivals_left > 0);
   exchange.arrived.push_back(host);
   if (failed && exchange.receive_error == 0) exchange.receive_error = new_error(std::string(text));
   if (--exchange.arrivals_left == 0) receive_done(key);
   finish_exchange(key);
   drain();
+}
+
+void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
+  if (!lost_peers_.emplace(host, Lost{std::string(text), state}).second) return;
+  std::vector<uint64_t> keys;
+  for (const auto& [key, exchange] : exchanges_) {
+    if (exchange.is_prepared) keys.push_back(key);
+  }
+  for (uint64_t key : keys) miss_peer(key, host, true);
+}
+
+/// A run came after peers were lost that have a part in it.
+void Executor::miss_lost_peers(uint32_t slot) {
+  const Plan& plan = runs_[slot]->plan->plan;
+  const auto nodes = plan.nodes();
+  for (const NodeRecord& node : nodes) {
+    if (node.kind != NodeKind::kTransfer || is_local(plan, node)) continue;
+    for (const auto& [host, lost] : lost_peers_) {
+      miss_peer(exchange_key(runs_[slot]->order, node.global_node), host, false);
+    }
+  }
+}
+
+/// Counts what a lost peer still owes to an exchange as failed. `was_told`: it may have been told where to write.
+void Executor::miss_peer(uint64_t key, uint32_t host, bool was_told) {
+  auto at = exchanges_.find(key);
+  if (at == exchanges_.end()) return;
+  const auto& [text, state] = lost_peers_.at(host);
+  Exchange& exchange = at->second;
+  if (has_part(exchange, host, true) &&
+      std::find(exchange.arrived.begin(), exchange.arrived.end(), host) == exchange.arrived.end()) {
+    exchange.is_written |= was_told && exchange.has_room && state == LostPeer::kAlive;
+    if (exchange.arrivals_left == 1) std::erase(stalled_receives_, key);  // it needs no room any more
+    arrival(key, host, true, text);
+    at = exchanges_.find(key);
+    if (at == exchanges_.end()) return;
+  }
+  if (has_part(at->second, host, false) &&
+      std::find(at->second.posted.begin(), at->second.posted.end(), host) == at->second.posted.end()) {
+    at->second.posted.push_back(host);
+    end_send(key, host, true, text);
+  }
 }
 
 void Executor::receive_done(uint64_t key) {
@@ -172,7 +251,7 @@ void Executor::receive_done(uint64_t key) {
   const uint32_t output = plan.outputs(node)[0];
   Value landed = nullptr;
   if (exchange.receive_error != 0) {
-    if (exchange.has_room) backend_.abandon_receive(where);
+    if (exchange.has_room && !exchange.is_written) backend_.abandon_receive(where);
     poison(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &landed) == Status::kOk) {
     book(run, node, landed);
@@ -185,12 +264,11 @@ void Executor::receive_done(uint64_t key) {
 void Executor::finish_exchange(uint64_t key) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end()) return;
-  Exchange& exchange = at->second;
+  const Exchange& exchange = at->second;
   if (!exchange.is_prepared || exchange.sends_left != 0 || exchange.arrivals_left != 0) return;
   const uint32_t slot = exchange.run;
-  // Where all destinations are lost, the source is still to come.
-  if (!exchange.source_ready && runs_[slot]->plan->plan.node(exchange.node).input_count != 0) return;
-  if (exchange.source != nullptr) drop(exchange.source);
+  const NodeRecord& node = runs_[slot]->plan->plan.node(exchange.node);
+  if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part ends before the value is there
   exchanges_.erase(at);
   close_step(slot);
 }

@@ -137,6 +137,14 @@ std::size_t Arena::block_bytes(std::uint64_t offset) const noexcept {
   return checked_block(offset)->bytes - kHeaderBytes;
 }
 
+bool Arena::was_block(std::uint64_t offset, std::size_t bytes) const noexcept {
+  if (offset < begin_ + kHeaderBytes || offset >= end_ || offset % kAlignment != 0) return false;
+  const Block* named = block(offset - kHeaderBytes);
+  if (!named->is(BlockState::kLive)) return false;
+  const std::uint64_t size = named->bytes;
+  return size >= kHeaderBytes && size <= end_ - (offset - kHeaderBytes) && size - kHeaderBytes >= bytes;
+}
+
 // ---- blocks
 
 Arena::Block* Arena::block(std::uint64_t offset) const noexcept {

@@ -58,6 +58,10 @@ class Arena {
   /// Bytes of the payload: what was asked for, rounded up to 64.
   [[nodiscard]] std::size_t block_bytes(std::uint64_t offset) const noexcept;
 
+  /// Whether `offset` is a live block of at least `bytes` bytes: for offsets that another process names (a stale
+  /// snapshot, but one that a process which keeps to the rules makes true as long as it wants the block written).
+  [[nodiscard]] bool was_block(std::uint64_t offset, std::size_t bytes) const noexcept;
+
   /// Payload and header bytes of blocks that hold references.
   [[nodiscard]] std::uint64_t bytes_in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
   /// The most that bytes_in_use() has been.

@@ -46,11 +46,11 @@ bool Client::open_wanted(const ProgramRef& program, const uint64_t* results, std
 }
 
 Status Client::submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
-                      std::span<uint64_t> wanted) {
+                      std::span<uint64_t> wanted, int64_t deadline_ns, const Words* too_late) {
   if (in_flight() >= options_.window) return Status::kFull;
   const auto result_count = static_cast<uint32_t>(program.result_parts.size());
   const size_t handles = arguments.size() + result_count;
-  size_t bytes = sizeof(RunRecord) + (handles + wanted.size()) * sizeof(uint64_t);
+  size_t bytes = sizeof(RunRecord) + (handles + wanted.size() + (deadline_ns != 0 ? 1 : 0)) * sizeof(uint64_t);
   if (bytes > outgoing_.max_record()) return Status::kInvalid;
   static_assert(sizeof(Handle) == sizeof(uint64_t));
   const std::span<Handle> fresh{reinterpret_cast<Handle*>(results), result_count};
@@ -65,7 +65,9 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
     return Status::kFull;
   }
   RunRecord record{};
-  record.header = {RecordKind::kRun, wanted.empty() ? uint16_t{0} : uint16_t{kRunWanted}, options_.id};
+  record.header = {RecordKind::kRun, 0, options_.id};
+  if (!wanted.empty()) record.header.detail |= kRunWanted;
+  if (deadline_ns != 0) record.header.detail |= kRunHasDeadline;
   record.tag = submitted() + 1;
   record.plan = program.plan;
   record.group = program.group;
@@ -79,6 +81,11 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   if (result_count != 0) std::memcpy(out, results, size_t{result_count} * sizeof(uint64_t));
   out += size_t{result_count} * sizeof(uint64_t);
   if (!wanted.empty()) std::memcpy(out, wanted.data(), wanted.size_bytes());
+  out += wanted.size_bytes();
+  if (deadline_ns != 0) {
+    std::memcpy(out, &deadline_ns, sizeof deadline_ns);
+    for (const Handle handle : fresh) too_late_.insert_or_assign(handle.raw, *too_late);
+  }
   submitted_.store(record.tag, std::memory_order_relaxed);
   publish();
   return Status::kOk;
@@ -122,6 +129,7 @@ Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, 
 
 void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
   errors_.erase(handle.raw);
+  if (!too_late_.empty()) too_late_.erase(handle.raw);
   Releases& releases = releases_[group];
   releases.handles.push_back(handle.raw);
   releases.bytes += bytes;
@@ -162,6 +170,10 @@ void Client::poll_inbox() {
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
     std::string why(text, std::min<size_t>(record.bytes, bytes.size() - sizeof record));
     const Handle handle{record.handle};
+    if (record.header.detail == kFailedByDeadline) {
+      const auto words = too_late_.find(record.handle);
+      if (words != too_late_.end()) why = *words->second;
+    }
     if (!handle.valid()) {
       put_out_text_ = std::move(why);
       // SYNC client/put_out: pairs with cluster_status().

@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -26,6 +27,10 @@
 #include "runtime/wiring.h"
 
 namespace pathways {
+
+/// What is said of a run whose deadline has passed; shared by all runs of one program with one deadline.
+using Words = std::shared_ptr<const std::string>;
+inline Words make_words(std::string text) { return std::make_shared<const std::string>(std::move(text)); }
 
 /// What `submit` needs to know of a program.
 struct ProgramRef {
@@ -46,10 +51,12 @@ class Client {
   Client(Options options, ClientBlock* block, ControllerBlock* controller);
 
   /// Submits one run. Writes the handles of the results. `wanted`: empty, or a bit per result whose value is to come
-  /// with its completion; of them only those stay set that will, and for these `read` then has the value. kFull:
-  /// nothing happened, try again later; kClosed: the cluster is gone; kInvalid: too long for the ring, ever.
+  /// with its completion; of them only those stay set that will, and for these `read` then has the value.
+  /// `deadline_ns` (monotonic_ns(); 0: none): the run must be over by then, else its results fail with `too_late`
+  /// (DEAD-1). kFull: nothing happened, try again later; kClosed: the cluster is gone; kInvalid: too long for the ring,
+  /// ever.
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
-                std::span<uint64_t> wanted = {});
+                std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const Words* too_late = nullptr);
   uint64_t last_tag() const { return submitted(); }
   /// Drops a run that no host has been granted, and fails its results in any case.
   Status cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text);
@@ -118,6 +125,7 @@ class Client {
   std::string put_out_text_;       ///< written before put_out_
   std::unordered_map<uint32_t, Releases> releases_;   ///< by group
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
+  std::unordered_map<uint64_t, Words> too_late_;      ///< by handle, of runs with deadlines
 };
 
 }  // namespace pathways

@@ -24,6 +24,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
     : options_(std::move(options)),
       block_(block),
       sequencer_(static_cast<uint32_t>(hosts.size()), options_.window),
+      stepper_(options_.sequential ? std::make_unique<Stepper>(static_cast<uint32_t>(hosts.size())) : nullptr),
       hosts_(hosts.size()),
       admission_(options_.budgets) {
   if (hosts.empty() || hosts.size() > NewsBoard::kPlaces) {
@@ -34,6 +35,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
     hosts_[h].block = hosts[h];
     hosts_[h].inbox = hosts[h]->ring_to_controller()->claim_consumer();
     hosts_[h].outbox = Outbox(hosts[h]->ring_from_controller(), &hosts[h]->doorbell);
+    hosts_[h].outbox.set_distance(block->distance_ns);
     max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
   }
   std::vector<uint32_t> all(hosts_.size());
@@ -167,6 +169,7 @@ uint32_t Controller::step() {
   read_mail();
   uint32_t done = drain_hosts();
   done += drain_clients();
+  if (!deadlines_.empty()) done += pass_deadlines();
   if (!holding_.empty()) retry_held();
   ++stats_.passes;
   flush();
@@ -196,7 +199,12 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
       if (!stranded_.empty()) forward_stranded(id);
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
-      forward(entry, id, id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]));
+      const auto record = id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]);
+      if (stepper_) {
+        forward_in_turn(entry, id, record);
+      } else {
+        forward(entry, id, record);
+      }
     }
     if (id != fresh_id) {
       kept_[id].clear();
@@ -207,11 +215,22 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
   granted.clear();
 }
 
-void Controller::forward(const Entry& entry, EntryId id, std::span<const std::byte> record) {
+/// A host's outbox, to be flushed at the end of the pass.
+Outbox& Controller::outbox_of(uint32_t h) {
+  Host& host = hosts_[h];
+  if (!host.is_dirty) {
+    host.is_dirty = true;
+    dirty_.push_back(h);
+  }
+  return host.outbox;
+}
+
+void Controller::forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
   const auto bytes = static_cast<uint32_t>(record.size());
   RecordHeader header;
   std::memcpy(&header, record.data(), sizeof header);
   header.client = entry.client;
+  header.detail |= flags;
   const uint64_t tag = id;
   const bool is_run = entry.kind == EntryKind::kRun;
   if (is_run) ++stats_.granted;
@@ -230,16 +249,6 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
       std::memcpy(out + offsetof(RunRecord, order), &entry.order, sizeof entry.order);
     });
   }
-}
-
-/// The outbox of a host that is to be flushed.
-Outbox& Controller::outbox_of(uint32_t h) {
-  Host& host = hosts_[h];
-  if (!host.is_dirty) {
-    host.is_dirty = true;
-    dirty_.push_back(h);
-  }
-  return host.outbox;
 }
 
 void Controller::retire(EntryId id, uint32_t client) {
@@ -294,8 +303,10 @@ void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
     entry.ganged = ganged;
   }
   const uint32_t client = entry.client;
+  if (stepper_) stepper_->host_done(id, h);
   if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();
+  if (stepper_) step_on();
 }
 
 void Controller::flush() {
@@ -319,7 +330,7 @@ void Controller::flush() {
 }
 
 bool Controller::is_idle() const {
-  return sequencer_.live() == 0 && dirty_.empty() &&
+  return sequencer_.live() == 0 && dirty_.empty() && (!stepper_ || stepper_->is_idle()) &&
          std::none_of(clients_.begin(), clients_.end(), [](const auto& c) { return c->outbox.has_overflow(); });
 }
 
@@ -356,6 +367,19 @@ void Controller::stop() {
   read_mail();  // what was posted while it still seemed to run
 }
 
+/// How long to wait before what is kept in some outbox may go on.
+std::chrono::nanoseconds Controller::overflow_look() const {
+  if (block_->distance_ns == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = 0;
+  for (const uint32_t h : dirty_) {
+    const int64_t own = hosts_[h].outbox.due();
+    if (own != 0 && (due == 0 || own < due)) due = own;
+  }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
 void Controller::loop() {
   const SpinPolicy spin = SpinPolicy::linger();
   bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
@@ -376,7 +400,10 @@ void Controller::loop() {
     if (done != 0) continue;
     std::chrono::nanoseconds limit = kLook;
     if (!holding_.empty()) limit = kHeldLook;
-    if (!dirty_.empty()) limit = kOverflowLook;
+    if (!dirty_.empty()) limit = overflow_look();
+    if (!deadlines_.empty()) {
+      limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, deadlines_.next_ns() - monotonic_ns())));
+    }
     (void)block_->doorbell.wait(ticket, is_broken ? kLook : limit, spin);
   }
 }

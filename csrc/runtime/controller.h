@@ -21,6 +21,7 @@
 /// future with a part there fails. What was still waiting for them waits on, and runs on their successors; only a run
 /// that other hosts are waiting for as well is dropped, so that nobody waits for a host that starts, and a client that
 /// submits such a run meanwhile is not read further until all its hosts are there.
+/// Options::sequential replaces parallel dispatch by sequential dispatch, to be measured against (runtime/stepper.h).
 ///
 /// Threading: `step` by one thread; the registration calls by any thread, they leave mail that the next step reads.
 #pragma once
@@ -39,7 +40,9 @@
 
 #include "channel/outbox.h"
 #include "channel/records.h"
+#include "runtime/deadlines.h"
 #include "runtime/directory.h"
+#include "runtime/stepper.h"
 #include "runtime/wiring.h"
 #include "sequencer/admission.h"
 #include "sequencer/sequencer.h"
@@ -50,7 +53,8 @@ struct ControllerStats {
   uint64_t runs = 0;  ///< submitted
   uint64_t granted = 0;
   uint64_t retired = 0;
-  uint64_t dropped = 0;  ///< cancelled before they were granted
+  uint64_t dropped = 0;  ///< cancelled, or too late, before they were granted
+  uint64_t late = 0;     ///< not over when their deadline passed
   uint64_t notes = 0;
   uint64_t records_out = 0;
   uint64_t passes = 0;
@@ -87,6 +91,7 @@ class Controller {
     std::vector<uint64_t> budgets{};    ///< bytes per place: devices by number, then hosts' memory for transfers
     std::vector<std::string> places{};  ///< their names, for errors
     std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< of MEM-3
+    bool sequential = false;                                          ///< dispatch node by node, for measurement
   };
   static constexpr GroupId kAllHosts = 0;
 
@@ -100,6 +105,8 @@ class Controller {
   void set_budget(PlaceId place, uint64_t bytes);
   /// Registers what a plan takes, before its first run is submitted.
   void set_plan_memory(uint32_t plan, PlanMemory memory);
+  /// Sequential dispatch only, else it does nothing: the nodes of a plan in the program's order. Before its first run.
+  void add_plan(uint32_t plan, std::vector<ProgramNode> nodes);
   /// Numbers of clients are never used again.
   void add_client(uint32_t client, ClientBlock* block);
   /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone. Returns when the
@@ -114,6 +121,19 @@ class Controller {
   /// block. Throws Error(kInvalid) for a host that is not lost.
   void restore_host(uint32_t host, HostBlock* block);
 
+  /// Takes no further record of the client's, until `resume`: what it sent waits in its ring. By any thread, as the
+  /// next ones; nothing happens when the client is gone.
+  void suspend(uint32_t client);
+  void resume(uint32_t client);
+  /// Every run of the client that was admitted is over on all its hosts. True when the client is gone.
+  bool is_quiet(uint32_t client);
+  /// MEM-1: the client's buffers left the devices, and take nothing of their budgets.
+  void park(uint32_t client);
+  /// They are to come back. When there is no room beside what others hold, nothing happens but that this says so.
+  std::string unpark(uint32_t client);
+  /// A note to all hosts, as if the client had sent it: kPark and kUnpark, which are the controller's alone.
+  void note_for(uint32_t client, NoteKind kind, std::vector<std::byte> payload);
+
   /// One pass. The number of records handled; 0 when there was nothing to do.
   uint32_t step();
   void start();
@@ -123,6 +143,8 @@ class Controller {
   ControllerStats stats();
   /// True when nothing waits, is granted, or is kept back; only between steps.
   bool is_idle() const;
+  /// When `step` has something to do although nobody rings: the next deadline, monotonic_ns(); INT64_MAX: none.
+  int64_t next_deadline_ns() const { return deadlines_.empty() ? INT64_MAX : deadlines_.next_ns(); }
 
  private:
   struct Client {
@@ -133,6 +155,7 @@ class Controller {
     uint64_t retired = 0;
     uint64_t told = 0;
     bool has_news = false;
+    bool is_suspended = false;
     std::string fault;  ///< why it is to be put out
     Directory directory;
     std::vector<std::vector<std::byte>> definitions;      ///< backend notes so far: a host's successor hears them again
@@ -172,21 +195,33 @@ class Controller {
   void retry_held();
   bool retry_held(Client& client);
   void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, PlaceId worst);
-  void fail_results(Client& client, std::span<const std::byte> record, std::string_view text);
+  void fail_results(Client& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
   std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
                       Verdict verdict, PlaceId worst) const;
   bool is_held_by_busy(const Client& client, PlaceId place) const;
   static std::vector<std::byte> failure_note(uint32_t client, Handle handle, GroupId group, std::string_view text);
   void give_back(Directory::Entry& entry);
   void note_handles(Client& client, std::span<const std::byte> record);
+  void rename(Client& client, Handle name, Handle fresh);
   void put_out(Client& client);
-  void tell(Client& client, Handle handle, std::string_view text);
+  void tell(Client& client, Handle handle, std::string_view text, uint16_t detail = 0);
+  static int64_t deadline_of(std::span<const std::byte> record);
+  void refuse_late(Client& client, std::span<const std::byte> record);
+  void watch_deadline(Client& client, std::span<const std::byte> record, EntryId id = Deadlines::kHeld);
+  bool is_over(const Deadlines::Item& item);
+  uint32_t pass_deadlines();
+  void pass_deadline(const Deadlines::Item& item);
+  std::string too_late(std::span<const std::byte> record) const;
   EntryId submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
   void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);
-  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record);
+  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags = 0);
+  void forward_in_turn(const Entry& entry, EntryId id, std::span<const std::byte> record);
+  void step_on();
+  bool enqueued(uint32_t host, const EnqueuedRecord& record);
+  Outbox& outbox_of(uint32_t host);
   void retire(EntryId id, uint32_t client);
   void cancel(uint32_t client, uint64_t tag);
-  void cancel_held(Client& client, uint64_t tag, std::string_view text);
+  bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
   void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
   void lose(const std::vector<uint32_t>& hosts, std::string_view text);
@@ -198,10 +233,10 @@ class Controller {
   void forward_stranded(EntryId id);
   std::vector<EntryId> stranded() const;
   bool is_stranded(GroupId group) const;
-  Outbox& outbox_of(uint32_t host);
   void flush();
   void finish(ClusterStatus status, std::string_view text);
   void loop();
+  std::chrono::nanoseconds overflow_look() const;
   /// Runs `mail` on the stepping thread, and returns when it has run.
   void run_mail(std::function<void()> mail);
   ControllerStats snapshot() const;
@@ -209,6 +244,7 @@ class Controller {
   const Options options_;
   ControllerBlock* block_;
   Sequencer sequencer_;
+  std::unique_ptr<Stepper> stepper_;  ///< sequential dispatch; null: parallel
   std::vector<Host> hosts_;
   std::vector<std::unique_ptr<Client>> clients_;  ///< owner: the stepping thread
   std::unordered_map<uint32_t, Client*> by_id_;
@@ -224,6 +260,7 @@ class Controller {
   uint64_t losses_ = 0;
   uint32_t lost_ = 0;                                                          ///< hosts that are lost now
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> stranded_;  ///< what hosts hear in a run's stead
+  Deadlines deadlines_;
   ControllerStats stats_;
 
   std::mutex mutex_;  ///< guards mail_, is_running_ and client_ids_

@@ -24,7 +24,9 @@ Record read(std::span<const std::byte> bytes) {
 
 uint32_t Controller::drain_clients() {
   uint32_t done = 0;
-  for (auto& client : clients_) done += drain_client(*client);
+  for (auto& client : clients_) {
+    if (!client->is_suspended) done += drain_client(*client);
+  }
   for (size_t i = 0; i < clients_.size();) {
     if (clients_[i]->fault.empty()) {
       ++i;
@@ -72,9 +74,17 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     return false;
   }
   if (is_run && lost_ != 0 && is_stranded(group)) return false;  // its other hosts must not wait with it
+  if (stepper_ && is_run && !stepper_->knows(read<RunRecord>(bytes).plan) &&
+      has_mail_.load(std::memory_order_acquire)) {  // SYNC controller/mail, as above: its plan may be in the mail
+    return false;
+  }
   ++(is_run ? stats_.runs : stats_.notes);
   if (!client.held.empty()) {
     hold(client, bytes);
+    return true;
+  }
+  if (const int64_t deadline = deadline_of(bytes); deadline != 0 && deadline <= monotonic_ns()) {
+    refuse_late(client, bytes);
     return true;
   }
   Verdict verdict;
@@ -109,11 +119,17 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
     case RecordKind::kRun: {
       if (bytes.size() < sizeof(RunRecord)) return expect(sizeof(RunRecord));
       const auto record = read<RunRecord>(bytes);
-      if ((header.detail & ~kRunWanted) != 0) return "a run has the unknown flags " + std::to_string(header.detail);
+      if ((header.detail & ~(kRunWanted | kRunHasDeadline)) != 0) {
+        return "a run has the unknown flags " + std::to_string(header.detail);
+      }
       return expect(sizeof record + words_behind(record) * sizeof(uint64_t));
     }
     case RecordKind::kNote: {
       if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));
+      if (const auto kind = static_cast<NoteKind>(header.detail);
+          kind == NoteKind::kPark || kind == NoteKind::kUnpark) {
+        return "a note is of kind " + std::to_string(header.detail) + ", which clients do not send";
+      }
       return expect(sizeof(NoteRecord) + ((uint64_t{read<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
     }
     case RecordKind::kCancel:
@@ -131,12 +147,12 @@ void Controller::put_out(Client& client) {
   drop_client(id);
 }
 
-void Controller::tell(Client& client, Handle handle, std::string_view text) {
+void Controller::tell(Client& client, Handle handle, std::string_view text, uint16_t detail) {
   text = text.substr(0, std::min(kMostText, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
   ++client.told;
   client.outbox.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
-    const FailedRecord record{{RecordKind::kFailed, 0, client.id}, handle.raw, bytes, 0};
+    const FailedRecord record{{RecordKind::kFailed, detail, client.id}, handle.raw, bytes, 0};
     std::memcpy(out, &record, sizeof record);
     std::memcpy(out + sizeof record, text.data(), bytes);
   });
@@ -187,6 +203,9 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
       refuse("a completion of a run that does not run");
     }
     run_done(index, record);
+  } else if (header.kind == RecordKind::kEnqueued) {
+    if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
+    if (!enqueued(index, read<EnqueuedRecord>(bytes))) refuse("a report of a call that nobody waits for");
   } else if (header.kind == RecordKind::kFailed) {
     if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
     const auto record = read<FailedRecord>(bytes);

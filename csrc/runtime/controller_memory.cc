@@ -118,7 +118,7 @@ void Controller::order(Client& client, std::span<const std::byte> bytes) {
   ++client.in_flight;
   if (memory == nullptr || memory->results.size() != record.results) {
     note_handles(client, bytes);
-    submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
+    watch_deadline(client, bytes, submit_record(client, bytes, record.group, EntryKind::kRun, record.tag));
     return;
   }
   const uint64_t number = admission_.enter(memory->needs);
@@ -151,6 +151,7 @@ void Controller::order(Client& client, std::span<const std::byte> bytes) {
   const EntryId id = submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
   if (id >= admitted_.size()) admitted_.resize(id + 1);
   admitted_[id] = {memory, number};
+  watch_deadline(client, bytes, id);
 }
 
 /// Keeps the directory: which handles a sound record makes, and which it ends.
@@ -186,8 +187,28 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
         }
       }
       return;
+    case NoteKind::kRename:
+      for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
+        rename(client, Handle{word(bytes, sizeof record + at)},
+               Handle{word(bytes, sizeof record + at + sizeof(Handle))});
+      }
+      return;
     default:
       return;
+  }
+}
+
+/// MOVE-1: the name means the fresh buffer, and what it meant before gives its memory back.
+void Controller::rename(Client& client, Handle name, Handle fresh) {
+  Directory::Entry* came = client.directory.find(fresh);
+  if (came == nullptr) return;
+  const Directory::Entry moved = *came;
+  client.directory.forget(*came);
+  if (auto* old = client.directory.find(name)) give_back(*old);
+  if (auto* entry = client.directory.announce(name, moved.group)) {
+    entry->block = moved.block;
+  } else if (moved.block != Directory::kNoBlock) {
+    admission_.release(moved.block);
   }
 }
 
@@ -205,6 +226,7 @@ void Controller::hold(Client& client, std::span<const std::byte> bytes) {
   }
   count_held(client, bytes, true);
   client.held.emplace_back(bytes.begin(), bytes.end());
+  watch_deadline(client, bytes);
 }
 
 /// Which handles held records name.
@@ -245,11 +267,15 @@ void Controller::release_ahead(Client& client, std::span<const std::byte> bytes)
 
 void Controller::retry_held() {
   bool has_only_held = false;
-  for (const Client* client : holding_) has_only_held = has_only_held || client->held_since != 0;
+  for (const Client* client : holding_) {
+    has_only_held = has_only_held || (client->held_since != 0 && !client->is_suspended);
+  }
   if (admission_version_ == admission_.version() && !has_only_held) return;
   admission_.clear_claims();
   for (size_t i = 0; i < holding_.size();) {
-    if (retry_held(*holding_[i])) {
+    if (holding_[i]->is_suspended) {
+      holding_[i++]->held_since = 0;
+    } else if (retry_held(*holding_[i])) {
       holding_.erase(holding_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;
@@ -308,17 +334,19 @@ bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
   });
 }
 
-void Controller::cancel_held(Client& client, uint64_t tag, std::string_view text) {
+bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail) {
   const auto at = std::find_if(client.held.begin(), client.held.end(),
                                [&](const auto& bytes) { return is_run(bytes) && read<RunRecord>(bytes).tag == tag; });
-  if (at == client.held.end()) return;
+  if (at == client.held.end()) return false;
   const std::vector<std::byte> bytes = std::move(*at);
   client.held.erase(at);
+  admission_version_ = UINT64_MAX;  // nothing may be held any more
   count_held(client, bytes, false);
   ++stats_.dropped;
   ++client.retired;
   client.has_news = true;
-  fail_results(client, bytes, text);
+  fail_results(client, bytes, text, detail);
+  return true;
 }
 
 // --------------------------------------------------------------------------------------------------------- refused
@@ -383,9 +411,10 @@ std::vector<std::byte> Controller::failure_note(uint32_t client, Handle handle, 
 
 /// Tells the client that the record's results failed; and the hosts that would hold them, so that what depends on them
 /// fails by the same words (ERR-1).
-void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text) {
+void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
+                              uint16_t detail) {
   const auto fail = [&](Handle handle, GroupId group, bool is_told_hosts) {
-    tell(client, handle, text);
+    tell(client, handle, text, detail);
     if (!is_told_hosts) return;
     const auto out = failure_note(client.id, handle, group, text);
     submit_record(client, out, group, EntryKind::kNote, 0);

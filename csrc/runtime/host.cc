@@ -20,6 +20,8 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
       inbox_(block_->ring_from_controller()->claim_consumer()),
       to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
       executor_({options.host, options.devices, options.max_in_flight, options.device_bytes}, backend, *this) {
+  distance_ns_ = controller->distance_ns;
+  to_controller_.set_distance(distance_ns_);
   if (block_->peers == 0) return;
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
@@ -28,6 +30,7 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
     if (peer == options.host || hosts[peer] == nullptr) continue;
     from_peers_[peer] = block_->ring_from(peer)->claim_consumer();
     to_peers_[peer] = Outbox(hosts[peer]->ring_from(options.host), &hosts[peer]->doorbell);
+    to_peers_[peer].set_distance(distance_ns_);
   }
 }
 
@@ -85,6 +88,14 @@ void Host::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes
       [this, id, error = std::move(error), sizes = std::move(sizes)] { executor_.set_compiled(id, error, sizes); });
 }
 
+void Host::remove_plan(uint32_t id) {
+  {
+    const std::lock_guard lock(mutex_);
+    plans_.erase(id);
+  }
+  post_mail([this, id] { executor_.remove_plan(id); });
+}
+
 void Host::attach_client(uint32_t client, ClientBlock* block) {
   post_mail([this, client, block] {
     if (client >= tables_.size()) tables_.resize(client + 1, nullptr), read_backs_.resize(client + 1, nullptr);
@@ -118,27 +129,28 @@ uint32_t Host::step() {
     inbox_.pop();
   }
   if (done != 0) inbox_.release();
-  for (ByteRing::Consumer& peer : from_peers_) {
-    if (peer.valid()) done += drain_peer(peer);
-  }
+  for (uint32_t peer = 0; peer < from_peers_.size(); ++peer) done += drain_peer(peer);
   done += executor_.poll();
+  if (!replacements_.empty()) replace_peers();
   has_overflow_ = to_controller_.flush();
   for (Outbox& peer : to_peers_) has_overflow_ = peer.flush() || has_overflow_;
   return done;
 }
 
-uint32_t Host::drain_peer(ByteRing::Consumer& peer) {
-  uint32_t done = 0;
-  for (; true; ++done) {
-    const std::span<const std::byte> bytes = peer.try_front();
-    if (bytes.empty()) return done;
-    take_peer(bytes);
-    peer.pop();
+/// How long to wait before what is kept in some outbox may go on.
+std::chrono::nanoseconds Host::overflow_look() const {
+  if (distance_ns_ == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = to_controller_.due();
+  for (const Outbox& peer : to_peers_) {
+    if (peer.due() != 0 && (due == 0 || peer.due() < due)) due = peer.due();
   }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
 }
 
 Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) {
-  if (has_overflow_) timeout = std::min<std::chrono::nanoseconds>(timeout, kOverflowLook);
+  if (has_overflow_) timeout = std::min(timeout, overflow_look());
   return block_->doorbell.wait(ticket, timeout, spin);
 }
 
@@ -158,6 +170,12 @@ void Host::take(std::span<const std::byte> bytes) {
       executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
       return;
     }
+    case RecordKind::kGo: {
+      GoRecord record;
+      std::memcpy(&record, bytes.data(), sizeof record);
+      executor_.on_go(record.order, record.last);
+      return;
+    }
     case RecordKind::kClientGone:
       executor_.on_client_gone(header.client);
       if (header.client < tables_.size() && tables_[header.client] != nullptr) {
@@ -171,34 +189,6 @@ void Host::take(std::span<const std::byte> bytes) {
     default:
       throw Error(Status::kInvalid,
                   "the controller sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
-  }
-}
-
-void Host::take_peer(std::span<const std::byte> bytes) {
-  RecordHeader header;
-  std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.kind == RecordKind::kPost) {
-    PostRecord record;
-    std::memcpy(&record, bytes.data(), sizeof record);
-    const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
-    std::vector<uint64_t>& partial = partial_posts_.at(record.host);
-    if (header.detail != 0) {  // more of it follows
-      partial.insert(partial.end(), offsets.begin(), offsets.end());
-    } else if (partial.empty()) {
-      executor_.on_post(record.order, record.node, record.host, offsets);
-    } else {
-      partial.insert(partial.end(), offsets.begin(), offsets.end());
-      const std::vector<uint64_t> whole = std::move(partial);
-      partial.clear();
-      executor_.on_post(record.order, record.node, record.host, whole);
-    }
-  } else if (header.kind == RecordKind::kArrived) {
-    ArrivedRecord record;
-    std::memcpy(&record, bytes.data(), sizeof record);
-    executor_.on_arrived(record.order, record.node, record.host, header.detail != 0,
-                         {reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes});
-  } else {
-    throw Error(Status::kInvalid, "a host sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
   }
 }
 
@@ -228,6 +218,13 @@ void Host::failed(uint32_t client, Handle future, std::string_view text) {
 void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) {
   to_controller_.send(sizeof(RunDoneRecord), [&](std::byte* out) {
     const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0};
+    std::memcpy(out, &record, sizeof record);
+  });
+}
+
+void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
+  to_controller_.send(sizeof(EnqueuedRecord), [&](std::byte* out) {
+    const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};
     std::memcpy(out, &record, sizeof record);
   });
 }

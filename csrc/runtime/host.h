@@ -5,11 +5,14 @@
 /// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
 ///
 /// ERR-2: peers that are lost are forgotten when the order says so, with what they wrote before taken in; a successor
-/// is known from `replace_peer` on, with rings as new in both directions (host_peers.cc).
+/// is known from `replace_peer` on, with rings as new in both directions (host_losses.cc).
 ///
-/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `attach_client`, `replace_peer`,
-/// `set_faults` and `task_done` by any thread, they leave mail that the next step reads before it takes a record, so
-/// what was registered before a record was submitted is known when it comes.
+///   PEER-1  a record of another host that makes no sense (corrupt, truncated, of no transfer that both take part in)
+///           closes the channel from it, with an error that names it, and nothing else.
+///
+/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `remove_plan`, `attach_client`,
+/// `replace_peer`, `set_faults` and `task_done` by any thread, they leave mail that the next step reads before it takes
+/// a record, so what was registered before a record was submitted is known when it comes.
 #pragma once
 
 #include <atomic>
@@ -48,6 +51,8 @@ class Host final : private HostLink {
   /// there.
   void add_plan(uint32_t id, Plan plan);
   void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
+  /// No record that comes after names it. Runs under way go on, see Executor::remove_plan.
+  void remove_plan(uint32_t id);
   void attach_client(uint32_t client, ClientBlock* block);
   void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.
@@ -75,14 +80,17 @@ class Host final : private HostLink {
   bool begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) override;
   void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
+  void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
+  std::chrono::nanoseconds overflow_look() const;
   void post_mail(std::function<void()> mail);
   void read_mail();
   void take(std::span<const std::byte> bytes);
-  void take_peer(std::span<const std::byte> bytes);
-  uint32_t drain_peer(ByteRing::Consumer& peer);
+  uint32_t drain_peer(uint32_t peer);
+  std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
+  void close_peer(uint32_t peer, const std::string& fault);
   void lose_peers(std::span<const std::byte> record);
   void replace_peers();
 
@@ -101,6 +109,7 @@ class Host final : private HostLink {
   std::vector<Replacement> replacements_;  ///< that wait for their loss to be heard of
   uint64_t losses_ = 0;                    ///< of the cluster, as far as heard of
   std::atomic<uint64_t> peers_replaced_{0};
+  int64_t distance_ns_ = 0;
   bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
   std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone
   std::vector<ReadBackArea*> read_backs_;  ///< by client; nullptr: it has none

@@ -1,56 +1,94 @@
-/// A host's peers come and go (ERR-2).
-///
-/// The ring from a peer lies in this host's block, so it outlives the peer: what the peer published is taken in, then
-/// the ring is made anew for the successor. The controller starts a successor only after every host has done so, so
-/// nobody else uses the ring meanwhile.
+/// What hosts say to each other about transfers, and what becomes of one that makes no sense.
+#include <cstdio>
 #include <cstring>
 
 #include "base/status.h"
 #include "runtime/host.h"
 
 namespace pathways {
+namespace {
 
-void Host::lose_peers(std::span<const std::byte> bytes) {
-  HostLostRecord record;
+constexpr size_t kMostOffsets = 1u << 20;  // of one post: more blocks than a host lands in one transfer
+
+template <typename Record>
+Record read(std::span<const std::byte> bytes) {
+  Record record;
   std::memcpy(&record, bytes.data(), sizeof record);
-  std::vector<uint32_t> lost(record.hosts);
-  std::memcpy(lost.data(), bytes.data() + sizeof record, lost.size() * sizeof(uint32_t));
-  const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record + padded(record.hosts * 4));
-  for (const uint32_t peer : lost) {
-    if (peer >= from_peers_.size()) continue;  // hosts without rings between them
-    if (from_peers_[peer].valid()) (void)drain_peer(from_peers_[peer]);
-    from_peers_[peer] = ByteRing::Consumer();
-    to_peers_[peer] = Outbox();
-    partial_posts_[peer].clear();
-  }
-  losses_ = record.loss;
-  executor_.on_hosts_lost(lost, {text, record.bytes});
-  replace_peers();
+  return record;
 }
 
-void Host::replace_peer(uint32_t peer, HostBlock* block, uint64_t loss) {
-  if (peer >= to_peers_.size() || peer == options_.host) {
-    throw Error(Status::kInvalid, "host " + std::to_string(options_.host) + " has no peer " + std::to_string(peer));
-  }
-  post_mail([this, peer, block, loss] {
-    replacements_.push_back({peer, block, loss});
-    replace_peers();
-  });
+std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
+  return std::string(kind) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
 }
 
-void Host::replace_peers() {
-  std::erase_if(replacements_, [&](const Replacement& next) {
-    if (next.loss > losses_) return false;
-    from_peers_[next.peer] = ByteRing::Consumer();
-    ByteRing* ring = block_->ring_from(next.peer);
-    ByteRing::create(ring, ring->capacity());
-    from_peers_[next.peer] = ring->claim_consumer();
-    to_peers_[next.peer] = Outbox(next.block->ring_from(options_.host), &next.block->doorbell);
-    partial_posts_[next.peer].clear();
-    // SYNC host/replaced: pairs with peers_replaced().
-    peers_replaced_.fetch_add(1, std::memory_order_release);
-    return true;
-  });
+}  // namespace
+
+uint32_t Host::drain_peer(uint32_t peer) {
+  ByteRing::Consumer& ring = from_peers_[peer];
+  if (!ring.valid()) return 0;
+  uint32_t done = 0;
+  std::string fault;
+  try {
+    while (fault.empty()) {
+      const std::span<const std::byte> bytes = ring.try_front();
+      if (bytes.empty()) break;
+      fault = take_peer(peer, bytes);
+      ring.pop();
+      ++done;
+    }
+  } catch (const Error& error) {  // the ring itself is corrupt (RING-5)
+    fault = error.what();
+  }
+  if (!fault.empty()) close_peer(peer, fault);
+  return done;
+}
+
+/// What is wrong with a peer's record; empty when nothing is, and then it was done.
+std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
+  const auto header = read<RecordHeader>(bytes);
+  if (header.kind == RecordKind::kPost) {
+    if (bytes.size() < sizeof(PostRecord)) return sizes("a post", bytes.size(), sizeof(PostRecord));
+    const auto record = read<PostRecord>(bytes);
+    const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
+    if (bytes.size() != expected) return sizes("a post", bytes.size(), expected);
+    if (record.host != peer) return "a post names host " + std::to_string(record.host);
+    const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
+    std::vector<uint64_t>& partial = partial_posts_.at(peer);
+    if (partial.size() + offsets.size() > kMostOffsets) return "a post has more blocks than any transfer";
+    if (header.detail != 0 || !partial.empty()) partial.insert(partial.end(), offsets.begin(), offsets.end());
+    if (header.detail != 0) return {};  // more of it follows
+    const std::vector<uint64_t> whole = std::move(partial);
+    partial.clear();
+    if (executor_.on_post(record.order, record.node, peer, whole.empty() ? offsets : std::span(whole)) == Status::kOk) {
+      return {};
+    }
+    return "a post for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
+           ", in which it has no such part";
+  }
+  if (header.kind == RecordKind::kArrived) {
+    if (bytes.size() < sizeof(ArrivedRecord)) return sizes("an arrival", bytes.size(), sizeof(ArrivedRecord));
+    const auto record = read<ArrivedRecord>(bytes);
+    const uint64_t expected = sizeof record + ((uint64_t{record.bytes} + 7) & ~uint64_t{7});
+    if (bytes.size() != expected) return sizes("an arrival", bytes.size(), expected);
+    if (record.host != peer) return "an arrival names host " + std::to_string(record.host);
+    const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
+    if (executor_.on_arrived(record.order, record.node, peer, header.detail != 0, text) == Status::kOk) return {};
+    return "an arrival for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
+           ", in which it has no such part";
+  }
+  return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
+}
+
+/// PEER-1: the channel alone goes. What the peer owed has failed with the reason, and so will what runs to come expect.
+void Host::close_peer(uint32_t peer, const std::string& fault) {
+  const std::string text = "ComputationError: a transfer between host " + std::to_string(peer) + " and host " +
+                           std::to_string(options_.host) + " failed: the channel from host " + std::to_string(peer) +
+                           " was closed, because " + fault;
+  std::fprintf(stderr, "pathways: %s\n", text.c_str());
+  from_peers_[peer] = {};
+  partial_posts_[peer].clear();
+  executor_.lose_peer(peer, text, Executor::LostPeer::kAlive);
 }
 
 }  // namespace pathways

@@ -34,6 +34,8 @@ struct ControllerBlock {
   uint64_t magic;
   Atomic<uint32_t> status;  ///< ClusterStatus; leaves kUp once
   uint32_t text_bytes;      ///< written before `status`
+  int64_t distance_ns;  ///< how long records between controller and hosts are on their way, as if they were far apart;
+                        ///< for measurement; written before anybody else attaches
   DoorbellWord doorbell;
   NewsBoard news;  ///< hosts whose ring to the controller has records
   char text[kTextBytes];

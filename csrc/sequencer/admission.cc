@@ -111,7 +111,7 @@ BlockId Admission::add_block(uint32_t client, uint32_t plan, PlaceSetId set, uin
     id = free_blocks_.back();
     free_blocks_.pop_back();
   }
-  blocks_[id] = {client, plan, set, 1, bytes};
+  blocks_[id] = {client, plan, set, 1, bytes, false};
   for (const PlaceId place_id : sets_[set]) {
     Place& place = places_[place_id];
     place.live += bytes;
@@ -125,12 +125,47 @@ bool Admission::release(BlockId id) {
   Block& block = blocks_[id];
   PW_CHECK(block.references > 0);
   if (--block.references != 0) return false;
-  for (const PlaceId place : sets_[block.set]) {
-    PW_DCHECK(places_[place].live >= block.bytes);
-    places_[place].live -= block.bytes;
+  if (!block.is_parked) {
+    for (const PlaceId place : sets_[block.set]) {
+      PW_DCHECK(places_[place].live >= block.bytes);
+      places_[place].live -= block.bytes;
+    }
   }
   free_blocks_.push_back(id);
   ++version_;
+  return true;
+}
+
+void Admission::park(uint32_t client) {
+  for (Block& block : blocks_) {
+    if (block.references == 0 || block.client != client || block.is_parked) continue;
+    block.is_parked = true;
+    for (const PlaceId place : sets_[block.set]) places_[place].live -= block.bytes;
+  }
+  ++version_;
+}
+
+bool Admission::unpark(uint32_t client, PlaceId* worst) {
+  std::vector<uint64_t> more(places_.size());
+  for (const Block& block : blocks_) {
+    if (block.references == 0 || block.client != client || !block.is_parked) continue;
+    for (const PlaceId place : sets_[block.set]) more[place] += block.bytes;
+  }
+  for (PlaceId id = 0; id < places_.size(); ++id) {
+    const Place& place = places_[id];
+    if (more[id] == 0 || std::max(place.height(), place.live) + place.eager + more[id] <= place.budget) continue;
+    *worst = id;
+    return false;
+  }
+  for (PlaceId id = 0; id < places_.size(); ++id) {
+    Place& place = places_[id];
+    place.live += more[id];
+    place.raised += static_cast<int64_t>(more[id]);
+    place.high_water = std::max(place.high_water, place.live);
+  }
+  for (Block& block : blocks_) {
+    if (block.references != 0 && block.client == client) block.is_parked = false;
+  }
   return true;
 }
 
@@ -157,7 +192,7 @@ void Admission::clear_claims() {
 std::vector<Admission::Holder> Admission::holders(PlaceId place, size_t count) const {
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> sums;
   for (const Block& block : blocks_) {
-    if (block.references == 0 || block.bytes == 0) continue;
+    if (block.references == 0 || block.bytes == 0 || block.is_parked) continue;
     const auto& places = sets_[block.set];
     if (std::find(places.begin(), places.end(), place) == places.end()) continue;
     sums[{block.client, block.plan}] += block.bytes;
@@ -173,7 +208,7 @@ std::vector<Admission::Holder> Admission::holders(PlaceId place, size_t count) c
 void Admission::validate() const {
   std::vector<uint64_t> live(places_.size());
   for (const Block& block : blocks_) {
-    if (block.references == 0) continue;
+    if (block.references == 0 || block.is_parked) continue;
     for (const PlaceId place : sets_[block.set]) live[place] += block.bytes;
   }
   for (size_t i = 0; i < places_.size(); ++i) {

@@ -6,7 +6,7 @@
 /// what is alive where it stands in the order, and runs may be admitted long before the memory of those before them is
 /// free.
 ///
-///   live     bytes of the blocks alive after everything admitted so far
+///   live     bytes of the blocks alive after everything admitted so far, those of suspended clients left out
 ///   eager    bytes that admitted runs not yet over may take ahead of their position: copies between devices of a host
 ///   height   the most that any admitted run not yet over reaches, its own eager bytes left out
 ///
@@ -82,6 +82,12 @@ class Admission {
   /// True when it was the last reference.
   bool release(BlockId block);
 
+  /// The client's blocks take nothing on their places until `unpark`: they are elsewhere, and it has no run under way.
+  void park(uint32_t client);
+  /// They come back, at once, where they fit beside everything else on all their places. False: nothing happened, and
+  /// `worst` is the first place where they do not.
+  bool unpark(uint32_t client, PlaceId* worst);
+
   /// Keeps everybody else off the places of a run that waits, until `clear_claims`.
   void claim(std::span<const PlaceNeed> needs);
   void claim_set(PlaceSetId set);
@@ -125,6 +131,7 @@ class Admission {
     PlaceSetId set = 0;
     uint32_t references = 0;
     uint64_t bytes = 0;
+    bool is_parked = false;
   };
   static Verdict judge(const Place& place, uint64_t peak, uint64_t eager);
 

@@ -197,11 +197,35 @@ Status ModelledBackend::begin_receive(const NodeContext& context, std::vector<La
   return Status::kOk;
 }
 
-Status ModelledBackend::send(const NodeContext&, Value input, uint32_t, std::span<const uint64_t> offsets) {
-  if (++send_calls_ == faults_.fail_send) return refuse("a modelled send failed");
-  PW_CHECK(offsets.size() == 1 && readiness(input) == Readiness::kReady);
-  *reinterpret_cast<uint64_t*>(offsets[0]) = at(input).hash;
-  return Status::kOk;
+void ModelledBackend::send(const NodeContext&, Value input, std::span<const Landing> posts, uint64_t key,
+                           std::span<SendState> states) {
+  for (size_t i = 0; i < posts.size(); ++i) {
+    const std::vector<uint64_t>& offsets = posts[i].offsets;
+    states[i] = SendState::kDone;
+    if (offsets.empty()) continue;
+    if (++send_calls_ == faults_.fail_send) {
+      (void)refuse("a modelled send failed");
+      states[i] = SendState::kFailed;
+      continue;
+    }
+    PW_CHECK(offsets.size() == 1 && readiness(input) == Readiness::kReady);
+    auto* slot = reinterpret_cast<uint64_t*>(offsets[0]);
+    if (faults_.send_ns == 0) {
+      *slot = at(input).hash;
+    } else {
+      states[i] = SendState::kUnderWay;
+      under_way_.push_back({{key, posts[i].source}, input, slot, clock_.now_ns() + faults_.send_ns});
+    }
+  }
+}
+
+void ModelledBackend::take_sent(std::vector<Sent>* out) {
+  for (; !under_way_.empty() && under_way_.front().done_ns <= clock_.now_ns(); under_way_.pop_front()) {
+    const UnderWay& send = under_way_.front();
+    PW_CHECK(at(send.input).references != 0);  // the executor keeps it until the send is done
+    *send.slot = at(send.input).hash;
+    out->push_back(send.sent);
+  }
 }
 
 Status ModelledBackend::finish_receive(const NodeContext& context, Value* output) {
@@ -250,6 +274,31 @@ Status ModelledBackend::start_task(uint32_t client, uint64_t task, Value value, 
   if (faults_.fail_tasks) return refuse("a modelled task was refused");
   PW_CHECK(value == nullptr || readiness(value) == Readiness::kReady);
   tasks_.push_back({client, task, value == nullptr ? nullptr : retain(value)});
+  return Status::kOk;
+}
+
+Status ModelledBackend::park(uint32_t, std::span<Value> values, std::span<const std::byte>) {
+  if (faults_.refuse_park) return refuse("no room for parked values on host " + std::to_string(options_.host));
+  for (Value& value : values) {
+    const Record record = at(value);
+    if ((record.hash & kOffDevices) != 0) continue;
+    const Value parked = make(record.hash | kOffDevices, record.ready_ns, record.fails);
+    drop(value);
+    value = parked;
+    ++parked_;
+  }
+  return Status::kOk;
+}
+
+Status ModelledBackend::unpark(uint32_t, std::span<Value> values, std::span<const std::byte>) {
+  for (Value& value : values) {
+    const Record record = at(value);
+    if ((record.hash & kOffDevices) == 0) continue;
+    const Value back = make(record.hash & ~kOffDevices, record.ready_ns, record.fails);
+    drop(value);
+    value = back;
+    --parked_;
+  }
   return Status::kOk;
 }
 

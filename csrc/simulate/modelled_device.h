@@ -75,9 +75,11 @@ struct ModelledFaults {
   uint32_t no_memory = 0;     ///< the first n calls of begin_receive find no room
   uint64_t fail_receive = 0;  ///< the n-th begin_receive fails
   uint64_t fail_send = 0;     ///< the n-th send fails
+  int64_t send_ns = 0;        ///< how long a send is under way; 0: it is done at once
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
   bool fail_tasks = false;  ///< no task can be started
+  bool refuse_park = false;  ///< there is no room for what leaves the devices
 };
 
 class ModelledBackend final : public Backend {
@@ -111,7 +113,9 @@ class ModelledBackend final : public Backend {
   uint64_t order_violations() const { return order_violations_; }
   uint64_t open_receives() const { return receives_.size(); }
   uint64_t notes() const { return notes_; }
-  uint64_t looks() const { return looks_; }  ///< calls of readiness
+  uint64_t looks() const { return looks_; }                              ///< calls of readiness
+  uint64_t parked() const { return parked_; }                            ///< values off the devices
+  const std::vector<uint32_t>& forgotten() const { return forgotten_; }  ///< plans
 
   /// A task that was started, with a reference of its own to its value: whoever models its end gives that back.
   struct Task {
@@ -130,8 +134,10 @@ class ModelledBackend final : public Backend {
   void drop(Value value) override;
   Status transfer(const NodeContext& context, Value input, Value* output) override;
   Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) override;
-  Status send(const NodeContext& context, Value input, uint32_t destination,
-              std::span<const uint64_t> offsets) override;
+  void send(const NodeContext& context, Value input, std::span<const Landing> posts, uint64_t key,
+            std::span<SendState> states) override;
+  void take_sent(std::vector<Sent>* out) override;
+  void stop_sends() override { under_way_.clear(); }
   Status finish_receive(const NodeContext& context, Value* output) override;
   void abandon_receive(const NodeContext& context) override;
   Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) override;
@@ -140,6 +146,9 @@ class ModelledBackend final : public Backend {
   Status read_back(Value value, const ReadBackPlace& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override;
   void note(uint32_t client, std::span<const std::byte> payload) override;
+  Status park(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
+  Status unpark(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
+  void forget_plan(uint32_t plan) override { forgotten_.push_back(plan); }
   std::string_view last_error() const override { return last_error_; }
 
  private:
@@ -159,7 +168,15 @@ class ModelledBackend final : public Backend {
   struct Receive {
     std::vector<uint64_t> slots;  ///< one per source; the source writes the checksum there
   };
+  /// A send that is not done: the value is read when it is, as a copier that goes on beside would read it.
+  struct UnderWay {
+    Sent sent;
+    Value input;
+    uint64_t* slot;
+    int64_t done_ns;
+  };
   static constexpr uint64_t kNothing = 0;
+  static constexpr uint64_t kOffDevices = uint64_t{1} << 63;  ///< in the hash of a parked value
 
   Record& at(Value value) const { return *static_cast<Record*>(value); }
   Value make(uint64_t hash, int64_t ready_ns, bool fails);
@@ -182,9 +199,11 @@ class ModelledBackend final : public Backend {
   std::vector<std::pair<uint64_t, uint32_t>> last_launch_;  ///< per device: (order, node)
   std::unordered_map<uint64_t, std::unique_ptr<Receive>> receives_;
   std::vector<Task> tasks_;
+  std::deque<UnderWay> under_way_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;
-  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0;
+  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0, parked_ = 0;
+  std::vector<uint32_t> forgotten_;
   uint64_t receive_calls_ = 0, send_calls_ = 0, put_calls_ = 0;
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "runtime/stepper.h"
 #include "simulate/modelled_device.h"
 
 namespace pathways {
@@ -46,6 +47,8 @@ class ModelledProgram {
   /// Hosts of any of its slices that it uses, ascending.
   std::vector<uint32_t> hosts() const;
   std::vector<uint32_t> result_parts() const;
+  /// Its nodes in order, with the hosts that each concerns.
+  std::vector<ProgramNode> nodes() const;
   std::vector<std::byte> plan_of(uint32_t host, uint32_t devices) const;
   /// Per node of a host's plan, its communicator; `by_slice[slice]` names one for slices of several hosts.
   std::vector<uint32_t> communicators_of(uint32_t host, std::span<const uint32_t> by_slice) const;

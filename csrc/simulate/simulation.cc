@@ -22,7 +22,9 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
         HostBlock::make(h, options.hosts, {options.ring_bytes, options.peer_ring_bytes, 0}, false));
     blocks.push_back(HostBlock::attach(host_segments_.back()));
   }
-  controller_ = std::make_unique<Controller>(Controller::Options{options.window, {}}, controller_block_, blocks);
+  Controller::Options controller_options{options.window, {}};
+  controller_options.sequential = options.sequential;
+  controller_ = std::make_unique<Controller>(std::move(controller_options), controller_block_, blocks);
   for (uint32_t h = 0; h < options.hosts; ++h) {
     backends_.push_back(std::make_unique<ModelledBackend>(
         ModelledBackend::Options{h, options.devices, options.step_ns, options.transfer_ns}, clock_,
@@ -74,6 +76,7 @@ const Simulation::Program& Simulation::add_program(ModelledProgram program, bool
     communicators.push_back(options_.pair_gangs && slice.hosts.size() > 1 ? fabric_.add_communicator(slice.hosts)
                                                                           : Fabric::kNoCommunicator);
   }
+  controller_->add_plan(entry->ref.plan, program.nodes());
   for (const uint32_t h : entry->hosts) {
     Plan plan = Plan::parse(program.plan_of(h, options_.devices));
     backends_[h]->learn(entry->ref.plan, plan, program.communicators_of(h, communicators));

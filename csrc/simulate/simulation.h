@@ -30,7 +30,8 @@ struct SimulationOptions {
   int64_t step_ns = 0;
   int64_t transfer_ns = 0;
   ModelClock::Kind clock = ModelClock::Kind::kVirtual;
-  bool pair_gangs = true;  ///< a Fabric watches the gangs
+  bool sequential = false;  ///< dispatch node by node
+  bool pair_gangs = true;   ///< a Fabric watches the gangs
   uint32_t ring_bytes = 1u << 16;
   uint32_t peer_ring_bytes = 1u << 14;
   uint32_t futures = 1u << 12;

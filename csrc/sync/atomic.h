@@ -82,6 +82,9 @@ void futex_wake(const Atomic<std::uint32_t>& word, std::uint32_t count) noexcept
 /// Nanoseconds of CLOCK_MONOTONIC, the same in every process of the machine.
 std::int64_t monotonic_ns() noexcept;
 
+/// Lets the calling thread's timed waits end when they should: by default the kernel may add 50 us. For measurement.
+void precise_timers() noexcept;
+
 /// Tell the model checker that plain memory at `where` is read / written. Nothing outside PATHWAYS_MODEL.
 inline void model_read(const void* /*where*/) noexcept {}
 inline void model_write(const void* /*where*/) noexcept {}

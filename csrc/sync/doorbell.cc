@@ -19,6 +19,8 @@ SpinPolicy SpinPolicy::adaptive() noexcept {
   return usable_cores() > 1 ? SpinPolicy{40, 6} : SpinPolicy{0, 1};
 }
 
+SpinPolicy SpinPolicy::answer() noexcept { return usable_cores() > 1 ? SpinPolicy{40, 400} : SpinPolicy{0, 4}; }
+
 SpinPolicy SpinPolicy::linger() noexcept { return usable_cores() > 1 ? SpinPolicy{40, 64} : SpinPolicy{0, 1}; }
 
 namespace {

@@ -41,6 +41,8 @@ struct SpinPolicy {
   /// For a loop that serves a stream: some tens of us of giving the core away between looks, so that work which comes
   /// at such distances is taken in batches and costs nobody a futex; where others want the core, they have it.
   static SpinPolicy linger() noexcept;
+  /// For who waits for one answer: some hundred us of that, so that no other wait on its way makes this one sleep too.
+  static SpinPolicy answer() noexcept;
   /// One look, for a loop that has something else to look at between two.
   static constexpr SpinPolicy glance() noexcept { return {0, 1}; }
 };

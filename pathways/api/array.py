@@ -188,6 +188,9 @@ class Array(_Face):
                 raise self._failure()
             self.copy_to_host_async()
         fetched = self.cached
+        if self.timed and isinstance(fetched, _Fetch) and self.client.wait(self) == _FAILED:
+            self.cached = None  # its read-back may come long after its deadline
+            raise self._failure()
         if isinstance(fetched, (_Fetch, _Carried)):
             self.cached = fetched = fetched.result(self)
         return fetched
@@ -290,19 +293,15 @@ def _value_of(layout: _core.Layout, data: Any) -> Any:
     kind: ArrayType = layout.cache
     value: Any = np.frombuffer(data, kind.dtype) if kind.nbytes else np.empty(0, kind.dtype)
     value = value.reshape(kind.shape)
-    if not isinstance(layout.dtype, np.dtype):
-        return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype)
     if value.flags.writeable:
         value.flags.writeable = False
-    return value
+    return value if layout.dtype is kind.dtype else _jaxlib.from_physical(value, layout.dtype)
 
 
 class _Fetch:
     """A read-back under way: a token to wait for, and where the bytes land."""
 
     def __init__(self, array: Array) -> None:
-        from pathways.api import put
-
         layout = array.layout
         self._client = array.client
         kind: ArrayType = layout.cache
@@ -311,6 +310,15 @@ class _Fetch:
         self._lock = threading.Lock()  # two threads may read one array
         self._value: Any = None
         self._driver = layout.slice.cluster.driver
+        self._client.enter()  # a slice that moves changes who answers
+        try:
+            self._send(array, layout, kind)
+        finally:
+            self._client.leave()
+
+    def _send(self, array: Array, layout: _core.Layout, kind: ArrayType) -> None:
+        from pathways.api import put
+
         parts = layout.parts
         if self._driver is None:
             self._block = put.allocate(self._client, max(kind.nbytes, 1), f"reading {array!r}")
@@ -340,7 +348,7 @@ class _Fetch:
             raise errors.from_text(text, errors.ComputationError)
         if self._driver is not None:
             value = self._driver.local.pop(self._token)
-            return _jaxlib.wrap_key(jax.numpy.asarray(value), layout.dtype) if _jaxlib.is_key(layout.dtype) else value
+            return _jaxlib.from_physical(value, layout.dtype)
         assert self._block is not None
         return _value_of(layout, memoryview(self._block))
 

@@ -7,17 +7,21 @@ cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a runn
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from pathways import _core, errors
 from pathways.api.slices import Device, Slice
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.runtime import payloads
+from pathways.runtime.packing import Packing
+from pathways.runtime.topology import SliceBinding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,9 @@ class LocalCluster:
         device_memory: budget of each device in bytes, by which runs are admitted; None: what the device says that it
             has, on CPU its share of the machine's memory.
         transfer_memory: budget in bytes of each host's shared memory, into which transfers land; None: 1 GiB.
+        dispatch: "parallel", as it should be; or "sequential", node by node, which is there to be measured against.
+        distance_us: microseconds that each message between the cluster's processes is on its way, as if they were far
+            apart. For measurement; messages to and from clients, and the data itself, take no longer.
     """
 
     islands: int = 1
@@ -40,6 +47,13 @@ class LocalCluster:
     platform: str | None = None
     device_memory: int | None = None
     transfer_memory: int | None = None
+    dispatch: str = "parallel"
+    distance_us: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses a dispatch that there is not."""
+        if self.dispatch not in ("parallel", "sequential"):
+            raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
 
 
 #: Releases of buffers are held back, and sent together, up to so many bytes; less where devices have little memory.
@@ -82,6 +96,8 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
                 progress=progress,
                 device_memory=target.device_memory,
                 transfer_memory=target.transfer_memory,
+                sequential=target.dispatch == "sequential",
+                distance_us=target.distance_us,
             )
             try:
                 cluster = Cluster(handle.control, target, handle)
@@ -140,7 +156,8 @@ class Cluster:
         self._handle = handle
         self._target = target
         self._layouts: dict[Any, _core.Layout] = {}
-        self._placements: dict[tuple[int, Any], int] = {}  # what hosts of a group were told
+        self._packings: dict[_core.Layout, Packing] = {}
+        self._placements: dict[Any, tuple[int, SliceBinding]] = {}  # what hosts were told, and for which devices
         self._lock = threading.RLock()
         topology = control.topology
         each = topology.devices_per_host
@@ -169,6 +186,10 @@ class Cluster:
         self.copies: dict[_core.Layout, Any] = {}  # programs that copy an array, see `program.copy`
         self.slices: weakref.WeakSet[Slice] = weakref.WeakSet()
         self._home: Slice | None = None
+        #: Programs that nobody here can call any more, (number, group): appended by finalizers, see `sweep`.
+        self.forgotten: collections.deque[tuple[int, int]] = collections.deque()
+        self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
+        self.steady = threading.RLock()  # bindings of slices change under it, and only in `moving.remap`
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
 
     # ---- what is there
@@ -205,6 +226,8 @@ class Cluster:
         start; `restarts` under `hosts` says how many of those there were after losses. The rest under `controller`,
         `hosts`.
         """
+        if self.is_open:
+            self.sweep()
         stats = dict(self._control.cluster_stats())
         hosts = [host.get("driver", host) if isinstance(host, dict) else {} for host in stats.get("hosts", ())]
         return {
@@ -217,6 +240,66 @@ class Cluster:
             "compiles": [int(host.get("compiles", 0)) for host in hosts],
             **stats,
         }
+
+    # ---- moving
+
+    @property
+    def client_id(self) -> int:
+        """This client's number in the cluster."""
+        return int(self._control.client_id)
+
+    def remap(self, slice: Slice, devices: Sequence[Device | int]) -> None:
+        """Moves a slice, with every array on it, to other devices. Between runs: returns when everything is there.
+
+        Arrays stay valid and keep their values bit by bit; they go from host to host, never through this process.
+        Programs that use the slice are bound again at their next call: nothing is traced or partitioned, and a host
+        compiles only what it has not compiled for those devices before. Calls of other threads wait meanwhile.
+
+        Args:
+            slice: of this cluster.
+            devices: as many as the slice has, all of one island, in C order of its shape; `Device`s or their numbers.
+
+        Raises:
+            SliceError: other devices than such, or a slice of another cluster.
+            ResourceExhaustedError, ComputationError: something found no room there; nothing has moved.
+        """
+        from pathways.api import moving
+
+        moving.remap(self, slice, devices)
+
+    def suspend(self, client: int | None = None, *, to: str = "memory") -> int:
+        """Takes a client off the devices: its runs end, its buffers leave device memory, and its later work waits.
+
+        The client notices nothing but that what it waits for comes after `resume`. When it dies meanwhile, all it owned
+        is freed, as ever.
+
+        Args:
+            client: its number, see `stats()["clients"]`; this one when not given.
+            to: "memory" of each host, or a file on its "disk", which is gone with the host or the client.
+
+        Returns:
+            The bytes that left the devices.
+
+        Raises:
+            ResourceExhaustedError: no room there; the client goes on and has lost nothing.
+            ClusterClosedError: no such client.
+        """
+        if to not in ("memory", "disk"):
+            raise errors.OptionError(f'suspend moves buffers to="memory" or to="disk", got {to!r}')
+        number = self.client_id if client is None else client
+        return int(self.control().suspend(number, to == "disk", self.native.pause))
+
+    def resume(self, client: int | None = None) -> int:
+        """Brings a suspended client's buffers back, then takes its work again. Of one that is not suspended: nothing.
+
+        Returns:
+            The bytes that came back to the devices.
+
+        Raises:
+            ComputationError, ResourceExhaustedError: no room on the devices; it stays suspended and has lost nothing.
+        """
+        number = self.client_id if client is None else client
+        return int(self.control().resume(number, self.native.pause))
 
     # ---- for the rest of this room
 
@@ -257,37 +340,66 @@ class Cluster:
         key = (shape, dtype, kind.shape, kind.dtype, kind.spec, slice.mesh_spec.name, weak_type)
         known = self._layouts.get(key)
         if known is None:
-            binding = slice.binding
-            known = _core.Layout(
-                shape,
-                dtype,
-                weak_type,
-                slice,
-                kind.spec,
-                binding.group,
-                len(binding.hosts),
-                kind.nbytes,
-                binding.place_set,
-                kind.nbytes // math.prod(slice.placed(kind).parts()),
-            )
-            known.cache = kind
-            with self._lock:
+            with self._lock:  # a slice that moves does so under it
+                binding = slice.binding
+                known = _core.Layout(
+                    shape,
+                    dtype,
+                    weak_type,
+                    slice,
+                    kind.spec,
+                    binding.group,
+                    len(binding.hosts),
+                    kind.nbytes,
+                    binding.place_set,
+                    kind.nbytes // math.prod(slice.placed(kind).parts()),
+                )
+                known.cache = kind
                 known = self._layouts.setdefault(key, known)
         return known
+
+    def packing(self, layout: _core.Layout) -> Packing:
+        """How bytes of a layout travel to its hosts."""
+        known = self._packings.get(layout)
+        if known is None:
+            known = self._packings[layout] = layout.slice.placed(layout.cache).packing
+        return known
+
+    def move_layouts(self, slice: Slice, binding: SliceBinding) -> None:
+        """From now on a slice lies elsewhere; `steady` is held, and nobody sends (`_core.Client.begin_move`)."""
+        with self._lock:
+            slice.binding = binding
+            for layout in self._layouts.values():
+                if layout.slice is slice:
+                    layout.move(binding.group, len(binding.hosts), binding.place_set)
 
     def placement(self, layout: _core.Layout) -> int:
         """The number by which a layout's hosts know its placement; tells them the first time."""
         kind: ArrayType = layout.cache
-        key = (layout.group, (kind.shape, kind.dtype, kind.spec, layout.slice.mesh_spec.name))
+        key = (kind.shape, kind.dtype, kind.spec, layout.slice.mesh_spec.name)
         known = self._placements.get(key)
-        if known is None:
+        if known is None or known[1] is not layout.slice.binding:
             with self._lock:
                 known = self._placements.get(key)
-                if known is None:
-                    known = len(self._placements) + 1
-                    self.native.note(4, layout.group, 0, 0, payloads.define(known, layout.slice.placed(kind)))
-                    self._placements[key] = known
-        return known
+                if known is None or known[1] is not layout.slice.binding:
+                    number = len(self._placements) + 1 if known is None else known[0]
+                    payload = payloads.define(number, layout.slice.placed(kind))
+                    self.native.note(payloads.BACKEND, layout.group, 0, 0, payload)
+                    known = self._placements[key] = number, layout.slice.binding
+        return known[0]
+
+    def sweep(self) -> None:
+        """Tells the hosts, in the order, and the controller of programs that nobody here can call any more."""
+        numbers = []
+        while True:
+            try:
+                number, group = self.forgotten.popleft()
+            except IndexError:
+                break
+            self.native.note(payloads.BACKEND, group, 0, number, payloads.forget(number))
+            numbers.append(number)
+        if numbers:
+            self.control().forget_programs(numbers)
 
     # ---- the end
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from pathways import _jaxlib, _native, errors
 from pathways.compiler.ir import LogicalProgram
-from pathways.runtime import driver
+from pathways.runtime import driver, payloads
 from pathways.runtime.memory import ProgramMemory, ledger_entries
 from pathways.runtime.resource_manager import ResourceManager
 from pathways.runtime.topology import SliceBinding, Topology
@@ -60,6 +60,11 @@ class EmbeddedControl:
         self._errors: dict[int, str] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._suspending = threading.Lock()
+        self._suspended = False
+        self._requests = 0
+        self._answers: dict[int, tuple[str | None, int]] = {}
+        self.driver.on_parked = self._parked
 
     def allocate_slice(
         self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
@@ -80,6 +85,13 @@ class EmbeddedControl:
         """See `ControlPlane`."""
         with self._lock:
             self._manager.release(slice_id)
+
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+        """See `ControlPlane`."""
+        with self._lock:
+            binding = self._manager.remap(slice_id, devices)
+            self.controller.add_group(binding.group, list(binding.hosts))
+            return dataclasses.replace(binding, place_set=self._place_set(binding.devices))
 
     def group(self, hosts: tuple[int, ...]) -> int:
         """See `ControlPlane`."""
@@ -114,6 +126,64 @@ class EmbeddedControl:
         """See `ControlPlane`."""
         if program_id in self._errors:
             raise errors.from_text(self._errors[program_id], errors.ComputationError)
+
+    def forget_programs(self, numbers: Sequence[int]) -> None:
+        """See `ControlPlane`."""
+        for number in numbers:
+            self._errors.pop(number, None)
+
+    def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        self._check_client(client)
+        with self._suspending:
+            if self._suspended:
+                return 0
+            self.controller.suspend(client)
+            try:
+                while not self.controller.is_quiet(client):
+                    pause(0.001)
+                nbytes = self._park(payloads.PARK, to_disk, pause)
+            except BaseException:
+                self.controller.resume(client)
+                raise
+            self.controller.park(client)
+            self._suspended = True
+            return nbytes
+
+    def resume(self, client: int, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        self._check_client(client)
+        with self._suspending:
+            if not self._suspended:
+                return 0
+            if refused := self.controller.unpark(client):
+                raise errors.from_text(refused, errors.ResourceExhaustedError)
+            try:
+                nbytes = self._park(payloads.UNPARK, False, pause)
+            except BaseException:
+                self.controller.park(client)
+                raise
+            self._suspended = False
+            self.controller.resume(client)
+            return nbytes
+
+    def _check_client(self, client: int) -> None:
+        if client != self.client_id:
+            raise errors.ClusterClosedError(f"client {client!r} is not part of this cluster; the only one is 0")
+
+    def _park(self, kind: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        self._requests += 1
+        request = self._requests
+        self.controller.note_for(self.client_id, kind, payloads.park(request, to_disk))
+        while request not in self._answers:
+            pause(0.001)
+        error, nbytes = self._answers.pop(request)
+        if error is not None:
+            raise errors.from_text(error, errors.ComputationError)
+        return nbytes
+
+    def _parked(self, request: int, error: str | None, nbytes: int) -> None:
+        self._answers[request] = error, nbytes
 
     def cluster_stats(self) -> dict[str, Any]:
         """See `ControlPlane`."""

@@ -43,6 +43,7 @@ class Operations:
         self.moves: dict[Hashable, Program] = {}
         #: Operators that turned out to be one run of one program: (settings, call, which operand each argument is).
         self.shortcuts: dict[Hashable, tuple[Any, Any, tuple[int, ...]]] = {}
+        self.callees: dict[Hashable, Compiled] = {}  # keeps the programs of `shortcuts`
         self.lock = threading.RLock()
 
     def learn(self, key: Hashable, fun: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
@@ -63,6 +64,8 @@ class Operations:
                 if -1 not in places:
                     if len(self.shortcuts) >= KEPT:
                         self.shortcuts.clear()
+                        self.callees.clear()
+                    self.callees[key] = compiled
                     self.shortcuts[key] = (compiled.modes, compiled.call, places)
         return result
 

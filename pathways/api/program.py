@@ -17,9 +17,9 @@ import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
-from pathways.api import put
 from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
+from pathways.api.constants import Constants, kind_of
 from pathways.api.slices import Slice
 from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
@@ -80,11 +80,15 @@ class Program:
             last = self._last
             if last is not None and last.modes == _jaxlib.trace_modes() and tree == last.in_tree:
                 out = last.call(leaves)
+                if out is None:
+                    out = last.run_known(leaves, self._home is not None)
                 if out is not None:
                     return tree_unflatten(last.out_tree, out)
         return self._call_slowly(args, kwargs)
 
-    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_slowly(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None
+    ) -> Any:
         if is_tracing():
             return self._fun(*args, **kwargs)
         if any(_jaxlib.is_tracer(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
@@ -96,7 +100,25 @@ class Program:
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
         self._last = compiled
-        return tree_unflatten(compiled.out_tree, compiled.run(leaves))
+        out = compiled.run(leaves, deadline)
+        compiled.constants.learn(leaves)
+        return tree_unflatten(compiled.out_tree, out)
+
+    def with_timeout(self, seconds: float) -> TimedProgram:
+        """This program with a deadline on its runs: `seconds` after the call, whatever is not there fails.
+
+        A result that is late fails at once, for whoever waits for it or asks later, with `DeadlineExceededError`. A run
+        that no host was granted yet is dropped; one that was goes on to its end on all its hosts, in its place in the
+        order, and what it makes is freed with the results' arrays. What was submitted on top of a late result goes on
+        with it if its run was granted, and fails if it was dropped.
+
+        Args:
+            seconds: more than 0.
+
+        Returns:
+            A view: called as this program is, and sharing what this one has compiled.
+        """
+        return TimedProgram(self, seconds)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces, partitions and lowers for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing."""
@@ -132,7 +154,9 @@ class Program:
             with self._lock:
                 known = self._compiled.get(key)
                 if known is None:
-                    known = self._compiled[key] = self._lower(split).compile(split)
+                    known = self._lower(split).compile(split)
+                    known.asked = cluster
+                    self._compiled[key] = known
         return known, split.leaves
 
     def _cluster(self, leaves: Sequence[Any]) -> Cluster | None:
@@ -183,6 +207,44 @@ class Program:
         return f"<pathways program {self._name!r}>"
 
 
+class TimedProgram:
+    """A program whose runs have a deadline. Made by `Program.with_timeout`."""
+
+    def __init__(self, program: Program, seconds: float) -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise errors.ProgramError(f"with_timeout expects a number of seconds above 0, got {seconds!r}")
+        functools.update_wrapper(self, program, updated=())
+        self._program = program
+        self._seconds = seconds
+        self._deadline = _core.Deadline(
+            seconds,
+            f"DeadlineExceededError: program {program._name!r} was not over {seconds:g} s after its call, its deadline",
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Submits one run, which has `seconds` from now."""
+        program = self._program
+        if not program._has_static:
+            leaves, tree = tree_flatten((args, kwargs))
+            last = program._last
+            if last is not None and last.modes == _jaxlib.trace_modes() and tree == last.in_tree:
+                out = last.call.timed(leaves, self._deadline)
+                if out is not None:
+                    return tree_unflatten(last.out_tree, out)
+        return program._call_slowly(args, kwargs, self._deadline)
+
+    def with_timeout(self, seconds: float) -> TimedProgram:
+        """The same program with another deadline."""
+        return TimedProgram(self._program, seconds)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """As `Program.lower`; what it compiles has no deadline."""
+        return self._program.lower(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self._program!r} with a timeout of {self._seconds:g} s>"
+
+
 class _Split:
     """A call's arguments, static ones apart."""
 
@@ -218,11 +280,17 @@ class _Lowering:
             self.cluster.control().topology.devices_per_host,
         )
 
+    def register(self) -> tuple[Registration, BoundProgram]:
+        """Makes the program known to the hosts where its slices lie now; returns when they have compiled it."""
+        self.cluster.sweep()
+        bound = self.bind()
+        registration = Registration(self.cluster, self.program, bound)
+        self.cluster.control().wait_compiled(registration.number)
+        return registration, bound
+
     def compile(self, split: _Split) -> Compiled:
-        cluster, bound = self.cluster, self.bind()
-        control = cluster.control()
-        number = control.register_program(self.program, bound.bindings)
-        control.wait_compiled(number)
+        cluster = self.cluster
+        registration, bound = self.register()
         slices = self.slices()
 
         def layout(value: int, struct: Any) -> _core.Layout:
@@ -230,7 +298,7 @@ class _Lowering:
             return cluster.layout(
                 kind,
                 slices[kind.mesh],
-                dtype=_layout_dtype(struct.dtype, kind.dtype),
+                dtype=_jaxlib.logical_dtype(struct.dtype, kind.dtype),
                 shape=tuple(struct.shape),
                 weak_type=bool(struct.weak_type),
             )
@@ -245,9 +313,23 @@ class _Lowering:
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
         call = _core.Call(
-            cluster.native, number, control.group(bound.hosts()), inputs, outputs, donated, shared, shared_results
+            cluster.native, registration.number, registration.group, inputs, outputs, donated, shared, shared_results
         )
-        return Compiled(call, split.tree, self.traced, bound)
+        return Compiled(call, split.tree, self, bound, registration)
+
+
+class Registration:
+    """A program that hosts know. They forget it, in the order, after the last who can call it."""
+
+    def __init__(self, cluster: Cluster, program: LogicalProgram, bound: BoundProgram) -> None:
+        self._cluster = cluster
+        control = cluster.control()
+        self.group: int = control.group(bound.hosts())
+        self.number: int = control.register_program(program, bound.bindings)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
 
 
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -262,26 +344,68 @@ def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return positions(program.arguments), positions(program.results)
 
 
-def _layout_dtype(logical: Any, physical: Any) -> Any:
-    return logical if _jaxlib.is_key(logical) else physical
-
-
 class Compiled:
     """One signature of a program, ready to run."""
 
-    def __init__(self, call: _core.Call, in_tree: Any, traced: Traced, bound: BoundProgram) -> None:
+    def __init__(
+        self, call: _core.Call, in_tree: Any, lowering: _Lowering, bound: BoundProgram, registration: Registration
+    ) -> None:
         self.call = call
         self.in_tree = in_tree
-        self.out_tree = traced.out_tree
-        self.names = traced.argument_names
+        self.out_tree = lowering.traced.out_tree
+        self.names = lowering.traced.argument_names
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
+        self.constants = Constants(call, self.names)
+        self.asked: Cluster | None = None  # the cluster that the arguments or the user named when it was found
+        self._lowering = lowering
+        self._registration: Registration | None = registration  # who holds `call` to call it holds us as well
+        self._lock = threading.Lock()
+        with lowering.cluster.steady:
+            call.stale = bound.bindings != lowering.bind().bindings  # a slice moved meanwhile
+            lowering.cluster.compiled.add(self)
 
-    def run(self, leaves: list[Any]) -> list[Array]:
+    def run_known(self, leaves: list[Any], has_home: bool) -> list[Array] | None:
+        """Runs on arrays as they are wanted and host values of kinds seen before; None: this takes the long way."""
+        is_placed = has_home
+        for leaf, layout, kinds in zip(leaves, self.call.inputs, self.constants.kinds, strict=True):
+            if type(leaf) is Array:
+                if leaf.layout is not layout:
+                    return None
+                is_placed = True
+            elif kind_of(leaf) not in kinds:
+                return None
+        if not is_placed and current() is not self.asked:
+            return None
+        return self.run(leaves)
+
+    def uses(self, slice_: Slice) -> bool:
+        """Whether a slice is part of it."""
+        return any(mesh.name == slice_.mesh_spec.name for mesh in self.bound.program.meshes)
+
+    def unbind(self) -> None:
+        """A slice of it lies elsewhere: the next call binds it again. Cluster.steady is held."""
+        self.call.stale = True
+        self._registration = None
+
+    def _bind_again(self) -> None:
+        """Lowers to the devices where its slices lie now: nothing is traced or partitioned."""
+        cluster = self._lowering.cluster
+        with self._lock:
+            while self.call.stale:
+                registration, bound = self._lowering.register()
+                with cluster.steady:
+                    if bound.bindings != self._lowering.bind().bindings:
+                        continue
+                    self.bound = bound
+                    self._registration = registration
+                    self.call.bind(registration.number, registration.group, *_shared(bound))
+
+    def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
         """Puts what is no array yet where the program wants it, and submits."""
         ready = [
-            leaf if type(leaf) is Array and leaf.layout is layout else put.put_leaf(leaf, layout, f"argument {name}")
-            for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True)
+            leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
+            for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
         ]
         given = [ready[position] for position in self.call.donated]
         times = collections.Counter(map(id, ready)) if given else {}
@@ -289,7 +413,12 @@ class Compiled:
             array = ready[position]
             if not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1):
                 ready[position] = copy(array)
-        out = self.call(ready)
+        while True:
+            if self.call.stale:
+                self._bind_again()
+            out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
+            if out is not None or not self.call.stale:
+                break
         if out is None:
             raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
         for array in given:

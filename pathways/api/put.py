@@ -18,6 +18,7 @@ from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType
 from pathways.compiler.trace import as_argument
 from pathways.runtime import payloads
+from pathways.runtime.packing import aligned
 
 #: Up to here bytes travel inside the note; above, through shared memory.
 INLINE_BYTES = 1024
@@ -58,7 +59,7 @@ def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
             layout = devices.cluster.layout(
                 kind,
                 devices,
-                dtype=_logical_dtype(argument.dtype, kind),
+                dtype=_jaxlib.logical_dtype(argument.dtype, kind.dtype),
                 shape=argument.shape,
                 weak_type=argument.weak_type,
             )
@@ -66,18 +67,15 @@ def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
     return tree.unflatten(out)
 
 
-def _logical_dtype(dtype: Any, kind: ArrayType) -> Any:
-    return dtype if _jaxlib.is_key(dtype) else kind.dtype
-
-
 def physical(shape: tuple[int, ...], dtype: Any, slice_: Slice, spec: Any) -> ArrayType:
-    """The physical type of an array: PRNG keys are their words."""
+    """The physical type of an array: PRNG keys are their words, complex numbers their parts."""
     full, words = _jaxlib.physical_struct(shape, dtype)
     return ArrayType(full, words, 0, (*spec, *((),) * (len(full) - len(shape))))
 
 
 def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
-    """One host value as an array of `layout`. The bytes are copied before this returns."""
+    """One host value as an array of `layout`. The bytes are copied, once, before this returns: on CPU the devices then
+    show that copy as it is."""
     if isinstance(leaf, Array):
         if leaf.layout is layout:
             return leaf
@@ -86,27 +84,41 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
         )
     kind: ArrayType = layout.cache
     client = layout.slice.cluster.native
-    if _jaxlib.is_key(layout.dtype):
-        leaf = jax.random.key_data(leaf)
+    leaf = _jaxlib.to_physical(leaf, layout.dtype)
+    if not isinstance(leaf, (np.ndarray, jax.Array)):
+        leaf = np.asarray(leaf, dtype=kind.dtype)
+    if leaf.shape != kind.shape:
+        raise errors.ProgramError(f"{what}: expected shape {kind.shape}, got {leaf.shape}")
+    client.enter()  # a slice that moves changes who holds the array
+    try:
+        return _send(leaf, layout, kind, what)
+    finally:
+        client.leave()
+
+
+def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: str) -> Array:
+    client = layout.slice.cluster.native
+    packing = layout.slice.cluster.packing(layout)
     placement = layout.slice.cluster.placement(layout)
     array: Array = client.new_array(layout)
     driver = layout.slice.cluster.driver
     if driver is not None:
         # This process is the host: hand the value over as it is, but never memory that the caller can change.
         key = next(_keys)
-        driver.local[key] = leaf if isinstance(leaf, jax.Array) else np.array(leaf, dtype=kind.dtype, copy=True)
+        if isinstance(leaf, jax.Array):
+            driver.local[key] = leaf
+        else:
+            driver.local[key] = memory = aligned(packing.nbytes)
+            packing.pack(leaf, memory)
         client.put(array, payloads.put_local(placement, key))
-        return array
-    data = np.asarray(leaf, dtype=kind.dtype)
-    if data.shape != kind.shape:
-        raise errors.ProgramError(f"{what}: expected shape {kind.shape}, got {data.shape}")
-    if data.nbytes <= INLINE_BYTES:
-        client.put(array, payloads.put_inline(placement, data.tobytes()))
-        return array
-    block = allocate(client, data.nbytes, what)
-    np.copyto(np.frombuffer(memoryview(block), kind.dtype, data.size).reshape(kind.shape), data)
-    block.retain(layout.parts)
-    client.put(array, payloads.put_arena(placement, block.offset, data.nbytes))
+    elif kind.nbytes <= INLINE_BYTES:
+        data = np.asarray(leaf, dtype=kind.dtype).tobytes()
+        client.put(array, payloads.put_inline(placement, data))
+    else:
+        block = allocate(client, packing.nbytes, what)
+        packing.pack(leaf, memoryview(block))
+        block.retain(layout.parts)
+        client.put(array, payloads.put_arena(placement, block.offset, packing.nbytes))
     return array
 
 

@@ -14,6 +14,9 @@ from pathways.bench import report as reports
 class _Integers(click.ParamType[tuple[int, ...]]):
     name = "n,n,..."
 
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
@@ -21,8 +24,9 @@ class _Integers(click.ParamType[tuple[int, ...]]):
             numbers = tuple(int(part) for part in str(value).split(","))
         except ValueError:
             numbers = ()
-        if not numbers or min(numbers) < 1:
-            self.fail(f"expected positive integers with commas between them, got {value!r}", param, ctx)
+        if not numbers or min(numbers) < self._least:
+            what = "positive integers" if self._least == 1 else f"integers from {self._least} on"
+            self.fail(f"expected {what} with commas between them, got {value!r}", param, ctx)
         return numbers
 
 
@@ -132,3 +136,86 @@ def micro(only: str, binaries: Path | None, repeats: int, json_path: Path | None
         _publish(micros.run(_names(only), binaries, repeats), json_path, results)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+@bench.command()
+@click.option("--rivals", default="memcpy,jax_transfer", show_default=True, help="Any of memcpy, jax_transfer.")
+@click.option("--devices", type=_Integers(), default="1,2", show_default=True, help="CPU devices per host.")
+@click.option("--kib", type=_Integers(), default="4,16,64,256,1024,4096,16384,65536", show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.01), default=0.3, show_default=True, help="Length of one run.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here.")
+@_out
+@_results
+def transfer(
+    rivals: str,
+    devices: tuple[int, ...],
+    kib: tuple[int, ...],
+    repeats: int,
+    seconds: float,
+    plot_path: Path | None,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    """Bytes between two host processes of one machine, rows to rows and rows to columns, beside rivals."""
+    from pathways.bench import machine, plot
+    from pathways.bench import transfer as transfers
+
+    try:
+        report = transfers.run(_names(rivals), devices, [1024 * size for size in kib], repeats, seconds)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if results and plot_path is None:
+        results.mkdir(parents=True, exist_ok=True)
+        plot_path = results / f"{machine.result_name(report.what, report.machine)}.png"
+    if plot_path:
+        plot.transfers(report.data["rows"], plot_path)
+    _publish(report, json_path, results)
+
+
+@bench.command()
+@click.option("--stages", type=_Integers(2), default="2,4,8,16", show_default=True, help="Each stage on its own host.")
+@click.option("--us", type=_Integers(0), default="0,100,300,1000,3000,10000", show_default=True, help="Of a stage.")
+@click.option("--distances", type=_Integers(0), default="0,1000", show_default=True, help="Added to messages, in us.")
+@click.option(
+    "--kinds", default="sleep,matmul", show_default=True, help="sleep: takes time and no core. matmul: computes."
+)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--seconds", type=click.FloatRange(0.01), default=0.5, show_default=True, help="Length of one measurement."
+)
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here.")
+@_out
+@_results
+def pipeline(
+    stages: tuple[int, ...],
+    us: tuple[int, ...],
+    distances: tuple[int, ...],
+    kinds: str,
+    repeats: int,
+    seconds: float,
+    plot_path: Path | None,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    """Figure 7 of the paper: pipelines in parallel and in sequential dispatch, and what the hops predict."""
+    from pathways.bench import pipeline as pipelines
+
+    console = rich.console.Console(stderr=True)
+    try:
+        report = pipelines.run(
+            stages,
+            us,
+            _names(kinds),
+            repeats,
+            seconds,
+            distances,
+            lambda text: console.print(text, markup=False, highlight=False),
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if plot_path:
+        from pathways.bench import plot
+
+        plot.figure7(report.data["rows"], plot_path)
+    _publish(report, json_path, results)

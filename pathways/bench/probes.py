@@ -128,7 +128,49 @@ def transfer(repeats: int) -> list[Value]:
     ]
 
 
-PROBES: dict[str, Callable[[int], list[Value]]] = {"call": call, "plan": plan, "transfer": transfer}
+def read(repeats: int) -> list[Value]:
+    """A training step and `float(loss)` after each: JAX in this process, and clusters of one and of two hosts, in turn.
+
+    A batch of steps is one measurement. The last values are medians of ours over 1.3 times JAX's and 60 us more.
+    """
+    import jax
+    import numpy
+
+    import pathways as pw
+
+    batch = 50
+    jax.config.update("jax_platforms", "cpu")
+
+    def step(weights: Any, x: Any) -> Any:
+        return weights - 0.125 * x, (weights * x).sum()
+
+    def loop(run: Callable[[Any, Any], Any], weights: Any, x: Any) -> float:
+        begin = time.perf_counter()
+        for _ in range(batch):
+            weights, loss = run(weights, x)
+            float(loss)
+        return (time.perf_counter() - begin) / batch * 1e6
+
+    ones = numpy.ones(16, numpy.float32)
+    mine = (jax.jit(step), jax.device_put(ones), jax.device_put(ones))
+    values, over = [], []
+    jax_times: list[float] = []
+    for hosts in (1, 2):
+        with _cluster(pw.LocalCluster(islands=1, hosts_per_island=hosts, devices_per_host=1)) as devices:
+            where = devices.add_slice(devices=hosts)
+            ours = (pw.jit(step, devices=where), pw.device_put(ones, where), pw.device_put(ones, where))
+            loop(*mine)
+            loop(*ours)
+            here = [(loop(*mine), loop(*ours)) for _ in range(repeats)]
+        times = [time for _, time in here]
+        name = f"step and float(loss), {hosts} x 1"
+        values.append(Value(name, Spread.of(times), "us"))
+        over.append(Value(f"{name} over goal", Spread.of([b / (1.3 * a + 60) for a, b in here]), "ratio"))
+        jax_times += [time for time, _ in here]
+    return [Value("step and float(loss), JAX", Spread.of(jax_times), "us"), *values, *over]
+
+
+PROBES: dict[str, Callable[[int], list[Value]]] = {"call": call, "plan": plan, "read": read, "transfer": transfer}
 
 
 def main() -> None:

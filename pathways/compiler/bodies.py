@@ -50,12 +50,11 @@ class Bodies:
             used = {v for step in group.steps for v in step.inputs if not isinstance(v, _jaxlib.Literal)}
             constants = {v: value for v, value in self.constants.items() if v in used}
             eqns = [step.eqn.replace(invars=step.inputs, outvars=step.outputs) for step in group.steps]
+            inputs, outputs, eqns = _jaxlib.cross_physically(group.inputs, group.outputs, eqns)
             body = self._add(
                 key,
                 group.mesh,
-                _jaxlib.new_jaxpr(
-                    list(constants), list(constants.values()), group.inputs, group.outputs, eqns, like=self.like
-                ),
+                _jaxlib.new_jaxpr(list(constants), list(constants.values()), inputs, outputs, eqns, like=self.like),
             )
         return body
 
@@ -85,7 +84,8 @@ class Bodies:
         if body is None:
             self._alive.append(value)
             new = _jaxlib.new_var(v.aval)
-            body = self._add(key, mesh, _jaxlib.new_jaxpr([new], [value], [], [new], [], like=self.like))
+            _, outputs, eqns = _jaxlib.cross_physically([], [new], [])
+            body = self._add(key, mesh, _jaxlib.new_jaxpr([new], [value], [], outputs, eqns, like=self.like))
         return body
 
     def _add(self, key: Any, mesh: MeshSpec, closed: Any) -> Body:

@@ -206,12 +206,6 @@ def _attributes(variables: Sequence[Any], placed: Mapping[Any, tuple[str, Spec]]
 
 def _tensor(v: Any) -> ir.Type:
     shape, dtype = _jaxlib.physical(v.aval)
-    if dtype.kind == "c":  # jaxlib's partitioner dies of it
-        raise errors.ProgramError(
-            f"a value of dtype {dtype} and shape {shape} crosses the boundary of a computation, "
-            "which is not supported for complex numbers; pass the real and imaginary parts, or "
-            "keep the complex value inside one placed function"
-        )
     return _jaxlib.tensor_type(shape, dtype)
 
 

@@ -7,12 +7,16 @@ themselves, from the same program and the same map, so what travels is the progr
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from pathways import _native
 from pathways.compiler.donation import agree
 from pathways.compiler.ir import LogicalProgram, Node, NodeKind
 from pathways.runtime.routes import Placed, Route, route
+
+#: Pairs of hosts that the text of one transfer names.
+_PAIRS_SHOWN = 8
 
 Bindings = tuple[tuple[int, ...], ...]  # per mesh of the program: global device numbers, row-major
 
@@ -73,6 +77,19 @@ class BoundProgram:
 def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
     """Hosts of those devices, ascending."""
     return tuple(sorted({device // devices_per_host for device in devices}))
+
+
+def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
+    """Per node of the program: whether it is a call, and the hosts with devices at either end of it."""
+    out = []
+    for node in bound.program.nodes:
+        is_call = node.kind is NodeKind.CALL
+        if is_call:
+            hosts = set(bound.hosts_of_mesh(bound.program.computations[node.computation].mesh))
+        else:
+            hosts = {host for value in (*node.inputs, *node.outputs) for host in bound.hosts_of_value(value)}
+        out.append((is_call, sorted(hosts)))
+    return out
 
 
 def lent(bound: BoundProgram) -> frozenset[int]:
@@ -144,8 +161,12 @@ class _TransferStep:
         )
 
 
-def host_plan(bound: BoundProgram, host: int) -> HostPlan:
-    """The plan of one host. Its work and its size follow from the host's own part (COST-2)."""
+def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPlan:
+    """The plan of one host. Its work and its size follow from the host's own part (COST-2).
+
+    A transfer within the host is left to its devices, unless the host `assembles` arrays in its own memory: then that
+    goes shard by shard where shards do not fit as they are.
+    """
     program = bound.program
     holders = [frozenset(bound.hosts_of_mesh(mesh)) for mesh in range(len(program.meshes))]
     masks = [_mask(devices, host, bound.devices_per_host) for devices in bound.bindings]
@@ -197,7 +218,8 @@ def host_plan(bound: BoundProgram, host: int) -> HostPlan:
                     devices=masks[program.values[target].mesh],
                     sources=list(receives),
                     destinations=list(sends),
-                    spread=holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host},
+                    spread=holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host}
+                    or (assembles and not way.is_direct(host)),
                 )
             )
             routes.append(way)
@@ -244,15 +266,39 @@ def plan_text(bound: BoundProgram) -> str:
         else:
             way = route(bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host)
             what = "transfer"
-            hops = ", ".join(f"{a}->{b} x{len(copies)}" for (a, b), copies in sorted(way.copies.items()))
-            itemsize = program.values[node.inputs[0]].dtype.itemsize
-            tail = f" by hosts {hops}; {way.elements * itemsize} bytes between hosts"
+            tail = f" {_route_text(way, program.values[node.inputs[0]].dtype.itemsize)}"
         lines.append(
             f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
             f"{_values(program, node.outputs)}{tail}"
         )
     lines.append(f"  {len(program.nodes) + 1} result <- {_values(program, program.results)}")
     return "\n".join(lines)
+
+
+def _route_text(way: Route, itemsize: int) -> str:
+    """How the bytes of a transfer travel: each kind of way that it takes, the bytes on it, and between whom."""
+    kept = moved = pairs = 0
+    for block in (block for blocks in way.blocks.values() for block in blocks):
+        for device, shard in zip(block.devices, block.shards, strict=False):
+            nbytes = math.prod(block.shape) * itemsize
+            kept += nbytes if device == shard else 0
+            moved += nbytes if device != shard else 0
+            pairs += device != shard
+    parts = []
+    if kept:
+        parts.append(f"within one device, no copy: {kept} bytes")
+    if moved:
+        parts.append(f"between devices of a host: {moved} bytes, {pairs} pairs")
+    for title, wanted in (("within a host", False), ("shared memory", True)):
+        hops = sorted(
+            (pair, copies) for pair, copies in way.copies.items() if (pair[0] != pair[1]) is wanted and copies
+        )
+        if hops:
+            elements = sum(copy.elements for _, copies in hops for copy in copies)
+            shown = ", ".join(f"{a}->{b} x{len(copies)}" for (a, b), copies in hops[:_PAIRS_SHOWN])
+            more = f", and {len(hops) - _PAIRS_SHOWN} more" if len(hops) > _PAIRS_SHOWN else ""
+            parts.append(f"{title}: {elements * itemsize} bytes, hosts {shown}{more}")
+    return "by " + ("; ".join(parts) or "no bytes")
 
 
 def _values(program: LogicalProgram, values: Sequence[int]) -> str:

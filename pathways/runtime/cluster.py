@@ -28,12 +28,14 @@ from typing import Any, TypeVar
 
 from pathways import errors
 from pathways.runtime import environment, fdpass, options
+from pathways.runtime.binding import Bindings, BoundProgram, concerned
 from pathways.runtime.members import Host, Program, Stage
 from pathways.runtime.memory import ledger_entries
 from pathways.runtime.options import ControllerConfig, HostConfig
 from pathways.runtime.processes import is_readable
 from pathways.runtime.proto import control_pb2 as pb
 from pathways.runtime.resource_manager import ResourceManager
+from pathways.runtime.serialization import load_program
 from pathways.runtime.topology import SliceBinding, Topology
 
 UNLIMITED = 1 << 62
@@ -98,6 +100,8 @@ class Cluster:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         self._segment = self.native.controller_segment()
+        if sizes.distance_us:
+            self.native.set_distance(self._segment, sizes.distance_us)
         count = self.topology.hosts
         segments = [self.new_segment(host) for host in range(count)]
         for island in range(len(self.topology.islands)):
@@ -112,6 +116,7 @@ class Cluster:
             budgets=[self.config.options.device_memory or UNLIMITED] * self.topology.devices
             + [self.config.options.transfer_bytes] * count,
             places=self._places(),
+            sequential=sizes.sequential,
         )
         self.group(range(count))  # the native controller takes group 0 for all hosts
         self._controller.start()
@@ -345,6 +350,12 @@ class Cluster:
             *ledger_entries(parts, program.bindings, list(program.memory), self.topology, self.place_set, self.group),
             parts[0].donated,
         )
+
+    def register_plan(self, number: int, program: bytes, bindings: Bindings) -> None:
+        """Tells the sequencer whom each node of a program concerns, where it dispatches node by node."""
+        if self.config.options.sequential:
+            bound = BoundProgram(load_program(program), bindings, self.topology.devices_per_host)
+            self._controller.add_plan(number, concerned(bound))
 
     @property
     def controller(self) -> Any:

@@ -20,7 +20,7 @@ import importlib.metadata
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -71,6 +71,9 @@ class ControlPlane(Protocol):
     def release_slice(self, slice_id: int) -> None:
         """Ends a slice."""
 
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+        """Binds a slice to other devices; raises `SliceError` for what is no such set. Its arrays are ours to move."""
+
     def group(self, hosts: tuple[int, ...]) -> int:
         """The group of exactly these hosts."""
 
@@ -79,6 +82,15 @@ class ControlPlane(Protocol):
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
         """Waits for the compilers; raises `ComputationError` with host and XLA's message."""
+
+    def forget_programs(self, numbers: Sequence[int]) -> None:
+        """Drops programs from the controller's books; the hosts are told in the order, by `payloads.forget`."""
+
+    def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        """Takes a client off the devices; the bytes that left them. `pause(seconds)` makes an embedded cluster run."""
+
+    def resume(self, client: int, pause: Callable[[float], None]) -> int:
+        """Brings it back; the bytes that came back."""
 
     def cluster_stats(self) -> dict[str, Any]:
         """Numbers for people."""
@@ -184,6 +196,37 @@ def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
             ) from None
 
 
+def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
+    """Suspends a client of the cluster at `address`, for somebody who is no client; the bytes that left the devices.
+
+    Raises:
+        ConnectError: nobody listens there. ResourceExhaustedError: no room; the client goes on.
+    """
+    return int(_operate(address, "Suspend", _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
+
+
+def resume(address: str, client: int) -> int:
+    """Resumes a suspended client, for somebody who is no client; the bytes that came back to the devices."""
+    return int(_operate(address, "Resume", _client_request(pb.ResumeRequest, client)).bytes)
+
+
+def _client_request(kind: Any, client: int, **fields: Any) -> Any:
+    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < 1 << 31:
+        raise errors.ClusterClosedError(f"client {client!r} is no client's number; see the cluster's stats")
+    return kind(client=client, **fields)
+
+
+def _operate(address: str, method: str, request: Any) -> Any:
+    where = Address.parse(address)
+    with grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel:
+        try:
+            return getattr(rpc.ControllerStub(channel), method)(request)
+        except grpc.RpcError as error:
+            raise wire.raised(error) or errors.ConnectError(
+                f"no cluster answers at {address}: {error.details()}"
+            ) from None
+
+
 class RemoteControl:
     """A `ControlPlane` in other processes of this machine. Made by `connect_unix`."""
 
@@ -280,6 +323,14 @@ class RemoteControl:
         """See `ControlPlane`."""
         self._call(self._stub.ReleaseSlice, pb.ReleaseSliceRequest(client=self.client_id, slice_id=slice_id))
 
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+        """See `ControlPlane`."""
+        try:
+            request = pb.RemapSliceRequest(client=self.client_id, slice_id=slice_id, devices=devices)
+        except ValueError as error:  # beyond 32 bits
+            raise errors.SliceError(f"no such devices in the cluster: {list(devices)}") from error
+        return wire.load_binding(self._call(self._stub.RemapSlice, request))
+
     def group(self, hosts: tuple[int, ...]) -> int:
         """See `ControlPlane`."""
         return int(self._call(self._stub.Group, pb.GroupRequest(hosts=hosts)).group)
@@ -303,6 +354,18 @@ class RemoteControl:
         self._call(
             self._stub.WaitCompiled, pb.WaitCompiledRequest(client=self.client_id, program_id=program_id), timeout
         )
+
+    def forget_programs(self, numbers: Sequence[int]) -> None:
+        """See `ControlPlane`."""
+        self._call(self._stub.ForgetPrograms, pb.ForgetProgramsRequest(client=self.client_id, program_ids=numbers))
+
+    def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        return int(self._call(self._stub.Suspend, _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
+
+    def resume(self, client: int, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        return int(self._call(self._stub.Resume, _client_request(pb.ResumeRequest, client)).bytes)
 
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""

@@ -20,16 +20,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from pathways import _core, _jaxlib
+from pathways import _core, _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
-from pathways.runtime import executable, payloads, read_back
+from pathways.runtime import executable, parking, payloads, read_back
 from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
+from pathways.runtime.inputs import Inputs
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode
-from pathways.runtime.routes import Placed, Region, slices
+from pathways.runtime.routes import Placed, Region
 from pathways.runtime.tasks import Target, Tasks
-from pathways.runtime.transport import Landings, Transport
+from pathways.runtime.transport import Landing, Passage, land, passage
 
 #: Launches that a CPU device takes before the enqueue itself blocks, other devices' too (32, less one).
 CPU_IN_FLIGHT = 31
@@ -54,10 +55,14 @@ def all_dtypes(function: F) -> F:
 class Program:
     """A registered program on one host. Immutable after it is compiled."""
 
-    def __init__(self, bound: BoundProgram, plan: HostPlan) -> None:
+    def __init__(self, client: int, bound: BoundProgram, plan: HostPlan, host: int) -> None:
+        self.client = client
         self.bound = bound
         self.plan = plan
-        self.targets = [bound.placed(node.outputs[0]) for node in plan.transfers]
+        self.passages = [
+            passage(way, bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), host, bound.devices_per_host)
+            for way, node in zip(plan.routes, plan.transfers, strict=True)
+        ]
 
 
 class HostDriver:
@@ -72,10 +77,12 @@ class HostDriver:
         segments: Sequence[Any],
         controller: Any,
         device_bytes: int = 0,
+        directory: str | None = None,
     ) -> None:
         """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on.
 
-        `device_bytes`: memory of each device that may be used; 0: no bound.
+        `device_bytes`: memory of each device that may be used; 0: no bound. `directory` is the cluster's: files without
+        a name lie there.
         """
         self.host = host
         self.device_bytes = device_bytes
@@ -86,12 +93,13 @@ class HostDriver:
         # A host of one CPU device runs what it enqueues inline, so nothing is ever in flight there.
         bound = CPU_IN_FLIGHT if self._platform == "cpu" and len(devices) > 1 else 0
         self.core = _core.Host(self, host, len(devices), bound, list(segments), controller, device_bytes=device_bytes)
-        self._transport = Transport(self.core, host, len(devices))
         self._programs: dict[int, Program] = {}
         self._executables = executable.ExecutableCache()
         self._placements: dict[tuple[int, int], Placed] = {}  # by client and number
+        self._inputs: dict[tuple[int, int], Inputs] = {}  # the same, as puts need them
         self._shardings: dict[Any, NamedSharding] = {}
-        self._landings: dict[tuple[int, int, int], Landings] = {}  # by order, plan and route
+        self._targets: dict[int, Any] = {}  # by a passage's identity: abstract value, sharding, devices, itself
+        self._landings: dict[tuple[int, int, int], Landing] = {}  # by order, plan and route
         self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
@@ -99,6 +107,9 @@ class HostDriver:
         self._local_bytes = 0  # by transfers within this host
         self._compiles = CompileCounter()
         self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
+        #: Told of each parking: (request, error or None, bytes that left the devices or came back).
+        self.on_parked: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
+        self.directory = directory
 
     # ------------------------------------------------------------------------------------- registration, any thread
 
@@ -110,8 +121,11 @@ class HostDriver:
         """Forgets a client that the order has said to be gone. What it owned was dropped then (OWN-1)."""
         self.core.detach_client(client)
         self._tasks.forget(client)
-        for key in [key for key in self._placements if key[0] == client]:
+        for key in [key for key in list(self._placements) if key[0] == client]:
             self._placements.pop(key, None)
+            self._inputs.pop(key, None)
+        for number in [number for number, program in list(self._programs.items()) if program.client == client]:
+            self.core.remove_plan(number)
 
     def succeed(self, past: str, youngest_client: int) -> None:
         """This host succeeds a lost one: what is missing here fails with `past` (ERR-2). Before `run`."""
@@ -131,13 +145,20 @@ class HostDriver:
     ) -> None:
         """Stores a program and compiles it in the background; then `on_compiled(program_id, error, memory)`."""
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
-        registered = Program(bound, host_plan(bound, self.host))
+        registered = Program(client, bound, host_plan(bound, self.host, self._platform == "cpu"), self.host)
         self._programs[program_id] = registered
+        for route, way in enumerate(registered.passages):
+            for destination, words in way.parcels.items():
+                self.core.add_parcel(program_id, route, destination, words)
         self.core.add_plan(program_id, registered.plan.block)
         if self._compiler_thread is None:
             self._compiler_thread = threading.Thread(target=self._compile_loop, name="pw-compile", daemon=True)
             self._compiler_thread.start()
         self._compiler.put(lambda: self._compile(program_id, registered, on_compiled))
+
+    def program_gone(self, program_id: int) -> None:
+        """The last run that named a removed program is over; enqueue thread."""
+        self._programs.pop(program_id, None)
 
     def _compile_loop(self) -> None:
         while (job := self._compiler.get()) is not None:
@@ -150,6 +171,9 @@ class HostDriver:
         on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
     ) -> None:
         error = memory = None
+        if program_id not in self._programs:
+            on_compiled(program_id, "the program was forgotten before it was compiled", None)
+            return
         try:
             loaded = self.compile_now(registered)
             temporaries = [each.memory.temporary_bytes for each in loaded]
@@ -207,15 +231,14 @@ class HostDriver:
             **stats,
             "compiles": self._compiles.count,
             "executables": len(self._executables),
-            "bytes_moved": self._transport.bytes_sent + self._local_bytes,
-            "bytes_sent": self._transport.bytes_sent,
+            "bytes_moved": stats["bytes_sent"] + stats["bytes_kept"] + self._local_bytes,
             "programs": len(self._programs),
             **self._tasks.stats(),
         }
 
-    def set_faults(self, swap_every: int) -> None:
-        """Test hook: makes this host break the order."""
-        self.core.set_faults(swap_every)
+    def set_faults(self, swap_every: int = 0, slow_copies_s: float = 0.0) -> None:
+        """Test hook: makes this host break the order, or take so much longer over each copy to another host."""
+        self.core.set_faults(swap_every, int(slow_copies_s * 1e9))
 
     def describe(self, doing: str, error: BaseException | None, plan: int, node: int) -> str:
         """One line of an error for the client: what failed, where, and XLA's own words (ERR-1)."""
@@ -229,9 +252,8 @@ class HostDriver:
             # was and ends this one; give it the time to say so.
             time.sleep(PEER_LOST_GRACE_S)
         devices = ", ".join(str(device) for device in self._devices)
-        return (
-            f"ComputationError: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
-        )
+        kind = type(error).__name__ if isinstance(error, errors.PathwaysError) else "ComputationError"
+        return f"{kind}: {doing}{name} failed on host {self.host} ({devices}): {type(error).__name__}: {error}"
 
     def _node_name(self, plan: int, node: int) -> str:
         from pathways import _native
@@ -248,7 +270,7 @@ class HostDriver:
         registered = self._programs[plan]
         value = _native.describe_plan(registered.plan.block)[node]["inputs"][index]
         placed = registered.bound.placed(registered.plan.values[value])
-        return self._from_full(placed, np.zeros(placed.type.shape, placed.type.dtype))
+        return self._prepare(placed).cut(np.zeros(placed.type.shape, placed.type.dtype))
 
     def arm(self, values: list[jax.Array]) -> None:
         """Sees to it that the host's doorbell rings when one of `values` is ready."""
@@ -263,47 +285,58 @@ class HostDriver:
 
     # ------------------------------------------------------------------------------------------------------ transfers
 
-    @all_dtypes
     def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
-        """A transfer whose two ends are on this host alone."""
-        registered = self._programs[plan]
+        """A transfer whose two ends are on this host alone: shards that fit are shown as they are, or copied from one
+        device to another (MEM-4)."""
+        way = self._programs[plan].passages[route]
+        if all(way.direct):
+            self._local_bytes += way.copied
+            return self._show(way, _jaxlib.shards_of(value), [])
         self._local_bytes += value.nbytes
-        return jax.device_put(value, self._sharding(registered.targets[route]))
+        return jax.device_put(value, self._sharding(way.target))
 
-    def begin_receive(self, order: int, plan: int, route: int) -> list[tuple[int, list[int]]] | None:
-        """Takes room for what comes; (source host, offsets of all blocks) per source, or None: no room now."""
-        registered = self._programs[plan]
-        way = registered.plan.routes[route]
-        landings = self._transport.allocate(way.blocks[self.host], registered.targets[route].type.dtype)
-        if landings is None:
+    def begin_receive(self, order: int, plan: int, route: int) -> tuple[tuple[int, ...], list[int]] | None:
+        """Takes room for what comes: who sends, and the offsets of all blocks; or None: no room now."""
+        way = self._programs[plan].passages[route]
+        landing = land(self.core, self.host, way)
+        if landing is None:
             return None
-        self._landings[order, plan, route] = landings
-        return [(source, landings.offsets) for source in way.sources(self.host)]
+        self._landings[order, plan, route] = landing
+        return way.sources, landing.offsets
 
-    def send(self, plan: int, route: int, value: jax.Array, destination: int, offsets: list[int]) -> None:
-        """Writes this host's pieces of a ready value into the destination's blocks."""
-        way = self._programs[plan].plan.routes[route]
-        self._transport.send(
-            value,
-            {device: self._device(device) for device in {copy.device for copy in way.copies[self.host, destination]}},
-            way.copies[self.host, destination],
-            way.blocks[destination],
-            destination,
-            offsets,
-        )
+    def shards(self, plan: int, route: int, value: jax.Array) -> tuple[Any, list[int]]:
+        """The ready source shards that the route's parcels read: what keeps them, and their addresses."""
+        way = self._programs[plan].passages[route]
+        shards = _jaxlib.shards_of(value)
+        if self._platform == "cpu" and not _jaxlib.is_sub_byte(way.target.type.dtype):
+            return value, [_jaxlib.address_of(shards[at]) for at in way.reads]
+        copies = [np.ascontiguousarray(shards[at]) for at in way.reads]
+        return copies, [copy.__array_interface__["data"][0] for copy in copies]
 
-    @all_dtypes
+    def direct(self, order: int, plan: int, route: int, value: jax.Array) -> None:
+        """This host receives shards of its own value as they are."""
+        self._landings[order, plan, route].shards = _jaxlib.shards_of(value)
+
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
         """Makes an array of blocks that are all written; on CPU the array is the blocks."""
-        landings = self._landings.pop((order, plan, route))
-        registered = self._programs[plan]
-        target = registered.targets[route]
-        shards = [
-            jax.device_put(view, self._device(device))
-            for block, view in zip(registered.plan.routes[route].blocks[self.host], landings.views, strict=True)
-            for device in block.devices
-        ]
-        return jax.make_array_from_single_device_arrays(target.type.shape, self._sharding(target), shards)
+        landing = self._landings.pop((order, plan, route))
+        way = self._programs[plan].passages[route]
+        self._local_bytes += way.copied
+        return self._show(way, landing.shards, landing.views)
+
+    def _show(self, way: Passage, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]) -> jax.Array:
+        known = self._targets.get(id(way))
+        if known is None:
+            kind = way.target.type
+            aval = _jaxlib.shaped_array(kind.shape, kind.dtype, False)
+            known = self._targets[id(way)] = (
+                aval,
+                self._sharding(way.target),
+                [self._device(number) for number in way.devices],
+                way,
+            )
+        parts = [views[at] if shard < 0 else shards[shard] for at, shard in way.shows]
+        return _jaxlib.assemble(known[0], known[1], parts, known[2])
 
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
         """Gives the room of a failed transfer back."""
@@ -312,12 +345,18 @@ class HostDriver:
     # ---------------------------------------------------------------------------------------------- the client's notes
 
     def note(self, client: int, payload: bytes) -> None:
-        """A placement's description, or the end of a save or restore."""
+        """A placement's description, or the end of a program, of a save or of a restore."""
         if payload[:1] == b"E":
             self._tasks.drop(client, *payloads.parse_end(payload))
             return
+        if payload[:1] == b"U":
+            program_id = payloads.parse_forget(payload)
+            if program_id in self._programs and self._programs[program_id].client == client:
+                self.core.remove_plan(program_id)
+            return
         number, placed = payloads.parse_define(payload)
         self._placements[client, number] = placed
+        self._inputs.pop((client, number), None)
 
     def start_task(self, client: int, task: int, value: jax.Array | None, payload: bytes) -> None:
         """A step of a save or restore; `core.task_done` hears of its end."""
@@ -353,17 +392,22 @@ class HostDriver:
         """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
         number, _, what = payloads.parse_put(payload)
         placed = self._placements[client, number]
-        mask = self._mask(placed)
-        if isinstance(what, int):  # Mode.LOCAL
-            return jax.device_put(self.local.pop(what), self._sharding(placed)), mask
-        data: bytes | memoryview
+        known = self._inputs.get((client, number))
+        if known is None:
+            known = self._inputs[client, number] = self._prepare(placed)
         if isinstance(what, tuple):  # Mode.ARENA
-            data = memoryview(self.core.client_block(client, *what, True))
-        else:
-            data = what
-        count = int(np.prod(placed.type.shape, dtype=np.int64))
-        full = np.frombuffer(data, placed.type.dtype, count) if count else np.empty(0, placed.type.dtype)
-        return self._from_full(placed, full.reshape(placed.type.shape)), mask
+            return known.unpack(memoryview(self.core.client_block(client, *what, True))), known.mask
+        if isinstance(what, int):  # Mode.LOCAL
+            value = self.local.pop(what)
+            if isinstance(value, jax.Array):  # the caller's own, and may be donated here (MEM-4)
+                return jax.device_put(value, known.sharding, may_alias=False), known.mask
+            return known.unpack(value), known.mask
+        full = np.frombuffer(what, placed.type.dtype) if what else np.empty(0, placed.type.dtype)
+        return known.cut(full.reshape(placed.type.shape)), known.mask
+
+    def _prepare(self, placed: Placed) -> Inputs:
+        each = len(self._devices)
+        return Inputs(placed, self.host * each, each, self._device, self._sharding(placed))
 
     @all_dtypes
     def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
@@ -387,21 +431,29 @@ class HostDriver:
         """Writes this host's share of a small result where the client reads it."""
         read_back.write(value, memory)
 
+    @all_dtypes
+    def park(self, client: int, values: list[Any], payload: bytes, away: bool) -> list[Any] | None:
+        """What stands for a client's values while they are off the devices, or the values again; None: it failed, and
+        they stay as they are. Says so in either case."""
+        request, to_disk = payloads.parse_park(payload)
+        try:
+            if away:
+                moved, nbytes = parking.park(values, self.directory if to_disk else None, to_disk)
+            else:
+                moved, nbytes = parking.unpark(values)
+        except Exception as problem:
+            doing = f"move client {client}'s buffers " + ("off the devices" if away else "back to the devices")
+            kind = "ResourceExhaustedError" if isinstance(problem, OSError | MemoryError) else "ComputationError"
+            self.on_parked(request, f"{kind}: host {self.host} could not {doing}: {problem}", 0)
+            return None
+        self.on_parked(request, None, nbytes)
+        return moved
+
     def refuse_fetch(self, client: int, payload: bytes) -> None:
         """Gives back the client's memory of a fetch of nothing."""
         mode, what = payloads.parse_fetch(payload)
         if mode is Mode.ARENA:
             self.core.client_block(client, what[0], what[1], True)
-
-    def _from_full(self, placed: Placed, full: np.ndarray) -> jax.Array:
-        """A global array whose shards here are cut from `full`."""
-        first = self.host * len(self._devices)
-        shards = []
-        for device, cell in zip(placed.devices, placed.cells, strict=True):
-            if first <= device < first + len(self._devices):
-                region: Region = placed.region(cell)
-                shards.append(jax.device_put(full[slices(region)], self._device(device)))
-        return jax.make_array_from_single_device_arrays(placed.type.shape, self._sharding(placed), shards)
 
     def _sharding(self, placed: Placed) -> NamedSharding:
         key = (placed.mesh.axes, placed.devices, placed.type.spec)

@@ -42,6 +42,9 @@ Report = Callable[[pb.HostReport], None]
 class Driver(Protocol):
     """What a host process runs: `pathways.runtime.driver.HostDriver`, or a test's double."""
 
+    #: Called with (request, error or None, bytes) after each parking of a client's buffers.
+    on_parked: Callable[[int, str | None, int], None]
+
     def attach_client(self, client: int, segment: Any) -> None:
         """Starts taking a client's work; from the control thread."""
 
@@ -114,8 +117,11 @@ def start_jax_driver(
             f"the island of host {config.host} should have {len(config.island_hosts)} hosts of "
             f"{config.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
+    from pathways.runtime import stand_in
     from pathways.runtime.driver import HostDriver
 
+    if platform == "cpu":
+        stand_in.register()
     driver = HostDriver(
         host=config.host,
         devices=local,
@@ -124,13 +130,17 @@ def start_jax_driver(
         segments=list(segments),
         controller=controller,
         device_bytes=limit,
+        directory=os.path.dirname(config.address.removeprefix("unix:")),
     )
     if config.past:
         driver.succeed(config.past, config.past_client)
     # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
     host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
     if host == str(config.host):
-        driver.set_faults(int(every))
+        driver.set_faults(swap_every=int(every))
+    # Test double of a slow channel: seconds that each copy to another host takes longer.
+    if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
+        driver.set_faults(slow_copies_s=float(slow))
     return driver
 
 
@@ -161,6 +171,7 @@ class HostProcess:
         commands = rpc.HostsStub(channel).Session(iter(self._reports.get, None), wait_for_ready=True)
         try:
             driver = self._driver = self._start()
+            driver.on_parked = self._parked
             self._report(
                 pb.HostReport(
                     stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0))
@@ -266,6 +277,10 @@ class HostProcess:
         if memory is not None:
             report.memory.CopyFrom(wire.dump_memory(memory))
         self._report(pb.HostReport(program_compiled=report))
+
+    def _parked(self, request: int, error: str | None, nbytes: int) -> None:
+        text = (error or "")[: 1 << 16]
+        self._report(pb.HostReport(client_parked=pb.ClientParked(request=request, error=text, bytes=nbytes)))
 
     def _stage(self, stage: pb.StartupEvent.Stage, detail: str = "") -> None:
         self._report(pb.HostReport(stage=pb.HostStage(stage=stage, detail=detail)))

@@ -94,6 +94,9 @@ class Client:
     owner: bool
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
+    suspended: bool = False
+    #: Held by who suspends or resumes it.
+    moving: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 
 @dataclasses.dataclass

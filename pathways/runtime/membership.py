@@ -20,6 +20,7 @@ from pathways.runtime.members import Client, Connection, Host, Program
 from pathways.runtime.options import PROTOCOL_VERSION
 from pathways.runtime.processes import resident_bytes
 from pathways.runtime.proto import control_pb2 as pb
+from pathways.runtime.suspension import Suspension
 
 ATTACH_TIMEOUT_S = 20.0
 STATS_TIMEOUT_S = 2.0
@@ -35,6 +36,7 @@ class Membership:
         self.programs: dict[int, Program] = {}
         # What hosts are asked and have not answered: by what, host, its incarnation, and a number.
         self._asked: dict[tuple[str, int, int, int], asyncio.Future[str]] = {}
+        self._suspension = Suspension(self)
         self._last = {"connection": 0, "client": 0, "program": 0, "stats": 0}
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(os.getpid())
@@ -188,6 +190,7 @@ class Membership:
             if program := self.programs.pop(number_of, None):
                 for answer in (*program.stored.values(), *program.compiled.values()):
                     _settle(answer, "its client is gone")
+        self._suspension.client_gone(number)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)
             for host in self.cluster.hosts:
@@ -249,6 +252,7 @@ class Membership:
             name=request.name,
             bindings=tuple(tuple(binding.devices) for binding in request.bindings),
         )
+        self.cluster.register_plan(number, request.program, program.bindings)
         self.programs[number] = program
         client.programs.add(number)
         for host in hosts:
@@ -258,6 +262,23 @@ class Membership:
             if error := await self.cluster.unless_ended(stored):
                 raise errors.PlanError(f"host {host} refused the program: {error}")
         return program.number
+
+    def forget_programs(self, client: int, numbers: Sequence[int]) -> None:
+        """The client cannot call them any more."""
+        owned = self.client(client).programs
+        for number in owned.intersection(numbers):
+            owned.remove(number)
+            self.programs.pop(number, None)
+
+    # -- suspension, see suspension.py -------------------------------------------------------------------------------
+
+    async def suspend(self, client: int, to_disk: bool) -> int:
+        """Takes a client off the devices; the bytes that left them."""
+        return await self._suspension.suspend(self.client(client), to_disk)
+
+    async def resume(self, client: int) -> int:
+        """Brings it back; the bytes that came back."""
+        return await self._suspension.resume(self.client(client))
 
     async def wait_compiled(self, client: int, number: int) -> None:
         """Waits until every host concerned has compiled a program.
@@ -286,6 +307,7 @@ class Membership:
     def hosts_lost(self, hosts: Sequence[Host]) -> None:
         """Nobody waits any more for what these hosts were asked; what their successors will answer is awaited."""
         for host in hosts:
+            self._suspension.host_lost(host.number)
             for (_, number, incarnation, _), answer in list(self._asked.items()):
                 if (number, incarnation) == (host.number, host.incarnation):
                     _settle(answer, "")
@@ -349,6 +371,8 @@ class Membership:
                 _settle(program.compiled.get(host.number), report.program_compiled.error)
         elif what == "stats":
             self._answered(host, "stats", report.stats.request, report.stats.driver_json)
+        elif what == "client_parked":
+            self._suspension.report(host.number, report.client_parked)
         elif what == "error":
             host.error = report.error.error.message
 
@@ -378,6 +402,7 @@ class Membership:
                 resident_bytes=resident_bytes(client.connection.pid),
                 slices=len(client.slices),
                 programs=len(client.programs),
+                suspended=client.suspended,
             )
             for client in self.clients.values()
         ]

@@ -28,6 +28,8 @@ class ClusterOptions:
     host_ring_bytes: int = 1 << 20
     device_memory: int | None = None
     transfer_memory: int | None = None
+    sequential: bool = False  # dispatch node by node: to be measured against, see csrc/runtime/stepper.h
+    distance_us: int = 0  # how long records between controller and hosts are on their way: for measurement
     native: str = "pathways._native"
     driver: str = "pathways.runtime.host:start_jax_driver"
 

@@ -1,6 +1,9 @@
 """What notes carry between a client and the hosts: descriptions of placements once, then puts and fetches by number.
 
     define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (a backend note)
+    forget    "U" + program number: no run that comes after names it              (a backend note)
+    rename    pairs of handles, name and newcomer                                 (a note of its own kind)
+    park      "S", request number, to disk?                                       (a note of its own kind)
     put       "P", placement id, mode, then: bytes inline | offset and length in the client's arena | a local key
     fetch     "F", mode, then: offset and length in the client's arena | a local key
     task      "T" + JSON, see below                                                (a task note)
@@ -39,6 +42,14 @@ _PUT = struct.Struct("<cIB")
 _FETCH = struct.Struct("<cB")
 _SPAN = struct.Struct("<QQ")
 _KEY = struct.Struct("<Q")
+_FORGET = struct.Struct("<cI")
+_PAIR = struct.Struct("<QQ")
+_PARK = struct.Struct("<cQ?")
+
+#: Kinds of notes, as csrc/channel/records.h numbers them.
+BACKEND, RENAME, PARK, UNPARK = 4, 6, 7, 8
+#: Of the pairs in one rename: a note must fit the ring.
+MOST_PAIRS = 1024
 
 
 class Mode(enum.IntEnum):
@@ -73,6 +84,32 @@ def parse_define(payload: bytes) -> tuple[int, Placed]:
     spec = tuple(tuple(axes) for axes in fields["spec"])
     kind = ArrayType(tuple(fields["shape"]), dtype_of(fields["dtype"]), 0, spec)
     return fields["id"], Placed(kind, mesh, tuple(fields["devices"]))
+
+
+def forget(program: int) -> bytes:
+    """No run that comes after this note names the program."""
+    return _FORGET.pack(b"U", program)
+
+
+def parse_forget(payload: bytes) -> int:
+    """What `forget` wrote."""
+    return int(_FORGET.unpack(payload)[1])
+
+
+def rename(pairs: Sequence[tuple[int, int]]) -> bytes:
+    """Of each pair, the buffer of the second handle takes the name of the first."""
+    return b"".join(_PAIR.pack(name, fresh) for name, fresh in pairs)
+
+
+def park(request: int, to_disk: bool) -> bytes:
+    """Moves a client's buffers off the devices, or back; the answer goes to `request`."""
+    return _PARK.pack(b"S", request, to_disk)
+
+
+def parse_park(payload: bytes) -> tuple[int, bool]:
+    """What `park` wrote: (request, to disk)."""
+    _, request, to_disk = _PARK.unpack(payload)
+    return request, to_disk
 
 
 def dtype_of(name: str) -> np.dtype:

@@ -41,7 +41,7 @@ def recipe(value: jax.Array, platform: str) -> Recipe:
                 return nbytes, None, None
         start = int(np.ravel_multi_index(starts, value.shape)) if starts and value.size else 0
         parts.append((number, start * value.dtype.itemsize, shard.data.size * value.dtype.itemsize))
-    return nbytes, tuple(parts), _jaxlib.local_shards
+    return nbytes, tuple(parts), _jaxlib.shards_of
 
 
 def whole(value: jax.Array) -> np.ndarray:

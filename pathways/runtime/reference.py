@@ -120,8 +120,8 @@ def _place(tree: Any, mesh: MeshSpec, prefix: Any) -> Any:
 
 
 def _words(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _jaxlib.is_key(getattr(leaf, "dtype", None)) else leaf
+    return _jaxlib.to_physical(leaf, leaf.dtype if hasattr(leaf, "dtype") else np.result_type(type(leaf)))
 
 
 def _wrap(array: jax.Array, aval: jax.ShapeDtypeStruct) -> jax.Array:
-    return _jaxlib.wrap_key(array, aval.dtype) if _jaxlib.is_key(aval.dtype) else array
+    return _jaxlib.from_physical(array, aval.dtype)

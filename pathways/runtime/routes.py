@@ -3,7 +3,8 @@
 Pure functions of two placements. A *cell* is one distinct part of an array under a sharding; replicas of a cell lie on
 several devices. A destination host lands each of its cells once, in one *block*, whatever the number of its devices
 that show it; each block is filled from source cells that overlap it, each byte once, from a replica on the same host
-where there is one, else from replicas spread over the destinations.
+where there is one, else from replicas spread over the destinations. A block that is a whole cell of its own host's
+source is no copy at all: the shards themselves are shown (MEM-4).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.runtime.packing import Packing
 
 Region = tuple[tuple[int, int], ...]  # per dimension: start, stop
 
@@ -31,6 +33,11 @@ class Placed:
         """Per dimension, the number of pieces it is cut into."""
         sizes = dict(self.mesh.axes)
         return tuple(math.prod(sizes[axis] for axis in axes) for axes in self.type.spec)
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        """How its bytes travel from a client to the hosts."""
+        return Packing(self.type.shape, self.type.dtype, self.parts())
 
     def region(self, cell: Sequence[int]) -> Region:
         """The part of the array that a cell is."""
@@ -67,10 +74,15 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One landing place on a destination host: a cell, and the devices there that show it."""
+    """One landing place on a destination host: a cell, and the devices there that show it.
+
+    Where the host holds that very cell of the source, `shards` says per device which device's shard it shows: its own,
+    as it is, or a neighbour's, by a copy between devices. Nothing then lands.
+    """
 
     region: Region
     devices: tuple[int, ...]
+    shards: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +98,11 @@ class Copy:
     source: Region  # relative to the shard
     block: int  # number among the destination host's blocks
     target: Region  # relative to the block
+
+    @property
+    def elements(self) -> int:
+        """Array elements in it."""
+        return math.prod(stop - start for start, stop in self.target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +124,12 @@ class Route:
     def elements(self) -> int:
         """Array elements that cross from one host to another."""
         return sum(
-            math.prod(stop - start for start, stop in copy.target)
-            for (source, target), copies in self.copies.items()
-            if source != target
-            for copy in copies
+            copy.elements for (source, target), copies in self.copies.items() if source != target for copy in copies
         )
+
+    def is_direct(self, host: int) -> bool:
+        """Whether all that `host` receives are whole shards of its own."""
+        return all(block.shards or not math.prod(block.shape) for block in self.blocks.get(host, ()))
 
 
 def route(source: Placed, target: Placed, devices_per_host: int, host: int | None = None) -> Route:
@@ -133,8 +151,20 @@ def route(source: Placed, target: Placed, devices_per_host: int, host: int | Non
     copies: dict[tuple[int, int], list[Copy]] = {}
     parts, target_parts = source.parts(), target.parts()
     holders: dict[tuple[int, ...], dict[int, int]] = {}  # by cell: one device of each host that holds it
-    for device, cell in zip(source.devices, source.cells, strict=True):
+    cell_of = dict(zip(source.devices, source.cells, strict=True))
+    for device, cell in cell_of.items():
         holders.setdefault(cell, {}).setdefault(device // each, device)
+
+    def shards(receiver: int, there: tuple[int, ...], devices: Sequence[int]) -> tuple[int, ...]:
+        """The devices whose shards a receiver's devices show as they are; () when its block must be put together."""
+        region = target.region(there)
+        if math.prod(shape) == 0:
+            return ()
+        cell = tuple(start // (size // n) for (start, _), size, n in zip(region, shape, parts, strict=True))
+        if receiver not in holders[cell] or source.region(cell) != region:
+            return ()
+        own = holders[cell][receiver]
+        return tuple(device if cell_of.get(device) == cell else own for device in devices)
 
     def add(device: int, cell: tuple[int, ...], receiver: int, there: tuple[int, ...]) -> None:
         part, region = source.region(cell), target.region(there)
@@ -144,7 +174,10 @@ def route(source: Placed, target: Placed, devices_per_host: int, host: int | Non
         )
 
     for receiver in blocks if host is None else blocks.keys() & {host}:
-        for there in blocks[receiver]:
+        for there, devices in blocks[receiver].items():
+            if shards(receiver, there, devices):
+                copies.setdefault((receiver, receiver), [])
+                continue
             for cell in _overlapping(target.region(there), shape, parts):
                 device = _choose(holders[cell], receiver)
                 if host is None or device // each == host:
@@ -152,7 +185,7 @@ def route(source: Placed, target: Placed, devices_per_host: int, host: int | Non
                 else:
                     copies.setdefault((device // each, receiver), [])
     if host is not None:
-        for cell in {cell for device, cell in zip(source.devices, source.cells, strict=True) if device // each == host}:
+        for cell in {cell for device, cell in cell_of.items() if device // each == host}:
             for there in _overlapping(source.region(cell), shape, target_parts):
                 for receiver in {device // each for device in target.replicas[there]} - {host}:
                     device = _choose(holders[cell], receiver)
@@ -164,7 +197,10 @@ def route(source: Placed, target: Placed, devices_per_host: int, host: int | Non
     concerned = blocks if host is None else {host, *(receiver for _, receiver in copies)}
     return Route(
         {
-            receiver: tuple(Block(target.region(cell), tuple(devices)) for cell, devices in cells.items())
+            receiver: tuple(
+                Block(target.region(cell), tuple(devices), shards(receiver, cell, devices))
+                for cell, devices in cells.items()
+            )
             for receiver, cells in blocks.items()
             if receiver in concerned
         },
@@ -189,6 +225,29 @@ def _choose(holders: Mapping[int, int], receiver: int) -> int:
     """The receiver's own device if it holds the cell; else one of a host that differs from receiver to receiver."""
     own = holders.get(receiver)
     return own if own is not None else tuple(holders.values())[receiver % len(holders)]
+
+
+def rectangle(copy: Copy, shard: Sequence[int], block: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """A copy as `csrc/memory/copier.h` takes it: byte offsets in the shard and in the block, bytes in a row, the number
+    of dimensions above rows, and of each, outermost first: count, and strides in the shard and in the block."""
+    dimensions: list[tuple[int, int, int]] = []
+    offsets, strides = [0, 0], [itemsize, itemsize]
+    extents = [stop - start for start, stop in copy.target]
+    for axis in reversed(range(len(extents))):
+        offsets[0] += copy.source[axis][0] * strides[0]
+        offsets[1] += copy.target[axis][0] * strides[1]
+        if extents[axis] != 1:
+            inner = dimensions[-1] if dimensions else (1, itemsize, itemsize)
+            if strides == [inner[0] * inner[1], inner[0] * inner[2]]:  # follows the one inside without a gap
+                dimensions[-1:] = [(inner[0] * extents[axis], inner[1], inner[2])]
+            else:
+                dimensions.append((extents[axis], strides[0], strides[1]))
+        strides = [strides[0] * shard[axis], strides[1] * block[axis]]
+    row = itemsize
+    if dimensions and dimensions[0][1:] == (itemsize, itemsize):
+        row = dimensions.pop(0)[0] * itemsize
+    outer = [number for dimension in reversed(dimensions) for number in dimension]
+    return (*offsets, row, len(dimensions), *outer)
 
 
 def slices(region: Region) -> tuple[slice, ...]:

@@ -91,6 +91,16 @@ class ControllerService(rpc.ControllerServicer):
         return pb.ReleaseSliceReply()
 
     @_refusing
+    async def RemapSlice(self, request: pb.RemapSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
+        client = self._membership.client(request.client)
+        if request.slice_id not in client.slices:
+            raise errors.SliceError(
+                f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
+            )
+        binding = self._cluster.resources.remap(request.slice_id, tuple(request.devices))
+        return wire.dump_binding(self._cluster.bind(binding))
+
+    @_refusing
     async def Group(self, request: pb.GroupRequest, context: Any) -> pb.GroupReply:  # noqa: D102
         return pb.GroupReply(group=self._cluster.group(request.hosts))
 
@@ -102,6 +112,19 @@ class ControllerService(rpc.ControllerServicer):
     async def WaitCompiled(self, request: pb.WaitCompiledRequest, context: Any) -> pb.WaitCompiledReply:  # noqa: D102
         await self._membership.wait_compiled(request.client, request.program_id)
         return pb.WaitCompiledReply()
+
+    @_refusing
+    async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> pb.ForgetProgramsReply:  # noqa: D102
+        self._membership.forget_programs(request.client, request.program_ids)
+        return pb.ForgetProgramsReply()
+
+    @_refusing
+    async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.SuspendReply:  # noqa: D102
+        return pb.SuspendReply(bytes=await self._membership.suspend(request.client, request.disk))
+
+    @_refusing
+    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:  # noqa: D102
+        return pb.ResumeReply(bytes=await self._membership.resume(request.client))
 
     @_refusing
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:  # noqa: D102

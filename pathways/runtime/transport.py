@@ -1,86 +1,132 @@
-"""Bytes between hosts of one machine: written once, by the sender, into the receiver's shared memory.
+"""What one host needs of a transfer, worked out when its plan is registered, and the room that a receive takes.
 
-A receiver takes one 64-byte-aligned block per landing; senders copy their rectangles straight into it; on CPU, JAX then
-takes the block as it is. A block goes back to its arena when the last array on it is gone.
+A receiver takes one 64-byte-aligned block per landing; senders' native copiers (csrc/memory/copier.h) write their
+rectangles straight into it; on CPU, JAX then takes the block as it is. A block goes back to its arena when the last
+array on it is gone. Shards that change neither device nor extent never come here (MEM-4).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from pathways import errors
-from pathways.runtime.routes import Block, Copy, slices
+from pathways.runtime.routes import Placed, Route, rectangle
 
 
 @dataclasses.dataclass(frozen=True)
-class Landings:
-    """The blocks of one receive: arrays on shared memory, and where they are."""
+class Passage:
+    """One route at one host. Positions count the host's own devices of an end, in the order of that end's devices.
 
-    views: list[np.ndarray]
-    offsets: list[int]
+    `reads` are the positions of source shards that are copied from; `parcels` what is written, per destination host, as
+    `csrc/memory/copier.h` reads it. Of the receiving half: `spans` gives each block's bytes (0: it takes no memory) and
+    shape, `direct` whether shards are shown for it, `shows` for each local target device its block, and the source
+    position that it shows instead or -1; `copied` are the bytes that devices copy among themselves.
+    """
+
+    target: Placed
+    reads: tuple[int, ...]
+    parcels: dict[int, np.ndarray]
+    sources: tuple[int, ...]
+    spans: tuple[tuple[int, tuple[int, ...]], ...]
+    direct: tuple[bool, ...]
+    shows: tuple[tuple[int, int], ...]
+    devices: tuple[int, ...]
+    copied: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that land here."""
+        return sum(nbytes for nbytes, _ in self.spans)
 
 
-class Transport:
-    """One host's sending and receiving. Used by the enqueue thread."""
+def passage(way: Route, source: Placed, target: Placed, host: int, devices_per_host: int) -> Passage:
+    """What `host` does of a route."""
+    itemsize = target.type.dtype.itemsize
+    own = [device for device in source.devices if device // devices_per_host == host]
+    position = {device: number for number, device in enumerate(own)}
+    shard = [size // parts for size, parts in zip(source.type.shape, source.parts(), strict=True)]
+    reads = sorted(
+        {position[copy.device] for (sender, _), copies in way.copies.items() if sender == host for copy in copies}
+    )
+    number = {own[at]: n for n, at in enumerate(reads)}
+    parcels = {}
+    for (sender, receiver), copies in way.copies.items():
+        if sender != host:
+            continue
+        blocks = way.blocks[receiver]
+        words = [int(receiver == host and any(block.shards for block in blocks))]
+        words += [len(reads), *(math.prod(shard) * itemsize for _ in reads)]
+        words += [len(blocks), *(math.prod(block.shape) * itemsize for block in blocks), len(copies)]
+        for copy in copies:
+            words += [number[copy.device], copy.block, *rectangle(copy, shard, blocks[copy.block].shape, itemsize)]
+        parcels[receiver] = np.array(words, np.uint64)
+    spans, shown, copied = [], {}, 0
+    for at, block in enumerate(way.blocks.get(host, ())):
+        nbytes = math.prod(block.shape) * itemsize
+        spans.append((0 if block.shards else nbytes, block.shape))
+        for n, device in enumerate(block.devices):
+            shown[device] = (at, position[block.shards[n]] if block.shards else -1)
+            copied += nbytes if block.shards and block.shards[n] != device else 0
+    here = tuple(device for device in target.devices if device in shown)
+    return Passage(
+        target,
+        tuple(reads),
+        parcels,
+        way.sources(host),
+        tuple(spans),
+        tuple(bool(block.shards) for block in way.blocks.get(host, ())),
+        tuple(shown[device] for device in here),
+        here,
+        copied,
+    )
 
-    def __init__(self, core: Any, host: int, devices: int) -> None:
-        self._core = core
-        self._host = host
-        self._devices = devices
-        self.bytes_sent = 0  # to other hosts
 
-    def allocate(self, blocks: Sequence[Block], dtype: np.dtype) -> Landings | None:
-        """Room for every block, or None when there is not enough now.
+class Landing:
+    """The room of one receive: per block, an array on shared memory (None where shards are shown), and its offset."""
 
-        Raises:
-            ResourceExhaustedError: there never will be.
-        """
-        views: list[np.ndarray] = []
-        offsets: list[int] = []
-        total = sum(math.prod(block.shape) for block in blocks) * dtype.itemsize
-        if total > self._core.arena_capacity():
-            raise errors.ResourceExhaustedError(
-                f"a transfer brings {total} bytes to host {self._host}, whose shared memory for transfers has "
-                f"{self._core.arena_capacity()} bytes"
-            )
-        for block in blocks:
-            nbytes = math.prod(block.shape) * dtype.itemsize
-            memory = self._core.allocate(max(nbytes, 1))
+    __slots__ = ("offsets", "shards", "views")
+
+    def __init__(self, views: list[np.ndarray | None], offsets: list[int]) -> None:
+        self.views = views
+        self.offsets = offsets
+        self.shards: list[Any] = []  # the host's own source shards, once they are there
+
+
+def land(core: Any, host: int, way: Passage) -> Landing | None:
+    """Room for every block, or None when there is not enough now.
+
+    Raises:
+        ResourceExhaustedError: there never will be.
+    """
+    capacity = core.arena_capacity()
+    if way.total > capacity > 0:
+        raise errors.ResourceExhaustedError(
+            f"a transfer brings {way.total} bytes to host {host}, whose shared memory for transfers has "
+            f"{capacity} bytes"
+        )
+    dtype = way.target.type.dtype
+    views: list[np.ndarray | None] = []
+    offsets: list[int] = []
+    for (nbytes, shape), direct in zip(way.spans, way.direct, strict=True):
+        if direct:
+            views.append(None)
+            offsets.append(0)
+        elif nbytes == 0:
+            views.append(np.empty(shape, dtype))
+            offsets.append(0)
+        elif capacity == 0:  # embedded: no other process writes here
+            raw = np.empty(nbytes + 64, np.uint8)
+            at = -raw.ctypes.data % 64
+            views.append(raw[at : at + nbytes].view(dtype).reshape(shape))
+            offsets.append(raw.ctypes.data + at)
+        else:
+            memory = core.allocate(nbytes)
             if memory is None:
                 return None
-            views.append(np.frombuffer(memory, dtype, math.prod(block.shape)).reshape(block.shape))
+            views.append(np.frombuffer(memory, dtype).reshape(shape))
             offsets.append(memory.offset)
-        return Landings(views, offsets)
-
-    def send(
-        self,
-        value: jax.Array,
-        devices: dict[int, jax.Device],
-        copies: Sequence[Copy],
-        blocks: Sequence[Block],
-        destination: int,
-        offsets: Sequence[int],
-    ) -> None:
-        """Copies the rectangles of `copies` out of `value`'s shards into `destination`'s blocks at `offsets`."""
-        if not copies:
-            return
-        shards = {shard.device: shard.data for shard in value.addressable_shards}
-        arrays = {number: np.asarray(shards[device]) for number, device in devices.items()}
-        targets: dict[int, np.ndarray] = {}
-        for copy in copies:
-            target = targets.get(copy.block)
-            if target is None:
-                shape = blocks[copy.block].shape
-                nbytes = math.prod(shape) * value.dtype.itemsize
-                memory = self._core.peer_block(destination, offsets[copy.block], nbytes)
-                target = targets[copy.block] = np.frombuffer(memory, value.dtype, math.prod(shape)).reshape(shape)
-            piece = arrays[copy.device][slices(copy.source)]
-            target[slices(copy.target)] = piece
-            if destination != self._host:
-                self.bytes_sent += piece.nbytes
+    return Landing(views, offsets)

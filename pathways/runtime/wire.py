@@ -159,6 +159,7 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
                 "resident_bytes": client.resident_bytes,
                 "slices": client.slices,
                 "programs": client.programs,
+                "suspended": client.suspended,
             }
             for client in reply.clients
         ],

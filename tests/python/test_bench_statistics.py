@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pathways.bench import goals, google_benchmark, machine, micro, scale, stats
+from pathways.bench import goals, google_benchmark, machine, micro, scale, stats, transfer
 from pathways.bench.report import Report, Table, number
 from pathways.bench.stats import Spread, Value
 from pathways.bench.workloads import COUNTING_LIMIT, Kind, Workload, check_value, workloads
@@ -176,3 +176,33 @@ def test_scale_says_what_the_native_side_lacks(monkeypatch: pytest.MonkeyPatch) 
     del native.simulate
     with pytest.raises(scale.NoSimulation, match="rebuild"):
         scale.native_point(2, 8)
+
+
+def test_transfers_are_compared_repeat_by_repeat_and_judged() -> None:
+    def sample(system: str, many: float, **more: float) -> dict[str, Any]:
+        point = {"system": system, "devices": 2, "columns": False, "bytes": 64 << 20}
+        return {**point, "one": many, "many": many, **more}
+
+    samples = [
+        *(sample("pathways", many) for many in (0.01, 0.02, 0.01)),
+        *(sample("memcpy", many, fresh=0.04) for many in (0.008, 0.016, 0.009)),
+        *(sample("jax_transfer", 0.03) for _ in range(2)),  # one repeat is missing: not compared
+    ]
+    dispatch = [
+        {"devices": 2, "bytes": 4096, "alone": 1e-5, "moved": 2.5e-5, "alone_cpu": 0, "moved_cpu": 1e-6},
+        {"devices": 2, "bytes": 4096, "alone": 1e-5, "moved": 4e-5, "alone_cpu": 0, "moved_cpu": 3e-6},
+    ]
+    report = transfer.make(samples, dispatch, ["a note"])
+    by_system = {row["system"]: row for row in report.data["rows"]}
+    assert by_system["memcpy"]["pathways over it"] == pytest.approx(0.8)
+    assert by_system["jax_transfer"]["pathways over it"] is None
+    assert by_system["memcpy"]["GB/s"] == pytest.approx((128 << 20) / 0.009 / 1e9)
+    assert by_system["memcpy"]["fresh GB/s"] == pytest.approx((128 << 20) / 0.04 / 1e9)
+    goals = {row["goal"]: row["reached"] for row in report.data["goals"]}
+    assert goals == {
+        "64 MiB to rows, 2 devices per host, over memcpy": True,
+        "4 KiB transfer, added to the dispatch, 2 devices per host, us": False,
+    }
+    assert "a note" in report.as_markdown()
+    with pytest.raises(ValueError, match="unknown rival 'scp'"):
+        transfer.run(["scp"], [1], [4096], 1, 0.1)

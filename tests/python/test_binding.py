@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pathways import _native
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
-from pathways.runtime.binding import BoundProgram, HostPlan, donations, host_plan, lent, plan_text
+from pathways.runtime.binding import BoundProgram, HostPlan, concerned, donations, host_plan, lent, plan_text
 
 MiB = 1 << 20
 
@@ -75,6 +75,19 @@ def chain(shards: int, each: int = 2) -> BoundProgram:
 
 def nodes_of(plan: HostPlan) -> list[dict[str, Any]]:
     return _native.describe_plan(plan.block)  # type: ignore[no-any-return]
+
+
+def test_whom_each_node_concerns() -> None:
+    made = program(
+        [2, 2],
+        [array(0), array(0), array(1), array(1)],
+        [computation(0, "a"), computation(1, "b")],
+        [call(0, [0], 1), transfer(1, 2), call(1, [2], 3)],
+        [0],
+        [3],
+    )
+    bound = BoundProgram(made, ((0, 1), (4, 6)), 2)
+    assert concerned(bound) == [(True, [0]), (False, [0, 2, 3]), (True, [2, 3])]
 
 
 def test_a_chain_of_two_has_four_nodes_for_any_number_of_shards() -> None:

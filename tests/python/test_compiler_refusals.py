@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -173,15 +172,6 @@ def test_no_slice_and_two_slices_of_one_name():
     other = placed(lambda x: x, MeshSpec("left", (("x", 4),)), name="other")
     with pytest.raises(errors.PlacementError, match="two different slices named 'left'"):
         compiled(lambda x: other(unit()(x)), X)
-
-
-def test_complex_numbers_across_computations():
-    f = placed(lambda x: x * 1j, LEFT, name="f")
-    with pytest.raises(errors.ProgramError, match="complex"):
-        compiled(f, X)
-    inside = placed(lambda x: jnp.abs(jnp.fft.fft(x)), LEFT, name="inside")
-    with warnings.catch_warnings():
-        assert len(compiled(inside, X).nodes) == 1
 
 
 def test_not_a_function():

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.runtime.routes import Placed, Route, route, slices
+from pathways.runtime.routes import Block, Placed, Route, rectangle, route, slices
 
 MESHES = [(), (1,), (2,), (3,), (4,), (8,), (2, 2), (4, 2), (2, 4), (1, 4), (2, 3), (2, 2, 2)]
 
@@ -61,6 +61,10 @@ def shards_of(where: Placed, full: np.ndarray) -> dict[int, np.ndarray]:
     return {device: full[slices(where.region(cell))] for device, cell in zip(where.devices, where.cells, strict=True)}
 
 
+def same_cell(where: Placed, device: int, block: Block) -> bool:
+    return where.region(dict(zip(where.devices, where.cells, strict=True))[device]) == block.region
+
+
 def carry_out(way: Route, source: Placed, full: np.ndarray, each: int) -> tuple[dict[int, np.ndarray], dict[int, Any]]:
     """What the destination's devices show after the copies, and how often each element of each block was written."""
     shards = shards_of(source, full)
@@ -71,12 +75,20 @@ def carry_out(way: Route, source: Placed, full: np.ndarray, each: int) -> tuple[
             assert copy.device // each == sender, "a host sends what its own devices hold"
             blocks[receiver][copy.block][slices(copy.target)] = shards[copy.device][slices(copy.source)]
             counts[receiver][copy.block][slices(copy.target)] += 1
-    shown = {
-        device: blocks[host][number]
-        for host, group in way.blocks.items()
-        for number, block in enumerate(group)
-        for device in block.devices
-    }
+    shown = {}
+    for host, group in way.blocks.items():
+        for number, block in enumerate(group):
+            for n, device in enumerate(block.devices):
+                shown[device] = blocks[host][number]
+                if block.shards:  # shown as it is, or copied from a neighbour
+                    assert block.shards[n] // each == host
+                    assert (
+                        device == block.shards[n] or shards.get(device) is None or not same_cell(source, device, block)
+                    )
+                    shown[device] = shards[block.shards[n]]
+            if block.shards:
+                assert not counts[host][number].any(), "nobody writes what is shown as it is"
+                counts[host][number] += 1
     return shown, counts
 
 
@@ -108,6 +120,30 @@ def test_any_route(case: tuple[Placed, Placed, int]) -> None:
 
 
 @settings(max_examples=200)
+@given(pairs(), st.sampled_from([1, 2, 8]))
+def test_rectangles_in_bytes(case: tuple[Placed, Placed, int], itemsize: int) -> None:
+    """A copy by strides writes the same bytes as the copy by regions."""
+    source, target, each = case
+    full = np.arange(math.prod(source.type.shape) * itemsize, dtype=np.uint8).reshape(*source.type.shape, itemsize)
+    way = route(source, target, each)
+    shards = {device: np.ascontiguousarray(shard) for device, shard in shards_of(source, full).items()}
+    for (_, receiver), copies in way.copies.items():
+        for copy in copies:
+            block = way.blocks[receiver][copy.block]
+            wanted = np.zeros((*block.shape, itemsize), np.uint8)
+            wanted[slices(copy.target)] = shards[copy.device][slices(copy.source)]
+            flat, got = shards[copy.device].reshape(-1), np.zeros(wanted.size, np.uint8)
+            shard_shape = shards[copy.device].shape[:-1]
+            start, to, row, rank, *dims = rectangle(copy, shard_shape, block.shape, itemsize)
+            assert len(dims) == 3 * rank and rank <= len(block.shape)
+            for at in itertools.product(*(range(count) for count in dims[::3])):
+                a = start + sum(map(math.prod, zip(at, dims[1::3], strict=True)))
+                b = to + sum(map(math.prod, zip(at, dims[2::3], strict=True)))
+                got[b : b + row] = flat[a : a + row]
+            np.testing.assert_array_equal(got.reshape(wanted.shape), wanted)
+
+
+@settings(max_examples=200)
 @given(pairs())
 def test_what_is_on_the_host_does_not_cross(case: tuple[Placed, Placed, int]) -> None:
     source, target, each = case
@@ -122,6 +158,8 @@ def test_same_placement_stays_where_it_is() -> None:
     where = placed((8, 8), (2, 2), (("x",), ("y",)), (0, 1, 2, 3))
     way = route(where, where, 2)
     assert set(way.copies) == {(0, 0), (1, 1)} and way.elements == 0
+    assert not any(way.copies.values()) and way.is_direct(0) and way.is_direct(1)
+    assert all(block.shards == block.devices for blocks in way.blocks.values() for block in blocks), "MEM-4: no copy"
 
 
 def test_replicas_share_the_sending() -> None:

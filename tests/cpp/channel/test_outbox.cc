@@ -78,5 +78,33 @@ TEST_F(Box, SaysWhenItHoldsBack) {
   EXPECT_THROW(send(box, 4, box.max_record() + 1), Error);
 }
 
+TEST_F(Box, KeepsWhatIsFarUntilItIsDue) {
+  Outbox box(ring, &bell);
+  auto consumer = ring->claim_consumer();
+  box.set_distance(2000000);
+  EXPECT_EQ(box.due(), 0);
+  const int64_t begin = monotonic_ns();
+  send(box, 1, 8);
+  send(box, 2, 8);
+  const uint32_t ticket = bell.ticket();
+  EXPECT_TRUE(box.flush());
+  EXPECT_TRUE(consumer.try_front().empty());
+  EXPECT_EQ(bell.ticket(), ticket);  // nobody is woken for nothing
+  EXPECT_GE(box.due(), begin + 2000000);
+  while (box.flush()) {
+  }
+  EXPECT_GE(monotonic_ns(), begin + 2000000);
+  for (uint64_t expected = 1; expected <= 2; ++expected) {
+    uint64_t number = 0;
+    const auto bytes = consumer.try_front();
+    ASSERT_FALSE(bytes.empty());
+    std::memcpy(&number, bytes.data(), sizeof number);
+    EXPECT_EQ(number, expected);
+    consumer.pop();
+  }
+  EXPECT_NE(bell.ticket(), ticket);
+  EXPECT_EQ(box.due(), 0);
+}
+
 }  // namespace
 }  // namespace pathways::test

@@ -31,13 +31,15 @@ class RecordingLink final : public HostLink {
   }
   void end_read_back(uint32_t, Handle) override { --writers; }
   void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected) override { runs[tag] = {gangs, expected}; }
+  void enqueued(uint32_t, uint64_t tag, uint32_t node) override { enqueued_calls.push_back({tag, node}); }
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
-                               from = self](Executor& to) { to.on_post(order, node, from, o); }});
+                               from = self](Executor& to) { (void)to.on_post(order, node, from, o); }});
   }
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
-    outgoing.push_back(
-        {host, [=, t = std::string(text), from = self](Executor& to) { to.on_arrived(order, node, from, failed, t); }});
+    outgoing.push_back({host, [=, t = std::string(text), from = self](Executor& to) {
+                          (void)to.on_arrived(order, node, from, failed, t);
+                        }});
   }
 
   uint64_t completions(uint64_t handle, uint32_t client = 0) const {
@@ -58,7 +60,8 @@ class RecordingLink final : public HostLink {
   std::set<uint64_t> refused;         ///< handles that nobody will read
   int writers = 0;
   std::map<std::pair<uint32_t, uint64_t>, std::string> failures;
-  std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;  ///< by tag: gangs launched, expected
+  std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;     ///< by tag: gangs launched, expected
+  std::vector<std::pair<uint64_t, uint32_t>> enqueued_calls;  ///< tag and global node, of stepwise runs
   std::deque<Message> outgoing;
 };
 
@@ -79,9 +82,9 @@ struct BenchHost {
     if (compiled) executor.set_compiled(id);
   }
   void run(uint64_t order, uint32_t plan, std::vector<uint64_t> arguments, const std::vector<uint64_t>& results,
-           uint32_t client = 0, std::vector<uint64_t> wanted = {}) {
+           uint32_t client = 0, std::vector<uint64_t> wanted = {}, uint16_t flags = 0) {
     RunRecord record{};
-    record.header = {RecordKind::kRun, static_cast<uint16_t>(wanted.empty() ? 0 : kRunWanted), client};
+    record.header = {RecordKind::kRun, static_cast<uint16_t>(flags | (wanted.empty() ? 0 : kRunWanted)), client};
     record.tag = record.order = order;
     record.plan = plan;
     record.arguments = static_cast<uint32_t>(arguments.size());

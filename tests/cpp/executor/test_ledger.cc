@@ -47,6 +47,35 @@ TEST(Ledger, WhatWasDonatedCountsNoMore) {
   ledger.validate();
 }
 
+TEST(Ledger, WhatIsParkedIsBookedAgainWhenItComesBack) {
+  Ledger ledger(2);
+  const auto account = ledger.open(3, 9);
+  ledger.add(at(1), account, 0b11, 100);
+  ledger.retain(at(1));
+  ledger.retain(at(1));
+  ledger.park(at(1), at(10));
+  ledger.park(at(1), at(10));
+  EXPECT_EQ(ledger.devices()[0].bytes, 100u);  // somebody still reads it there
+  ledger.drop(at(1));
+  EXPECT_EQ(ledger.devices()[0].bytes, 0u);
+  EXPECT_EQ(ledger.accounts()[account].bytes, 0u);
+  ledger.validate();
+  ledger.close(account);
+  EXPECT_NE(ledger.open(4, 1), account);  // it is still to be booked on
+  ledger.unpark(at(10), at(2));
+  EXPECT_EQ(ledger.devices()[1].bytes, 100u);
+  ledger.validate();
+  ledger.drop(at(10));  // the other name was released meanwhile
+  ledger.unpark(at(10), at(2));
+  ledger.drop(at(2));
+  EXPECT_EQ(ledger.devices()[1].bytes, 0u);
+  EXPECT_EQ(ledger.count(), 0u);
+  EXPECT_EQ(ledger.open(5, 1), account);
+  ledger.park(at(7), at(8));  // nobody knows it
+  ledger.unpark(at(7), at(8));
+  ledger.validate();
+}
+
 TEST(Ledger, KnowsWhatFits) {
   Ledger ledger(2);
   EXPECT_TRUE(ledger.fits(0b11, UINT64_MAX));

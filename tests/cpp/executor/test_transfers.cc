@@ -2,7 +2,8 @@
 //
 //   ASY-2   Pair.PostsBeforeTheRun: room is taken and posted when the run is prepared
 //   ERR-1   Pair.SourceFailed, Pair.ReceiveFailed, Pair.SendFailed
-//   MEM-4   every test ends with no value, receive or exchange left
+//   MEM-4   every test ends with no value, receive or exchange left; Pair.SendUnderWay: kept until it is written
+//   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 #include <random>
 
@@ -133,6 +134,106 @@ TEST_F(Pair, ReceiveFailed) {
   drop({A, B, C});
 }
 
+TEST_F(Pair, SendUnderWay) {
+  // The source's value outlives its run's last reader until it is written; another transfer overtakes nothing.
+  add_plans();
+  ModelledFaults faults;
+  faults.send_ns = 500;
+  zero.backend.set_faults(faults);
+  zero.put(A, 7);
+  run(1, 0, {A}, {B, C});
+  run(2, 0, {A}, {D, handle(5)});
+  clock.advance(250);
+  zero.poll();
+  while (deliver(one)) {
+  }
+  zero.release(B);
+  zero.release(D);
+  zero.poll();
+  EXPECT_EQ(zero.link.outgoing.size(), 0u);
+  EXPECT_EQ(zero.executor.stats().exchanges, 2u);
+  EXPECT_EQ(zero.backend.live_values(), 3u);  // A, and the two on their way
+  settle();
+  EXPECT_EQ(one.link.completions(C) + one.link.completions(handle(5)), 2u);
+  drop({A, C, handle(5)});
+}
+
+TEST_F(Pair, ClearedWhileUnderWay) {
+  add_plans();
+  ModelledFaults faults;
+  faults.send_ns = 1000000000;
+  zero.backend.set_faults(faults);
+  zero.put(A, 7);
+  run(1, 0, {A}, {B, C});
+  settle();
+  zero.executor.clear();
+  EXPECT_EQ(zero.backend.live_values(), 0u);
+  one.executor.clear();
+}
+
+TEST_F(Pair, PeerThatMakesNoSense) {
+  add_plans();
+  zero.put(A, 7);
+  const std::vector<uint64_t> nowhere{0};
+  EXPECT_EQ(one.executor.on_arrived(9, 5, 0, false, {}), Status::kInvalid);  // of no transfer
+  run(1, 0, {A}, {B, C});
+  EXPECT_EQ(one.executor.on_arrived(1, 5, 1, false, {}), Status::kInvalid);   // from itself
+  EXPECT_EQ(one.executor.on_arrived(1, 5, 3, false, {}), Status::kInvalid);   // from a host without a part in it
+  EXPECT_EQ(one.executor.on_post(1, 5, 0, nowhere), Status::kInvalid);        // a source posts
+  EXPECT_EQ(zero.executor.on_arrived(1, 5, 1, false, {}), Status::kInvalid);  // a destination writes
+  while (deliver(one)) {
+  }
+  EXPECT_EQ(zero.executor.on_post(1, 5, 1, nowhere), Status::kInvalid);  // twice
+  settle();
+  EXPECT_EQ(one.link.completions(C), 1u);
+  drop({A, B, C});
+}
+
+TEST_F(Pair, LostPeers) {
+  // Whatever stage a transfer has reached, what the peer owes fails with the reason, once, and nothing is left.
+  for (int stage = 0; stage < 6; ++stage) {
+    BenchHost zero{clock, 0}, one{clock, 1};
+    zero.add_plan(0, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0));
+    one.add_plan(0, plan_of({kNoValue}, {transfer(5, {}, {0}, {0}, {}), call({0}, {1})}, {kNoValue, 1}, 2, 1));
+    ModelledFaults faults;
+    faults.no_memory = stage == 1 ? 1 : 0;
+    one.backend.set_faults(faults);
+    faults.no_memory = 0;
+    faults.send_ns = 500;
+    zero.backend.set_faults(faults);
+    zero.put(A, 7);
+    if (stage == 0) {  // lost before the run comes
+      zero.executor.lose_peer(1, "host 1 is mad", Executor::LostPeer::kAlive);
+      one.executor.lose_peer(0, "host 0 is mad", Executor::LostPeer::kAlive);
+    }
+    if (stage != 2) one.run(1, 0, {A}, {B, C});
+    zero.run(1, 0, {A}, {B, C});
+    if (stage == 3) one.link.outgoing.front().deliver(zero.executor);  // posted, the value is not ready
+    if (stage >= 4) {
+      clock.advance(1000);
+      zero.poll();
+      if (stage == 5) one.link.outgoing.front().deliver(zero.executor);  // the send is under way
+    }
+    zero.executor.lose_peer(1, "host 1 is mad", Executor::LostPeer::kAlive);
+    one.executor.lose_peer(0, "host 0 is mad", Executor::LostPeer::kAlive);
+    if (stage == 2) one.run(1, 0, {A}, {B, C});
+    for (int round = 0; round < 4; ++round) {
+      clock.advance(1000);
+      zero.poll();
+      one.poll();
+    }
+    EXPECT_EQ(zero.link.completions(B), 1u) << stage;
+    EXPECT_EQ(one.link.failure(C), "host 0 is mad") << stage;
+    for (const uint64_t h : {A, B, C}) zero.release(h), one.release(h);
+    for (BenchHost* host : {&zero, &one}) {
+      const ExecutorStats stats = host->executor.stats();
+      EXPECT_EQ(host->backend.live_values() + stats.objects + stats.live_runs + stats.exchanges, 0u) << stage;
+    }
+    EXPECT_EQ(one.backend.open_receives(), stage >= 3 ? 1u : 0u) << stage;  // it may still be written
+    EXPECT_EQ(zero.link.runs.size() + one.link.runs.size(), 2u) << stage;
+  }
+}
+
 TEST_F(Pair, RoomInOrder) {
   add_plans();
   ModelledFaults faults;
@@ -188,6 +289,9 @@ TEST_F(Pair, AnyOrderOfDelivery) {
   zero.add_plan(1, plan_of({kNoValue}, {transfer(5, {}, {0}, {1}, {}), call({0}, {1})}, {1}, 2, 0));
   one.add_plan(1, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {0})}, {kNoValue}, 2, 1));
   std::mt19937_64 random(seed());
+  ModelledFaults faults;
+  faults.send_ns = 60;
+  zero.backend.set_faults(faults);
   for (uint32_t trial = 0; trial < 200 * kStressScale && !HasFailure(); ++trial) {
     std::deque<std::function<void()>> queue[2];
     zero.put(A, 7);

@@ -6,6 +6,7 @@
 //   MEM-4, OWN-1  every test ends with no value, object, run, exchange or future left
 //   ERR-1         Faults.*: what does not depend on a failure is right
 //   ASY-1         TinyWindow: credits and windows of one
+//   Sequential.*  the same with sequential dispatch
 #include "runtime/workload.h"
 #include "support.h"
 
@@ -113,17 +114,36 @@ TEST(Cluster, ManyClientsThrottled) {
   play_many(scene, kSeeds / 2 + 1);
 }
 
+Scene sequential(Scene scene) {
+  scene.options.sequential = true;
+  return scene;
+}
+
+TEST(Sequential, Ordered) { play_many(sequential({small()}), kSeeds); }
+TEST(Sequential, AtOnce) { play_many(sequential({small(0)}), kSeeds); }
+TEST(Sequential, ClientsGoCancelling) { play_many(sequential({small(), 5, 500, {15, 45, 15, 10, 15}, true}), kSeeds); }
+
+TEST(Sequential, TinyWindow) {
+  Scene scene{small()};
+  scene.options.window = 1;
+  scene.options.client_window = 2;
+  scene.options.max_in_flight = 1;
+  play_many(sequential(scene), kSeeds);
+}
+
 // Each of the modelled device's faults, once per run of the cluster: only what depends on it may fail.
 TEST(Faults, OnlyDependentsFail) {
   const Watchdog watchdog("a cluster with faults");
-  for (uint32_t i = 0; i < kSeeds && !HasFailure(); ++i) {
+  for (uint32_t i = 0; i < 2 * kSeeds && !HasFailure(); ++i) {
     SCOPED_TRACE("seed " + std::to_string(seed() + i));
     std::mt19937_64 random(seed() + i);
-    Simulation sim(small());
+    SimulationOptions options = small();
+    options.sequential = i % 2 == 1;
+    Simulation sim(options);
     sim.add_client();
     const Stage stage = make_stage(sim, kSlices, 6, 8, random());
     ModelledFaults faults;
-    switch (i % 6) {
+    switch (i / 2 % 6) {
       case 0:
         faults.fail_launch = 20;
         break;
@@ -159,7 +179,7 @@ TEST(Faults, OnlyDependentsFail) {
     }
     EXPECT_TRUE(sim.run_until_idle());
     EXPECT_EQ(load.wrong(), 0u);
-    if (i % 6 == 5) {
+    if (i / 2 % 6 == 5) {
       EXPECT_EQ(load.failed(), 0u);
     }
     expect_ordered(sim);

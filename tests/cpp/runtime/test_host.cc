@@ -3,11 +3,13 @@
 //   PLAN-4   Plans.RefusedAtOnce: plans of other hosts, or that need rings which are not there
 //   (posts)  Peers.LongPosts: a post longer than a record travels in pieces
 //   ERR-2    Peers.LostAndReplaced: at any moment of a run across; the next runs are as with new rings
+//   PEER-1   Peers.NonsenseClosesTheChannel
 //   (full)   Peers.FullRings: nobody rings when a ring has room again, so the host looks by itself
 #include "runtime/host.h"
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <numeric>
 
 #include "runtime/controller.h"
@@ -39,28 +41,30 @@ class WideBackend final : public Backend {
     landings->push_back({0, offsets});
     return Status::kOk;
   }
-  Status send(const NodeContext& context, Value, uint32_t destination, std::span<const uint64_t> offsets) override {
-    EXPECT_EQ(destination, 1u);
-    EXPECT_EQ(offsets.size(), width_);
-    for (size_t i = 0; i < offsets.size(); ++i) EXPECT_EQ(offsets[i], context.order * 100000 + i);
-    ++sends;
-    return Status::kOk;
+  void send(const NodeContext& context, Value, std::span<const Landing> posts, uint64_t,
+            std::span<SendState> states) override {
+    for (size_t p = 0; p < posts.size(); ++p) {
+      states[p] = SendState::kDone;
+      const std::vector<uint64_t>& offsets = posts[p].offsets;
+      EXPECT_EQ(posts[p].source, 1u);
+      if (offsets.empty()) continue;  // the other one has closed the channel
+      EXPECT_EQ(offsets.size(), width_);
+      for (size_t i = 0; i < offsets.size(); ++i) EXPECT_EQ(offsets[i], context.order * 100000 + i);
+      ++sends;
+    }
   }
   Status finish_receive(const NodeContext&, Value* output) override {
     *output = this;
     ++received;
     return Status::kOk;
   }
-  void abandon_receive(const NodeContext&) override {
-    if (!may_abandon) ADD_FAILURE();
-  }
+  void abandon_receive(const NodeContext&) override { ++abandoned; }
   Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kFailed; }
   Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
   void note(uint32_t, std::span<const std::byte>) override {}
   std::string_view last_error() const override { return "not here"; }
 
-  uint32_t sends = 0, received = 0;
-  bool may_abandon = false;
+  uint32_t sends = 0, received = 0, abandoned = 0;
 
  private:
   size_t width_;
@@ -88,6 +92,17 @@ struct TwoHosts {
     const uint32_t from = program.add_slice({{0}, 1}), to = program.add_slice({{1}, 1});
     program.add_result(program.add_transfer(program.add_call(from, {}), to));
     return program;
+  }
+
+  /// Puts a record into the ring from one host to another, as if the first had written it.
+  void inject(uint32_t from, uint32_t to, std::span<const std::byte> bytes) {
+    ByteRing* ring = HostBlock::attach(segments[to])->ring_from(from);
+    ring->reset_roles();
+    ByteRing::Producer producer = ring->claim_producer();
+    const auto room = producer.try_reserve(static_cast<uint32_t>(bytes.size()));
+    std::memcpy(room.data(), bytes.data(), bytes.size());
+    producer.publish();
+    HostBlock::attach(segments[to])->doorbell.ring();
   }
 
   Segment controller_segment = ControllerBlock::make(false);
@@ -143,6 +158,7 @@ void play(TwoHosts& cluster, uint32_t runs, bool one_at_a_time) {
   }
   EXPECT_EQ(cluster.backends[0].sends, runs);
   EXPECT_EQ(cluster.backends[1].received, runs);
+  EXPECT_EQ(cluster.backends[1].abandoned, 0u);
 }
 
 TEST(Peers, LongPosts) {
@@ -159,7 +175,6 @@ TEST(Peers, LostAndReplaced) {
     for (int moment = 0; moment < 12; ++moment) {
       TwoHosts cluster(300);
       Host& survivor = *cluster.hosts[1 - lost];
-      cluster.backends[1].may_abandon = true;
       play(cluster, 1, true);
       uint64_t before[8], after = 0;
       for (uint64_t& result : before) ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
@@ -237,6 +252,54 @@ TEST(Peers, LooksAgainWhileHeldUp) {
   while (cluster.client->in_flight() != 0) {
     cluster.controller->step();
     for (auto& host : cluster.hosts) host->step();
+  }
+}
+
+TEST(Peers, NonsenseClosesTheChannel) {
+  const Watchdog watchdog("hosts that hear nonsense");
+  const auto record_of = [](const auto& record, size_t bytes) {
+    std::vector<std::byte> data(bytes);
+    std::memcpy(data.data(), &record, std::min(bytes, sizeof record));
+    return data;
+  };
+  const PostRecord post{{RecordKind::kPost, 0, 0}, 1, 0, 0, 1, 0};
+  const auto make = [](auto record, auto change) {
+    change(record);
+    return record;
+  };
+  const ArrivedRecord arrival{{RecordKind::kArrived, 0, 0}, 77, 0, 0, 0, 0};
+  const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
+      {record_of(RecordHeader{static_cast<RecordKind>(99), 0, 0}, 8), "of kind 99"},
+      {record_of(post, 8), "a post has 8 bytes"},
+      {record_of(post, sizeof post), "a post has 32 bytes, expected 40"},
+      {record_of(make(post, [](auto& r) { r.count = 0xffffffff; }), sizeof post), "expected 34359738392"},
+      {record_of(make(post, [](auto& r) { r.host = 7; }), sizeof post + 8), "names host 7"},
+      {record_of(arrival, sizeof arrival), "an arrival for node 0 of run 77"},
+      {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival), "an arrival has 32 bytes"},
+  };
+  for (const auto& [bytes, text] : nonsense) {
+    TwoHosts cluster(1);
+    for (uint32_t h = 0; h < 2; ++h) {
+      cluster.hosts[h]->add_plan(0, Plan::parse(cluster.program().plan_of(h, 1)));
+      cluster.hosts[h]->set_compiled(0, std::nullopt);
+    }
+    cluster.controller->add_group(1, {0, 1});
+    cluster.inject(0, 1, bytes);
+    for (uint32_t round = 0; round < 2; ++round) {  // a run that is under way, and one after
+      uint64_t result = 0;
+      ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
+      while (cluster.client->in_flight() != 0) {
+        cluster.controller->step();
+        for (auto& host : cluster.hosts) host->step();
+        cluster.client->poll_inbox();
+      }
+      EXPECT_EQ(cluster.client->poll(Handle{result}), FutureState::kFailed);
+      EXPECT_NE(cluster.client->error_of(Handle{result}).find("the channel from host 0 was closed"), std::string::npos);
+      EXPECT_NE(cluster.client->error_of(Handle{result}).find(text), std::string::npos)
+          << cluster.client->error_of(Handle{result});
+    }
+    EXPECT_LE(cluster.backends[1].abandoned, 2u);  // room that the peer may still write to is not given to others
+    EXPECT_EQ(cluster.backends[1].received, 0u);
   }
 }
 

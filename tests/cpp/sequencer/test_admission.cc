@@ -1,5 +1,5 @@
 // The ledger of memory as the order sees it: Admission.
-//   MEM-1  live is the sum of the blocks             CountsBlocks, and validate() in every other test
+//   MEM-1  live is the sum of the blocks             CountsBlocks, WhatIsParkedTakesNothing, and validate() in every other test
 //   MEM-2  no place is ever overfull                 EveryMomentOfEveryScheduleFits (enumerated)
 //          no two runs wait for each other           NobodyWaitsForOneThatWaits (enumerated)
 //   MEM-3  what never fits is told from what is kept out by blocks, and from what waits for runs   TellsTheReasons
@@ -35,6 +35,40 @@ TEST(Admission, CountsBlocks) {
   ledger.validate();
   EXPECT_TRUE(ledger.release(b));
   EXPECT_EQ(ledger.high_water(2), 20u);
+}
+
+TEST(Admission, WhatIsParkedTakesNothing) {
+  Admission ledger({100, 100});
+  const PlaceSetId both = ledger.add_set({0, 1}), second = ledger.add_set({1});
+  const BlockId a = ledger.add_block(1, 7, both, 60, false);
+  const BlockId b = ledger.add_block(2, 7, second, 10, false);
+  ledger.park(1);
+  ledger.park(1);
+  EXPECT_EQ(ledger.live(0), 0u);
+  EXPECT_EQ(ledger.live(1), 10u);
+  EXPECT_EQ(ledger.holders(0, 5).size(), 0u);
+  ledger.validate();
+  const BlockId other = ledger.add_block(2, 7, second, 50, false);
+  PlaceId worst = 0;
+  EXPECT_FALSE(ledger.unpark(1, &worst));  // all or nothing
+  EXPECT_EQ(worst, 1u);
+  EXPECT_EQ(ledger.live(0), 0u);
+  ledger.release(other);
+  const std::vector<PlaceNeed> needs{{1, 40, 0}};
+  const uint64_t run = ledger.enter(needs);
+  EXPECT_FALSE(ledger.unpark(1, &worst));  // a run may stand there
+  ledger.leave(needs, run);
+  EXPECT_TRUE(ledger.unpark(1, &worst));
+  EXPECT_EQ(ledger.live(1), 70u);
+  ledger.validate();
+  ledger.park(1);
+  ledger.release(a);  // its client died
+  ledger.release(b);
+  EXPECT_EQ(ledger.live(1), 0u);
+  const BlockId again = ledger.add_block(3, 7, both, 5, false);  // in the same place of the table
+  EXPECT_EQ(ledger.live(0), 5u);
+  ledger.release(again);
+  ledger.validate();
 }
 
 TEST(Admission, RefusesSetsThatMakeNoSense) {

@@ -178,3 +178,25 @@ def test_linear_algebra(add: Any) -> None:
     a = X.T @ X + np.eye(6, dtype=np.float32)
     f = pw.jit(lambda a: (jnp.linalg.cholesky(a), jnp.linalg.solve(a, a[0])), devices=add(2))
     near(f(a), (jnp.linalg.cholesky(a), jnp.linalg.solve(a, a[0])), rtol=1e-3)
+
+
+def test_complex_values_between_computations(add: Any) -> None:
+    """They cross as real and imaginary parts; values and gradients are JAX's."""
+    one, two = add(2), add(2)
+    bodies = (lambda x: x * (1 + 2j) + jnp.roll(x, 1, 0), lambda x: jnp.abs(jnp.conj(x) @ jnp.exp(1j * jnp.arange(6))))
+
+    def loss(parts: Any, w: Any, scale: Any) -> Any:
+        first, second = parts
+        return (second(first(w) * scale) ** 2).sum()
+
+    placed = (
+        pw.jit(bodies[0], devices=one, in_shardings=P("x"), out_shardings=P("x")),
+        pw.jit(bodies[1], devices=two, in_shardings=P(None, "x")),
+    )
+    w = (np.arange(24).reshape(4, 6) * (0.1 - 0.3j) + 1).astype(np.complex64)
+    scale = np.linspace(-1, 1, 6).astype(np.float32)
+    want = jax.value_and_grad(lambda *args: loss(bodies, *args), (0, 1))(jnp.asarray(w), jnp.asarray(scale))
+    got = pw.program(jax.value_and_grad(lambda *args: loss(placed, *args), (0, 1)))(w, scale)
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        np.testing.assert_allclose(np.asarray(mine), theirs, rtol=2e-5, atol=2e-5)

@@ -84,8 +84,7 @@ def test_64_bits_with_x64(add: Any, dtype: str) -> None:
         array = pw.device_put(value, add(2), P("x"))
         assert array.dtype == dtype
         same(array, value)
-        if dtype != "complex128":
-            same(pw.jit(lambda x: x + x, devices=array.slice)(array), value + value)
+        same(pw.jit(lambda x: x + x, devices=array.slice)(array), value + value)
     assert pw.device_put(value, array.slice).dtype == jnp.asarray(value).dtype != dtype
 
 
@@ -95,10 +94,6 @@ def test_every_dtype_goes_through_a_computation_and_a_transfer(add: Any, dtype: 
     value = sample((4, 6), dtype)
     back = pw.jit(lambda x: x[::-1], devices=one)
     turn = pw.jit(lambda x: x.T, devices=two)
-    if value.dtype.kind == "c":  # the compiler's partitioner has no complex types
-        with pytest.raises(pw.errors.ProgramError, match="not supported for complex"):
-            back(value)
-        return
     same(pw.program(lambda x: turn(back(x)))(value), jnp.asarray(value)[::-1].T)
 
 

@@ -1,0 +1,106 @@
+/// Sends of the JAX side: from shards that Python names to blocks that a peer named, by parcels made when the plan was
+/// registered.
+#include "executor/callback_backend.h"
+
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+
+namespace pathways {
+
+CallbackBackend::CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<Arena*> arenas,
+                                 DoorbellWord* doorbell)
+    : c_(callbacks), host_(host), arenas_(std::move(arenas)), copier_([doorbell] { doorbell->ring(); }) {}
+
+CallbackBackend::~CallbackBackend() { stop_sends(); }
+
+void CallbackBackend::add_parcel(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words) {
+  auto parcel = std::make_shared<const Parcel>(Parcel::parse(words));
+  const std::lock_guard lock(mutex_);
+  parcels_[{plan, route, destination}] = std::move(parcel);
+}
+
+std::shared_ptr<const Parcel> CallbackBackend::parcel_of(const NodeContext& where, uint32_t destination) {
+  const std::lock_guard lock(mutex_);
+  const auto found = parcels_.find({where.plan, where.computation, destination});
+  return found == parcels_.end() ? nullptr : found->second;
+}
+
+void CallbackBackend::send(const NodeContext& where, Value in, std::span<const Landing> posts, uint64_t key,
+                           std::span<SendState> states) {
+  Value keep = nullptr;
+  for (size_t i = 0; i < posts.size(); ++i) {
+    states[i] = SendState::kDone;
+    if (posts[i].offsets.empty()) continue;
+    const auto parcel = parcel_of(where, posts[i].source);
+    if (parcel == nullptr) {
+      error_ = "host " + std::to_string(posts[i].source) + " wants what no route brings there";
+      states[i] = SendState::kFailed;
+      continue;
+    }
+    if (parcel->has_direct() && static_cast<Status>(c_.direct(c_.self, &where, in)) != Status::kOk) {
+      states[i] = SendState::kFailed;
+      continue;
+    }
+    if (parcel->bytes() == 0) continue;
+    if (keep == nullptr) {
+      shards_.clear();
+      if (static_cast<Status>(c_.shards(c_.self, &where, in, &shards_, &keep)) != Status::kOk) {
+        for (; i < posts.size(); ++i) states[i] = SendState::kFailed;
+        break;
+      }
+    }
+    states[i] = send_one(keep, posts[i], parcel, key, shards_);
+  }
+  if (keep != nullptr) drop(keep);
+}
+
+SendState CallbackBackend::send_one(Value keep, const Landing& post, const std::shared_ptr<const Parcel>& parcel,
+                                    uint64_t key, std::span<const void* const> shards) {
+  Arena* arena = post.source < arenas_.size() ? arenas_[post.source] : nullptr;
+  const auto blocks = parcel->block_bytes();
+  Copier::Job job{parcel, {}, {}, key, post.source, nullptr};
+  if (shards.size() != parcel->source_bytes().size() || post.offsets.size() != blocks.size()) {
+    error_ = "host " + std::to_string(post.source) + " posted " + std::to_string(post.offsets.size()) +
+             " blocks for a transfer of " + std::to_string(blocks.size());
+    return SendState::kFailed;
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const uint64_t offset = post.offsets[i];
+    std::byte* target = nullptr;
+    if (parcel->writes(i)) {
+      if (arena == nullptr && post.source == host_) {
+        target = reinterpret_cast<std::byte*>(offset);
+      } else if (arena != nullptr && arena->was_block(offset, blocks[i])) {
+        target = arena->at(offset);
+      } else {
+        error_ = "host " + std::to_string(post.source) + " posted offset " + std::to_string(offset) +
+                 ", which is no block of " + std::to_string(blocks[i]) + " bytes in its memory";
+        return SendState::kFailed;
+      }
+    }
+    job.targets.push_back(target);
+  }
+  for (const void* shard : shards) job.sources.push_back(static_cast<const std::byte*>(shard));
+  (post.source == host_ ? bytes_kept_ : bytes_sent_).fetch_add(parcel->bytes(), std::memory_order_relaxed);
+  job.keep = retain(keep);
+  if (!copier_.start(job)) return SendState::kUnderWay;
+  drop(job.keep);
+  return SendState::kDone;
+}
+
+void CallbackBackend::take_sent(std::vector<Sent>* out) {
+  copier_.take_done(&done_);
+  for (const Copier::Job& job : done_) {
+    out->push_back({job.key, job.to});
+    drop(job.keep);
+  }
+  done_.clear();
+}
+
+void CallbackBackend::stop_sends() {
+  for (const Copier::Job& job : copier_.stop()) drop(job.keep);
+}
+
+}  // namespace pathways

@@ -1,0 +1,54 @@
+/// The executor's half of buffers that move: to another slice's hosts under their old names, off the devices and back.
+#include "executor/executor.h"
+
+namespace pathways {
+
+/// MOVE-1: a name means one buffer. What moved elsewhere leaves nothing here; what came is found under the old name.
+void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
+  Object* came = c.objects.find(fresh);
+  if (came == nullptr) {  // it moved to other hosts
+    if (Object* object = c.objects.find(name)) release(c, *object);
+    return;
+  }
+  if (name.index() >= c.capacity) return;
+  const Object moved = std::move(*came);
+  if (moved.state == ObjectState::kAnnounced) {  // no client that waits for the move does this
+    release(c, *came);
+    const uint32_t error =
+        new_error("a buffer was renamed before it was there, on host " + std::to_string(options_.host));
+    make_object(c, name, ObjectState::kAnnounced);
+    fail_object(id, name, error);
+    return;
+  }
+  c.objects.forget(*came);
+  Object& object = make_object(c, name, moved.state);
+  object.error = moved.error;
+  object.value = moved.value;
+  object.devices = moved.devices;
+  object.age = moved.age;
+}
+
+/// Of a client whose runs are over: what is defined here is all that it has here.
+void Executor::park(uint32_t id, Client& c, NoteKind kind, std::span<const std::byte> payload) {
+  std::vector<Object*> objects;
+  std::vector<Value> values;
+  c.objects.for_each([&](Object& object) {
+    if (object.state != ObjectState::kDefined) return;
+    objects.push_back(&object);
+    values.push_back(object.value);
+  });
+  const bool is_away = kind == NoteKind::kPark;
+  const Status status = is_away ? backend_.park(id, values, payload) : backend_.unpark(id, values, payload);
+  if (status != Status::kOk) return;
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (objects[i]->value == values[i]) continue;
+    if (is_away) {  // MEM-1
+      ledger_.park(objects[i]->value, values[i]);
+    } else {
+      ledger_.unpark(objects[i]->value, values[i]);
+    }
+    objects[i]->value = values[i];
+  }
+}
+
+}  // namespace pathways

@@ -1,0 +1,121 @@
+"""Host values as arguments of one signature: what is known of their kinds, and those that need not be sent again.
+
+A value that cannot change, given again at the same position, is the array that the hosts have already: Python and NumPy
+scalars by their type and bits; `jax.Array`s, and NumPy arrays that are read-only all the way down to their memory, by
+identity and for as long as they live. Bounded per position. Never for positions that are donated.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways import _core, _jaxlib
+from pathways.api import put
+from pathways.api.array import Array
+
+#: Values kept per position; of big ones only the last.
+KEPT = 16
+BIG_BYTES = 1 << 16
+#: Kinds of values known per position.
+KINDS = 64
+
+_NUMBERS = (int, float, bool, complex)
+_INT32 = range(-(1 << 31), 1 << 31)
+
+
+def kind_of(leaf: Any) -> Any:
+    """A name for all host values that JAX abstracts alike, under one setting of its modes; None: cannot be told."""
+    kind = type(leaf)
+    if kind is np.ndarray:
+        return leaf.dtype, leaf.shape
+    if kind in _NUMBERS:
+        return None if kind is int and leaf not in _INT32 else kind
+    if isinstance(leaf, np.generic):
+        return kind
+    if _jaxlib.is_concrete(leaf):
+        return kind, leaf.dtype, leaf.shape, leaf.weak_type
+    return None
+
+
+def name_of(leaf: Any) -> tuple[Hashable, bool]:
+    """(a name of a value that cannot change, whether it is its identity); (None, False) for one that can."""
+    kind = type(leaf)
+    if kind is np.ndarray:
+        return (id(leaf), True) if _is_frozen(leaf) else (None, False)
+    if kind is float:
+        return (kind, struct.pack("d", leaf)), False  # 0.0 is not -0.0, and a NaN is itself
+    if kind is complex:
+        return (kind, struct.pack("dd", leaf.real, leaf.imag)), False
+    if kind is int or kind is bool:
+        return (kind, leaf), False
+    if isinstance(leaf, np.generic):
+        return (kind, leaf.tobytes()), False
+    if _jaxlib.is_concrete(leaf) and not leaf.is_deleted():
+        return id(leaf), True
+    return None, False
+
+
+def _is_frozen(value: Any) -> bool:
+    """Whether nobody can write a NumPy array's memory through anything that it stands on."""
+    while type(value) is np.ndarray:
+        if value.flags.writeable:
+            return False
+        value = value.base
+    return value is None or type(value) is bytes or _jaxlib.is_concrete(value)
+
+
+class Constants:
+    """The host values of one signature of a program."""
+
+    def __init__(self, call: _core.Call, names: Sequence[str]) -> None:
+        self._layouts = call.inputs
+        self._names = names
+        self.kinds: list[set[Hashable]] = [set() for _ in call.inputs]
+        #: By position and name: the array, and for a name that is an identity a reference to whom it names.
+        self._kept: list[dict[Hashable, tuple[Array, weakref.ref[Any] | None]] | None] = [
+            None if position in call.donated else {} for position in range(len(call.inputs))
+        ]
+
+    def learn(self, leaves: Sequence[Any]) -> None:
+        """Host values of these kinds have this signature."""
+        for leaf, kinds in zip(leaves, self.kinds, strict=True):
+            if type(leaf) is not Array and len(kinds) < KINDS and (kind := kind_of(leaf)) is not None:
+                kinds.add(kind)
+
+    def put(self, position: int, leaf: Any) -> Array:
+        """A host value as the array that the position wants; sent unless the hosts have it."""
+        layout, kept = self._layouts[position], self._kept[position]
+        name, is_identity = (None, False) if kept is None else name_of(leaf)
+        if kept is None or name is None:
+            return put.put_leaf(leaf, layout, f"argument {self._names[position]}")
+        known = kept.get(name)
+        if known is not None:
+            array, whose = known
+            if (whose is None or whose() is leaf) and not array.is_deleted() and array.client.state(array) != "failed":
+                return array
+        array = put.put_leaf(leaf, layout, f"argument {self._names[position]}")
+        kept.pop(name, None)
+        most = 1 if layout.nbytes > BIG_BYTES else KEPT
+        while len(kept) >= most:
+            kept.pop(next(iter(kept)), None)
+        kept[name] = array, weakref.ref(leaf, _Forget(kept, name)) if is_identity else None
+        return array
+
+
+class _Forget:
+    """Forgets a value by its identity when it is gone: another may soon have the same."""
+
+    __slots__ = ("_kept", "_name")
+
+    def __init__(self, kept: dict[Hashable, tuple[Array, weakref.ref[Any] | None]], name: Hashable) -> None:
+        self._kept, self._name = kept, name
+
+    def __call__(self, whose: weakref.ref[Any]) -> None:
+        known = self._kept.get(self._name)
+        if known is not None and known[1] is whose:
+            self._kept.pop(self._name, None)

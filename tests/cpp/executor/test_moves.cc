@@ -1,0 +1,184 @@
+// Buffers that move: renamed to what came from elsewhere, parked off the devices, and plans that are forgotten.
+//
+//   MOVE-1  Rename.*: a name means one buffer, what was there goes, what came is found under it
+//   OWN-1   Park.AClientThatDiesParkedLeavesNothing
+//   SUSP-1  Park.RefusedChangesNothing: all values of a host or none
+//   (life)  Forget.*: a plan goes after the last run that named it
+#include "executor/bench_host.h"
+
+namespace pathways::test {
+namespace {
+
+struct Moves : ::testing::Test {
+  ModelClock clock{ModelClock::Kind::kVirtual};
+  BenchHost host{clock};
+
+  void pass() {
+    clock.advance(1000000);
+    host.poll();
+  }
+  void rename(std::vector<uint64_t> pairs) { host.note(NoteKind::kRename, 0, 0, std::as_bytes(std::span{pairs})); }
+  void park(uint32_t client = 0) { host.note(NoteKind::kPark, 0, 0, {}, client); }
+  void unpark(uint32_t client = 0) { host.note(NoteKind::kUnpark, 0, 0, {}, client); }
+  uint64_t read(uint64_t buffer, uint32_t client = 0) {
+    uint64_t out = 0;
+    host.fetch(buffer, handle(100), &out, client);
+    pass();
+    return out;
+  }
+  void drop(std::vector<uint64_t> handles) {
+    for (const uint64_t h : handles) host.release(h);
+    pass();
+    host.expect_empty();
+  }
+};
+
+using Rename = Moves;
+using Park = Moves;
+using Forget = Moves;
+
+const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
+
+TEST_F(Rename, TheFreshOneTakesTheName) {
+  host.put(A, 7);
+  host.put(B, 8, 2);
+  host.put(C, 9);
+  pass();
+  rename({A, B});
+  EXPECT_EQ(read(A), 8u);
+  EXPECT_EQ(read(C), 9u);
+  EXPECT_EQ(read(B), 0u);
+  EXPECT_NE(host.link.failure(handle(100)).find("deleted"), std::string::npos);
+  EXPECT_EQ(host.executor.stats().objects, 2u);
+  host.add_plan(0, plan_of({0}, {call({0}, {1}, 2)}, {1}, 2));  // a run finds it by the old name
+  host.run(1, 0, {A}, {D});
+  pass();
+  EXPECT_EQ(host.link.completions(D), 1u);
+  drop({A, C, D, B});
+}
+
+TEST_F(Rename, WhatMovedElsewhereLeavesNothing) {
+  host.put(A, 7);
+  pass();
+  rename({A, B, C, D});  // neither came here; C was never here
+  drop({});
+}
+
+TEST_F(Rename, WhatComesFromElsewhereIsNew) {
+  host.put(B, 8);
+  pass();
+  rename({A, B});
+  EXPECT_EQ(read(A), 8u);
+  drop({A});
+}
+
+TEST_F(Rename, AReaderOfTheOldOneIsServed) {
+  host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1));
+  host.run(1, 0, {}, {A});
+  uint64_t out = 0;
+  host.fetch(A, D, &out);  // before the value is ready
+  host.put(B, 8);
+  rename({A, B});
+  pass();
+  EXPECT_EQ(host.link.completions(D), 1u);
+  EXPECT_NE(out, 0u);
+  EXPECT_NE(out, 8u);
+  EXPECT_EQ(read(A), 8u);
+  drop({A});
+}
+
+TEST_F(Rename, AFailureMovesToo) {
+  host.backend.set_faults({1});
+  host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1));
+  host.run(1, 0, {}, {B});
+  host.put(A, 7);
+  pass();
+  rename({A, B});
+  EXPECT_EQ(read(A), 0u);
+  EXPECT_EQ(host.link.failure(handle(100)), host.link.failure(B));
+  drop({A});
+}
+
+TEST_F(Rename, OfWhatIsNotThereFailsAlone) {
+  host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1), false);
+  host.run(1, 0, {}, {B});
+  host.put(A, 7);
+  pass();
+  rename({A, B});
+  EXPECT_NE(host.link.failure(A).find("before it was there"), std::string::npos);
+  host.executor.set_compiled(0);
+  pass();
+  drop({A});
+}
+
+TEST_F(Rename, HandlesOutOfRangeAreLeftAlone) {
+  host.executor.add_client(1, 8);
+  host.put(handle(3), 7, 1, 1);
+  pass();
+  const std::vector<uint64_t> pairs{handle(9), handle(3), 1, 2, 3};  // and half a pair
+  host.note(NoteKind::kRename, 0, 0, std::as_bytes(std::span{pairs}), 1);
+  EXPECT_EQ(read(handle(3), 1), 7u);
+  host.release(handle(3), 1);
+  drop({});
+}
+
+TEST_F(Park, AwayAndBack) {
+  host.executor.add_client(1);
+  host.put(A, 7);
+  host.put(B, 8);
+  host.put(A, 9, 1, 1);
+  pass();
+  park();
+  EXPECT_EQ(host.backend.parked(), 2u);
+  park();  // again is nothing
+  EXPECT_EQ(host.backend.parked(), 2u);
+  EXPECT_EQ(host.backend.live_values(), 3u);
+  EXPECT_EQ(read(A, 1), 9u);  // another client's
+  unpark();
+  EXPECT_EQ(host.backend.parked(), 0u);
+  EXPECT_EQ(read(A), 7u);
+  EXPECT_EQ(read(B), 8u);
+  host.release(A, 1);
+  drop({A, B});
+}
+
+TEST_F(Park, RefusedChangesNothing) {
+  host.put(A, 7);
+  host.put(B, 8);
+  pass();
+  ModelledFaults faults;
+  faults.refuse_park = true;
+  host.backend.set_faults(faults);
+  park();
+  EXPECT_EQ(host.backend.parked(), 0u);
+  unpark();
+  EXPECT_EQ(read(A), 7u);
+  EXPECT_EQ(read(B), 8u);
+  drop({A, B});
+}
+
+TEST_F(Park, AClientThatDiesParkedLeavesNothing) {
+  host.put(A, 7);
+  pass();
+  park();
+  host.executor.on_client_gone(0);
+  unpark();
+  pass();
+  host.expect_empty();
+}
+
+TEST_F(Forget, AfterTheLastRun) {
+  host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1));
+  host.add_plan(1, plan_of({}, {call({}, {0})}, {0}, 1));
+  host.run(1, 0, {}, {A});
+  host.executor.remove_plan(0);
+  host.executor.remove_plan(1);
+  EXPECT_EQ(host.backend.forgotten(), std::vector<uint32_t>{1});
+  pass();
+  EXPECT_EQ(host.link.completions(A), 1u);
+  EXPECT_EQ(host.backend.forgotten(), (std::vector<uint32_t>{1, 0}));
+  drop({A});
+}
+
+}  // namespace
+}  // namespace pathways::test

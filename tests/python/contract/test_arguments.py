@@ -1,0 +1,201 @@
+"""Host values as arguments: copied once, sent once when they cannot change, and never taken for another."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def sent(cluster: Any) -> Callable[[Callable[[], Any]], int]:
+    """`sent(work)`: the notes that the controller got for the arrays that `work` makes."""
+
+    def notes() -> int:
+        cluster.native.flush()
+        last, now = -1, 0
+        while last != now:
+            time.sleep(0.01)
+            last, now = now, int(cluster.stats()["controller"]["notes"])
+        return now
+
+    def count(work: Callable[[], Any]) -> int:
+        gc.collect()
+        before = notes()
+        kept = [jax.block_until_ready(work())]  # none of it is released meanwhile
+        after = notes()
+        del kept
+        return after - before
+
+    return count
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "x"), P("y", "x")], ids=str)
+def test_devices_show_the_clients_memory(add: Any, cluster: Any, quiet: Any, spec: P) -> None:
+    """No second copy: the client's block is in use for as long as an array of it lives."""
+    slice_ = add((2, 2))
+    value = np.random.default_rng(0).random((512, 512), np.float32)
+    before = quiet()["arena"]
+    for given in (value, jnp.asarray(value), value.T.astype(np.float64)):
+        array = pw.device_put(given, slice_, spec)
+        array.block_until_ready()
+        used = quiet()["arena"] - before
+        assert used >= MiB if not cluster.is_embedded else used == 0
+        np.testing.assert_array_equal(array, np.asarray(given, np.float32))
+        array.delete()
+        del array
+        assert quiet()["arena"] == before
+
+
+def test_scalars_that_repeat_are_sent_once(add: Any, sent: Any) -> None:
+    slice_ = add(2)
+    x = pw.device_put(np.arange(4, dtype=np.float32), slice_)
+    f = pw.jit(lambda x, rate: x * rate, devices=slice_)
+    for rate in (2.0, np.float32(0.5), 3, np.int8(7), True):
+        f(x, rate)
+        assert sent(lambda rate=rate: [f(x, rate) for _ in range(10)]) == 0
+        np.testing.assert_array_equal(f(x, rate), np.arange(4) * np.float32(rate))
+    assert sent(lambda: [f(x, 10.0 + step) for step in range(10)]) == 10
+
+
+def test_equal_scalars_are_not_always_the_same(add: Any) -> None:
+    """0.0 and -0.0, NaNs, True and 1 and 1.0: each is what was given."""
+    f = pw.jit(lambda x: (jnp.signbit(x) if x.dtype == jnp.float32 else x, jnp.asarray(x)), devices=add(2))
+    for value in (0.0, -0.0, 0.0, float("nan"), -float("nan"), 1, True, 1.0, 1j, np.float32(1), np.int32(1)):
+        sign, same = f(value)
+        want = jnp.asarray(value)
+        assert same.dtype == want.dtype
+        np.testing.assert_array_equal(same, want)
+        if same.dtype == jnp.float32:
+            assert bool(sign) == bool(np.signbit(value)), value
+
+
+def test_frozen_arrays_that_repeat_are_sent_once(add: Any, sent: Any) -> None:
+    slice_ = add(2)
+    f = pw.jit(lambda x, table: x + table, devices=slice_, in_shardings=(P(), P("x")), out_shardings=P("x"))
+    x = pw.device_put(np.float32(1), slice_)
+    frozen = np.arange(1024, dtype=np.float32)
+    frozen.flags.writeable = False
+    for table in (jnp.arange(1024, dtype=jnp.float32), frozen, frozen[::-1], np.frombuffer(bytes(4096), np.float32)):
+        np.testing.assert_array_equal(f(x, table), np.asarray(table) + 1)
+        assert sent(lambda table=table: [f(x, table) for _ in range(10)]) == 0
+
+
+def test_what_can_change_is_sent_each_time(add: Any, sent: Any) -> None:
+    slice_ = add(2)
+    f = pw.jit(lambda x, table: x + table, devices=slice_)
+    x = pw.device_put(np.float32(1), slice_)
+    table = np.zeros(1024, np.float32)
+    view = table[:]
+    view.flags.writeable = False  # its memory can be written all the same
+    for step in range(5):
+        table[:] = step
+        np.testing.assert_array_equal(f(x, table), np.full(1024, step + 1))
+        np.testing.assert_array_equal(f(x, view), np.full(1024, step + 1))
+    assert sent(lambda: [f(x, table) for _ in range(10)]) >= 10
+    assert sent(lambda: [f(x, view) for _ in range(10)]) >= 10
+
+
+def test_another_object_with_the_same_id(add: Any, quiet: Any) -> None:
+    """What is kept by identity goes with its object, and what it was on the hosts goes too."""
+    slice_ = add(2)
+    f = pw.jit(lambda table: table * 2, devices=slice_)
+    f(jnp.zeros(256)).block_until_ready()
+    gc.collect()
+    before = quiet()["kept"]
+    ids = set()
+    for step in range(300):
+        table = jnp.full(256, step, jnp.float32) if step % 2 else np.full(256, step, np.float32)
+        if step % 2 == 0:
+            table.flags.writeable = False
+        ids.add(id(table))
+        np.testing.assert_array_equal(f(table), np.full(256, 2 * step))
+        del table
+    assert len(ids) < 300, "no identity came twice: the test shows nothing"
+    gc.collect()
+    assert quiet()["kept"] == before
+
+
+def test_what_is_kept_is_bounded(add: Any, quiet: Any) -> None:
+    slice_ = add(2)
+    f = pw.jit(lambda x: x + 1, devices=slice_)
+    f(0.0).block_until_ready()
+    for step in range(100):
+        f(float(step))
+    small = quiet()["kept"]
+    for step in range(100):
+        f(1000.0 + step)
+    assert quiet()["kept"] == small
+    tables = [jnp.full((512, 512), step, jnp.float32) for step in range(4)]
+    for table in tables:  # big ones: the last alone
+        f(table)
+    one = quiet()["kept"]
+    for table in tables:
+        f(table)
+    assert quiet()["kept"] == one
+
+
+def test_donated_positions_keep_nothing(add: Any) -> None:
+    slice_ = add(2)
+    f = pw.jit(lambda x, y: x + y, devices=slice_, donate_argnums=0)
+    frozen = np.arange(8, dtype=np.float32)
+    frozen.flags.writeable = False
+    y = pw.device_put(np.ones(8, np.float32), slice_)
+    for _ in range(4):
+        np.testing.assert_array_equal(f(frozen, y), np.arange(8) + 1)
+        np.testing.assert_array_equal(f(frozen, 2.0), np.arange(8) + 2)
+
+
+def test_a_deleted_jax_array_is_refused(add: Any) -> None:
+    f = pw.jit(lambda x: x + 1, devices=add(2))
+    table = jnp.arange(8.0)
+    np.testing.assert_array_equal(f(table), np.arange(8) + 1)
+    np.testing.assert_array_equal(f(table), np.arange(8) + 1)
+    table.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        f(table).block_until_ready()
+
+
+def test_kinds_are_told_apart(add: Any) -> None:
+    """The short way of host values takes only what the signature is of."""
+    slice_ = add(2)
+    f = pw.jit(lambda x, y: x + y, devices=slice_)
+    x = pw.device_put(np.zeros(4, np.float32), slice_)
+    cases: list[Any] = [
+        np.ones(4, np.float32),
+        np.ones(4, np.int32),
+        np.ones((2, 4), np.float32),
+        np.ones(4, np.float64),
+        1,
+        1.0,
+        True,
+        np.float16(1),
+        jnp.ones(4),
+        jnp.ones(4, jnp.bfloat16),
+        jnp.float32(1),
+    ]
+    for _ in range(3):
+        for given in cases:
+            for value in (given, given):
+                got, want = f(x, value), jnp.zeros(4) + value
+                assert (got.shape, got.dtype, got.weak_type) == (want.shape, want.dtype, want.weak_type)
+                np.testing.assert_array_equal(got, want)
+    with jax.enable_x64(True):
+        assert f(x, np.ones(4, np.float64)).dtype == np.float64
+    assert f(x, np.ones(4, np.float64)).dtype == np.float32
+    g = pw.jit(lambda n: n + 1, devices=slice_)
+    assert int(g(1)) == 2
+    with pytest.raises(OverflowError):
+        g(1 << 40)
+    assert int(g(2)) == 3
