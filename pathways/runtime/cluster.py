@@ -99,6 +99,7 @@ class Cluster:
         self._loop.add_reader(self._janitor_fd, self._janitor_ended)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
+        sizes = self.config.options
         self._segment = self.native.controller_segment()
         if sizes.distance_us:
             self.native.set_distance(self._segment, sizes.distance_us)
@@ -113,14 +114,13 @@ class Cluster:
             segments,
             [self.topology.island_of(host) for host in range(count)],
             # Of its devices' memory a host tells when it is ready.
-            budgets=[self.config.options.device_memory or UNLIMITED] * self.topology.devices
-            + [self.config.options.transfer_bytes] * count,
+            budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             places=self._places(),
             sequential=sizes.sequential,
         )
         self.group(range(count))  # the native controller takes group 0 for all hosts
         self._controller.start()
-        self._loop.call_later(self.config.options.start_timeout_s, self._start_timeout)
+        self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
     def _places(self) -> list[str]:
         """Names of the places that memory is counted by: devices, then hosts' memory for transfers."""
