@@ -211,6 +211,12 @@ class _Job:
                     continue
 
 
+def _stored_type(array: Array) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype in a file: keys are their words there; complex numbers are themselves, though not on a slice."""
+    kind: ArrayType = array.layout.cache
+    return (array.shape, array.dtype) if _jaxlib.is_complex(array.dtype) else (kind.shape, kind.dtype)
+
+
 def _is_storable(dtype: np.dtype) -> bool:
     try:
         ts.dtype(dtype.name)
@@ -250,7 +256,7 @@ class _Save(_Job):
         try:
             for number, (array, info, _) in enumerate(items):
                 kind: ArrayType = array.layout.cache
-                if not _is_storable(kind.dtype):
+                if not _is_storable(_stored_type(array)[1]):
                     raise errors.CheckpointError(
                         f"saving {info.name!r}: orbax's files have no elements of type {kind.dtype}; save it as another"
                     )
@@ -297,15 +303,16 @@ class _Save(_Job):
         array, info, arg = self._items[number]
         kind: ArrayType = array.layout.cache
         parts = array.layout.slice.placed(kind).parts()
+        shape, dtype = _stored_type(array)
         extra = None
         if _jaxlib.is_key(array.dtype):
             extra = {array_metadata.RANDOM_KEY_IMPL: _jaxlib.key_name(array.dtype)}
         return tensorstore_utils.build_array_write_spec(
             info,
             arg,
-            global_shape=kind.shape,
-            local_shape=tuple(size // count for size, count in zip(kind.shape, parts, strict=True)),
-            dtype=kind.dtype,
+            global_shape=shape,
+            local_shape=tuple(size // count for size, count in zip(shape, parts, strict=False)),
+            dtype=dtype,
             use_ocdbt=info.is_ocdbt_checkpoint,
             process_index=self._process[number] if info.is_ocdbt_checkpoint else None,
             ext_metadata=extra,
@@ -451,7 +458,7 @@ class _Restore(_Job):
             spec=ts.Spec(spec).to_json(),
             context=_context(info),
             placement=placement,
-            dtype=kind.dtype.name,
+            dtype=(logical if _jaxlib.is_complex(logical) else kind.dtype).name,
         )
         cluster.native.make(array, payload)
         return array

@@ -150,7 +150,9 @@ class HostDriver:
 
     def program_gone(self, program_id: int) -> None:
         """The last run that named a removed program is over; enqueue thread."""
-        self._programs.pop(program_id, None)
+        registered = self._programs.pop(program_id, None)
+        for way in registered.passages if registered is not None else ():
+            self._targets.pop(id(way), None)
 
     def _compile_loop(self) -> None:
         while (job := self._compiler.get()) is not None:
