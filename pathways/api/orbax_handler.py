@@ -262,11 +262,15 @@ class _Save(_Job):
                     )
                 if array.is_deleted():
                     raise errors.DeletedArrayError(f"saving it: the array {array!r} was deleted, or donated")
-                group = self.join(array)
-                ordinal = clusters.setdefault(group[0], len(clusters))
-                self._process.append(f"pw{ordinal}host{payloads.HOST}")
-                array._pin()
-                self.ask(group, payloads.task("stage", self.number, number=number), array)
+                array.client.enter()  # a slice that moves changes who holds it
+                try:
+                    group = self.join(array)
+                    ordinal = clusters.setdefault(group[0], len(clusters))
+                    self._process.append(f"pw{ordinal}host{payloads.HOST}")
+                    array._pin()
+                    self.ask(group, payloads.task("stage", self.number, number=number), array)
+                finally:
+                    array.client.leave()
         except BaseException:
             self.end(early=True)
             raise
@@ -448,17 +452,21 @@ class _Restore(_Job):
         kind = put.physical(shape, logical, slice_, slice_.spec(partition, shape, what))
         cluster = slice_.cluster
         layout = cluster.layout(kind, slice_, dtype=logical, shape=shape)
-        placement = cluster.placement(layout)
-        array: Array = cluster.native.new_array(layout)
-        self.join(array)
-        payload = payloads.task(
-            "read",
-            self.number,
-            name=info.name,
-            spec=ts.Spec(spec).to_json(),
-            context=_context(info),
-            placement=placement,
-            dtype=(logical if _jaxlib.is_complex(logical) else kind.dtype).name,
-        )
-        cluster.native.make(array, payload)
+        cluster.native.enter()  # a slice that moves changes who shall hold it
+        try:
+            placement = cluster.placement(layout)
+            array: Array = cluster.native.new_array(layout)
+            self.join(array)
+            payload = payloads.task(
+                "read",
+                self.number,
+                name=info.name,
+                spec=ts.Spec(spec).to_json(),
+                context=_context(info),
+                placement=placement,
+                dtype=(logical if _jaxlib.is_complex(logical) else kind.dtype).name,
+            )
+            cluster.native.make(array, payload)
+        finally:
+            cluster.native.leave()
         return array
