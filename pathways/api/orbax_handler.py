@@ -211,6 +211,12 @@ class _Job:
                     continue
 
 
+def _stored(array: Array) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype in the files: keys are their words there as on hosts, complex numbers are whole."""
+    kind: ArrayType = array.layout.cache
+    return (array.shape, np.dtype(array.dtype)) if _jaxlib.is_complex(array.dtype) else (kind.shape, kind.dtype)
+
+
 def _is_storable(dtype: np.dtype) -> bool:
     try:
         ts.dtype(dtype.name)
@@ -249,10 +255,10 @@ class _Save(_Job):
         self._process: list[str] = []  # whose folder: hosts of several clusters may write into one checkpoint
         try:
             for number, (array, info, _) in enumerate(items):
-                kind: ArrayType = array.layout.cache
-                if not _is_storable(kind.dtype):
+                stored = _stored(array)[1]
+                if not _is_storable(stored):
                     raise errors.CheckpointError(
-                        f"saving {info.name!r}: orbax's files have no elements of type {kind.dtype}; save it as another"
+                        f"saving {info.name!r}: orbax's files have no elements of type {stored}; save it as another"
                     )
                 if array.is_deleted():
                     raise errors.DeletedArrayError(f"saving it: the array {array!r} was deleted, or donated")
@@ -295,17 +301,17 @@ class _Save(_Job):
 
     def _spec(self, number: int) -> Any:
         array, info, arg = self._items[number]
-        kind: ArrayType = array.layout.cache
-        parts = array.layout.slice.placed(kind).parts()
+        shape, dtype = _stored(array)
+        parts = array.layout.slice.placed(array.layout.cache).parts()[: len(shape)]
         extra = None
         if _jaxlib.is_key(array.dtype):
             extra = {array_metadata.RANDOM_KEY_IMPL: _jaxlib.key_name(array.dtype)}
         return tensorstore_utils.build_array_write_spec(
             info,
             arg,
-            global_shape=kind.shape,
-            local_shape=tuple(size // count for size, count in zip(kind.shape, parts, strict=True)),
-            dtype=kind.dtype,
+            global_shape=shape,
+            local_shape=tuple(size // count for size, count in zip(shape, parts, strict=True)),
+            dtype=dtype,
             use_ocdbt=info.is_ocdbt_checkpoint,
             process_index=self._process[number] if info.is_ocdbt_checkpoint else None,
             ext_metadata=extra,
@@ -440,7 +446,7 @@ class _Restore(_Job):
         partition = jax.sharding.PartitionSpec(*tuple(sharding.spec)[: len(shape)])
         kind = put.physical(shape, logical, slice_, slice_.spec(partition, shape, what))
         cluster = slice_.cluster
-        layout = cluster.layout(kind, slice_, dtype=logical, shape=shape)
+        layout = cluster.layout(kind, slice_, dtype=_jaxlib.logical_dtype(logical, kind.dtype), shape=shape)
         placement = cluster.placement(layout)
         array: Array = cluster.native.new_array(layout)
         self.join(array)

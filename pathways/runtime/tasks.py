@@ -220,7 +220,10 @@ class Tasks:
             store = ts.open(spec, open=True, assume_metadata=True, **how).result()
             for shard in shards:
                 data = np.asarray(shard.data)
-                writes.append((name, spec, store[shard.index].write(data, can_reference_source_data_indefinitely=True)))
+                if data.ndim > store.rank:  # parts of complex numbers
+                    data = np.ascontiguousarray(data).view(store.dtype.numpy_dtype)[..., 0]
+                place = store[shard.index[: store.rank]]
+                writes.append((name, spec, place.write(data, can_reference_source_data_indefinitely=True)))
                 with self._lock:
                     self.bytes_written += data.nbytes
         _all_done("writing", writes, self._host)
@@ -237,10 +240,13 @@ class Tasks:
         opening = ts.open(ts.Spec(fields["spec"]), open=True, context=job.context)
         (store,) = _all_done("opening", [(name, fields["spec"], opening)], self._host)
         dtype = payloads.dtype_of(fields["dtype"])
+        parts = len(target.shape) > store.rank  # of complex numbers
+        whole = np.result_type(dtype, np.complex64) if parts else dtype
         reads = []
         for region, _ in target.shards:
             there = tuple(  # what is stored of it; the rest is zeros, where the client said that this is right
-                (min(start, size), min(stop, size)) for (start, stop), size in zip(region, store.shape, strict=True)
+                (min(start, size), min(stop, size))
+                for (start, stop), size in zip(region[: store.rank], store.shape, strict=True)
             )
             reads.append((name, fields["spec"], store[slices(there)].read()))
         arrays = []
@@ -248,11 +254,11 @@ class Tasks:
             with self._lock:
                 self.bytes_read += data.nbytes
             shape = tuple(stop - start for start, stop in region)
-            if data.shape != shape:
-                whole = np.zeros(shape, data.dtype)
-                whole[tuple(slice(0, size) for size in data.shape)] = data
-                data = whole
-            data = np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
+            if data.shape != shape[: store.rank]:
+                filled = np.zeros(shape[: store.rank], data.dtype)
+                filled[tuple(slice(0, size) for size in data.shape)] = data
+                data = filled
+            data = np.ascontiguousarray(data.astype(whole, copy=False)).reshape(-1).view(dtype).reshape(shape)
             arrays += [jax.device_put(data, device) for device in devices]
         return jax.make_array_from_single_device_arrays(target.shape, target.sharding, arrays)
 
