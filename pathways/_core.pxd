@@ -154,6 +154,7 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*forget_plan)(void*, uint32_t) noexcept
     cdef cppclass CallbackBackend:
         CallbackBackend(const BackendCallbacks&, uint32_t, vector[Arena*], DoorbellWord*) except +
+        void replace_arena(uint32_t, Arena*) except +
         void add_parcel(uint32_t, uint32_t, uint32_t, const_u64_span) except +
         uint64_t bytes_sent()
         uint64_t bytes_kept()
@@ -208,6 +209,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         const Ledger& ledger()
         void clear()
         cbool is_idle()
+        void set_past(string, uint32_t) except +
 
 cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
     cdef enum class ClusterStatus(uint32_t):
@@ -245,6 +247,8 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
+        void replace_peer(uint32_t, HostBlock*, uint64_t) except +
+        uint64_t peers_replaced()
         uint32_t step() except +
         uint32_t ticket()
         Status wait(uint32_t, nanoseconds, SpinPolicy)

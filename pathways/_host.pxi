@@ -12,7 +12,7 @@ cdef class Host:
     cdef unique_ptr[CppHost] core
     cdef unique_ptr[CallbackBackend] backend
     cdef object driver
-    cdef object keep
+    cdef tuple keep                              # segments: the hosts', then the controller's
     cdef Arena* arena
     cdef vector[Arena*] arenas                   # of all hosts, NULL where there is none
     cdef dict clients                            # id -> segment
@@ -30,13 +30,13 @@ cdef class Host:
         cdef BackendCallbacks callbacks
         cdef vector[HostBlock*] blocks
         cdef HostBlock* block
-        for segment in host_segments:
-            block = <HostBlock*><size_t>segment.host_block
+        for segment in host_segments:  # None: lost now; see replace_peer
+            block = <HostBlock*>NULL if segment is None else <HostBlock*><size_t>segment.host_block
             blocks.push_back(block)
             self.arenas.push_back(<Arena*>NULL)
-            if block.arena != 0:
+            if block != NULL and block.arena != 0:
                 self.arenas[self.arenas.size() - 1] = block.host_arena()
-        self.keep = (tuple(host_segments), controller_segment)
+        self.keep = (*host_segments, controller_segment)
         self.driver = driver
         self.number = number
         self.arena = self.arenas[number]
@@ -134,6 +134,23 @@ cdef class Host:
     def detach_client(self, uint32_t client):
         """Forgets the client's memory; only after the order has told the executor that it is gone."""
         self.clients.pop(client, None)
+
+    def set_past(self, str text not None, uint32_t youngest_client):
+        """ERR-2: this host succeeds a lost one: what is missing here fails with `text`. Before the loop begins."""
+        self.core.get().executor().set_past(text.encode(), youngest_client)
+
+    def replace_peer(self, uint32_t peer, segment, uint64_t loss):
+        """A lost peer's successor has `segment`. Returns when nothing of the predecessor's is used any more."""
+        from time import sleep
+        cdef HostBlock* block = <HostBlock*><size_t>segment.host_block
+        cdef uint64_t before = self.core.get().peers_replaced()
+        self.core.get().replace_peer(peer, block, loss)
+        while self.core.get().peers_replaced() == before and not self.stopping:
+            sleep(0.001)
+        self.arenas[peer] = block.host_arena() if block.arena != 0 else <Arena*>NULL
+        self.backend.get().replace_arena(peer, self.arenas[peer])  # no step is under way: Python's lock is held
+        # Views of the old memory keep the old tuple.
+        self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
 
     def set_faults(self, uint32_t swap_every, int64_t slow_copies_ns=0):
         """Test hooks: breaks ORD-1 on this host; every copy to another one takes so much longer."""

@@ -524,6 +524,11 @@ def start_coordination_service(address: str, members: int) -> Any:
     return jaxlib._jax.get_distributed_runtime_service(address, members)
 
 
+def stop_coordination_service(service: Any) -> None:
+    """Ends a coordination service whose members are gone."""
+    service.shutdown()
+
+
 def drop_tracebacks() -> None:
     """From now on XLA's objects of this process do not remember which Python code made them: on a host that is always
     the same loop, and finding it out costs a fifth of a microsecond per call."""

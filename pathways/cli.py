@@ -166,7 +166,9 @@ def _show(stats: dict[str, Any]) -> None:
         f"up {_duration(stats['uptime_s'])}, controller pid {controller['pid']}, "
         f"{_bytes(controller['resident_bytes'])} resident"
     )
-    hosts = Table("island", "host", "pid", "devices", "slices on each", "resident", "shared buffers", box=None)
+    hosts = Table(
+        "island", "host", "pid", "devices", "slices on each", "resident", "shared buffers", "restarts", box=None
+    )
     for host in stats["hosts"]:
         devices, load = host["devices"], stats["device_load"]
         span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
@@ -178,6 +180,7 @@ def _show(stats: dict[str, Any]) -> None:
             " ".join(str(load[device]) for device in devices),
             _bytes(host["resident_bytes"]),
             _bytes(host.get("arena_bytes", 0)),
+            f"{host['restarts']}{'' if host['state'] == 'up' else ', ' + host['state']}",
         )
     console.print(hosts)
     if not stats["clients"]:

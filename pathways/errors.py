@@ -76,7 +76,7 @@ class DeadlineExceededError(PathwaysError, TimeoutError):
 
 
 class HostLostError(PathwaysError, ConnectionError):
-    """A host process is gone, and this depended on it."""
+    """A host process is gone, and this depended on it. Its island is started anew: put what you need there again."""
 
 
 class ControllerLostError(PathwaysError, ConnectionError):

@@ -38,10 +38,10 @@ struct BoundController {
 };
 
 py::dict stats_dict(const ControllerStats& s) {
-  return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped, "late"_a = s.late,
-                  "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes, "clients"_a = s.clients,
-                  "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held, "refused"_a = s.refused,
-                  "live_bytes"_a = s.live_bytes, "high_water"_a = s.high_water);
+  return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped,
+                  "late"_a = s.late, "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes,
+                  "clients"_a = s.clients, "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held,
+                  "refused"_a = s.refused, "live_bytes"_a = s.live_bytes, "high_water"_a = s.high_water);
 }
 
 }  // namespace
@@ -120,6 +120,24 @@ void register_controller(py::module_& m) {
           },
           "client"_a, "OWN-1: drops what the client has waiting; the hosts free what it owned.")
       .def(
+          "lose_hosts",
+          [](BoundController& c, std::vector<uint32_t> hosts, std::string text) {
+            return c.core->lose_hosts(std::move(hosts), std::move(text));
+          },
+          "hosts"_a, "text"_a, unlocked,
+          "ERR-2: these hosts' processes have ended: what they had fails with `text`. The number of this loss.")
+      .def(
+          "restore_host",
+          [](BoundController& c, uint32_t host, py::object segment) {
+            HostBlock* block = HostBlock::attach(segment.cast<Segment&>());
+            {
+              const py::gil_scoped_release unlock;
+              c.core->restore_host(host, block);
+            }
+            c.host_memory.at(host) = std::move(segment);
+          },
+          "host"_a, "segment"_a, "ERR-2: a lost host's successor, with a segment of its own, takes part from now on.")
+      .def(
           "suspend", [](BoundController& c, uint32_t client) { c.core->suspend(client); }, "client"_a, unlocked,
           "Takes no further record of the client's.")
       .def(
@@ -131,8 +149,8 @@ void register_controller(py::module_& m) {
           "unpark", [](BoundController& c, uint32_t client) { return c.core->unpark(client); }, "client"_a, unlocked,
           "They are to come back; why they cannot, or nothing.")
       .def(
-          "is_quiet", [](BoundController& c, uint32_t client) { return c.core->is_quiet(client); }, "client"_a, unlocked,
-          "Whether every run that was taken from the client is over.")
+          "is_quiet", [](BoundController& c, uint32_t client) { return c.core->is_quiet(client); }, "client"_a,
+          unlocked, "Whether every run that was taken from the client is over.")
       .def(
           "note_for",
           [](BoundController& c, uint32_t client, uint16_t kind, const py::bytes& payload) {

@@ -3,7 +3,7 @@
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
 ///   client -> controller   kRun, kNote, kCancel
-///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kGo (sequential dispatch only)
+///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost, kGo (sequential dispatch only)
 ///   host -> controller     kRunDone, kFailed, kEnqueued (the same)
 ///   controller -> client   kFailed
 ///   host -> host           kPost (where to write), kArrived (it is written)
@@ -25,6 +25,7 @@ enum class RecordKind : uint16_t {
   kArrived = 8,
   kGo = 9,
   kEnqueued = 10,
+  kHostLost = 11,
 };
 
 /// A flag in a run's `detail`, from the controller to hosts: its nodes are prepared as goes come, not before.
@@ -131,6 +132,15 @@ struct ArrivedRecord {
   uint32_t host;  ///< who has written
   uint32_t bytes;
   uint32_t reserved;
+};
+
+/// Hosts that are gone, at this point of the order (ERR-2). Followed by their numbers, 4 bytes each, padded to 8, and
+/// by `bytes` bytes of text, padded to 8, which says what befell them.
+struct HostLostRecord {
+  RecordHeader header;
+  uint64_t loss;  ///< how many losses the cluster has had, this one included
+  uint32_t hosts;
+  uint32_t bytes;
 };
 
 /// To a host that holds part of a run sent as kRunStepwise: it prepares its nodes up to `last`.

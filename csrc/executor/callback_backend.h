@@ -60,6 +60,8 @@ class CallbackBackend final : public Backend {
   /// What `route` of `plan` writes to `destination`, as `Parcel` reads it; any thread, before the plan's first run.
   /// Throws Error(kInvalid) when it is malformed.
   void add_parcel(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
+  /// A lost host's successor has an arena of its own. Only between steps, and with no send to the old one under way.
+  void replace_arena(uint32_t host, Arena* arena) { arenas_.at(host) = arena; }
   /// Bytes written to other hosts, and to this one.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_kept() const { return bytes_kept_.load(std::memory_order_relaxed); }
@@ -129,7 +131,7 @@ class CallbackBackend final : public Backend {
 
   BackendCallbacks c_;
   const uint32_t host_;
-  const std::vector<Arena*> arenas_;
+  std::vector<Arena*> arenas_;
   std::string error_;
   Copier copier_;
   std::vector<Copier::Job> done_;        // scratch of take_sent()

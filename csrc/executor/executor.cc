@@ -54,6 +54,7 @@ void Executor::clear() {
     c = Client{};
   }
   exchanges_.clear();
+  under_way_.clear();
   stalled_receives_.clear();
   runs_.clear();
   free_runs_.clear();
@@ -289,12 +290,13 @@ void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& nod
 }
 
 void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
-  Client* c = client(runs_[slot]->client);
+  const uint32_t run_client = runs_[slot]->client;
+  Client* c = client(run_client);
   Object* object = c == nullptr ? nullptr : c->objects.find(handle);
   if (object == nullptr) {
     poison(slot, value,
-           new_error("an argument is no buffer on host " + std::to_string(options_.host) +
-                     ": it was deleted, its run was cancelled, or its client is gone"));
+           new_error(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
+                                             ": it was deleted, its run was cancelled, or its client is gone")));
   } else if (object->state == ObjectState::kAnnounced) {
     ++runs_[slot]->open;  // the run must not end before its argument came
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});
@@ -513,6 +515,7 @@ uint32_t Executor::poll() {
   sent_.clear();
   backend_.take_sent(&sent_);
   for (const Sent& sent : sent_) {
+    --under_way_[sent.destination];
     end_send(sent.key, sent.destination, false, {});
     ++done;
   }

@@ -17,6 +17,7 @@
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
+///   ERR-2   what waits for a lost host's post or arrival fails with what befell that host (loss.cc).
 ///   OWN-1   a client that is gone owns nothing here; its launched work and its tasks end unheard.
 ///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
@@ -104,6 +105,16 @@ class Executor {
   void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   /// The backend has done a task, or failed with `error`. Takes over `made`, which lies on `devices`; nullptr: none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
+  /// ERR-2: nothing more comes from these hosts for the runs so far; later runs know their successors.
+  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
+  /// Copies that still go on to memory of a host's; where it is dead, nobody else may have that memory before they end.
+  uint32_t sends_under_way(uint32_t host) const {
+    const auto found = under_way_.find(host);
+    return found == under_way_.end() ? 0 : found->second;
+  }
+  /// ERR-2: this host succeeds one that was lost. A buffer that is not here was there, if its client is not younger
+  /// than the loss: whoever asks for it is told `text`.
+  void set_past(std::string text, uint32_t youngest_client);
 
   /// Looks at the oldest watched values of each lane and moves on what has become possible. Number of things done.
   uint32_t poll();
@@ -199,6 +210,7 @@ class Executor {
     std::vector<Landing> posts;     ///< `source` names the destination that posted
     std::vector<uint32_t> posted;   ///< hosts that have, ever
     std::vector<uint32_t> arrived;  ///< hosts that have written, or failed to
+    std::vector<uint32_t> dead;     ///< hosts that ended since: they are told nothing, nor are their successors
   };
 
   struct Fetch {
@@ -295,6 +307,8 @@ class Executor {
   void miss_lost_peers(uint32_t slot);
   void finish_exchange(uint64_t key);
   void receive_done(uint64_t key);
+  void forget_posts(uint64_t key, uint32_t host);
+  std::string missing(uint32_t client, std::string_view otherwise) const;
   static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
 
   uint32_t new_error(std::string text);
@@ -328,8 +342,9 @@ class Executor {
     LostPeer state;
   };
   std::unordered_map<uint32_t, Lost> lost_peers_;
-  std::vector<Sent> sent_;                 ///< scratch of poll()
-  std::deque<uint64_t> stalled_receives_;  ///< in the order of their runs: nobody takes room before them
+  std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: copies
+  std::vector<Sent> sent_;                            ///< scratch of poll()
+  std::deque<uint64_t> stalled_receives_;             ///< in the order of their runs: nobody takes room before them
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_fetches_;
   std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend knows
@@ -339,6 +354,8 @@ class Executor {
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   std::vector<uint64_t> input_ages_;     ///< the same
   bool draining_ = false;
+  std::string past_;  ///< what befell this host's predecessor; empty: it has none
+  uint32_t past_client_ = 0;
   uint32_t live_runs_ = 0;
   uint64_t age_ = 0;  ///< launches, puts and arrivals so far: each gives its values an age of their own
   ExecutorStats stats_;

@@ -141,7 +141,7 @@ void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span
   const bool is_task = static_cast<NoteKind>(record.header.detail) == NoteKind::kTask;
   Object* object = c.objects.find(Handle{record.handle});
   if (object == nullptr) {
-    link_.failed(id, Handle{record.token}, "the buffer to read was deleted");
+    link_.failed(id, Handle{record.token}, missing(id, "the buffer to read was deleted"));
     if (!is_task) backend_.refuse_fetch(id, payload);
     return;
   }

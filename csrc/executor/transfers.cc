@@ -105,7 +105,7 @@ bool Executor::post_receive(uint64_t key) {
   for (Landing& landing : landings) {
     if (landing.source == options_.host) {
       exchange.posts.push_back(std::move(landing));
-    } else {
+    } else if (std::find(exchange.dead.begin(), exchange.dead.end(), landing.source) == exchange.dead.end()) {
       if (lost_peers_.contains(landing.source)) landing.offsets.clear();
       link_.post(landing.source, order, global, landing.offsets);
     }
@@ -149,7 +149,10 @@ void Executor::try_send(uint64_t key) {
     if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
   }
   for (size_t i = 0; i < posts.size(); ++i) {  // each may be the last of the exchange
-    if (states[i] == SendState::kUnderWay) continue;
+    if (states[i] == SendState::kUnderWay) {
+      ++under_way_[posts[i].source];
+      continue;
+    }
     const bool failed = states[i] == SendState::kFailed;
     end_send(key, posts[i].source, failed, failed ? std::string_view(text) : std::string_view());
   }
@@ -165,6 +168,8 @@ void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::st
   }
   if (destination == options_.host) {
     arrival(key, destination, failed, text);
+  } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
+    finish_exchange(key);
   } else {
     const Run& run = *runs_[exchange.run];
     link_.arrived(destination, run.order, run.plan->plan.node(exchange.node).global_node, failed, text);

@@ -155,8 +155,11 @@ void Controller::drop_client(uint32_t id) {
     sequencer_.cancel(entry);
     settle_granted();
   }
+  // To each host on its own: one that is lost hears it when it is back, and keeps no other from hearing it now.
   const ClientGoneRecord record{{RecordKind::kClientGone, 0, id}};
-  submit_record(*client, std::as_bytes(std::span{&record, 1}), kAllHosts, EntryKind::kNote, 0);
+  for (uint32_t h = 0; h < hosts_.size(); ++h) {
+    submit_record(*client, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kNote, 0);
+  }
   std::erase_if(clients_, [&](const auto& c) { return c.get() == client; });
 }
 
@@ -193,6 +196,7 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
     const Entry entry = sequencer_.entry(id);
     if (entry.state == EntryState::kDropped) {
       ++stats_.dropped;
+      if (!stranded_.empty()) forward_stranded(id);
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
       const auto record = id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]);
@@ -230,6 +234,10 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
   const uint64_t tag = id;
   const bool is_run = entry.kind == EntryKind::kRun;
   if (is_run) ++stats_.granted;
+  if (header.kind == RecordKind::kNote && header.detail == static_cast<uint16_t>(NoteKind::kBackend)) {
+    const auto found = by_id_.find(entry.client);
+    if (found != by_id_.end()) found->second->definitions.emplace_back(record.begin(), record.end());
+  }
   const auto hosts = sequencer_.hosts_of(entry.group);
   stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {

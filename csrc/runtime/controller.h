@@ -16,6 +16,11 @@
 /// OWN-1: a client whose records make no sense is put out, with the reason; the others see nothing. Hosts are ours: a
 /// senseless record of theirs fails the cluster, naming the host.
 ///
+/// ERR-2: hosts that are lost are taken out of the order, and put back when they have been started anew
+/// (controller_loss.cc). Whatever they had been granted is over: it is completed in their stead, and every pending
+/// future with a part there fails. What was still waiting for them waits on, and runs on their successors; only a run
+/// that other hosts are waiting for as well is dropped, so that nobody waits for a host that starts, and a client that
+/// submits such a run meanwhile is not read further until all its hosts are there.
 /// Options::sequential replaces parallel dispatch by sequential dispatch, to be measured against (runtime/stepper.h).
 ///
 /// Threading: `step` by one thread; the registration calls by any thread, they leave mail that the next step reads.
@@ -108,6 +113,13 @@ class Controller {
   /// controller no longer touches the client's memory; each host goes on until the order tells it
   /// (Host::attached_clients).
   void remove_client(uint32_t client);
+  /// ERR-2: these hosts' processes have ended. `text` is what their futures fail with. Returns the number of this loss;
+  /// the surviving hosts hear of it in the order (Host::losses). Throws Error(kInvalid) for a host that is lost
+  /// already.
+  uint64_t lose_hosts(std::vector<uint32_t> hosts, std::string text);
+  /// A lost host's successor, with a block of its own, takes part from now on. When this returns nobody uses the old
+  /// block. Throws Error(kInvalid) for a host that is not lost.
+  void restore_host(uint32_t host, HostBlock* block);
 
   /// Takes no further record of the client's, until `resume`: what it sent waits in its ring. By any thread, as the
   /// next ones; nothing happens when the client is gone.
@@ -146,6 +158,7 @@ class Controller {
     bool is_suspended = false;
     std::string fault;  ///< why it is to be put out
     Directory directory;
+    std::vector<std::vector<std::byte>> definitions;      ///< backend notes so far: a host's successor hears them again
     uint64_t in_flight = 0;                               ///< runs admitted and not over
     std::deque<std::vector<std::byte>> held;              ///< records that wait for memory, or behind one that does
     std::unordered_map<uint64_t, uint32_t> held_handles;  ///< handles that they name, and how often
@@ -162,6 +175,7 @@ class Controller {
     Outbox outbox;
     uint64_t gangs = 0;
     bool is_dirty = false;  ///< in dirty_
+    bool is_lost = false;
   };
 
   void post_mail(std::function<void()> mail);
@@ -185,6 +199,7 @@ class Controller {
   std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
                       Verdict verdict, PlaceId worst) const;
   bool is_held_by_busy(const Client& client, PlaceId place) const;
+  static std::vector<std::byte> failure_note(uint32_t client, Handle handle, GroupId group, std::string_view text);
   void give_back(Directory::Entry& entry);
   void note_handles(Client& client, std::span<const std::byte> record);
   void rename(Client& client, Handle name, Handle fresh);
@@ -209,6 +224,15 @@ class Controller {
   bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
   void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
+  void lose(const std::vector<uint32_t>& hosts, std::string_view text);
+  void restore(uint32_t host, HostBlock* block);
+  void hear_last_words(uint32_t host);
+  void tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text);
+  void fail_futures(const std::vector<uint32_t>& hosts, std::string_view text);
+  void strand(EntryId id, std::string_view text);
+  void forward_stranded(EntryId id);
+  std::vector<EntryId> stranded() const;
+  bool is_stranded(GroupId group) const;
   void flush();
   void finish(ClusterStatus status, std::string_view text);
   void loop();
@@ -233,6 +257,9 @@ class Controller {
   std::vector<Admitted> admitted_;                              ///< by entry
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
+  uint64_t losses_ = 0;
+  uint32_t lost_ = 0;                                                          ///< hosts that are lost now
+  std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> stranded_;  ///< what hosts hear in a run's stead
   Deadlines deadlines_;
   ControllerStats stats_;
 

@@ -52,7 +52,7 @@ uint32_t Controller::drain_client(Client& client) {
   return done;
 }
 
-/// False when the record must wait for mail, or when the client is to be put out for it.
+/// False when the record must wait, for mail or for hosts that are lost, or when the client is to be put out for it.
 bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   client.fault = unsound(bytes);
   if (!client.fault.empty()) return false;
@@ -73,6 +73,7 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     }
     return false;
   }
+  if (is_run && lost_ != 0 && is_stranded(group)) return false;  // its other hosts must not wait with it
   if (stepper_ && is_run && !stepper_->knows(read<RunRecord>(bytes).plan) &&
       has_mail_.load(std::memory_order_acquire)) {  // SYNC controller/mail, as above: its plan may be in the mail
     return false;
@@ -176,6 +177,7 @@ uint32_t Controller::drain_hosts() {
 
 uint32_t Controller::drain_host(uint32_t index) {
   Host& host = hosts_[index];
+  if (host.is_lost) return 0;
   uint32_t done = 0;
   for (; done < kBatch; ++done) {
     const std::span<const std::byte> bytes = host.inbox.try_front();
@@ -196,7 +198,8 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
   if (header.kind == RecordKind::kRunDone) {
     if (bytes.size() != sizeof(RunDoneRecord)) refuse("a completion of the wrong size");
     const auto record = read<RunDoneRecord>(bytes);
-    if (record.host != index || record.tag > UINT32_MAX || !sequencer_.is_running(static_cast<EntryId>(record.tag))) {
+    if (record.host != index || record.tag > UINT32_MAX ||
+        !sequencer_.is_running_on(static_cast<EntryId>(record.tag), index)) {
       refuse("a completion of a run that does not run");
     }
     run_done(index, record);

@@ -293,6 +293,8 @@ void Controller::retry_held() {
 /// Orders what fits now. True when nothing of the client is held any more.
 bool Controller::retry_held(Client& client) {
   while (!client.held.empty()) {
+    const auto& front = client.held.front();
+    if (lost_ != 0 && is_run(front) && is_stranded(read<RunRecord>(front).group)) return false;  // ERR-2
     const std::vector<std::byte> bytes = std::move(client.held.front());
     client.held.pop_front();
     Verdict verdict;
@@ -397,6 +399,22 @@ std::string Controller::refusal(const Client& client, const std::string& what, c
   return text + " Delete arrays, or donate arguments, to make room";
 }
 
+std::vector<std::byte> Controller::failure_note(uint32_t client, Handle handle, GroupId group, std::string_view text) {
+  const auto count = static_cast<uint32_t>(std::min<size_t>(text.size(), 1024));
+  const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kFail), client},
+                        handle.raw,
+                        0,
+                        group,
+                        count,
+                        0,
+                        kNoPlaceSet,
+                        0};
+  std::vector<std::byte> out(sizeof note + padded(count));
+  std::memcpy(out.data(), &note, sizeof note);
+  std::memcpy(out.data() + sizeof note, text.data(), count);
+  return out;
+}
+
 /// Tells the client that the record's results failed; and the hosts that would hold them, so that what depends on them
 /// fails by the same words (ERR-1).
 void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
@@ -404,18 +422,7 @@ void Controller::fail_results(Client& client, std::span<const std::byte> bytes, 
   const auto fail = [&](Handle handle, GroupId group, bool is_told_hosts) {
     tell(client, handle, text, detail);
     if (!is_told_hosts) return;
-    const auto count = static_cast<uint32_t>(std::min<size_t>(text.size(), 1024));
-    const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kFail), client.id},
-                          handle.raw,
-                          0,
-                          group,
-                          count,
-                          0,
-                          kNoPlaceSet,
-                          0};
-    std::vector<std::byte> out(sizeof note + padded(count));
-    std::memcpy(out.data(), &note, sizeof note);
-    std::memcpy(out.data() + sizeof note, text.data(), count);
+    const auto out = failure_note(client.id, handle, group, text);
     submit_record(client, out, group, EntryKind::kNote, 0);
   };
   if (!is_run(bytes)) {

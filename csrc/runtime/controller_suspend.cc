@@ -49,13 +49,14 @@ void Controller::note_for(uint32_t id, NoteKind kind, std::vector<std::byte> pay
     const auto found = by_id_.find(id);
     if (found == by_id_.end()) return;
     const auto bytes = static_cast<uint32_t>(payload.size());
-    const NoteRecord note{
-        {RecordKind::kNote, static_cast<uint16_t>(kind), id}, 0, 0, kAllHosts, bytes, 0, kNoPlaceSet, 0};
+    const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(kind), id}, 0, 0, 0, bytes, 0, kNoPlaceSet, 0};
     std::vector<std::byte> record(sizeof note + padded(bytes));
     std::memcpy(record.data(), &note, sizeof note);
     if (bytes != 0) std::memcpy(record.data() + sizeof note, payload.data(), bytes);
     ++stats_.notes;
-    submit_record(*found->second, record, kAllHosts, EntryKind::kNote, 0);
+    // To each on its own: a host that is lost hears it when it is back, and keeps no other waiting (ERR-2).
+    for (uint32_t h = 0; h < hosts_.size(); ++h)
+      submit_record(*found->second, record, kOneHost | h, EntryKind::kNote, 0);
   });
 }
 

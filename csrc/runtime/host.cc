@@ -27,7 +27,7 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
   to_peers_.resize(hosts.size());
   partial_posts_.resize(hosts.size());
   for (uint32_t peer = 0; peer < hosts.size(); ++peer) {
-    if (peer == options.host) continue;
+    if (peer == options.host || hosts[peer] == nullptr) continue;
     from_peers_[peer] = block_->ring_from(peer)->claim_consumer();
     to_peers_[peer] = Outbox(hosts[peer]->ring_from(options.host), &hosts[peer]->doorbell);
     to_peers_[peer].set_distance(distance_ns_);
@@ -70,7 +70,7 @@ void Host::add_plan(uint32_t id, Plan plan) {
   for (const NodeRecord& node : plan.nodes()) {
     for (const auto& peers : {plan.sources(node), plan.destinations(node)}) {
       for (uint32_t peer : peers) {
-        if (peer == options_.host || (peer < to_peers_.size() && to_peers_[peer].is_connected())) continue;
+        if (peer == options_.host || peer < to_peers_.size()) continue;
         throw Error(Status::kInvalid, name + " moves data between host " + std::to_string(options_.host) +
                                           " and host " + std::to_string(peer) + ", which it has no ring to");
       }
@@ -131,6 +131,7 @@ uint32_t Host::step() {
   if (done != 0) inbox_.release();
   for (uint32_t peer = 0; peer < from_peers_.size(); ++peer) done += drain_peer(peer);
   done += executor_.poll();
+  if (!replacements_.empty()) replace_peers();
   has_overflow_ = to_controller_.flush();
   for (Outbox& peer : to_peers_) has_overflow_ = peer.flush() || has_overflow_;
   return done;
@@ -182,6 +183,9 @@ void Host::take(std::span<const std::byte> bytes) {
         attached_.fetch_sub(1, std::memory_order_release);
       }
       return;
+    case RecordKind::kHostLost:
+      lose_peers(bytes);
+      return;
     default:
       throw Error(Status::kInvalid,
                   "the controller sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
@@ -227,6 +231,7 @@ void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
 
 void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
   Outbox& peer = to_peers_.at(host);
+  if (!peer.is_connected()) return;  // it is lost
   const size_t most = (peer.max_record() - sizeof(PostRecord)) / sizeof(uint64_t);
   do {
     const auto piece = offsets.first(std::min(most, offsets.size()));
@@ -245,6 +250,7 @@ void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const ui
 }
 
 void Host::arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
+  if (!to_peers_.at(host).is_connected()) return;  // it is lost
   text = text.substr(0, std::min(kMostText, to_peers_.at(host).max_record() - uint32_t{sizeof(ArrivedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
   to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ArrivedRecord)) + padded(bytes), [&](std::byte* out) {

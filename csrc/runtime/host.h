@@ -4,13 +4,15 @@
 /// `wait` sleeps on the host's doorbell. Whoever owns the enqueue thread calls the two in turn: pathways/_core.pyx with
 /// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
 ///
+/// ERR-2: peers that are lost are forgotten when the order says so, with what they wrote before taken in; a successor
+/// is known from `replace_peer` on, with rings as new in both directions (host_losses.cc).
+///
 ///   PEER-1  a record of another host that makes no sense (corrupt, truncated, of no transfer that both take part in)
 ///           closes the channel from it, with an error that names it, and nothing else.
 ///
-/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `remove_plan`,
-/// `attach_client`, `set_faults` and `task_done` by any thread, they leave mail that the next step reads before it takes
-/// a record, so what was registered
-/// before a record was submitted is known when it comes.
+/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `remove_plan`, `attach_client`,
+/// `replace_peer`, `set_faults` and `task_done` by any thread, they leave mail that the next step reads before it takes
+/// a record, so what was registered before a record was submitted is known when it comes.
 #pragma once
 
 #include <atomic>
@@ -41,6 +43,7 @@ class Host final : private HostLink {
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(100);
   };
 
+  /// `hosts`: of all hosts; nullptr for one that is lost now, and will be replaced.
   Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* controller, Backend& backend);
   ~Host() override;
 
@@ -54,6 +57,10 @@ class Host final : private HostLink {
   void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
+  /// A lost peer's successor has `block`. Takes effect when this host has heard of the cluster's loss number `loss` (0:
+  /// at once); then `peers_replaced` goes up by one, and nothing of the predecessor's memory is used any more.
+  void replace_peer(uint32_t peer, HostBlock* block, uint64_t loss);
+  uint64_t peers_replaced() const { return peers_replaced_.load(std::memory_order_acquire); }
 
   /// The number of records and completions handled; 0 when there was nothing to do.
   uint32_t step();
@@ -84,6 +91,8 @@ class Host final : private HostLink {
   uint32_t drain_peer(uint32_t peer);
   std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
   void close_peer(uint32_t peer, const std::string& fault);
+  void lose_peers(std::span<const std::byte> record);
+  void replace_peers();
 
   const Options options_;
   HostBlock* block_;
@@ -92,6 +101,14 @@ class Host final : private HostLink {
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
   std::vector<std::vector<uint64_t>> partial_posts_;  ///< by peer: the first pieces of a long post
+  struct Replacement {
+    uint32_t peer;
+    HostBlock* block;
+    uint64_t loss;
+  };
+  std::vector<Replacement> replacements_;  ///< that wait for their loss to be heard of
+  uint64_t losses_ = 0;                    ///< of the cluster, as far as heard of
+  std::atomic<uint64_t> peers_replaced_{0};
   int64_t distance_ns_ = 0;
   bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
   std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone

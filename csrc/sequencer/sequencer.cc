@@ -1,6 +1,8 @@
 #include "sequencer/sequencer.h"
 
 #include <algorithm>
+#include <bit>
+#include <numeric>
 #include <string>
 
 #include "base/check.h"
@@ -8,8 +10,9 @@
 
 namespace pathways {
 
-Sequencer::Sequencer(uint32_t hosts, uint32_t window) : window_(window), hosts_(hosts) {
+Sequencer::Sequencer(uint32_t hosts, uint32_t window) : window_(window), hosts_(hosts), numbers_(hosts) {
   PW_CHECK(window > 0);
+  std::iota(numbers_.begin(), numbers_.end(), 0u);
   for (Host& host : hosts_) host.room = window;
 }
 
@@ -29,7 +32,7 @@ void Sequencer::add_group(GroupId group, std::vector<uint32_t> hosts) {
 }
 
 EntryId Sequencer::submit(uint32_t client, GroupId group, EntryKind kind, uint64_t tag) {
-  PW_DCHECK(has_group(group));
+  PW_DCHECK(has_group(group) || ((group & kOneHost) != 0 && (group & ~kOneHost) < hosts_.size()));
   EntryId id;
   if (free_.empty()) {
     id = static_cast<EntryId>(entries_.size());
@@ -47,7 +50,7 @@ EntryId Sequencer::submit(uint32_t client, GroupId group, EntryKind kind, uint64
   e.kind = kind;
   e.state = EntryState::kWaiting;
   ++live_;
-  for (uint32_t h : groups_[group]) {
+  for (uint32_t h : hosts_of(group)) {
     Host& host = hosts_[h];
     host.fifo.push_back(id);
     if (host.fifo.size() > 1 || !is_open(host, e)) ++e.blocked;
@@ -71,15 +74,19 @@ void Sequencer::grant(EntryId first) {
     Entry& e = entries_[id];
     if (e.state == EntryState::kWaiting) {
       e.state = EntryState::kGranted;
-      e.remaining = static_cast<uint32_t>(groups_[e.group].size());
+      e.remaining = static_cast<uint32_t>(hosts_of(e.group).size());
     }
     granted_.push_back(id);
     const bool room = needs_room(e);
-    for (uint32_t h : groups_[e.group]) {
+    for (uint32_t h : hosts_of(e.group)) {
       Host& host = hosts_[h];
       PW_DCHECK(host.fifo.front() == id);
       host.fifo.pop_front();
-      if (room) --host.room;
+      if (room) {
+        --host.room;
+        if (id / 64 >= host.running.size()) host.running.resize(entries_.size() / 64 + 1);
+        host.running[id / 64] |= uint64_t{1} << (id % 64);
+      }
       unblock_head(host);
     }
   }
@@ -89,8 +96,10 @@ void Sequencer::grant(EntryId first) {
 bool Sequencer::complete(EntryId id, uint32_t h) {
   Entry& e = entries_[id];
   PW_DCHECK(e.state == EntryState::kGranted && e.kind == EntryKind::kRun && e.remaining > 0);
+  PW_DCHECK(is_running_on(id, h));
   Host& host = hosts_[h];
-  if (host.room++ == 0 && !host.fifo.empty()) {
+  host.running[id / 64] &= ~(uint64_t{1} << (id % 64));
+  if (host.room++ == 0 && !host.closed && !host.fifo.empty()) {
     const EntryId head = host.fifo.front();
     Entry& waiting = entries_[head];
     if (needs_room(waiting) && --waiting.blocked == 0) grant(head);
@@ -103,17 +112,47 @@ bool Sequencer::complete(EntryId id, uint32_t h) {
 bool Sequencer::cancel(EntryId id) {
   Entry& e = entries_[id];
   if (e.state != EntryState::kWaiting) return false;
-  // It asks for no room any more: where it heads a full host, it is blocked no longer.
+  // It asks for nothing any more: where it heads a full or a closed host, it is blocked no longer.
   uint32_t opened = 0;
-  if (e.kind == EntryKind::kRun) {
-    for (uint32_t h : groups_[e.group]) {
-      if (hosts_[h].room == 0 && hosts_[h].fifo.front() == id) ++opened;
-    }
+  for (uint32_t h : hosts_of(e.group)) {
+    if (hosts_[h].fifo.front() == id && !is_open(hosts_[h], e)) ++opened;
   }
   e.state = EntryState::kDropped;
   e.blocked -= opened;
   if (e.blocked == 0) grant(id);
   return true;
+}
+
+void Sequencer::close(uint32_t h) {
+  Host& host = hosts_[h];
+  if (host.closed) return;
+  if (!host.fifo.empty()) {
+    Entry& head = entries_[host.fifo.front()];
+    if (head.state != EntryState::kDropped && is_open(host, head)) ++head.blocked;
+  }
+  host.closed = true;
+}
+
+void Sequencer::open(uint32_t h) {
+  Host& host = hosts_[h];
+  if (!host.closed) return;
+  PW_CHECK(host.room == window_);
+  host.closed = false;
+  if (host.fifo.empty()) return;
+  const EntryId head = host.fifo.front();
+  Entry& e = entries_[head];
+  if (e.state != EntryState::kDropped && --e.blocked == 0) grant(head);
+}
+
+std::vector<EntryId> Sequencer::running_on(uint32_t h) const {
+  std::vector<EntryId> found;
+  const auto& running = hosts_[h].running;
+  for (size_t word = 0; word < running.size(); ++word) {
+    for (uint64_t bits = running[word]; bits != 0; bits &= bits - 1) {
+      found.push_back(static_cast<EntryId>(word * 64 + static_cast<size_t>(std::countr_zero(bits))));
+    }
+  }
+  return found;
 }
 
 void Sequencer::settle(EntryId id) {
@@ -130,6 +169,9 @@ void Sequencer::retire(EntryId id) {
 void Sequencer::validate() const {
   for (const Host& host : hosts_) {
     PW_CHECK(host.room <= window_);
+    uint32_t running = 0;
+    for (const uint64_t bits : host.running) running += static_cast<uint32_t>(std::popcount(bits));
+    PW_CHECK(running + host.room == window_);
     uint64_t last = 0;
     for (EntryId id : host.fifo) {
       PW_CHECK(entries_[id].state == EntryState::kWaiting || entries_[id].state == EntryState::kDropped);
@@ -142,7 +184,7 @@ void Sequencer::validate() const {
     if (e.state != EntryState::kWaiting && e.state != EntryState::kDropped) continue;
     uint32_t blocked = 0;
     bool queued = true;
-    for (uint32_t h : groups_[e.group]) {
+    for (uint32_t h : hosts_of(e.group)) {
       const Host& host = hosts_[h];
       queued = queued && std::find(host.fifo.begin(), host.fifo.end(), id) != host.fifo.end();
       if (host.fifo.empty() || host.fifo.front() != id || !is_open(host, e)) ++blocked;

@@ -11,6 +11,10 @@
 ///   COST-3 submitting, granting and completing cost O(1) per entry and host of its group; nothing is searched.
 /// Disjoint groups never wait for each other.
 ///
+/// ERR-2: a host that is lost is closed: it is granted nothing until it is opened again, and whoever lost it completes
+/// in its stead what it had been granted (`running_on`). What waits for it keeps its place; what is dropped needs no
+/// host, so it passes a closed one.
+///
 /// Progress: the oldest entry not yet granted heads all its FIFOs (whatever was before it has been granted), so it
 /// waits for window room only, which the completions of granted entries give back.
 #pragma once
@@ -24,6 +28,9 @@ namespace pathways {
 
 using EntryId = uint32_t;  ///< index of a live entry; reused after retirement
 using GroupId = uint32_t;
+
+/// With this bit, a group is the one host whose number the rest is; such groups need no registration.
+inline constexpr GroupId kOneHost = 1u << 31;
 
 /// kWaiting -> kGranted | kDropped; kGranted -> retired; kDropped -> retired without ever being granted.
 enum class EntryState : uint8_t { kFree, kWaiting, kGranted, kDropped };
@@ -53,7 +60,9 @@ class Sequencer {
   /// Registers a group. Throws Error(kInvalid) for an empty group, an unknown or a repeated host, or a known id.
   void add_group(GroupId group, std::vector<uint32_t> hosts);
   bool has_group(GroupId group) const { return group < groups_.size() && !groups_[group].empty(); }
-  std::span<const uint32_t> hosts_of(GroupId group) const { return groups_[group]; }
+  std::span<const uint32_t> hosts_of(GroupId group) const {
+    return (group & kOneHost) != 0 ? std::span(&numbers_[group & ~kOneHost], 1) : std::span(groups_[group]);
+  }
 
   /// Appends an entry to the order. What became grantable is in `granted()`; the caller drains it before the next call.
   EntryId submit(uint32_t client, GroupId group, EntryKind kind, uint64_t tag);
@@ -63,12 +72,25 @@ class Sequencer {
   /// kDropped. False when it was granted already (GANG-1: then it runs).
   bool cancel(EntryId entry);
 
+  /// ERR-2: the host is granted nothing from now on. Closing a closed one is nothing, and so for opening.
+  void close(uint32_t host);
+  /// What waited for the host may be granted. It must have completed everything, itself or by proxy.
+  void open(uint32_t host);
+  bool is_closed(uint32_t host) const { return hosts_[host].closed; }
+  /// Runs that the host was granted and has not completed, in no order. O(entries).
+  std::vector<EntryId> running_on(uint32_t host) const;
+  bool is_running_on(EntryId id, uint32_t host) const {
+    const auto& running = hosts_[host].running;
+    return id / 64 < running.size() && (running[id / 64] >> (id % 64) & 1) != 0;
+  }
+
   /// Entries that were granted (or dropped) since the last call, in order. Notes and dropped entries are retired by
   /// `settle`, which the caller calls for each after it has acted on it.
   std::vector<EntryId>& granted() { return granted_; }
   void settle(EntryId entry);
 
   Entry& entry(EntryId id) { return entries_[id]; }
+  const Entry& entry(EntryId id) const { return entries_[id]; }
   /// True for a run that was granted and that some host has not completed.
   bool is_running(EntryId id) const {
     return id < entries_.size() && entries_[id].state == EntryState::kGranted && entries_[id].kind == EntryKind::kRun;
@@ -82,15 +104,20 @@ class Sequencer {
   struct Host {
     std::deque<EntryId> fifo;
     uint32_t room = 0;
+    bool closed = false;
+    std::vector<uint64_t> running;  ///< bit per entry: granted and not completed
   };
   bool needs_room(const Entry& e) const { return e.kind == EntryKind::kRun && e.state != EntryState::kDropped; }
-  bool is_open(const Host& host, const Entry& e) const { return !needs_room(e) || host.room > 0; }
+  bool is_open(const Host& host, const Entry& e) const {
+    return e.state == EntryState::kDropped || (!host.closed && (!needs_room(e) || host.room > 0));
+  }
   void unblock_head(Host& host);
   void grant(EntryId id);
   void retire(EntryId id);
 
   uint32_t window_;
   std::vector<Host> hosts_;
+  std::vector<uint32_t> numbers_;  ///< of the hosts: what the groups of one host point at
   std::vector<std::vector<uint32_t>> groups_;
   std::vector<Entry> entries_;
   std::vector<EntryId> free_;

@@ -222,7 +222,8 @@ class Cluster:
         """Counters of this client and of the cluster.
 
         `dispatches`: runs this client submitted. `launches`: XLA launches, summed over hosts. `bytes_moved`: bytes that
-        transfers brought from slice to slice. `compiles`: XLA compilations, by host. The rest under `controller`,
+        transfers brought from slice to slice. `compiles`: XLA compilations, by host. Hosts count from their last
+        start; `restarts` under `hosts` says how many of those there were after losses. The rest under `controller`,
         `hosts`.
         """
         if self.is_open:

@@ -2,7 +2,8 @@
 
 Life: `start` -> all hosts ready -> ... -> `fail` or `end`, once, whichever comes first; then `tear_down`.
 
-    a host ends       -> `fail(HostLostError)`; during start-up `fail(ConnectError)`
+    a host ends       -> `islands.py` starts its island anew, and everybody else goes on (ERR-2); it calls `fail` when
+                         that fails again and again. During start-up `fail(ConnectError)`
     the owner ends    -> `end`: the cluster goes with it
     a client ends     -> nothing here: `membership.py` removes it, the others see nothing (OWN-1)
     the janitor ends  -> `end`, and the controller removes the directory itself
@@ -22,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from pathways import errors
@@ -39,8 +40,17 @@ from pathways.runtime.topology import SliceBinding, Topology
 
 UNLIMITED = 1 << 62
 STOP_GRACE_S = 2.0
+#: The members of an island follow each other so quickly.
+FOLLOW_S = 0.02
 
 _T = TypeVar("_T")
+
+
+def first_lost(hosts: Sequence[Host]) -> Host:
+    """Which of `hosts`, one of which has just ended, was lost: the one that did not abort because another was."""
+    time.sleep(FOLLOW_S)
+    lost = [host for host in hosts if host.process.poll() is not None]
+    return min(lost, key=lambda host: host.process.returncode == -signal.SIGABRT)
 
 
 class Cluster:
@@ -63,13 +73,14 @@ class Cluster:
         self.ready = False
         self.failure: errors.PathwaysError | None = None
         self.on_end: list[Callable[[errors.PathwaysError], None]] = []
+        self.on_host_ended: Callable[[Host], None] = lambda host: None  # once the cluster is ready
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._startup_news = asyncio.Event()
         self._native_groups: set[int] = set()
         self._place_sets: dict[tuple[int, ...], int] = {}
-        self._services: list[Any] = []
+        self._services: dict[int, Any] = {}  # by island: its group's coordination service
         self._segment: Any = None
         self._controller: Any = None
         self._janitor_fd = -1
@@ -88,18 +99,15 @@ class Cluster:
         self._loop.add_reader(self._janitor_fd, self._janitor_ended)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
-        sizes = self.config.options
         self._segment = self.native.controller_segment()
         if sizes.distance_us:
             self.native.set_distance(self._segment, sizes.distance_us)
         count = self.topology.hosts
-        segments = [
-            self.native.host_segment(host, count, sizes.host_ring_bytes, sizes.host_arena_bytes)
-            for host in range(count)
-        ]
-        self._start_coordinators()
+        segments = [self.new_segment(host) for host in range(count)]
+        for island in range(len(self.topology.islands)):
+            self.start_coordinator(island, 0)
         for host in range(count):
-            self._start_host(host, segments)
+            self.hosts.append(self.start_host(host, segments))
         self._controller = self.native.Controller(
             self._segment,
             segments,
@@ -112,7 +120,7 @@ class Cluster:
         )
         self.group(range(count))  # the native controller takes group 0 for all hosts
         self._controller.start()
-        self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
+        self._loop.call_later(self.config.options.start_timeout_s, self._start_timeout)
 
     def _places(self) -> list[str]:
         """Names of the places that memory is counted by: devices, then hosts' memory for transfers."""
@@ -120,18 +128,30 @@ class Cluster:
         devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
         return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]
 
-    def _start_coordinators(self) -> None:
+    def new_segment(self, host: int) -> Any:
+        """Memory for the rings and buffers of one incarnation of a host."""
+        sizes = self.config.options
+        return self.native.host_segment(host, self.topology.hosts, sizes.host_ring_bytes, sizes.host_arena_bytes)
+
+    def start_coordinator(self, island: int, incarnation: int) -> None:
+        """A coordination service of its own for each incarnation of an island's group: nothing of the old is left."""
         if self.config.options.hosts_per_island == 1:
             return
         from pathways import _jaxlib
 
-        for island, hosts in enumerate(self.topology.islands):
-            self._services.append(_jaxlib.start_coordination_service(self._coordinator(island), len(hosts)))
+        if (old := self._services.pop(island, None)) is not None:
+            _jaxlib.stop_coordination_service(old)
+        self._services[island] = _jaxlib.start_coordination_service(
+            self._coordinator(island, incarnation), len(self.topology.islands[island])
+        )
 
-    def _coordinator(self, island: int) -> str:
-        return f"unix:{self.config.directory}/island-{island}.sock"
+    def _coordinator(self, island: int, incarnation: int) -> str:
+        return f"unix:{self.config.directory}/island-{island}-{incarnation}.sock"
 
-    def _start_host(self, number: int, segments: list[Any]) -> None:
+    def start_host(
+        self, number: int, segments: Sequence[Any], incarnation: int = 0, past: str = "", past_client: int = 0
+    ) -> Host:
+        """Starts a host process. `segments`: of all hosts, None for one that is lost; the rest: see `HostConfig`."""
         island = self.topology.island_of(number)
         members = self.topology.islands[island]
         ours, theirs = fdpass.pair()
@@ -142,17 +162,21 @@ class Cluster:
             devices_per_host=self.topology.devices_per_host,
             platform=self.config.platform,
             address=self.address,
-            coordinator=self._coordinator(island) if len(members) > 1 else "",
+            coordinator=self._coordinator(island, incarnation) if len(members) > 1 else "",
             parent=os.getpid(),
             socket_fd=theirs.fileno(),
             controller_fd=self._segment.fd,
-            segment_fds=tuple(segment.fd for segment in segments),
+            segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
             start_timeout_s=self.config.options.start_timeout_s,
             native=self.config.options.native,
             driver=self.config.options.driver,
             device_memory=self.config.options.device_memory,
+            incarnation=incarnation,
+            past=past,
+            past_client=past_client,
         )
-        log_path = os.path.join(self.config.directory, "logs", f"host-{number}.log")
+        suffix = f".{incarnation}" if incarnation else ""
+        log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")
         with open(log_path, "wb") as log, theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pathways.runtime.host", options.dump(config)],
@@ -160,16 +184,28 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 env=environment.host_environment(self.config.options, self.config.platform, number, os.environ),
-                pass_fds=(config.socket_fd, config.controller_fd, *config.segment_fds),
+                pass_fds=config.fds,
             )
         ours.setblocking(False)
         host = Host(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path)
-        self.hosts.append(host)
         self._loop.add_reader(host.pidfd, self._host_ended, host)
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
+        return host
+
+    def end_host(self, host: Host) -> None:
+        """Kills a host, if it still lives, and forgets its process."""
+        host.is_lost, host.is_served = True, False
+        self._loop.remove_reader(host.pidfd)
+        host.process.kill()
+        host.process.wait()
+        host.commands.put_nowait(None)
+        os.close(host.pidfd)
+        host.socket.close()
 
     def announce(self, event: pb.StartupEvent) -> None:
-        """Tells everybody who watches the start."""
+        """Tells everybody who watches the start; nothing else is of interest to them."""
+        if self.ready and event.stage not in (Stage.CLUSTER_READY, Stage.FAILED):
+            return
         event.hosts = self.topology.hosts
         self.startup.append(event)
         self._startup_news.set()
@@ -188,9 +224,13 @@ class Cluster:
             known = self.topology.device_bytes or report.device_bytes
             self.topology = dataclasses.replace(self.topology, device_bytes=min(known, report.device_bytes))
         host.stage = max(host.stage, report.stage)
+        if host.stage >= Stage.HOST_READY:
+            host.ready.set()
         self.announce(pb.StartupEvent(stage=report.stage, host=host.number, pid=host.process.pid, detail=report.detail))
         if not self.ready and not self.done.done() and all(each.stage >= Stage.HOST_READY for each in self.hosts):
             self.ready = True
+            for each in self.hosts:
+                each.is_served, each.opened_at = True, 0
             self.announce(pb.StartupEvent(stage=Stage.CLUSTER_READY, host=-1, detail=self.topology.describe()))
 
     def _start_timeout(self) -> None:
@@ -251,14 +291,10 @@ class Cluster:
         self._loop.remove_reader(host.pidfd)
         if self.done.done():
             return
-        # The members of an island follow each other quickly; the one that did not abort is the one that was lost.
-        time.sleep(0.02)
-        lost = [each for each in self.hosts if each.process.poll() is not None]
-        lost.sort(key=lambda each: each.process.returncode == -signal.SIGABRT)
         if self.ready:
-            self.fail(errors.HostLostError(f"{lost[0].obituary()}\nThe cluster has ended with it; connect again."))
+            self.on_host_ended(host)
         else:
-            self.fail(errors.ConnectError(f"the cluster did not start: {lost[0].obituary()}"))
+            self.fail(errors.ConnectError(f"the cluster did not start: {first_lost(self.hosts).obituary()}"))
 
     async def tear_down(self) -> None:
         """After `done`: ends every host, in order where there is one, and whatever has a name in the file system."""

@@ -20,6 +20,7 @@ import grpc.aio
 from pathways import errors
 from pathways.runtime import options, wire
 from pathways.runtime.cluster import Cluster
+from pathways.runtime.islands import Islands
 from pathways.runtime.membership import Membership
 from pathways.runtime.options import ControllerConfig
 from pathways.runtime.proto import control_pb2_grpc as rpc
@@ -36,6 +37,7 @@ async def run(config: ControllerConfig) -> int:
     try:
         cluster.start()
         membership = Membership(cluster)
+        Islands(cluster, membership)
         rpc.add_ControllerServicer_to_server(ControllerService(membership), server)
         rpc.add_HostsServicer_to_server(HostsService(membership), server)
         old = os.umask(0o177)

@@ -127,6 +127,14 @@ class HostDriver:
         for number in [number for number, program in list(self._programs.items()) if program.client == client]:
             self.core.remove_plan(number)
 
+    def succeed(self, past: str, youngest_client: int) -> None:
+        """This host succeeds a lost one: what is missing here fails with `past` (ERR-2). Before `run`."""
+        self.core.set_past(past, youngest_client)
+
+    def replace_peer(self, host: int, segment: Any, loss: int) -> None:
+        """A lost host's successor has `segment`; returns when nothing of its predecessor's is used any more."""
+        self.core.replace_peer(host, segment, loss)
+
     def register_program(
         self,
         client: int,

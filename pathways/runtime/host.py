@@ -51,6 +51,9 @@ class Driver(Protocol):
     def detach_client(self, client: int) -> None:
         """Forgets a client, once the order says that it is gone; from the control thread."""
 
+    def replace_peer(self, host: int, segment: Any, loss: int) -> None:
+        """A lost host's successor has another segment; from the control thread, returns when that is in force."""
+
     def register_program(
         self,
         client: int,
@@ -129,6 +132,8 @@ def start_jax_driver(
         device_bytes=limit,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
     )
+    if config.past:
+        driver.succeed(config.past, config.past_client)
     # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
     host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
     if host == str(config.host):
@@ -185,7 +190,7 @@ class HostProcess:
 
     def _start(self) -> Driver:
         self._native = importlib.import_module(self._config.native)
-        segments = [self._native.Segment.attach(fd) for fd in self._config.segment_fds]
+        segments = [self._native.Segment.attach(fd) if fd >= 0 else None for fd in self._config.segment_fds]
         controller = self._native.Segment.attach(self._config.controller_fd)
         module, _, name = self._config.driver.partition(":")
         start = getattr(importlib.import_module(module), name)
@@ -236,6 +241,17 @@ class HostProcess:
             driver.detach_client(command.client)
         except Exception:
             traceback.print_exc()
+
+    def _do_replace_peer(self, command: pb.ReplacePeer, driver: Driver) -> None:
+        error = pb.Error()
+        try:
+            message, fds = fdpass.receive(self._socket, FD_TIMEOUT_S)
+            if message.get("peer") != command.host or len(fds) != 1:
+                raise RuntimeError(f"expected the segment of host {command.host}, got {message} with {len(fds)} fds")
+            driver.replace_peer(command.host, self._native.Segment.attach(fds[0]), command.loss)
+        except Exception as failure:
+            error = _described(failure)
+        self._report(pb.HostReport(peer_replaced=pb.PeerReplaced(host=command.host, error=error)))
 
     def _do_store_program(self, command: pb.StoreProgram, driver: Driver) -> None:
         error = pb.Error()
@@ -288,7 +304,7 @@ def main() -> None:
     except ParentLost as lost:
         print(lost, file=sys.stderr, flush=True)
         os._exit(1)
-    for fd in (config.socket_fd, config.controller_fd, *config.segment_fds):
+    for fd in config.fds:
         os.set_inheritable(fd, False)
     status = HostProcess(config).run()
     sys.stdout.flush()

@@ -34,11 +34,25 @@ class Host:
     commands: asyncio.Queue[pb.HostCommand | None] = dataclasses.field(default_factory=asyncio.Queue)
     stage: int = Stage.HOST_STARTED
     error: str = ""
+    ready: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    is_served: bool = False  # it is told of clients and programs as they come
+    is_lost: bool = False
+    opened_at: int = -1  # how many losses the cluster had had when it entered the order; -1: it has not
 
     @property
     def number(self) -> int:
         """The host's number in the cluster."""
         return self.config.host
+
+    @property
+    def incarnation(self) -> int:
+        """How often it was started anew."""
+        return self.config.incarnation
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "lost" if self.is_lost else "up" if self.opened_at >= 0 else "starting"
 
     @property
     def name(self) -> str:
@@ -91,6 +105,7 @@ class Program:
 
     number: int
     client: int
+    command: pb.HostCommand  # what hosts are told of it
     stored: dict[int, asyncio.Future[str]]  # by host: an error's text, or empty
     compiled: dict[int, asyncio.Future[str]]
     name: str = ""

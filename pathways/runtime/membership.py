@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pathways import errors
 from pathways.runtime import fdpass, wire
@@ -33,8 +34,8 @@ class Membership:
         self.connections: dict[int, Connection] = {}
         self.clients: dict[int, Client] = {}
         self.programs: dict[int, Program] = {}
-        self._attached: dict[tuple[int, int], asyncio.Future[str]] = {}
-        self._stats: dict[tuple[int, int], asyncio.Future[str]] = {}
+        # What hosts are asked and have not answered: by what, host, its incarnation, and a number.
+        self._asked: dict[tuple[str, int, int, int], asyncio.Future[str]] = {}
         self._suspension = Suspension(self)
         self._last = {"connection": 0, "client": 0, "program": 0, "stats": 0}
         self._loop = asyncio.get_running_loop()
@@ -120,7 +121,9 @@ class Membership:
         connection.client = client
         self.clients[client.number] = client
         try:
-            await asyncio.gather(*(self._attach(host, client) for host in self.cluster.hosts))
+            # A host that is starting gets every client when it is ready.
+            served = [host for host in self.cluster.hosts if host.is_served]
+            await asyncio.gather(*(self._attach(host, client) for host in served))
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
             self.cluster.controller.add_client(client.number, connection.segment)
@@ -130,18 +133,51 @@ class Membership:
         return client
 
     async def _attach(self, host: Host, client: Client) -> None:
-        key = (host.number, client.number)
-        answer = self._attached[key] = self._loop.create_future()
-        try:
-            fdpass.send(host.socket, {"kind": "client", "client": client.number}, [client.connection.segment.fd])
-            host.commands.put_nowait(pb.HostCommand(attach_client=pb.AttachClient(client=client.number)))
-            error = await self.cluster.unless_ended(answer, ATTACH_TIMEOUT_S)
-        except TimeoutError:
-            error = f"no answer in {ATTACH_TIMEOUT_S:g} s"
-        finally:
-            del self._attached[key]
-        if error:
+        command = pb.HostCommand(attach_client=pb.AttachClient(client=client.number))
+        message: fdpass.Message = {"kind": "client", "client": client.number}
+        segment = client.connection.segment
+        if error := await self._hand_over(host, "attach", client.number, command, message, segment, ATTACH_TIMEOUT_S):
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
+
+    async def _hand_over(
+        self,
+        host: Host,
+        what: str,
+        number: int,
+        command: pb.HostCommand,
+        message: fdpass.Message,
+        segment: Any,
+        timeout_s: float,
+    ) -> str:
+        """Gives a host a segment; its answer, an error's text or empty. A host that is lost has no objections."""
+        try:
+            if not host.is_lost:
+                fdpass.send(host.socket, message, [segment.fd])
+        except fdpass.Closed:  # its process's end is about to be seen
+            return ""
+        try:
+            return await self._ask(host, what, number, command, timeout_s)
+        except TimeoutError:
+            return f"no answer in {timeout_s:g} s"
+
+    async def _ask(self, host: Host, what: str, number: int, command: pb.HostCommand, timeout_s: float) -> str:
+        """A host's answer; empty when it is lost.
+
+        Raises:
+            TimeoutError: no answer. PathwaysError: the cluster ended.
+        """
+        if host.is_lost:
+            return ""
+        key = (what, host.number, host.incarnation, number)
+        answer = self._asked[key] = self._loop.create_future()
+        host.commands.put_nowait(command)
+        try:
+            return await self.cluster.unless_ended(answer, timeout_s)
+        finally:
+            del self._asked[key]
+
+    def _answered(self, host: Host, what: str, number: int, answer: str) -> None:
+        _settle(self._asked.get((what, host.number, host.incarnation, number)), answer)
 
     def remove(self, number: int) -> None:
         """Frees everything a client owned (OWN-1); again is nothing."""
@@ -150,13 +186,16 @@ class Membership:
             return
         for slice_id in client.slices:
             self.cluster.resources.release(slice_id)
-        for program in client.programs:
-            self.programs.pop(program, None)
+        for number_of in client.programs:
+            if program := self.programs.pop(number_of, None):
+                for answer in (*program.stored.values(), *program.compiled.values()):
+                    _settle(answer, "its client is gone")
         self._suspension.client_gone(number)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)
             for host in self.cluster.hosts:
-                host.commands.put_nowait(pb.HostCommand(detach_client=pb.DetachClient(client=number)))
+                if host.is_served:
+                    host.commands.put_nowait(pb.HostCommand(detach_client=pb.DetachClient(client=number)))
 
     def client(self, number: int) -> Client:
         """The client of this number.
@@ -199,28 +238,26 @@ class Membership:
                 f"a program is bound to devices 0..{topology.devices - 1}, got {list(devices[:8]) or 'none'}"
             )
         hosts = topology.hosts_of(devices)
+        number = self._new("program")
         program = Program(
-            self._new("program"),
+            number,
             client.number,
+            pb.HostCommand(
+                store_program=pb.StoreProgram(
+                    client=client.number, program_id=number, program=request.program, bindings=request.bindings
+                )
+            ),
             {host: self._loop.create_future() for host in hosts},
             {host: self._loop.create_future() for host in hosts},
             name=request.name,
             bindings=tuple(tuple(binding.devices) for binding in request.bindings),
         )
-        bindings = tuple(tuple(binding.devices) for binding in request.bindings)
-        self.cluster.register_plan(program.number, request.program, bindings)
-        self.programs[program.number] = program
-        client.programs.add(program.number)
-        command = pb.HostCommand(
-            store_program=pb.StoreProgram(
-                client=client.number,
-                program_id=program.number,
-                program=request.program,
-                bindings=request.bindings,
-            )
-        )
+        self.cluster.register_plan(number, request.program, program.bindings)
+        self.programs[number] = program
+        client.programs.add(number)
         for host in hosts:
-            self.cluster.hosts[host].commands.put_nowait(command)
+            if self.cluster.hosts[host].is_served:  # else it gets every program when it is ready
+                self.cluster.hosts[host].commands.put_nowait(program.command)
         for host, stored in program.stored.items():
             if error := await self.cluster.unless_ended(stored):
                 raise errors.PlanError(f"host {host} refused the program: {error}")
@@ -260,17 +297,70 @@ class Membership:
             program.is_admitted = True
             self.cluster.admit_by(program)
 
+    # -- hosts come and go (ERR-2) -----------------------------------------------------------------------------------
+
+    @property
+    def youngest_client(self) -> int:
+        """The number of the client that came last."""
+        return self._last["client"]
+
+    def hosts_lost(self, hosts: Sequence[Host]) -> None:
+        """Nobody waits any more for what these hosts were asked; what their successors will answer is awaited."""
+        for host in hosts:
+            self._suspension.host_lost(host.number)
+            for (_, number, incarnation, _), answer in list(self._asked.items()):
+                if (number, incarnation) == (host.number, host.incarnation):
+                    _settle(answer, "")
+            for program in self.programs.values():
+                stored = program.stored.get(host.number)
+                if stored is not None and stored.done():
+                    program.stored[host.number] = self._loop.create_future()
+
+    async def replace_peers(self, host: Host, segments: Mapping[int, Any], loss: int) -> None:
+        """Tells a host of lost hosts' successors; returns when it uses nothing of the predecessors', or is lost too.
+
+        Raises:
+            HostLostError: it does not answer.
+        """
+        limit = self.cluster.config.options.start_timeout_s  # it may itself be starting
+        for peer, segment in segments.items():
+            command = pb.HostCommand(replace_peer=pb.ReplacePeer(host=peer, loss=loss))
+            message: fdpass.Message = {"kind": "peer", "peer": peer}
+            if error := await self._hand_over(host, "peer", peer, command, message, segment, limit):
+                raise errors.HostLostError(f"{host.name} could not take the successor of host {peer}: {error}")
+
+    async def serve(self, hosts: Sequence[Host]) -> None:
+        """Gives hosts that are new every client and every living program that concerns them."""
+        for host in hosts:
+            host.is_served = True  # what comes from now on is sent as it comes
+        for program in self.programs.values():
+            for host in hosts:
+                if host.number in program.stored:
+                    host.commands.put_nowait(program.command)
+        stored = [
+            answer
+            for program in self.programs.values()
+            for number, answer in program.stored.items()
+            if any(host.number == number for host in hosts)
+        ]
+        await asyncio.gather(*(self._attach(host, client) for host in hosts for client in self.clients.values()))
+        for answer in stored:
+            if error := await self.cluster.unless_ended(answer):
+                print(f"a program that was stored before is not now: {error}", file=sys.stderr, flush=True)
+
     # -- what hosts report -------------------------------------------------------------------------------------------
 
     def report(self, host: Host, report: pb.HostReport) -> None:
         """Takes in one report of a host's session."""
+        if self.cluster.hosts[host.number] is not host:
+            return  # it has a successor
         what = report.WhichOneof("report")
         if what == "stage":
             self.cluster.host_stage(host, report.stage)
         elif what == "client_attached":
-            _settle(
-                self._attached.get((host.number, report.client_attached.client)), report.client_attached.error.message
-            )
+            self._answered(host, "attach", report.client_attached.client, report.client_attached.error.message)
+        elif what == "peer_replaced":
+            self._answered(host, "peer", report.peer_replaced.host, report.peer_replaced.error.message)
         elif what == "program_stored":
             if program := self.programs.get(report.program_stored.program_id):
                 _settle(program.stored.get(host.number), report.program_stored.error.message)
@@ -280,7 +370,7 @@ class Membership:
                     program.memory[host.number] = wire.load_memory(report.program_compiled.memory)
                 _settle(program.compiled.get(host.number), report.program_compiled.error)
         elif what == "stats":
-            _settle(self._stats.get((host.number, report.stats.request)), report.stats.driver_json)
+            self._answered(host, "stats", report.stats.request, report.stats.driver_json)
         elif what == "client_parked":
             self._suspension.report(host.number, report.client_parked)
         elif what == "error":
@@ -293,16 +383,14 @@ class Membership:
         return await asyncio.gather(*(self._ask_stats(host) for host in self.cluster.hosts))
 
     async def _ask_stats(self, host: Host) -> str:
+        if not host.ready.is_set():
+            return "{}"
         request = self._new("stats")
-        key = (host.number, request)
-        answer = self._stats[key] = self._loop.create_future()
-        host.commands.put_nowait(pb.HostCommand(report_stats=pb.ReportStats(request=request)))
+        command = pb.HostCommand(report_stats=pb.ReportStats(request=request))
         try:
-            return await self.cluster.unless_ended(answer, STATS_TIMEOUT_S)
+            return await self._ask(host, "stats", request, command, STATS_TIMEOUT_S) or "{}"
         except TimeoutError:
             return "{}"
-        finally:
-            del self._stats[key]
 
     def client_stats(self) -> list[pb.ClientStats]:
         """Who is connected, and with what."""

@@ -72,7 +72,11 @@ class ControllerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HostConfig:
-    """What a host process is told. The descriptors are inherited; `coordinator` is empty on an island of one host."""
+    """What a host process is told. The descriptors are inherited; `coordinator` is empty on an island of one host.
+
+    `segment_fds` has -1 for a host that is lost now. A host that succeeds a lost one is told in `past` what befell that
+    one, and in `past_client` the number of the youngest client that there was then.
+    """
 
     host: int
     rank: int
@@ -89,11 +93,19 @@ class HostConfig:
     native: str
     driver: str
     device_memory: int | None = None
+    incarnation: int = 0
+    past: str = ""
+    past_client: int = 0
 
     @property
     def first_device(self) -> int:
         """Global number of this host's first device."""
         return self.host * self.devices_per_host
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Every descriptor it inherits."""
+        return (self.socket_fd, self.controller_fd, *(fd for fd in self.segment_fds if fd >= 0))
 
 
 def dump(config: ControllerConfig | HostConfig) -> str:

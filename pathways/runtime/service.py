@@ -147,6 +147,8 @@ class ControllerService(rpc.ControllerServicer):
                 resident_bytes=resident_bytes(host.process.pid),
                 devices=pb.DeviceRange(first=host.config.first_device, count=host.config.devices_per_host),
                 driver_json=driver,
+                restarts=host.incarnation,
+                state=host.state,
             )
         return reply
 

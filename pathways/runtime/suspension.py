@@ -117,6 +117,12 @@ class Suspension:
         if future is not None and not future.done():
             future.set_result(report)
 
+    def host_lost(self, host: int) -> None:
+        """It has nothing of anybody's any more, and says nothing (ERR-2)."""
+        for (number, _), (_, future) in self._answers.items():
+            if number == host and not future.done():
+                future.set_result(pb.ClientParked())
+
     def client_gone(self, client: int) -> None:
         """Hosts say nothing of a client that is gone (OWN-1): who waits for their word hears it here."""
         for owner, future in self._answers.values():

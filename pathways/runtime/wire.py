@@ -144,6 +144,8 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
                 "host": host.host,
                 "island": host.island,
                 "pid": host.pid,
+                "restarts": host.restarts,
+                "state": host.state,
                 "resident_bytes": host.resident_bytes,
                 "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),
             }

@@ -72,6 +72,10 @@ class Controller:
     def add_place_set(self, places: list[int]) -> int:
         return len(places)
 
+    def lose_hosts(self, hosts: list[int], text: str) -> int:
+        self.calls.append(f"lose_hosts {hosts} {text}")
+        return sum(call.startswith("lose_hosts") for call in self.calls)
+
     def stats(self) -> dict[str, Any]:
         return {"calls": self.calls}
 
@@ -79,11 +83,12 @@ class Controller:
 class FakeDriver:
     """A driver without devices: a program compiles in the time that its first mesh's name says."""
 
-    def __init__(self, config: HostConfig, segments: Sequence[Segment]) -> None:
+    def __init__(self, config: HostConfig, segments: Sequence[Segment | None]) -> None:
         self.config = config
         self.segments = segments
         self.clients: dict[int, int] = {}
         self.programs: dict[int, str] = {}
+        self.replaced: list[str] = []
         self._stopped = threading.Event()
 
     def attach_client(self, client: int, segment: Segment) -> None:
@@ -91,6 +96,9 @@ class FakeDriver:
 
     def detach_client(self, client: int) -> None:
         self.clients.pop(client)
+
+    def replace_peer(self, host: int, segment: Segment, loss: int) -> None:
+        self.replaced.append(f"host {host} loss {loss}")
 
     def register_program(
         self,
@@ -123,13 +131,15 @@ class FakeDriver:
         return {
             "attached": self.clients,
             "registered": self.programs,
-            "segments": [segment.nbytes for segment in self.segments],
+            "segments": [segment and segment.nbytes for segment in self.segments],
+            "replaced": self.replaced,
+            "past": (self.config.past, self.config.past_client),
             "environment": {name: os.environ.get(name) for name in ("JAX_PLATFORMS", "XLA_FLAGS")},
         }
 
 
 def start_driver_on_jax(
-    config: HostConfig, segments: Sequence[Segment], controller: Segment, joined: Callable[[], None]
+    config: HostConfig, segments: Sequence[Segment | None], controller: Segment, joined: Callable[[], None]
 ) -> Any:
     """The real start of a host's devices and group, with a driver that only looks at them and sums over the island."""
     from pathways.runtime import host
@@ -178,9 +188,11 @@ def tcp_listeners() -> list[str]:
 
 
 def start_fake_driver(
-    config: HostConfig, segments: Sequence[Segment], controller: Segment, joined: Callable[[], None]
+    config: HostConfig, segments: Sequence[Segment | None], controller: Segment, joined: Callable[[], None]
 ) -> FakeDriver:
     trouble = os.environ.get(f"FAKE_HOST_{config.host}", "")
+    if trouble.startswith("again-"):  # only when it is started anew
+        trouble = trouble.removeprefix("again-") if config.incarnation else ""
     print(f"fake host {config.host} starts", file=sys.stderr, flush=True)
     if trouble == "raise":
         raise RuntimeError("no devices today")

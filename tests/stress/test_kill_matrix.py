@@ -1,6 +1,9 @@
 """`kill -9` of the client that owns a cluster, of a host, of the controller: each alone, each pair, all at once, during
-start-up, compile and run. Within ten seconds no process, no file and no shared memory is left, and whoever is left
-alive, the owner or a second client, has a clear error.
+start-up, compile and run. Where the owner, the controller or the start is hit, within ten seconds no process, no file
+and no shared memory is left, and whoever is left alive, the owner or a second client, has a clear error.
+
+ERR-2: where a host alone is hit, the cluster goes on: its island comes back, the owner's pending runs fail by name, its
+next one is right, and a second client on the other island sees nothing.
 
 Everything of a case carries a mark in its environment, by which its processes are found wherever they went, and keeps
 its files in a folder of its own. The moment of the kill is drawn at random; the seed is printed, and taken from
@@ -158,7 +161,7 @@ def test_kill_9_leaves_nothing_and_tells_everybody(
         moment = f"at stage {stage} of the start"
     else:
         ready = owner.until("ready")
-        pids = {"controller": ready["controller"], "host": generator.choice(ready["hosts"])}
+        pids = {"controller": ready["controller"], "host": generator.choice(ready["hosts"][:2])}
         guest = case.start("guest", ready["address"])
         guest.until("phase")
         owner.until("phase")
@@ -174,6 +177,10 @@ def test_kill_9_leaves_nothing_and_tells_everybody(
         with contextlib.suppress(ProcessLookupError):  # the death of the one before was quicker
             os.kill(pids[victim], signal.SIGKILL)
     print(f"killed {', then '.join(f'{victim} {pids[victim]}' for victim in order)}, {moment}")
+    if victims == ("host",) and (phase != "start-up" or becomes_ready(owner)):
+        assert_the_cluster_goes_on(case, owner, guest, phase, pids["host"])
+        os.kill(pids["client"], signal.SIGKILL)
+        victims, started = ("client",), time.monotonic()
     # Clients end by themselves once they have said what they were told.
     while time.monotonic() - started < LIMIT_S and (case.processes() or case.files()):
         time.sleep(0.02)
@@ -191,6 +198,25 @@ def test_kill_9_leaves_nothing_and_tells_everybody(
         print(f"{name}: {end['error']}: {end['message'].splitlines()[0]}")
         assert end["error"] in CLEAR, end
         assert_names_what_happened(end, victims, pids)
+
+
+def becomes_ready(owner: Client) -> bool:
+    """Whether the start was over when it was hit."""
+    while owner.ending() is None and not owner.has_said("ready"):
+        time.sleep(0.01)
+    return owner.ending() is None
+
+
+def assert_the_cluster_goes_on(case: Case, owner: Client, guest: Client | None, phase: str, host: int) -> None:
+    """ERR-2."""
+    back = owner.until("back")
+    assert host not in back["hosts"] and len(set(back["hosts"])) == 4
+    if guest is not None and not case.flags:
+        guest.until("right", count=2 + max((each["count"] for each in guest.said() if "count" in each), default=0))
+    if phase == "run" and not case.flags:
+        assert f"(pid {host}) was killed by SIGKILL" in owner.until("lost")["message"]
+        owner.until("right")
+    assert owner.ending() is None and (guest is None or guest.ending() is None)
 
 
 def bring_to_stage(case: Case, owner: Client, stage: int, generator: random.Random) -> dict[str, int]:

@@ -2,6 +2,7 @@
 //
 //   PLAN-4   Plans.RefusedAtOnce: plans of other hosts, or that need rings which are not there
 //   (posts)  Peers.LongPosts: a post longer than a record travels in pieces
+//   ERR-2    Peers.LostAndReplaced: at any moment of a run across; the next runs are as with new rings
 //   PEER-1   Peers.NonsenseClosesTheChannel
 //   (full)   Peers.FullRings: nobody rings when a ring has room again, so the host looks by itself
 #include "runtime/host.h"
@@ -165,6 +166,61 @@ TEST(Peers, LongPosts) {
   for (const size_t width : {1u, 200u, 250u, 251u, 252u, 5000u}) {
     TwoHosts cluster(width);
     play(cluster, 5, true);
+  }
+}
+
+TEST(Peers, LostAndReplaced) {
+  const Watchdog watchdog("hosts that are lost");
+  for (const uint32_t lost : {0u, 1u}) {
+    for (int moment = 0; moment < 12; ++moment) {
+      TwoHosts cluster(300);
+      Host& survivor = *cluster.hosts[1 - lost];
+      play(cluster, 1, true);
+      uint64_t before[8], after = 0;
+      for (uint64_t& result : before) ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
+      cluster.controller->step();
+      for (int i = 0; i < moment; ++i) {
+        cluster.controller->step();
+        cluster.hosts[static_cast<size_t>(i + moment / 6) % 2]->step();
+      }
+      cluster.hosts[lost]->executor().clear();
+      Segment fresh = HostBlock::make(lost, 2, {1u << 16, 4096, 0}, false);
+      HostBlock* block = HostBlock::attach(fresh);
+      survivor.replace_peer(lost, block, 1);
+      survivor.step();
+      EXPECT_EQ(survivor.peers_replaced(), 0u);  // not before it has heard of the loss
+      EXPECT_EQ(cluster.controller->lose_hosts({lost}, "HostLostError: gone"), 1u);
+      for (int i = 0; i < 20; ++i) survivor.step();
+      EXPECT_EQ(survivor.peers_replaced(), 1u);
+      cluster.controller->step();
+      cluster.client->poll_inbox();
+      EXPECT_EQ(cluster.client->in_flight(), 0u);
+      for (const uint64_t result : before) {
+        if (cluster.client->poll(Handle{result}) == FutureState::kReady) continue;
+        ASSERT_EQ(cluster.client->poll(Handle{result}), FutureState::kFailed) << lost << " at " << moment;
+        EXPECT_EQ(cluster.client->error_of(Handle{result}), "HostLostError: gone");
+      }
+      cluster.hosts[lost].reset();
+      std::vector<HostBlock*> blocks(2);
+      blocks[lost] = block;
+      blocks[1 - lost] = HostBlock::attach(cluster.segments[1 - lost]);
+      cluster.hosts[lost] =
+          std::make_unique<Host>(Host::Options{lost, 1, 0, 64}, blocks, cluster.block, cluster.backends[lost]);
+      cluster.hosts[lost]->attach_client(0, cluster.client_block);
+      cluster.hosts[lost]->add_plan(0, Plan::parse(cluster.program().plan_of(lost, 1)));
+      cluster.hosts[lost]->set_compiled(0, std::nullopt);
+      cluster.controller->restore_host(lost, block);
+      cluster.segments[lost] = std::move(fresh);
+      for (int i = 0; i < 20; ++i) {
+        ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &after), Status::kOk);
+        while (cluster.client->in_flight() != 0) {
+          cluster.controller->step();
+          for (auto& host : cluster.hosts) host->step();
+        }
+        cluster.client->poll_inbox();
+        EXPECT_EQ(cluster.client->poll(Handle{after}), FutureState::kReady) << cluster.client->error_of(Handle{after});
+      }
+    }
   }
 }
 

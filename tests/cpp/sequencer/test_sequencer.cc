@@ -4,6 +4,7 @@
 //   ORD-1   each host is granted its entries in the order of their submission       explore: `last_order`
 //   ORD-2   one counter numbers them all                                            explore: orders ascend
 //   GANG-1  granted to all hosts or to none, once; a cancel after the grant fails    explore: `outcome`, `cancel`
+//   ERR-2   a closed host is granted nothing; what it had is completed for it    explore_losses
 //   COST-3  an entry leaves its queues when it is granted: nothing is looked at twice   (the counters in validate())
 //   progress: when all granted runs are completed, nothing waits                    explore: the end of each path
 #include "sequencer/sequencer.h"
@@ -35,6 +36,7 @@ struct Script {
   uint32_t window;
   std::vector<std::vector<uint32_t>> groups;
   std::vector<Item> items;
+  uint32_t losses = 0;  ///< how often some host is closed and, at any later point, opened again
 };
 
 enum class Fate : uint8_t { kUnborn, kWaiting, kCancelled, kGranted, kDropped, kDone };
@@ -47,6 +49,8 @@ struct World {
   std::vector<std::set<uint32_t>> open;  ///< hosts that have not completed a granted run
   std::vector<size_t> last;              ///< per host: the last item it was granted, plus one
   size_t submitted = 0;
+  std::set<uint32_t> closed;
+  uint32_t losses = 0;
 
   explicit World(const Script& script)
       : sequencer(script.hosts, script.window),
@@ -58,6 +62,9 @@ struct World {
   }
   std::string key() const {
     std::string key(1, static_cast<char>(submitted));
+    key += static_cast<char>(losses);
+    for (const uint32_t h : closed) key += static_cast<char>('a' + h);
+    key += '|';
     for (size_t i = 0; i < fate.size(); ++i) {
       key += static_cast<char>(fate[i]);
       for (const uint32_t h : open[i]) key += static_cast<char>('a' + h);
@@ -113,10 +120,44 @@ class Explorer {
         EXPECT_TRUE(next.sequencer.granted().empty());
       }
     }
+    moved = explore_losses(world) || moved;
     if (!moved) {  // progress
       EXPECT_EQ(world.sequencer.live(), 0u);
       for (const Fate fate : world.fate) EXPECT_TRUE(fate == Fate::kDone || fate == Fate::kDropped);
     }
+  }
+
+  /// ERR-2: each host is lost, or comes back. What was lost with it is what it was granted and had not completed.
+  bool explore_losses(const World& world) {
+    bool moved = false;
+    for (uint32_t h = 0; h < script_.hosts; ++h) {
+      World next = world;
+      if (world.closed.contains(h)) {
+        next.closed.erase(h);
+        next.sequencer.open(h);
+      } else if (world.losses < script_.losses) {
+        ++next.losses;
+        next.closed.insert(h);
+        next.sequencer.close(h);
+        size_t lost = 0;
+        for (const EntryId id : next.sequencer.running_on(h)) {
+          const size_t i = next.sequencer.entry(id).tag;
+          EXPECT_EQ(next.open[i].erase(h), 1u);
+          const bool was_last = next.sequencer.complete(id, h);
+          EXPECT_EQ(was_last, next.open[i].empty());
+          if (was_last) next.fate[i] = Fate::kDone;
+          ++lost;
+        }
+        EXPECT_EQ(lost, running(world, h));
+        EXPECT_TRUE(next.sequencer.granted().empty());  // a closed host has room for nobody
+      } else {
+        continue;
+      }
+      settle(next);
+      explore(std::move(next));
+      moved = true;
+    }
+    return moved;
   }
 
   bool shares(size_t a, size_t b) const {
@@ -144,9 +185,10 @@ class Explorer {
         heads = heads && !(queued && shares(before, i));
       }
       bool room = true;
-      if (script_.items[i].kind == EntryKind::kRun && world.fate[i] == Fate::kWaiting) {
+      if (world.fate[i] == Fate::kWaiting) {
         for (const uint32_t h : script_.groups[script_.items[i].group]) {
-          room = room && running(world, h) < script_.window;
+          room = room && !world.closed.contains(h) &&
+                 (script_.items[i].kind == EntryKind::kNote || running(world, h) < script_.window);
         }
       }
       if (heads && room) return i;
@@ -165,6 +207,7 @@ class Explorer {
       EXPECT_EQ(entry.state, is_cancelled ? EntryState::kDropped : EntryState::kGranted);
       for (const uint32_t h : script_.groups[script_.items[i].group]) {
         EXPECT_GT(i + 1, world.last[h]);  // ORD-1
+        EXPECT_TRUE(is_cancelled || !world.closed.contains(h));
         world.last[h] = i + 1;
         if (!is_cancelled && script_.items[i].kind == EntryKind::kRun) world.open[i].insert(h);
       }
@@ -184,12 +227,12 @@ class Explorer {
 
 /// All sequences of `length` items out of `choices`.
 void explore_all(uint32_t hosts, const std::vector<std::vector<uint32_t>>& groups, const std::vector<Item>& choices,
-                 size_t length) {
+                 size_t length, uint32_t losses = 0) {
   size_t states = 0;
   for (uint32_t window = 1; window <= 2; ++window) {
     std::vector<size_t> digits(length, 0);
     while (!::testing::Test::HasFailure()) {
-      Script script{hosts, window, groups, {}};
+      Script script{hosts, window, groups, {}, losses};
       for (const size_t digit : digits) script.items.push_back(choices[digit]);
       states += Explorer(script).run();
       size_t at = 0;
@@ -218,6 +261,27 @@ TEST(Sequencer, ThreeHosts) {
   explore_all(3, {{0, 1}, {1, 2}, {0, 2}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}},
               4 - kFewer);
   explore_all(3, {{0, 1}, {1, 2}, {0, 1, 2}}, runs_and_notes(3), 3);
+}
+
+TEST(Sequencer, HostsAreLost) {
+  explore_all(2, {{0}, {1}, {0, 1}}, runs_and_notes(3), 3, 2);
+  explore_all(2, {{0}, {0, 1}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}}, 5 - kFewer, 2);
+  explore_all(3, {{0, 1}, {1, 2}, {0, 2}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}}, 3, 2);
+}
+
+TEST(Sequencer, GroupsOfOneHost) {
+  Sequencer sequencer(2, 1);
+  sequencer.add_group(0, {0, 1});
+  EXPECT_FALSE(sequencer.has_group(kOneHost | 1));  // nobody may name it in a record
+  sequencer.close(1);
+  (void)sequencer.submit(7, 0, EntryKind::kRun, 0);
+  const EntryId id = sequencer.submit(7, kOneHost | 1, EntryKind::kNote, 1);
+  EXPECT_TRUE(sequencer.granted().empty());
+  sequencer.open(1);
+  ASSERT_EQ(sequencer.granted().size(), 2u);
+  EXPECT_EQ(sequencer.granted()[1], id);
+  EXPECT_EQ(sequencer.hosts_of(sequencer.entry(id).group)[0], 1u);
+  sequencer.validate();
 }
 
 TEST(Sequencer, RefusesGroups) {

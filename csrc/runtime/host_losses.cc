@@ -1,0 +1,57 @@
+/// A host's peers come and go (ERR-2).
+///
+/// The ring from a peer lies in this host's block, so it outlives the peer: what the peer published is taken in, then
+/// the ring is made anew for the successor. The controller starts a successor only after every host has done so, so
+/// nobody else uses the ring meanwhile.
+#include <cstring>
+
+#include "base/status.h"
+#include "runtime/host.h"
+
+namespace pathways {
+
+void Host::lose_peers(std::span<const std::byte> bytes) {
+  HostLostRecord record;
+  std::memcpy(&record, bytes.data(), sizeof record);
+  std::vector<uint32_t> lost(record.hosts);
+  std::memcpy(lost.data(), bytes.data() + sizeof record, lost.size() * sizeof(uint32_t));
+  const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record + padded(record.hosts * 4));
+  for (const uint32_t peer : lost) {
+    if (peer >= from_peers_.size()) continue;  // hosts without rings between them
+    (void)drain_peer(peer);
+    from_peers_[peer] = ByteRing::Consumer();
+    to_peers_[peer] = Outbox();
+    partial_posts_[peer].clear();
+  }
+  losses_ = record.loss;
+  executor_.on_hosts_lost(lost, {text, record.bytes});
+  replace_peers();
+}
+
+void Host::replace_peer(uint32_t peer, HostBlock* block, uint64_t loss) {
+  if (peer >= to_peers_.size() || peer == options_.host) {
+    throw Error(Status::kInvalid, "host " + std::to_string(options_.host) + " has no peer " + std::to_string(peer));
+  }
+  post_mail([this, peer, block, loss] {
+    replacements_.push_back({peer, block, loss});
+    replace_peers();
+  });
+}
+
+void Host::replace_peers() {
+  std::erase_if(replacements_, [&](const Replacement& next) {
+    if (next.loss > losses_ || executor_.sends_under_way(next.peer) != 0) return false;
+    from_peers_[next.peer] = ByteRing::Consumer();
+    ByteRing* ring = block_->ring_from(next.peer);
+    ByteRing::create(ring, ring->capacity());
+    from_peers_[next.peer] = ring->claim_consumer();
+    to_peers_[next.peer] = Outbox(next.block->ring_from(options_.host), &next.block->doorbell);
+    to_peers_[next.peer].set_distance(distance_ns_);
+    partial_posts_[next.peer].clear();
+    // SYNC host/replaced: pairs with peers_replaced().
+    peers_replaced_.fetch_add(1, std::memory_order_release);
+    return true;
+  });
+}
+
+}  // namespace pathways
