@@ -99,6 +99,7 @@ class Cluster:
         self._loop.add_reader(self._janitor_fd, self._janitor_ended)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
+        sizes = self.config.options
         self._segment = self.native.controller_segment()
         if sizes.distance_us:
             self.native.set_distance(self._segment, sizes.distance_us)
