@@ -21,6 +21,14 @@ void CallbackBackend::add_parcel(uint32_t plan, uint32_t route, uint32_t destina
   parcels_[{plan, route, destination}] = std::move(parcel);
 }
 
+void CallbackBackend::forget_plan(uint32_t plan) {
+  {
+    const std::lock_guard lock(mutex_);
+    parcels_.erase(parcels_.lower_bound({plan, 0, 0}), parcels_.lower_bound({plan + 1, 0, 0}));
+  }
+  c_.forget_plan(c_.self, plan);
+}
+
 std::shared_ptr<const Parcel> CallbackBackend::parcel_of(const NodeContext& where, uint32_t destination) {
   const std::lock_guard lock(mutex_);
   const auto found = parcels_.find({where.plan, where.computation, destination});

@@ -117,7 +117,7 @@ class CallbackBackend final : public Backend {
     return static_cast<Status>(
         c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), false));
   }
-  void forget_plan(uint32_t plan) override { c_.forget_plan(c_.self, plan); }
+  void forget_plan(uint32_t plan) override;
   void note(uint32_t client, std::span<const std::byte> payload) override {
     c_.note(c_.self, client, payload.data(), payload.size());
   }

@@ -187,6 +187,12 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
         }
       }
       return;
+    case NoteKind::kBackend:
+      if (record.token != 0 && record.token < plan_memory_.size() && plan_memory_[record.token] != nullptr &&
+          plan_memory_[record.token]->client == client.id) {
+        plan_memory_[record.token].reset();
+      }
+      return;
     case NoteKind::kRename:
       for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
         rename(client, Handle{word(bytes, sizeof record + at)},

@@ -19,9 +19,11 @@ SpinPolicy SpinPolicy::adaptive() noexcept {
   return usable_cores() > 1 ? SpinPolicy{40, 6} : SpinPolicy{0, 1};
 }
 
-SpinPolicy SpinPolicy::answer() noexcept { return usable_cores() > 1 ? SpinPolicy{40, 400} : SpinPolicy{0, 4}; }
+SpinPolicy SpinPolicy::answer() noexcept {
+  return usable_cores() > 1 ? SpinPolicy{40, 400, 120'000} : SpinPolicy{0, 4};
+}
 
-SpinPolicy SpinPolicy::linger() noexcept { return usable_cores() > 1 ? SpinPolicy{40, 64} : SpinPolicy{0, 1}; }
+SpinPolicy SpinPolicy::linger() noexcept { return usable_cores() > 1 ? SpinPolicy{40, 64, 30'000} : SpinPolicy{0, 1}; }
 
 namespace {
 
@@ -41,9 +43,11 @@ Status DoorbellWord::wait(std::uint32_t ticket, std::chrono::nanoseconds timeout
     if (rung()) return Status::kOk;
     cpu_relax();
   }
+  const std::int64_t yields_end = spin.yield_ns == 0 ? kNoDeadline : monotonic_ns() + spin.yield_ns;
   for (std::uint32_t i = 0; i < spin.yields; ++i) {
     if (rung()) return Status::kOk;
     thread_yield();
+    if (spin.yield_ns != 0 && monotonic_ns() >= yields_end) break;
   }
   if (rung()) return Status::kOk;
   if (timeout.count() <= 0) return Status::kTimeout;

@@ -33,6 +33,7 @@ namespace pathways {
 struct SpinPolicy {
   std::uint32_t spins = 0;
   std::uint32_t yields = 0;
+  std::uint32_t yield_ns = 0;  ///< an end to the yields by time, for when others take the core each time; 0: none
 
   /// Sleep at once.
   static constexpr SpinPolicy park() noexcept { return {0, 0}; }

@@ -211,6 +211,12 @@ class _Job:
                     continue
 
 
+def _stored_type(array: Array) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype in a file: keys are their words there; complex numbers are themselves, though not on a slice."""
+    kind: ArrayType = array.layout.cache
+    return (array.shape, array.dtype) if _jaxlib.is_complex(array.dtype) else (kind.shape, kind.dtype)
+
+
 def _is_storable(dtype: np.dtype) -> bool:
     try:
         ts.dtype(dtype.name)
@@ -250,17 +256,21 @@ class _Save(_Job):
         try:
             for number, (array, info, _) in enumerate(items):
                 kind: ArrayType = array.layout.cache
-                if not _is_storable(kind.dtype):
+                if not _is_storable(_stored_type(array)[1]):
                     raise errors.CheckpointError(
                         f"saving {info.name!r}: orbax's files have no elements of type {kind.dtype}; save it as another"
                     )
                 if array.is_deleted():
                     raise errors.DeletedArrayError(f"saving it: the array {array!r} was deleted, or donated")
-                group = self.join(array)
-                ordinal = clusters.setdefault(group[0], len(clusters))
-                self._process.append(f"pw{ordinal}host{payloads.HOST}")
-                array._pin()
-                self.ask(group, payloads.task("stage", self.number, number=number), array)
+                array.client.enter()  # a slice that moves changes who holds it
+                try:
+                    group = self.join(array)
+                    ordinal = clusters.setdefault(group[0], len(clusters))
+                    self._process.append(f"pw{ordinal}host{payloads.HOST}")
+                    array._pin()
+                    self.ask(group, payloads.task("stage", self.number, number=number), array)
+                finally:
+                    array.client.leave()
         except BaseException:
             self.end(early=True)
             raise
@@ -297,15 +307,16 @@ class _Save(_Job):
         array, info, arg = self._items[number]
         kind: ArrayType = array.layout.cache
         parts = array.layout.slice.placed(kind).parts()
+        shape, dtype = _stored_type(array)
         extra = None
         if _jaxlib.is_key(array.dtype):
             extra = {array_metadata.RANDOM_KEY_IMPL: _jaxlib.key_name(array.dtype)}
         return tensorstore_utils.build_array_write_spec(
             info,
             arg,
-            global_shape=kind.shape,
-            local_shape=tuple(size // count for size, count in zip(kind.shape, parts, strict=True)),
-            dtype=kind.dtype,
+            global_shape=shape,
+            local_shape=tuple(size // count for size, count in zip(shape, parts, strict=False)),
+            dtype=dtype,
             use_ocdbt=info.is_ocdbt_checkpoint,
             process_index=self._process[number] if info.is_ocdbt_checkpoint else None,
             ext_metadata=extra,
@@ -441,17 +452,21 @@ class _Restore(_Job):
         kind = put.physical(shape, logical, slice_, slice_.spec(partition, shape, what))
         cluster = slice_.cluster
         layout = cluster.layout(kind, slice_, dtype=logical, shape=shape)
-        placement = cluster.placement(layout)
-        array: Array = cluster.native.new_array(layout)
-        self.join(array)
-        payload = payloads.task(
-            "read",
-            self.number,
-            name=info.name,
-            spec=ts.Spec(spec).to_json(),
-            context=_context(info),
-            placement=placement,
-            dtype=kind.dtype.name,
-        )
-        cluster.native.make(array, payload)
+        cluster.native.enter()  # a slice that moves changes who shall hold it
+        try:
+            placement = cluster.placement(layout)
+            array: Array = cluster.native.new_array(layout)
+            self.join(array)
+            payload = payloads.task(
+                "read",
+                self.number,
+                name=info.name,
+                spec=ts.Spec(spec).to_json(),
+                context=_context(info),
+                placement=placement,
+                dtype=(logical if _jaxlib.is_complex(logical) else kind.dtype).name,
+            )
+            cluster.native.make(array, payload)
+        finally:
+            cluster.native.leave()
         return array

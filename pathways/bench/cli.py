@@ -199,6 +199,7 @@ def pipeline(
     results: Path | None,
 ) -> None:
     """Figure 7 of the paper: pipelines in parallel and in sequential dispatch, and what the hops predict."""
+    from pathways.bench import machine, plot
     from pathways.bench import pipeline as pipelines
 
     console = rich.console.Console(stderr=True)
@@ -214,8 +215,9 @@ def pipeline(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if results and plot_path is None:
+        results.mkdir(parents=True, exist_ok=True)
+        plot_path = results / f"{machine.result_name(report.what, report.machine)}.png"
     if plot_path:
-        from pathways.bench import plot
-
         plot.figure7(report.data["rows"], plot_path)
     _publish(report, json_path, results)

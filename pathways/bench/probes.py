@@ -170,7 +170,45 @@ def read(repeats: int) -> list[Value]:
     return [Value("step and float(loss), JAX", Spread.of(jax_times), "us"), *values, *over]
 
 
-PROBES: dict[str, Callable[[int], list[Value]]] = {"call": call, "plan": plan, "read": read, "transfer": transfer}
+def batch(repeats: int) -> list[Value]:
+    """A call until its futures are returned, with a batch from NumPy and with one that is there already."""
+    import numpy
+    from jax.sharding import PartitionSpec
+
+    import pathways as pw
+
+    calls = 20
+    values = []
+    with _cluster(pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=2)) as devices:
+        where = devices.add_slice(shape=(2,), axis_names=("x",))
+        specs = (PartitionSpec(), PartitionSpec("x"))
+        step = pw.jit(lambda w, batch: w + batch.sum(), devices=where, in_shardings=specs)
+        w = pw.device_put(numpy.float32(0), where)
+        for rows in (8, 512):
+            data = numpy.ones((rows, 256), numpy.float32)
+            there = pw.device_put(data, where, specs[1])
+            times: dict[str, list[float]] = {}
+            for _ in range(repeats):
+                for name, given in (("NumPy", data), ("arrays", there)):
+                    taken = []
+                    for _ in range(calls):
+                        begin = time.perf_counter_ns()
+                        result = step(w, given)
+                        taken.append(time.perf_counter_ns() - begin)
+                    result.block_until_ready()
+                    times.setdefault(name, []).append(stats.quantile(taken, 0.5) / 1000)
+            for name, points in times.items():
+                values.append(Value(f"call with a batch of {rows} KiB, {name}", Spread.of(points), "us"))
+    return values
+
+
+PROBES: dict[str, Callable[[int], list[Value]]] = {
+    "call": call,
+    "batch": batch,
+    "plan": plan,
+    "read": read,
+    "transfer": transfer,
+}
 
 
 def main() -> None:

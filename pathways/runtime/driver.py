@@ -158,7 +158,9 @@ class HostDriver:
 
     def program_gone(self, program_id: int) -> None:
         """The last run that named a removed program is over; enqueue thread."""
-        self._programs.pop(program_id, None)
+        registered = self._programs.pop(program_id, None)
+        for way in registered.passages if registered is not None else ():
+            self._targets.pop(id(way), None)
 
     def _compile_loop(self) -> None:
         while (job := self._compiler.get()) is not None:
@@ -400,7 +402,9 @@ class HostDriver:
         if isinstance(what, int):  # Mode.LOCAL
             value = self.local.pop(what)
             if isinstance(value, jax.Array):  # the caller's own, and may be donated here (MEM-4)
-                return jax.device_put(value, known.sharding, may_alias=False), known.mask
+                if not value.devices().isdisjoint(known.sharding.device_set):
+                    value = value.copy()  # `may_alias=False` is not heeded here
+                return jax.device_put(value, known.sharding), known.mask
             return known.unpack(value), known.mask
         full = np.frombuffer(what, placed.type.dtype) if what else np.empty(0, placed.type.dtype)
         return known.cut(full.reshape(placed.type.shape)), known.mask

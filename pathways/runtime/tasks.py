@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.runtime import payloads
 from pathways.runtime.routes import Region, slices
 
@@ -219,8 +219,10 @@ class Tasks:
                 continue
             store = ts.open(spec, open=True, assume_metadata=True, **how).result()
             for shard in shards:
-                data = np.asarray(shard.data)
-                writes.append((name, spec, store[shard.index].write(data, can_reference_source_data_indefinitely=True)))
+                data, index = np.asarray(shard.data), shard.index
+                if _jaxlib.is_complex(store.dtype.numpy_dtype):  # ours are parts, in a dimension of their own
+                    data, index = _jaxlib.from_physical(data, store.dtype.numpy_dtype), index[:-1]
+                writes.append((name, spec, store[index].write(data, can_reference_source_data_indefinitely=True)))
                 with self._lock:
                     self.bytes_written += data.nbytes
         _all_done("writing", writes, self._host)
@@ -237,14 +239,17 @@ class Tasks:
         opening = ts.open(ts.Spec(fields["spec"]), open=True, context=job.context)
         (store,) = _all_done("opening", [(name, fields["spec"], opening)], self._host)
         dtype = payloads.dtype_of(fields["dtype"])
+        is_complex = _jaxlib.is_complex(dtype)
+        regions = [region[:-1] if is_complex else region for region, _ in target.shards]
         reads = []
-        for region, _ in target.shards:
+        for region in regions:
             there = tuple(  # what is stored of it; the rest is zeros, where the client said that this is right
                 (min(start, size), min(stop, size)) for (start, stop), size in zip(region, store.shape, strict=True)
             )
             reads.append((name, fields["spec"], store[slices(there)].read()))
         arrays = []
-        for (region, devices), data in zip(target.shards, _all_done("reading", reads, self._host), strict=True):
+        found = _all_done("reading", reads, self._host)
+        for region, (_, devices), data in zip(regions, target.shards, found, strict=True):
             with self._lock:
                 self.bytes_read += data.nbytes
             shape = tuple(stop - start for start, stop in region)
@@ -253,6 +258,7 @@ class Tasks:
                 whole[tuple(slice(0, size) for size in data.shape)] = data
                 data = whole
             data = np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
+            data = _jaxlib.to_physical(data, dtype)
             arrays += [jax.device_put(data, device) for device in devices]
         return jax.make_array_from_single_device_arrays(target.shape, target.sharding, arrays)
 

@@ -33,8 +33,8 @@ def no_log() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
-DTYPES += ["float8_e4m3fn", "float8_e5m2", "int4"]
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+DTYPES += ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "int4"]
 
 
 def values(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:

@@ -118,7 +118,10 @@ def test_its_runs_end_first_and_readers_wait(add: Any, cluster: Any) -> None:
 
     slow = pw.jit(heavy, devices=slice_)
     x = jax.block_until_ready(slow(VALUE))
+    before = cluster.stats()["controller"]["runs"]
     y = slow(slow(x))
+    while cluster.stats()["controller"]["runs"] < before + 2:  # what the controller has taken it lets end
+        time.sleep(0.001)
     assert cluster.suspend() > 0
     assert y.is_ready()
     read: list[Any] = []

@@ -307,29 +307,29 @@ def test_a_slow_channel(private: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 def test_a_full_arena(private: Callable[..., Any]) -> None:
-    """A delayed free: transfers wait for room in the order of their runs, and go on when somebody lets go."""
-    cluster, one, two = private(host_arena_bytes=9 << 20)
-    value = np.arange(1 << 20, dtype=np.float32)  # 4 MiB: two fit
+    """Room for two landings and slow copies, so that it is freed late: runs wait for it and none fails; what only live
+    arrays keep out fails and says so, and goes through when they are gone."""
+    _, one, two = private(transfer_memory=9 << 20, PATHWAYS_TEST_SLOW_COPIES="0.05")
+    value = np.arange(1 << 20, dtype=np.float32) % 7  # 4 MiB
     start = pw.device_put(value, one)
+    total = pw.jit(lambda x: x.sum(), devices=two)
+    moved = pw.program(lambda x: total(pw.device_put(x, two)))
+    for result in [moved(start) for _ in range(8)]:
+        same(result, value.sum(dtype=np.float32))
     held = [jax.block_until_ready(pw.device_put(start, two)) for _ in range(2)]
-    waiting = [pw.device_put(start, two) for _ in range(3)]
-    add_one = pw.jit(lambda x: x + 1, devices=two)
-    same(add_one(np.float32(1)), np.asarray(np.float32(2)))  # the host goes on
-    assert not any(array.is_ready() for array in waiting)
-    held.pop().delete()
-    same(waiting[0], value)
-    waiting.pop(0).delete()
-    held.clear()
-    while waiting:
-        same(waiting.pop(0), value)
-    del cluster
+    with pytest.raises(pw.errors.ResourceExhaustedError):
+        pw.device_put(start, two).block_until_ready()
+    for array in held:
+        same(array, value)
+        array.delete()
+    same(pw.device_put(start, two), value)
 
 
 @pytest.mark.slow
 def test_what_never_fits(private: Callable[..., Any]) -> None:
-    _, one, two = private(host_arena_bytes=1 << 20)
+    _, one, two = private(transfer_memory=1 << 20)
     start = pw.device_put(np.zeros(1 << 20, np.float32), one)
     moved = pw.device_put(start, two)
-    with pytest.raises(pw.errors.ResourceExhaustedError, match="brings 4194304 bytes to host 1"):
+    with pytest.raises(pw.errors.ResourceExhaustedError):
         moved.block_until_ready()
     same(start, np.zeros(1 << 20, np.float32))
