@@ -5,6 +5,8 @@ Map: versions; no backend for a client; quiet compiler; portable modules; fast c
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import re
 import subprocess
@@ -173,3 +175,43 @@ def test_keys_and_physical_types():
     words = jax.random.key_data(key)
     assert _jaxlib.wrap_key(words, key.dtype) == key
     assert Argument((), key.dtype).struct().dtype == key.dtype
+
+
+def test_shards_are_assembled_without_a_copy() -> None:
+    devices = jax.devices()[:2]
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    value = jax.device_put(np.arange(8, dtype=np.float32), sharding)
+    shards = _jaxlib.shards_of(value)
+    assert [list(shard.devices()) for shard in shards] == [[device] for device in devices]
+    address = _jaxlib.address_of(shards[1])
+    assert ctypes.cast(address, ctypes.POINTER(ctypes.c_float))[0] == 4.0
+    raw = np.zeros(4 + 16, np.float32)
+    at = -raw.ctypes.data % 64 // 4
+    memory = raw[at : at + 4]
+    mixed = _jaxlib.assemble(
+        _jaxlib.shaped_array((8,), np.dtype(np.float32), False), sharding, [shards[0], memory], devices
+    )
+    parts = _jaxlib.shards_of(mixed)
+    assert _jaxlib.address_of(parts[0]) == _jaxlib.address_of(shards[0])
+    assert _jaxlib.address_of(parts[1]) == memory.ctypes.data
+    crossed = _jaxlib.assemble(mixed.aval, sharding, [shards[1], shards[0]], devices)
+    np.testing.assert_array_equal(np.asarray(crossed), [4, 5, 6, 7, 0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (4, 6)])
+def test_complex_numbers_as_their_parts(shape: tuple[int, ...], dtype: str) -> None:
+    with jax.enable_x64(True):
+        value = (np.arange(math.prod(shape)).reshape(shape) * (1 - 2j)).astype(dtype)
+        parts = _jaxlib.to_physical(value, value.dtype)
+        assert (parts.shape, parts.dtype) == _jaxlib.physical_struct(shape, value.dtype)
+        back = _jaxlib.from_physical(parts, value.dtype)
+        assert back.dtype == dtype and back.tobytes() == value.tobytes()
+        closed = jax.make_jaxpr(lambda x: (x * 2, jax.numpy.abs(x)))(value)
+        jaxpr = getattr(closed, "jaxpr", closed)
+        ends = _jaxlib.cross_physically(jaxpr.invars, jaxpr.outvars, jaxpr.eqns)
+        fun = _jaxlib.as_function(_jaxlib.new_jaxpr([], [], *ends, like=jaxpr))
+        double, size = fun(parts)
+        np.testing.assert_array_equal(_jaxlib.from_physical(double, value.dtype), value * 2)
+        np.testing.assert_allclose(size, np.abs(value))
