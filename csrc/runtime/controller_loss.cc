@@ -69,6 +69,7 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
     for (const EntryId id : sequencer_.running_on(h)) {
       // GANG-1: nobody knows whether it launched its gangs; its successor begins to count anew.
       const uint32_t client = sequencer_.entry(id).client;
+      if (stepper_) stepper_->host_done(id, h);
       if (sequencer_.complete(id, h)) retire(id, client);
     }
   }
@@ -81,6 +82,7 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
     sequencer_.cancel(id);
     settle_granted();
   }
+  if (stepper_) step_on();
   admission_version_ = UINT64_MAX;  // what memory is held for may have changed
 }
 

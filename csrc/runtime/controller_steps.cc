@@ -30,6 +30,7 @@ void Controller::step_on() {
       const GoRecord go{{RecordKind::kGo, 0, stepper_->client()}, stepper_->order(), step->last, 0};
       stats_.records_out += step->told.size();
       for (const uint32_t h : step->told) {
+        if (hosts_[h].is_lost) continue;
         outbox_of(h).send(sizeof go, [&](std::byte* out) { std::memcpy(out, &go, sizeof go); });
       }
     }

@@ -176,7 +176,7 @@ def transfer(
 @bench.command()
 @click.option("--stages", type=_Integers(2), default="2,4,8,16", show_default=True, help="Each stage on its own host.")
 @click.option("--us", type=_Integers(0), default="0,100,300,1000,3000,10000", show_default=True, help="Of a stage.")
-@click.option("--distances", type=_Integers(0), default="0,1000", show_default=True, help="Added to messages, in us.")
+@click.option("--distances", type=_Integers(0), default="0,2000", show_default=True, help="Added to messages, in us.")
 @click.option(
     "--kinds", default="sleep,matmul", show_default=True, help="sleep: takes time and no core. matmul: computes."
 )
