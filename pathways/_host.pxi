@@ -89,8 +89,10 @@ cdef class Host:
         self.core.get().add_plan(plan, Plan.parse(data))
 
     def add_parcel(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
-        """What a route of a plan writes to one host: uint64 words as csrc/memory/copier.h reads them. Before the plan is
-        added. Raises ValueError when they are malformed."""
+        """What a route of a plan writes to one host: uint64 words as csrc/memory/copier.h reads them.
+
+        Before the plan is added. Raises ValueError when they are malformed.
+        """
         cdef const uint64_t[::1] view = words
         self.backend.get().add_parcel(plan, route, destination, const_u64_span(&view[0], <size_t>view.shape[0]))
 
