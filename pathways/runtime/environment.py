@@ -42,6 +42,20 @@ def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
     return "cpu"
 
 
+def check_shared_memory(options: ClusterOptions) -> None:
+    """Raises ConnectError when the hosts' memory for transfers, if all of it were used, is more than the machine has.
+
+    It is made with memfd_create, so the size of /dev/shm does not matter, only what the kernel can give at all.
+    """
+    needed = options.hosts * options.transfer_bytes
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if options.transfer_memory is not None and needed > there:
+        raise ConnectError(
+            f"{options.hosts} hosts with transfer_memory={options.transfer_memory} need {needed} bytes of shared "
+            f"memory, but this machine has {there} bytes of memory: ask for at most {there // options.hosts} for each host"
+        )
+
+
 def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, str]) -> None:
     """Refuses a cluster that needs more accelerators than the machine has.
 

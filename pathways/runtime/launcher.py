@@ -65,6 +65,7 @@ def start_local_cluster(
     Topology.grid(islands, hosts_per_island, devices_per_host)
     chosen = environment.choose_platform(platform, os.environ)
     environment.check_devices(wanted, chosen, os.environ)
+    environment.check_shared_memory(wanted)
     directory.sweep()
     with shown(progress, wanted, chosen) as tell:
         handle = LocalClusterHandle(wanted, chosen)
