@@ -288,10 +288,12 @@ cdef class Host:
 
     # ---- memory
 
-    def allocate(self, size_t nbytes):
-        """A block of this host's arena, or None when it has no room now."""
+    def allocate(self, size_t nbytes, uint64_t limit):
+        """A block of this host's arena; None when it has no room now, or when more than `limit` would be in use."""
         cdef uint64_t offset
-        if self.arena == NULL or self.arena.allocate(nbytes, &offset) != Status.kOk:
+        if self.arena == NULL or self.arena.bytes_in_use() + nbytes > limit:
+            return None
+        if self.arena.allocate(nbytes, &offset) != Status.kOk:
             return None
         return BlockView.make(self.arena, offset, nbytes, self.keep)
 

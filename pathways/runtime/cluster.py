@@ -171,6 +171,7 @@ class Cluster:
             native=self.config.options.native,
             driver=self.config.options.driver,
             device_memory=self.config.options.device_memory,
+            transfer_bytes=self.config.options.transfer_bytes,
             incarnation=incarnation,
             past=past,
             past_client=past_client,

@@ -77,15 +77,17 @@ class HostDriver:
         segments: Sequence[Any],
         controller: Any,
         device_bytes: int = 0,
+        transfer_bytes: int = 0,
         directory: str | None = None,
     ) -> None:
         """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on.
 
-        `device_bytes`: memory of each device that may be used; 0: no bound. `directory` is the cluster's: files without
-        a name lie there.
+        `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host that
+        transfers may land in. `directory` is the cluster's: files without a name lie there.
         """
         self.host = host
         self.device_bytes = device_bytes
+        self.transfer_bytes = transfer_bytes
         self._devices = tuple(devices)
         self._all_devices = tuple(all_devices)
         self._first_device = first_device
@@ -300,7 +302,7 @@ class HostDriver:
     def begin_receive(self, order: int, plan: int, route: int) -> tuple[tuple[int, ...], list[int]] | None:
         """Takes room for what comes: who sends, and the offsets of all blocks; or None: no room now."""
         way = self._programs[plan].passages[route]
-        landing = land(self.core, self.host, way)
+        landing = land(self.core, self.host, way, self.transfer_bytes)
         if landing is None:
             return None
         self._landings[order, plan, route] = landing

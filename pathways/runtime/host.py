@@ -130,6 +130,7 @@ def start_jax_driver(
         segments=list(segments),
         controller=controller,
         device_bytes=limit,
+        transfer_bytes=config.transfer_bytes,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
     )
     if config.past:

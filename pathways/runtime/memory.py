@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 
 from pathways.compiler.ir import NodeKind
 from pathways.runtime.binding import BoundProgram, HostPlan, Launch, donations
+from pathways.runtime.routes import route
 from pathways.runtime.topology import Topology
 
 _ALIGNMENT = 64  # of blocks that transfers land in
+_BLOCK = 128  # header of such a block, and what may be left of the free one that it was cut from
 _NAMED = 3
 
 
@@ -71,7 +73,7 @@ class Profile:
         self._landing = {  # values that come to this host from others, by what they take where they land
             node.outputs[0]: self._landing_bytes(node.outputs[0])
             for node in program.nodes
-            if node.kind is NodeKind.TRANSFER and self._crosses_hosts(node.inputs[0], node.outputs[0])
+            if node.kind is NodeKind.TRANSFER and self._lands_here(node.inputs[0], node.outputs[0])
         }
         self._same = {  # transfers that move nothing
             node.outputs[0]
@@ -203,21 +205,30 @@ class Profile:
     def _hosts(self, value: int) -> frozenset[int]:
         return frozenset(self._bound.hosts_of_value(value))
 
-    def _crosses_hosts(self, source: int, target: int) -> bool:
-        return self._host in self._hosts(target) and self._hosts(source) | self._hosts(target) != {self._host}
+    def _lands_here(self, source: int, target: int) -> bool:
+        return self._host in self._hosts(target) and self._takes_a_landing(source, target)
+
+    def _takes_a_landing(self, source: int, target: int) -> bool:
+        """Whether a transfer takes memory of its hosts: between hosts, or where one host assembles it itself."""
+        concerned = self._hosts(source) | self._hosts(target)
+        if len(concerned) > 1:
+            return True
+        bound, host = self._bound, min(concerned)
+        way = route(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
+        return self._lands_on_host and not way.is_direct(host)
 
     def _is_landed(self, value: int) -> bool:
-        """Whether a value came to its hosts, this one or others, from elsewhere."""
+        """Whether a value lies in memory for transfers of its hosts, this one or others."""
         for node in self._bound.program.nodes:
             if node.kind is NodeKind.TRANSFER and node.outputs[0] == value:
-                return len(self._hosts(node.inputs[0]) | self._hosts(value)) > 1
+                return self._takes_a_landing(node.inputs[0], value)
         return False
 
     def _landing_bytes(self, value: int, host: int | None = None) -> int:
         placed, each = self._bound.placed(value), self._bound.devices_per_host
         host = self._host if host is None else host
         cells = {cell for device, cell in zip(placed.devices, placed.cells, strict=True) if device // each == host}
-        return len(cells) * -(-self._share(value) // _ALIGNMENT) * _ALIGNMENT
+        return len(cells) * block_bytes(self._share(value))
 
     def _widest_landing(self, value: int) -> int:
         return max(self._landing_bytes(value, host) for host in self._hosts(value))
@@ -254,6 +265,11 @@ def ledger_entries(
         places = [topology.devices + host for host in holders] if result.on_host else list(devices)
         results.append((group(holders), place_set(places), result.bytes, result.argument, result.same_as))
     return needs, results
+
+
+def block_bytes(nbytes: int) -> int:
+    """The most that a block of so many bytes takes in a host's memory for transfers."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _BLOCK
 
 
 def check_budget(what: str, value: int | None) -> None:

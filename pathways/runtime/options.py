@@ -93,6 +93,7 @@ class HostConfig:
     native: str
     driver: str
     device_memory: int | None = None
+    transfer_bytes: int = 0
     incarnation: int = 0
     past: str = ""
     past_client: int = 0

@@ -3,6 +3,9 @@
 A receiver takes one 64-byte-aligned block per landing; senders' native copiers (csrc/memory/copier.h) write their
 rectangles straight into it; on CPU, JAX then takes the block as it is. A block goes back to its arena when the last
 array on it is gone. Shards that change neither device nor extent never come here (MEM-4).
+
+Receives are posted ahead of the order, so room is what the budget for transfers leaves: the order admits only what fits
+into it, so the first that waits gets its room when those before it are done (MEM-2).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pathways import errors
+from pathways.runtime.memory import block_bytes
 from pathways.runtime.routes import Placed, Route, rectangle
 
 
@@ -96,17 +100,16 @@ class Landing:
         self.shards: list[Any] = []  # the host's own source shards, once they are there
 
 
-def land(core: Any, host: int, way: Passage) -> Landing | None:
-    """Room for every block, or None when there is not enough now.
+def land(core: Any, host: int, way: Passage, budget: int) -> Landing | None:
+    """Room for every block, or None when there is not enough now of the `budget` in bytes.
 
     Raises:
         ResourceExhaustedError: there never will be.
     """
     capacity = core.arena_capacity()
-    if way.total > capacity > 0:
+    if capacity > 0 and sum(block_bytes(nbytes) for nbytes, _ in way.spans if nbytes) > budget:
         raise errors.ResourceExhaustedError(
-            f"a transfer brings {way.total} bytes to host {host}, whose shared memory for transfers has "
-            f"{capacity} bytes"
+            f"a transfer brings {way.total} bytes to host {host}, whose memory for transfers has {budget} bytes"
         )
     dtype = way.target.type.dtype
     views: list[np.ndarray | None] = []
@@ -124,7 +127,7 @@ def land(core: Any, host: int, way: Passage) -> Landing | None:
             views.append(raw[at : at + nbytes].view(dtype).reshape(shape))
             offsets.append(raw.ctypes.data + at)
         else:
-            memory = core.allocate(nbytes)
+            memory = core.allocate(nbytes, budget - block_bytes(nbytes) + nbytes)
             if memory is None:
                 return None
             views.append(np.frombuffer(memory, dtype).reshape(shape))
