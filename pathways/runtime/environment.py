@@ -52,7 +52,7 @@ def check_shared_memory(options: ClusterOptions) -> None:
     if options.transfer_memory is not None and needed > there:
         raise ConnectError(
             f"{options.hosts} hosts with transfer_memory={options.transfer_memory} need {needed} bytes of shared "
-            f"memory, but this machine has {there} bytes of memory: ask for at most {there // options.hosts} for each host"
+            f"memory, but this machine has {there} bytes of memory: ask for {there // options.hosts} at most"
         )
 
 
