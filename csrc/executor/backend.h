@@ -132,6 +132,8 @@ class HostLink {
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
   /// A call of a stepwise run has left its devices' FIFOs.
   virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
+  /// Lets other hosts have what was said to them so far: this one may be busy for long.
+  virtual void flush_peers() {}
   virtual void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
   virtual void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
 };

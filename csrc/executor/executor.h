@@ -12,6 +12,10 @@
 ///   ASY-1   nothing here waits; what cannot go on stays in a list and `poll` looks again.
 ///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
 ///           `gangs` counts those launches, per run and in all.
+///   GANG-2  where the launch of a gang waits for the other hosts' (a CPU host of one device computes in the call), it
+///   is
+///           made only when nothing that comes before it in the order, and that those hosts may need to make theirs, is
+///           still to be said or sent by this one: nobody else does that while it waits.
 ///   MEM-1   what values take is in the ledger from their first reference to their last; a call that finds no room
 ///           beside what is there waits for what is under way.
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
@@ -73,6 +77,9 @@ class Executor {
     uint32_t devices = 1;
     uint32_t max_in_flight = 0;  ///< launches not known to be done, per device; 0: no bound
     uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
+    /// Hosts of the gangs, from the first on, where the launch of a gang waits for the others' (GANG-2); none: it never
+    /// waits.
+    uint32_t gang_begin = 0, gang_end = 0;
   };
 
   Executor(Options options, Backend& backend, HostLink& link);
@@ -246,6 +253,7 @@ class Executor {
     backend_.drop(value);
   }
   bool has_room(const Run& run, const NodeRecord& node) const;
+  bool owes_gang(const Run& run, const NodeRecord& node) const;
   void book_launch(const Run& run, const NodeRecord& node);
   void book(const Run& run, const NodeRecord& node, Value value);
   void forget_plan(uint32_t id);

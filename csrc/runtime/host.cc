@@ -19,7 +19,9 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
       block_(hosts.at(options.host)),
       inbox_(block_->ring_from_controller()->claim_consumer()),
       to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
-      executor_({options.host, options.devices, options.max_in_flight, options.device_bytes}, backend, *this) {
+      executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gang_begin,
+                 options.gang_end},
+                backend, *this) {
   distance_ns_ = controller->distance_ns;
   to_controller_.set_distance(distance_ns_);
   if (block_->peers == 0) return;
@@ -227,6 +229,10 @@ void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
     const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};
     std::memcpy(out, &record, sizeof record);
   });
+}
+
+void Host::flush_peers() {
+  for (Outbox& peer : to_peers_) has_overflow_ = peer.flush() || has_overflow_;
 }
 
 void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {

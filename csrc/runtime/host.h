@@ -36,8 +36,9 @@ class Host final : private HostLink {
     uint32_t host = 0;
     uint32_t devices = 1;
     uint32_t max_in_flight = 0;
-    uint64_t device_bytes = 0;  ///< memory of each device; 0: no bound
-    uint32_t batch = 64;        ///< records taken in one step
+    uint64_t device_bytes = 0;              ///< memory of each device; 0: no bound
+    uint32_t gang_begin = 0, gang_end = 0;  ///< see Executor::Options
+    uint32_t batch = 64;                    ///< records taken in one step
     /// A step that has lasted so long takes no further record, for a launch may take as long as its computation, and
     /// what is done is looked at and told at the end of the step: often enough to be soon, seldom enough to be cheap.
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(100);
@@ -81,6 +82,7 @@ class Host final : private HostLink {
   void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
   void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
+  void flush_peers() override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 

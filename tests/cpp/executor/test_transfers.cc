@@ -3,6 +3,7 @@
 //   ASY-2   Pair.PostsBeforeTheRun: room is taken and posted when the run is prepared
 //   ERR-1   Pair.SourceFailed, Pair.ReceiveFailed, Pair.SendFailed
 //   MEM-4   every test ends with no value, receive or exchange left; Pair.SendUnderWay: kept until it is written
+//   GANG-2  Gangs.WaitForWhatTheirOthersNeed
 //   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 #include <random>
@@ -332,6 +333,48 @@ TEST_F(Pair, AnyOrderOfDelivery) {
     EXPECT_TRUE(zero.link.failures.empty() && one.link.failures.empty());
     drop({A});
   }
+}
+
+/// Two hosts whose launches of gangs would wait for each other.
+struct Gangs : ::testing::Test {
+  ModelClock clock{ModelClock::Kind::kVirtual};
+  BenchHost zero{clock, 0, 2, 100, 0, 2};
+};
+
+TEST_F(Gangs, WaitForWhatTheirOthersNeed) {
+  // Host 0 makes a value, sends it to host 1, and has its part of a gang that needs nothing of that.
+  auto first = call({0}, {1}), gang = call({0}, {2}, 1, true);
+  gang.global_node = 6;
+  zero.add_plan(0, plan_of({0}, {first, transfer(5, {1}, {}, {}, {1}), gang}, {2}, 3, 0));
+  zero.put(A, 7);
+  zero.run(1, 0, {A}, {B});
+  for (int round = 0; round < 10; ++round) {
+    clock.advance(1000);
+    zero.poll();
+  }
+  EXPECT_EQ(zero.executor.stats().launches, 1u);  // host 1 may need the value before it can join
+  EXPECT_EQ(zero.executor.stats().gangs, 0u);
+  EXPECT_EQ(zero.executor.on_post(1, 5, 1, std::vector<uint64_t>{64}), Status::kOk);
+  clock.advance(1000);
+  zero.poll();
+  EXPECT_EQ(zero.executor.stats().gangs, 1u);
+  clock.advance(1000);
+  zero.poll();
+  EXPECT_EQ(zero.link.completions(B), 1u);
+  zero.release(A);
+  zero.release(B);
+  zero.expect_empty();
+}
+
+TEST_F(Gangs, DoNotWaitForWhatOnlyOthersNeed) {
+  auto first = call({0}, {1}), gang = call({0}, {2}, 1, true);
+  gang.global_node = 6;
+  zero.add_plan(0, plan_of({0}, {first, transfer(5, {1}, {}, {}, {2}), gang}, {2}, 3, 0));  // host 2 is no member
+  zero.put(A, 7);
+  zero.run(1, 0, {A}, {B});
+  clock.advance(1000);
+  zero.poll();
+  EXPECT_EQ(zero.executor.stats().gangs, 1u);
 }
 
 }  // namespace
