@@ -18,6 +18,7 @@ import click
 from pathways import errors
 
 _COUNT = click.IntRange(min=1)
+_HOLDERS_SHOWN = 20  # clients' programs, the biggest
 # Commands imported when they are asked for, as they bring more than the others need: module, name, help.
 _LATER = {"bench": ("pathways.bench.cli", "bench", "Measure Pathways and its rivals.")}
 
@@ -183,6 +184,7 @@ def _show(stats: dict[str, Any]) -> None:
             f"{host['restarts']}{'' if host['state'] == 'up' else ', ' + host['state']}",
         )
     console.print(hosts)
+    _show_devices(console, stats["hosts"])
     if not stats["clients"]:
         console.print("no clients")
         return
@@ -201,6 +203,50 @@ def _show(stats: dict[str, Any]) -> None:
             ),
         )
     console.print(clients)
+    _show_holders(console, stats["hosts"])
+
+
+def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:
+    """MEM-1: what lies on each device. A host that is lost, or has not answered, has no numbers."""
+    from rich.table import Table
+
+    table = Table("device", "host", box=None)
+    for title in ("in use", "high water", "budget"):
+        table.add_column(title, justify="right")
+    for host in hosts:
+        known = host.get("memory", {}).get("devices", [])
+        for number, device in zip(host["devices"], known, strict=False):
+            sizes = (_bytes(device[key]) for key in ("bytes", "high_water", "limit"))
+            table.add_row(str(number), str(host["host"]), *sizes)
+    if table.row_count:
+        console.print(table)
+
+
+def _show_holders(console: Any, hosts: list[dict[str, Any]]) -> None:
+    """Who holds device memory, the biggest first: by client and program, over all hosts."""
+    from rich.table import Table
+
+    held: dict[tuple[int, str], list[int]] = {}
+    for host in hosts:
+        for account in host.get("memory", {}).get("accounts", []):
+            what = "put there" if account["plan"] is None else account["program"] or "a program that is gone"
+            sums = held.setdefault((account["client"], what), [0, 0])
+            sums[0] += account["bytes"]
+            sums[1] += account["high_water"]
+    rows = sorted(held.items(), key=lambda row: (-row[1][0], -row[1][1], row[0]))
+    rows = [row for row in rows if row[1][1]]
+    if not rows:
+        return
+    table = Table("client", "program", box=None)
+    for title in ("in use", "high water"):
+        table.add_column(title, justify="right")
+    for (client, what), (count, most) in rows[:_HOLDERS_SHOWN]:
+        table.add_row(str(client), what, _bytes(count), _bytes(most))
+    console.print(table)
+    if len(rows) > _HOLDERS_SHOWN:
+        console.print(
+            f"and {len(rows) - _HOLDERS_SHOWN} more with {_bytes(sum(c for _, (c, _) in rows[_HOLDERS_SHOWN:]))}"
+        )
 
 
 def _bytes(count: float) -> str:

@@ -133,6 +133,22 @@ class FakeDriver:
             "registered": self.programs,
             "segments": [segment and segment.nbytes for segment in self.segments],
             "replaced": self.replaced,
+            "memory": {
+                "devices": [
+                    {"bytes": 1 << 20, "high_water": 3 << 20, "limit": 1 << 30}
+                    for _ in range(self.config.devices_per_host)
+                ],
+                "accounts": [
+                    {"client": client, "plan": plan, "program": name, "bytes": count, "high_water": most}
+                    for client in self.clients
+                    for plan, name, count, most in (
+                        (None, None, 5 << 10, 6 << 10),
+                        (3, "train", 2 << 20, 7 << 20),
+                        (4, None, 0, 1 << 10),
+                        (5, "never ran", 0, 0),
+                    )
+                ],
+            },
             "past": (self.config.past, self.config.past_client),
             "environment": {name: os.environ.get(name) for name in ("JAX_PLATFORMS", "XLA_FLAGS")},
         }

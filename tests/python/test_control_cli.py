@@ -63,6 +63,17 @@ def test_up_prints_its_address_and_ends_in_order(
         assert shown.exit_code == 0, shown.output
         assert "1 islands x 2 hosts x 3 cpu devices" in shown.output and "started the cluster" in shown.output
         assert "0-2" in shown.output and "3-5" in shown.output
+        lines = [line.split() for line in shown.output.splitlines()]
+        for number in range(6):  # MEM-1: of both hosts, by device, then by owner and program
+            assert [str(number), str(number // 3), "1", "MiB", "3", "MiB", "1.0", "GiB"] in lines, shown.output
+        client = next(line[0] for line in lines if line[-3:] == ["started", "the", "cluster"])
+        holders = [line[1:] for line in lines if line[:1] == [client] and line[-1] in ("MiB", "KiB")][-3:]
+        assert holders == [
+            ["train", "4", "MiB", "14", "MiB"],
+            ["put", "there", "10", "KiB", "12", "KiB"],
+            ["a", "program", "that", "is", "gone", "0", "B", "2", "KiB"],
+        ]
+        assert "never ran" not in shown.output
     up.send_signal(end)
     assert up.wait(30) == 0
     assert "ending the cluster" in up.stderr.read()
