@@ -199,6 +199,7 @@ class Crew:
         ]
         self.reach = [{island} for island in islands]  # by slice: the islands that it has lain on in this phase
         self.beats: dict[int, float] = {}  # by thread at work: when it last did something
+        self.diaries: dict[int, collections.deque[str]] = {}  # by thread: its last actions
         self.moving = threading.Lock()
         self._stop = threading.Event()
         self._running: list[threading.Thread] = []
