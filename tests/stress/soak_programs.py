@@ -1,0 +1,461 @@
+"""Random programs against NumPy: what the clients of the soak do, thread by thread. See `soak.py`.
+
+A crew is a few threads of one client, on slices of its own. A thread puts arrays, calls programs that it has made up
+(chains and diamonds over slices, collectives, donation, several results, deadlines), moves arrays and slices, reads,
+deletes, and holds for each array what NumPy says that it is. All values are small integers, whatever their type, so
+that equal means equal. Each action draws from the thread's own generator, which hangs on the seed, the phase and the
+thread alone.
+
+What fails must have a reason: a lost host of an island that the value came by, a deadline that was asked for, memory
+that is full. Everything else is a `Mismatch`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import gc
+import random
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+MODULUS = 113
+SHAPES = ((), (8,), (0, 4), (4, 4), (16, 8), (64, 64), (256, 128), (256, 256), (512, 512))
+DTYPES = (np.float32, np.int32, np.uint8)
+SPECS = (P(), P("x"), P("y"), P("x", "y"), P(None, "x"), P(("x", "y")))
+MESHES = ((1, 1), (2, 1), (1, 2))
+SLICES = 4
+HELD = 10
+PROGRAMS = 4
+
+
+class Mismatch(AssertionError):
+    """Something is not what plain NumPy, or the contract about failures, says."""
+
+
+# ---- operations: (jnp or numpy, operands..., constants) -> results
+
+
+def scale(xp: Any, x: Any, k: int, c: int) -> Any:
+    return ((x * k + c) % MODULUS,)
+
+
+def add(xp: Any, x: Any, y: Any, k: int, c: int) -> Any:
+    return ((x + y) % MODULUS,)
+
+
+def total(xp: Any, x: Any, k: int, c: int) -> Any:
+    """A collective where `x` is in parts."""
+    return ((x + xp.sum(x, dtype=x.dtype)) % MODULUS,)
+
+
+def roll(xp: Any, x: Any, k: int, c: int) -> Any:
+    return (xp.roll(x, c),)
+
+
+def turn(xp: Any, x: Any, k: int, c: int) -> Any:
+    return (x.T,)
+
+
+def two(xp: Any, x: Any, k: int, c: int) -> Any:
+    return xp.flip(x), (x + c) % MODULUS
+
+
+def square(xp: Any, x: Any, k: int, c: int) -> Any:
+    return ((x @ x.T) % MODULUS,)
+
+
+OPERATIONS: tuple[Callable[..., Any], ...] = (scale, scale, add, add, total, total, roll, turn, two, square)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One placed function of a program: which values it takes, where, and in which shardings."""
+
+    operation: Callable[..., Any]
+    slice: int
+    inputs: tuple[int, ...]
+    specs: tuple[Any, ...]
+    results: int
+    constants: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A random program: the arguments' shapes, its steps, and which values it returns."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: Any
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+    donated: tuple[int, ...]
+
+    def oracle(self, *arguments: np.ndarray) -> list[np.ndarray]:
+        """What NumPy says."""
+        values = list(arguments)
+        for step in self.steps:
+            values += [
+                np.asarray(value, self.dtype)
+                for value in step.operation(np, *(values[n] for n in step.inputs), *step.constants)
+            ]
+        return [values[n] for n in self.results]
+
+    def build(self, slices: list[Any]) -> Any:
+        """The program on slices."""
+        placed = [
+            pw.jit(
+                functools.partial(_call, step.operation, step.constants),
+                devices=slices[step.slice],
+                in_shardings=step.specs[: len(step.inputs)],
+                out_shardings=step.specs[len(step.inputs) :],
+                name=step.operation.__name__,
+            )
+            for step in self.steps
+        ]
+
+        def run(*arguments: Any) -> Any:
+            values = list(arguments)
+            for step, function in zip(self.steps, placed, strict=True):
+                values += function(*(values[n] for n in step.inputs))
+            return [values[n] for n in self.results]
+
+        return pw.program(run, donate_argnums=self.donated)
+
+
+def _call(operation: Callable[..., Any], constants: tuple[int, int], *operands: Any) -> Any:
+    return operation(jnp, *operands, *constants)
+
+
+def spec_for(draw: random.Random, shape: tuple[int, ...]) -> Any:
+    return draw.choice([spec for spec in SPECS if len(spec) <= len(shape)])
+
+
+def random_plan(draw: random.Random) -> Plan:
+    dtype, first = draw.choice(DTYPES), draw.choice(SHAPES)
+    if dtype is np.float32 and np.prod(first) > 1 << 16:
+        first = (64, 64)  # sums stay below 2**24
+    arguments = draw.choice((1, 1, 2))
+    shapes: list[tuple[int, ...]] = [first] * arguments
+    steps: list[Step] = []
+    for _ in range(draw.randint(1, 5)):
+        operation = draw.choice(OPERATIONS)
+        x = draw.randrange(max(0, len(shapes) - 3), len(shapes))
+        inputs, made = (x,), [shapes[x]]
+        if operation is square and (len(shapes[x]) != 2 or not 0 < shapes[x][1] <= 64):
+            operation = total
+        if operation is add:
+            inputs = (x, draw.choice([n for n, shape in enumerate(shapes) if shape == shapes[x]]))
+        elif operation is turn:
+            made = [shapes[x][::-1]]
+        elif operation is square:
+            made = [(shapes[x][0], shapes[x][0])]
+        elif operation is two:
+            made = made * 2
+        specs = tuple(spec_for(draw, shape) for shape in [*(shapes[n] for n in inputs), *made])
+        constants = draw.randint(1, 2), draw.randint(0, 30)
+        steps.append(Step(operation, draw.randrange(SLICES), inputs, specs, len(made), constants))
+        shapes += made
+    calculated = range(arguments, len(shapes))
+    results = sorted({len(shapes) - 1, *draw.choices(calculated, k=draw.randint(0, 2))})
+    donated = tuple(n for n in range(arguments) if draw.random() < 0.3)
+    return Plan(tuple(shapes[:arguments]), dtype, tuple(steps), tuple(results), donated)
+
+
+@dataclasses.dataclass
+class Held:
+    """An array, what it should be, and why it may have failed."""
+
+    array: Any
+    want: np.ndarray
+    slices: frozenset[int]
+    timed: bool = False
+
+
+class Crew:
+    """Threads of one client that work while a phase lasts."""
+
+    def __init__(self, cluster: Any, name: str, seed: int, threads: int) -> None:
+        self.cluster, self.name, self.seed, self.threads = cluster, name, seed, threads
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.lost: set[tuple[int, int]] = set()  # (host, pid) that errors named
+        self.mismatches: list[str] = []
+        draw = random.Random(f"{seed}/{name}")
+        devices = pw.make_virtual_device_set(cluster)
+        islands = [n % len(cluster.islands) for n in range(SLICES)]
+        self.slices = [
+            devices.add_slice(shape=draw.choice(MESHES), axis_names=("x", "y"), island=island) for island in islands
+        ]
+        self.reach = [{island} for island in islands]  # by slice: the islands that it has lain on in this phase
+        self.beats: dict[int, float] = {}  # by thread at work: when it last did something
+        self.diaries: dict[int, collections.deque[str]] = {}  # by thread: its last actions
+        self.moving = threading.Lock()
+        self._stop = threading.Event()
+        self._running: list[threading.Thread] = []
+
+    def start(self, phase: int) -> None:
+        """New slices, and threads that use them."""
+        draw = random.Random(f"{self.seed}/{self.name}/{phase}")
+        devices = pw.make_virtual_device_set(self.cluster)
+        places = [(draw.choice(MESHES), draw.randrange(len(self.cluster.islands))) for _ in range(SLICES)]
+        self.slices = [devices.add_slice(shape=shape, axis_names=("x", "y"), island=island) for shape, island in places]
+        self.reach = [{island} for _, island in places]
+        self._stop.clear()
+        self._running = [
+            threading.Thread(target=Worker(self, f"{self.seed}/{self.name}/{phase}/{number}").run, args=(number,))
+            for number in range(self.threads)
+        ]
+        for thread in self._running:
+            thread.start()
+
+    def pause(self) -> dict[str, Any]:
+        """Ends the phase: nothing is held any more. Counts, and what this client still has."""
+        self._stop.set()
+        for thread in self._running:
+            thread.join()
+        self._running = []
+        self.cluster.operations = None
+        self.cluster.copies.clear()
+        jax.clear_caches()
+        gc.collect()
+        self.cluster.native.flush()
+        return {
+            "counts": dict(self.counts),
+            "lost": sorted(self.lost),
+            "mismatches": self.mismatches,
+            "kept": self.kept(),
+        }
+
+    def kept(self) -> dict[str, int]:
+        """What a client has when nothing is left: zeros."""
+        gc.collect()
+        self.cluster.sweep()
+        self.cluster.native.flush()
+        native = self.cluster.native
+        return {
+            "futures": native.futures_in_use,
+            "in_flight": native.in_flight,
+            "arena_bytes": native.arena_stats()[0],
+        }
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set() or bool(self.mismatches)
+
+    def islands(self, slices: frozenset[int]) -> set[int]:
+        return set().union(*(self.reach[number] for number in slices))
+
+
+class Worker:
+    """One thread of a crew."""
+
+    def __init__(self, crew: Crew, seed: str) -> None:
+        self.crew = crew
+        self.seed = seed
+        self.draw = random.Random(seed)
+        self.held: list[Held] = []
+        self.programs: list[tuple[Plan, Any]] = []
+        self.diary: collections.deque[str] = collections.deque(maxlen=30)
+
+    def run(self, number: int) -> None:
+        actions = (self.put, self.call, self.call, self.call, self.call, self.read, self.read, self.move, self.delete)
+        rare = (self.remap, self.forget, self.operator)
+        try:
+            while not self.crew.stopping:
+                self.crew.beats[number] = time.monotonic()
+                action = self.draw.choice(rare if self.draw.random() < 0.04 else actions)
+                action()
+                self.crew.counts["actions"] += 1
+                while len(self.held) > HELD:
+                    self.drop(self.draw.choice(self.held))
+            for held in self.held if self.draw.random() < 0.5 else ():
+                self.crew.beats[number] = time.monotonic()
+                self.check(held)
+        except BaseException as error:
+            text = f"{self.seed}: {type(error).__name__}: {error}"
+            diary = "\n  ".join(self.diary)
+            if not isinstance(error, Mismatch):
+                text += f"\n{''.join(traceback.format_exception(error))}"
+            self.crew.mismatches.append(f"{text}\nlast actions:\n  {diary}")
+            print(f"MISMATCH {self.crew.mismatches[-1]}", flush=True)
+        finally:
+            self.crew.beats.pop(number, None)
+            self.held.clear()
+            self.programs.clear()
+
+    # ---- actions
+
+    def put(self, shape: Any = None, dtype: Any = None) -> Held | None:
+        shape = self.draw.choice(SHAPES) if shape is None else shape
+        dtype = self.draw.choice(DTYPES) if dtype is None else dtype
+        value = self.value(shape, dtype)
+        number = self.draw.randrange(SLICES)
+        spec = spec_for(self.draw, shape)
+        self.diary.append(f"put {shape} {dtype.__name__} on {number} {spec}")
+        slices = frozenset([number])
+        array = self.attempt(slices, False, lambda: pw.device_put(value, self.crew.slices[number], spec))
+        return self.hold(array, value, slices)
+
+    def call(self) -> None:
+        if len(self.programs) < PROGRAMS and (not self.programs or self.draw.random() < 0.1):
+            plan = random_plan(self.draw)
+            self.programs.append((plan, plan.build(self.crew.slices)))
+        plan, program = self.draw.choice(self.programs)
+        arguments: list[Any] = []
+        for shape in plan.shapes:
+            fits = [held for held in self.held if held.want.shape == shape and held.want.dtype == plan.dtype]
+            if fits and self.draw.random() < 0.7:
+                arguments.append(self.draw.choice(fits))
+            elif self.draw.random() < 0.5:
+                arguments.append(self.value(shape, plan.dtype))
+            else:
+                held = self.put(shape, plan.dtype)
+                if held is None:
+                    return
+                arguments.append(held)
+        given = [argument for argument in arguments if isinstance(argument, Held)]
+        slices = frozenset(step.slice for step in plan.steps).union(*(held.slices for held in given))
+        timed = any(held.timed for held in given)
+        if self.draw.random() < 0.15:
+            seconds = self.draw.choice((1e-5, 1e-3, 0.02, 100.0))
+            timed, program = True, program.with_timeout(seconds)
+        self.diary.append(f"call {plan}, timed {timed}")
+        self.crew.counts["calls"] += 1
+        values = [argument.array if isinstance(argument, Held) else argument for argument in arguments]
+        results = self.attempt(slices, timed, lambda: program(*values))
+        self.held = [held for held in self.held if not held.array.is_deleted()]
+        if results is None:
+            return
+        wants = plan.oracle(*(arg.want if isinstance(arg, Held) else arg for arg in arguments))
+        for array, want in zip(results, wants, strict=True):
+            self.hold(array, want, slices, timed)
+
+    def read(self) -> None:
+        if self.held:
+            held = self.draw.choice(self.held)
+            how = self.draw.random()
+            if how < 0.2:
+                self.diary.append("copy_to_host_async")
+                self.attempt(held.slices, held.timed, held.array.copy_to_host_async)
+            elif how < 0.3:
+                self.diary.append("is_ready")
+                self.attempt(held.slices, held.timed, held.array.is_ready)
+            elif how < 0.4:
+                self.diary.append("block_until_ready")
+                if self.attempt(held.slices, held.timed, held.array.block_until_ready) is None:
+                    self.drop(held)
+            else:
+                self.check(held)
+
+    def move(self) -> None:
+        """To another slice, or another sharding."""
+        if self.held:
+            held = self.draw.choice(self.held)
+            number = self.draw.randrange(SLICES)
+            spec = spec_for(self.draw, held.want.shape)
+            self.diary.append(f"move to {number} {spec}")
+            slices = held.slices | {number}
+            target = self.crew.slices[number]
+            array = self.attempt(slices, held.timed, lambda: pw.device_put(held.array, target, spec))
+            self.hold(array, held.want, slices, held.timed)
+
+    def delete(self) -> None:
+        if self.held:
+            held = self.draw.choice(self.held)
+            self.diary.append("delete")
+            if self.draw.random() < 0.5:
+                held.array.delete()
+            self.drop(held)
+
+    def operator(self) -> None:
+        """Ordinary use of an array."""
+        fits = [held for held in self.held if held.want.shape == (64, 64)]
+        if fits:
+            held = self.draw.choice(fits)
+            self.diary.append("operator")
+            array = self.attempt(held.slices, held.timed, lambda: held.array[::2] * 0 + held.array[1::2])
+            self.hold(array, held.want[1::2], held.slices, held.timed)
+
+    def forget(self) -> None:
+        if self.programs:
+            self.diary.append("forget a program")
+            del self.programs[self.draw.randrange(len(self.programs))]
+
+    def remap(self) -> None:
+        number = self.draw.randrange(SLICES)
+        cluster, slice_ = self.crew.cluster, self.crew.slices[number]
+        island = self.draw.randrange(len(cluster.islands))
+        ids = [device.id for device in cluster.devices if device.island == island]
+        target = self.draw.sample(ids, slice_.size)
+        self.diary.append(f"remap {number} to {target}")
+        # What it brings along may have failed with any island's hosts, and a failure of any slice's array tells.
+        with self.crew.moving:
+            self.crew.reach[number].add(island)
+            everything = frozenset(range(SLICES))
+            if self.attempt(everything, True, lambda: (cluster.remap(slice_, target), 1)) is not None:
+                self.crew.counts["remaps"] += 1
+
+    # ---- values
+
+    def value(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        if dtype is np.float32 and np.prod(shape) > 1 << 16:
+            dtype = np.int32
+        generator = np.random.default_rng(self.draw.getrandbits(32))
+        return np.asarray(generator.integers(0, MODULUS, shape), dtype)
+
+    def hold(self, array: Any, want: np.ndarray, slices: frozenset[int], timed: bool = False) -> Held | None:
+        if array is None:
+            return None
+        held = Held(array, want, slices, timed)
+        self.held.append(held)
+        return held
+
+    def drop(self, held: Held) -> None:
+        self.held = [other for other in self.held if other is not held]
+
+    def check(self, held: Held) -> None:
+        """Reads and compares."""
+        self.diary.append(f"read {held.want.shape} {held.want.dtype}")
+        got = self.attempt(held.slices, held.timed, lambda: np.asarray(held.array))
+        if got is None:
+            self.drop(held)
+            return
+        self.crew.counts["reads"] += 1
+        if got.dtype != held.want.dtype or got.shape != held.want.shape or not np.array_equal(got, held.want):
+            raise Mismatch(f"{held.array!r} is {got!r}, expected {held.want!r}")
+
+    def attempt(self, slices: frozenset[int], timed: bool, action: Callable[[], Any]) -> Any:
+        """The result; None when it failed for a good reason."""
+        try:
+            return action()
+        except pw.errors.HostLostError as error:
+            found = re.search(r"host (\d+) \(pid (\d+)\)", str(error))
+            if found is None:
+                raise Mismatch(f"names no host: {error}") from error
+            host, pid = int(found[1]), int(found[2])
+            self.crew.lost.add((host, pid))
+            reach = self.crew.islands(slices)
+            island = next(number for number, hosts in enumerate(self.crew.cluster.islands) if host in hosts)
+            if island not in reach:
+                raise Mismatch(f"came by islands {sorted(reach)} only, but failed with: {error}") from error
+            self.crew.counts["HostLostError"] += 1
+        except pw.errors.ResourceExhaustedError:
+            self.crew.counts["ResourceExhaustedError"] += 1
+            for held in self.held[::2]:
+                self.drop(held)
+        except pw.errors.DeadlineExceededError as error:
+            if not timed:
+                raise Mismatch(f"nobody asked for a deadline: {error}") from error
+            self.crew.counts["DeadlineExceededError"] += 1
+        return None
