@@ -249,6 +249,141 @@ def test_a_killed_client_gives_its_bytes_back_while_another_computes(start: Call
     assert cluster.stats()["hosts"][0]["overfull"] == 0
 
 
+#: Twenty runs in flight of a program that copies 2 MiB between two devices, each 0.1 s of work, until a line comes.
+LONG = """
+    import threading
+    devices = pw.make_virtual_device_set(cluster)
+    one, two = devices.add_slice(devices=1), devices.add_slice(devices=1)
+
+    def slow(x):
+        square = jnp.broadcast_to(x[:1] * 0 + 0.001, (256, 256))
+        return x + 1 + jax.lax.fori_loop(0, 60, lambda _, m: jnp.tanh(m @ m), square)[0, 0] * 0
+
+    first, second = (pw.jit(slow, devices=each, name=f"slow{n}") for n, each in enumerate((one, two)))
+    run = pw.program(lambda x: second(first(x)).sum(), name="long")
+    value = np.ones(2 * MiB // 4, np.float32)
+    x = pw.device_put(value, one)
+    assert float(run(x)) == 3 * value.size
+    told = []
+    threading.Thread(target=lambda: told.append(sys.stdin.readline()), daemon=True).start()
+    print(cluster.client_id, flush=True)
+    count, waiting = 0, []
+    while not told:
+        waiting.append(run(x))
+        if len(waiting) == 20:
+            assert float(waiting.pop(0)) == 3 * value.size
+            count += 1
+    for each in waiting:
+        assert float(each) == 3 * value.size
+    print("runs", count + len(waiting), flush=True)
+"""
+
+
+def test_a_long_run_keeps_others_out_only_as_far_as_its_copies_go(start: Callable[..., Any], other: Any) -> None:
+    """MEM-2: runs in flight take their eager copies' room beside everybody's peak; nobody starves either way."""
+    budget = 48 * MiB
+    cluster = start(1, 1, 2, device_memory=budget)
+    long = other(LONG, cluster)
+    busy = int(long.stdout.readline())
+    small, big = (other(STEPS, cluster, count, number) for count, number in (("200", "1"), ("100000", "2")))
+    said, _ = small.communicate(timeout=120)  # it comes to its end beside one that never stops and one like itself
+    assert small.returncode == 0 and said.endswith("right 200\ndone\n"), said
+    lines = [big.stdout.readline() for _ in range(4)]
+    assert lines[1:] == ["right 20\n", "right 40\n", "right 60\n"], lines
+    stats = cluster.stats()
+    assert stats["hosts"][0]["overfull"] == 0 and stats["controller"]["refused"] == 0
+    assert max(stats["controller"]["high_water"]) <= budget
+    assert all(0 < each["high_water"] <= budget for each in device(cluster))
+    assert bytes_of(busy, stats) > 0
+    said, _ = long.communicate("stop\n", timeout=60)
+    assert long.returncode == 0 and int(said.split()[-1]) >= 20, said
+    print("long", said.split()[-1], "runs; high water", [each["high_water"] for each in device(cluster)])
+
+
+def test_a_run_in_flight_counts_with_its_copies_and_not_with_its_peak(start: Callable[..., Any]) -> None:
+    """MEM-2: beside it, what fits with its eager copy is admitted at once; what does not is when it is over."""
+    cluster = start(1, 1, 2, device_memory=16 * MiB)
+    devices = pw.make_virtual_device_set(cluster)
+    one, two = devices.add_slice(devices=1), devices.add_slice(devices=1)
+
+    def slow(x: Any) -> Any:
+        square = jnp.broadcast_to(x[:1] * 0 + 0.001, (256, 256))
+        return x.sum() + jax.lax.fori_loop(0, 3000, lambda _, m: jnp.tanh(m @ m), square)[0, 0] * 0
+
+    first = pw.jit(lambda x: jnp.zeros(MiB, jnp.float32) + x, devices=one, name="first")
+    second = pw.jit(slow, devices=two, name="slow")
+    long = pw.program(lambda x: second(first(x)), name="long")  # 4 MiB, and its copy on the other device
+    x = pw.device_put(np.float32(3), one)
+    assert float(long(x)) == 3 * MiB
+    with pw.connect(cluster.address) as neighbour:
+        slice_ = pw.make_virtual_device_set(neighbour).add_slice(devices=2)
+
+        def wide(size: int) -> Any:
+            """`size` MiB on each device, and their sum."""
+            make = pw.jit(
+                lambda k: jnp.zeros(size * MiB // 2, jnp.float32) + k, devices=slice_, out_shardings=P("x"), name="make"
+            )
+            total = pw.jit(lambda y: y.sum(), devices=slice_, in_shardings=P("x"), name="total")
+            made = pw.program(lambda k: total(make(k)), name=f"wide{size}")
+            assert float(made(k)) == size * MiB // 2
+            return made
+
+        def arrived(count: int) -> dict[str, Any]:
+            """The controller's numbers, once so many runs have come to it."""
+            while (now := cluster.stats()["controller"])["runs"] + now["held"] < count:
+                time.sleep(0.005)
+            return dict(now)
+
+        k = pw.device_put(np.float32(1), slice_)
+        fits, waits = wide(11), wide(14)
+        for _ in range(3):
+            before = arrived(0)["runs"]
+            running = long(x)
+            cluster.native.flush()
+            quick = fits(k)
+            neighbour.native.flush()
+            now = arrived(before + 2)
+            assert not running.is_ready() and now["held"] == 0, now
+            late = waits(k)
+            neighbour.native.flush()
+            now = arrived(before + 3)
+            assert not running.is_ready() and now["held"] == 1, now
+            assert float(late) == 14 * MiB // 2 and running.is_ready()
+            assert float(quick) == 11 * MiB // 2 and float(running) == 3 * MiB
+            assert cluster.stats()["controller"]["held"] == 0
+    assert max(each["high_water"] for each in device(cluster)) <= 16 * MiB
+    assert cluster.stats()["hosts"][0]["overfull"] == 0
+
+
+def test_a_state_of_sixty_percent_of_the_budget_trains_when_it_is_donated(start: Callable[..., Any]) -> None:
+    """MEM-2, MEM-4: a new state beside the old would not fit; 200 steps of one that takes its place do."""
+    budget = 20 * MiB
+    cluster = start(1, 1, 2, device_memory=budget)
+    slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=2)
+    value = np.arange(4 * MiB // 4, dtype=np.float32) % 13  # 2 MiB on each device, six times
+
+    def update(state: Any, grad: Any) -> Any:
+        return {name: leaf + grad for name, leaf in state.items()}
+
+    def place(**options: Any) -> Any:
+        return pw.jit(update, devices=slice_, in_shardings=P("x"), out_shardings=P("x"), **options)
+
+    donating, keeping = place(donate_argnums=0, name="donating"), place(name="keeping")
+    grad = pw.device_put(np.ones(value.size, np.float32), slice_, P("x"))
+    state = {f"w{n}": pw.device_put(value, slice_, P("x")) for n in range(6)}
+    with pytest.raises(pw.errors.ResourceExhaustedError, match=r"'keeping' needs 12\.0 MiB.*donate arguments"):
+        jax.block_until_ready(keeping(state, grad))
+    for _ in range(200):
+        state = donating(state, grad)
+    for leaf in state.values():
+        np.testing.assert_array_equal(np.asarray(leaf), value + 200)
+    stats = cluster.stats()
+    assert stats["controller"]["refused"] == 1 and stats["hosts"][0]["overfull"] == 0
+    marks = [each["high_water"] for each in device(cluster)]
+    assert all(0.6 * budget <= mark <= budget for mark in marks), marks
+    print(f"budget {budget}, high water {marks}")
+
+
 # ------------------------------------------------------------------------------------------------------------- refused
 
 
