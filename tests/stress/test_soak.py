@@ -15,7 +15,11 @@ SOAK = pathlib.Path(__file__).with_name("soak.py")
 @pytest.mark.watchdog(300)
 def test_a_short_soak() -> None:
     process = subprocess.run(
-        [sys.executable, str(SOAK), "--seconds", "20"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        # A host that is killed does not give back what it held of its clients' shared memory.
+        [sys.executable, str(SOAK), "--seconds", "20", "--known", "client.*arena_bytes"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     print(process.stdout)
     assert process.returncode == 0, process.stdout

@@ -354,7 +354,9 @@ TEST_F(Gangs, WaitForWhatTheirOthersNeed) {
   }
   EXPECT_EQ(zero.executor.stats().launches, 1u);  // host 1 may need the value before it can join
   EXPECT_EQ(zero.executor.stats().gangs, 0u);
-  EXPECT_EQ(zero.executor.on_post(1, 5, 1, std::vector<uint64_t>{64}), Status::kOk);
+  uint64_t slot = 0;  // where host 1 wants it
+  const std::vector<uint64_t> offsets{reinterpret_cast<uint64_t>(&slot)};
+  EXPECT_EQ(zero.executor.on_post(1, 5, 1, offsets), Status::kOk);
   clock.advance(1000);
   zero.poll();
   EXPECT_EQ(zero.executor.stats().gangs, 1u);
