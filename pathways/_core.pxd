@@ -238,8 +238,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         uint32_t devices
         uint32_t max_in_flight
         uint64_t device_bytes
-        uint32_t gang_begin
-        uint32_t gang_end
+        cbool gangs_block
         uint32_t batch
     cdef cppclass CppHost "pathways::Host":
         CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +

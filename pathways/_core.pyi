@@ -151,7 +151,7 @@ class Host:
         controller_segment: Any,
         batch: int = 64,
         device_bytes: int = 0,
-        gang: tuple[int, int] = (0, 0),
+        gangs_block: bool = False,
     ) -> None: ...
     def add_plan(self, plan: int, block: bytes) -> None: ...
     def set_launchables(

@@ -25,7 +25,7 @@ cdef class Host:
     cdef readonly uint32_t number
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
-                 controller_segment, uint32_t batch=64, uint64_t device_bytes=0, tuple gang=(0, 0)):
+                 controller_segment, uint32_t batch=64, uint64_t device_bytes=0, bint gangs_block=False):
         cdef HostOptions options
         cdef BackendCallbacks callbacks
         cdef vector[HostBlock*] blocks
@@ -70,7 +70,7 @@ cdef class Host:
         options.devices = devices
         options.max_in_flight = max_in_flight
         options.device_bytes = device_bytes
-        options.gang_begin, options.gang_end = gang
+        options.gangs_block = gangs_block
         options.batch = batch
         self.core.reset(new CppHost(options, blocks, <ControllerBlock*><size_t>controller_segment.controller_block,
                                     self.backend.get()[0]))

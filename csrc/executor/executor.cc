@@ -342,7 +342,7 @@ void Executor::launch(NodeRef ref) {
     }
   }
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  if (!has_room(run, node) || owes_gang(run, node)) {
+  if (!has_room(run, node) || owes_before(run, node)) {
     throttled_.push_back(ref);
     return;
   }
@@ -360,7 +360,7 @@ void Executor::launch(NodeRef ref) {
       inputs_.push_back(value != nullptr ? value : backend_.placeholder(where, i));
       if (value != nullptr) input_ages_.push_back(run.ages[inputs[i]]);
     }
-    if (node.gang != 0 && options_.gang_end != 0) link_.flush_peers();  // GANG-2
+    if (node.gang != 0 && options_.gangs_block) link_.flush_peers();  // GANG-2
     const Status status = backend_.launch(where, inputs_, outputs_);
     for (uint32_t i = 0; i < inputs.size(); ++i) {
       if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);

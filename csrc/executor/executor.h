@@ -13,9 +13,9 @@
 ///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
 ///           `gangs` counts those launches, per run and in all.
 ///   GANG-2  where the launch of a gang waits for the other hosts' (a CPU host of one device computes in the call), it
-///   is
-///           made only when nothing that comes before it in the order, and that those hosts may need to make theirs, is
-///           still to be said or sent by this one: nobody else does that while it waits.
+///           is made only when this host owes nobody anything that comes before it in the order: every room is posted,
+///           every value sent, and said. For while it waits nobody does that, and the others may need it, by whatever
+///           way, before they can make theirs. All that is waited for is earlier in the order, so nothing goes round.
 ///   MEM-1   what values take is in the ledger from their first reference to their last; a call that finds no room
 ///           beside what is there waits for what is under way.
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
@@ -77,9 +77,7 @@ class Executor {
     uint32_t devices = 1;
     uint32_t max_in_flight = 0;  ///< launches not known to be done, per device; 0: no bound
     uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
-    /// Hosts of the gangs, from the first on, where the launch of a gang waits for the others' (GANG-2); none: it never
-    /// waits.
-    uint32_t gang_begin = 0, gang_end = 0;
+    bool gangs_block = false;    ///< the launch of a gang waits for the other hosts' (GANG-2)
   };
 
   Executor(Options options, Backend& backend, HostLink& link);
@@ -253,7 +251,7 @@ class Executor {
     backend_.drop(value);
   }
   bool has_room(const Run& run, const NodeRecord& node) const;
-  bool owes_gang(const Run& run, const NodeRecord& node) const;
+  bool owes_before(const Run& run, const NodeRecord& node) const;
   void book_launch(const Run& run, const NodeRecord& node);
   void book(const Run& run, const NodeRecord& node, Value value);
   void forget_plan(uint32_t id);

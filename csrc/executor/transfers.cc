@@ -261,25 +261,14 @@ void Executor::receive_done(uint64_t key) {
   }
 }
 
-/// GANG-2: whether a transfer before this call waits for us to post, or to send, to another host of the gang.
-bool Executor::owes_gang(const Run& run, const NodeRecord& node) const {
-  if (node.gang == 0 || options_.gang_end == 0 || exchanges_.empty()) return false;
+/// GANG-2: whether a transfer before this call waits for us to post or to send.
+bool Executor::owes_before(const Run& run, const NodeRecord& node) const {
+  if (node.gang == 0 || !options_.gangs_block || exchanges_.empty()) return false;
   const uint64_t key = exchange_key(run.order, node.global_node);
-  const auto is_of_gang = [&](uint32_t peer) {
-    return peer != options_.host && peer >= options_.gang_begin && peer < options_.gang_end;
-  };
-  for (const auto& [other, exchange] : exchanges_) {
-    if (other >= key || !exchange.is_prepared) continue;
-    const Plan& plan = runs_[exchange.run]->plan->plan;
-    const NodeRecord& transfer = plan.node(exchange.node);
-    const auto to = plan.destinations(transfer), from = plan.sources(transfer);
-    if (exchange.sends_left != 0 && std::any_of(to.begin(), to.end(), is_of_gang)) return true;
-    if (std::any_of(from.begin(), from.end(), is_of_gang) &&
-        std::find(stalled_receives_.begin(), stalled_receives_.end(), other) != stalled_receives_.end()) {
-      return true;
-    }
-  }
-  return false;
+  if (!stalled_receives_.empty() && stalled_receives_.front() < key) return true;  // in the order
+  return std::any_of(exchanges_.begin(), exchanges_.end(), [&](const auto& item) {
+    return item.first < key && item.second.is_prepared && item.second.sends_left != 0;
+  });
 }
 
 void Executor::finish_exchange(uint64_t key) {

@@ -19,8 +19,7 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
       block_(hosts.at(options.host)),
       inbox_(block_->ring_from_controller()->claim_consumer()),
       to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
-      executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gang_begin,
-                 options.gang_end},
+      executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gangs_block},
                 backend, *this) {
   distance_ns_ = controller->distance_ns;
   to_controller_.set_distance(distance_ns_);

@@ -36,9 +36,9 @@ class Host final : private HostLink {
     uint32_t host = 0;
     uint32_t devices = 1;
     uint32_t max_in_flight = 0;
-    uint64_t device_bytes = 0;              ///< memory of each device; 0: no bound
-    uint32_t gang_begin = 0, gang_end = 0;  ///< see Executor::Options
-    uint32_t batch = 64;                    ///< records taken in one step
+    uint64_t device_bytes = 0;  ///< memory of each device; 0: no bound
+    bool gangs_block = false;   ///< see Executor::Options
+    uint32_t batch = 64;        ///< records taken in one step
     /// A step that has lasted so long takes no further record, for a launch may take as long as its computation, and
     /// what is done is looked at and told at the end of the step: often enough to be soon, seldom enough to be cheap.
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(100);

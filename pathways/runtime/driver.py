@@ -94,11 +94,15 @@ class HostDriver:
         self._platform = devices[0].platform
         # A host of one CPU device runs what it enqueues inline, so nothing is ever in flight there.
         bound = CPU_IN_FLIGHT if self._platform == "cpu" and len(devices) > 1 else 0
-        first = first_device // len(devices)
-        # There the launch of a gang waits for the island's other hosts.
-        gang = (first, first + len(all_devices) // len(devices)) if self._platform == "cpu" and bound == 0 else (0, 0)
         self.core = _core.Host(
-            self, host, len(devices), bound, list(segments), controller, device_bytes=device_bytes, gang=gang
+            self,
+            host,
+            len(devices),
+            bound,
+            list(segments),
+            controller,
+            device_bytes=device_bytes,
+            gangs_block=self._platform == "cpu" and bound == 0,
         )
         self._programs: dict[int, Program] = {}
         self._executables = executable.ExecutableCache()

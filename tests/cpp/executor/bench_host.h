@@ -68,9 +68,9 @@ class RecordingLink final : public HostLink {
 /// A host without rings.
 struct BenchHost {
   explicit BenchHost(ModelClock& clock, uint32_t number = 0, uint32_t devices = 2, int64_t step_ns = 100,
-                     uint32_t max_in_flight = 0, uint32_t gang_hosts = 0)
+                     uint32_t max_in_flight = 0, bool gangs_block = false)
       : backend({number, devices, step_ns, 0}, clock, nullptr),
-        executor({number, devices, max_in_flight, 0, 0, gang_hosts}, backend, link) {
+        executor({number, devices, max_in_flight, 0, gangs_block}, backend, link) {
     link.self = number;
     executor.add_client(0);
   }

@@ -335,10 +335,10 @@ TEST_F(Pair, AnyOrderOfDelivery) {
   }
 }
 
-/// Two hosts whose launches of gangs would wait for each other.
+/// A host whose launch of a gang would wait for the other hosts'.
 struct Gangs : ::testing::Test {
   ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost zero{clock, 0, 2, 100, 0, 2};
+  BenchHost zero{clock, 0, 2, 100, 0, true};
 };
 
 TEST_F(Gangs, WaitForWhatTheirOthersNeed) {
@@ -368,10 +368,10 @@ TEST_F(Gangs, WaitForWhatTheirOthersNeed) {
   zero.expect_empty();
 }
 
-TEST_F(Gangs, DoNotWaitForWhatOnlyOthersNeed) {
-  auto first = call({0}, {1}), gang = call({0}, {2}, 1, true);
-  gang.global_node = 6;
-  zero.add_plan(0, plan_of({0}, {first, transfer(5, {1}, {}, {}, {2}), gang}, {2}, 3, 0));  // host 2 is no member
+TEST_F(Gangs, DoNotWaitForWhatComesAfter) {
+  auto gang = call({0}, {1}, 1, true), last = call({0}, {2});
+  gang.global_node = 4;
+  zero.add_plan(0, plan_of({0}, {gang, last, transfer(5, {2}, {}, {}, {1})}, {1}, 3, 0));
   zero.put(A, 7);
   zero.run(1, 0, {A}, {B});
   clock.advance(1000);
