@@ -1,0 +1,179 @@
+// The gate in front of launches, on a modelled device: what finds no room waits for what is under way.
+//
+//   MEM-1  Gate.CountsWhatValuesTake, Gate.ValuesBetweenGo*, Gate.DonatedInputsAreTakenOver
+//   MEM-2  Gate.LaunchWaitsForRoom, Gate.TemporariesNeedRoomToo, Gate.OtherDevicesGoOn
+//   MEM-3  Gate.OverfullOnlyWhenNothingIsUnderWay
+#include "executor/bench_host.h"
+
+namespace pathways::test {
+namespace {
+
+constexpr uint64_t kBudget = 100;
+
+struct Gate : ::testing::Test {
+  ModelClock clock{ModelClock::Kind::kVirtual};
+  ModelledBackend backend{{0, 2, 100, 0}, clock, nullptr};
+  RecordingLink link;
+  Executor executor{{.host = 0, .devices = 2, .device_bytes = kBudget}, backend, link};
+
+  Gate() { executor.add_client(0); }
+
+  void add_plan(uint32_t id, const PlanBuilder& builder, PlanSizes sizes) {
+    Plan plan = Plan::parse(builder.finish());
+    backend.learn(id, plan, {});
+    executor.add_plan(id, std::move(plan));
+    executor.set_compiled(id, std::nullopt, std::move(sizes));
+  }
+  void run(uint64_t order, uint32_t plan, std::vector<uint64_t> arguments, const std::vector<uint64_t>& results) {
+    RunRecord record{};
+    record.header = {RecordKind::kRun, 0, 0};
+    record.tag = record.order = order;
+    record.plan = plan;
+    record.arguments = static_cast<uint32_t>(arguments.size());
+    record.results = static_cast<uint32_t>(results.size());
+    arguments.insert(arguments.end(), results.begin(), results.end());
+    executor.on_run(record, arguments.data());
+  }
+  void release(uint64_t handle) {
+    const NoteRecord note{
+        {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), 0}, 0, 0, 0, sizeof handle, 0, kNoPlaceSet, 0};
+    executor.on_note(note, std::as_bytes(std::span{&handle, 1}));
+  }
+  void poll() {
+    while (executor.poll() != 0) {
+    }
+  }
+  void pass(int64_t ns = 1000000) {
+    clock.advance(ns);
+    poll();
+  }
+  const Ledger::Device& device(size_t number) const { return executor.ledger().devices()[number]; }
+  void expect_empty() {
+    pass();
+    executor.ledger().validate();
+    EXPECT_EQ(device(0).bytes, 0u);
+    EXPECT_EQ(backend.live_values(), 0u);
+    EXPECT_TRUE(executor.is_idle());
+  }
+};
+
+const uint64_t A = handle(1), B = handle(2), C = handle(3);
+
+/// Makes one value on `devices` out of nothing.
+PlanBuilder maker(uint64_t devices = 1) { return plan_of({}, {call({}, {0}, devices)}, {0}, 1); }
+
+TEST_F(Gate, CountsWhatValuesTake) {
+  add_plan(0, maker(3), {{40}, {{}}});
+  run(1, 0, {}, {A});
+  pass();
+  EXPECT_EQ(device(0).bytes, 40u);
+  EXPECT_EQ(device(1).bytes, 40u);
+  release(A);
+  expect_empty();
+  EXPECT_EQ(device(1).high_water, 40u);
+}
+
+TEST_F(Gate, ValuesBetweenGoWithTheLaunchOfTheirLastReader) {
+  // What follows on the device takes their memory only when the reader is done with it.
+  add_plan(0, plan_of({}, {call({}, {0}), call({0}, {1}), call({1}, {2})}, {2}, 3), {{45, 45, 45}, {{}}});
+  run(1, 0, {}, {A});
+  EXPECT_EQ(backend.launches(), 3u);
+  EXPECT_EQ(device(0).high_water, 90u);
+  pass();
+  release(A);
+  expect_empty();
+}
+
+TEST_F(Gate, LaunchWaitsForRoom) {
+  add_plan(0, maker(), {{60}, {{}}});
+  run(1, 0, {}, {A});
+  run(2, 0, {}, {B});
+  for (int i = 0; i < 10; ++i) {
+    poll();
+    EXPECT_EQ(backend.launches(), 1u);
+    EXPECT_TRUE(executor.is_throttled());
+  }
+  pass();
+  EXPECT_EQ(link.completions(A), 1u);
+  EXPECT_EQ(backend.launches(), 1u) << "A is still held";
+  release(A);
+  poll();
+  EXPECT_EQ(backend.launches(), 2u);
+  pass();
+  EXPECT_EQ(link.completions(B), 1u);
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  EXPECT_EQ(device(0).high_water, 60u);
+  release(B);
+  expect_empty();
+}
+
+TEST_F(Gate, TemporariesNeedRoomToo) {
+  add_plan(0, maker(), {{30}, {{}}});
+  add_plan(1, maker(), {{30}, {{.temporary = 50, .donated = {}}}});
+  run(1, 0, {}, {A});
+  run(2, 1, {}, {B});  // 30 and 50 beside 30 are too many
+  EXPECT_EQ(backend.launches(), 1u);
+  release(A);
+  pass();
+  EXPECT_EQ(backend.launches(), 2u);
+  pass();
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  EXPECT_EQ(device(0).high_water, 80u);
+  release(B);
+  expect_empty();
+}
+
+TEST_F(Gate, DonatedInputsAreTakenOver) {
+  add_plan(0, maker(), {{90}, {{}}});
+  add_plan(1, plan_of({0}, {call({0}, {1})}, {1}, 2), {{90, 90}, {{.temporary = 10, .donated = {0}}}});
+  run(1, 0, {}, {A});
+  run(2, 1, {A}, {B});
+  EXPECT_EQ(backend.launches(), 2u) << "90 take the place of 90";
+  release(A);
+  pass();
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  EXPECT_EQ(device(0).bytes, 90u);
+  EXPECT_EQ(device(0).high_water, kBudget);
+  release(B);
+  expect_empty();
+}
+
+TEST_F(Gate, OtherDevicesGoOn) {
+  add_plan(0, maker(1), {{60}, {{}}});
+  add_plan(1, maker(2), {{60}, {{}}});
+  run(1, 0, {}, {A});
+  run(2, 0, {}, {B});  // waits
+  run(3, 1, {}, {C});  // is on the other device
+  EXPECT_EQ(backend.launches(), 2u);
+  release(A);
+  pass();
+  EXPECT_EQ(link.completions(C), 1u);
+  EXPECT_EQ(backend.launches(), 3u);
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  pass();
+  release(B);
+  release(C);
+  expect_empty();
+}
+
+TEST_F(Gate, OverfullOnlyWhenNothingIsUnderWay) {
+  add_plan(0, maker(), {{60}, {{}}});
+  run(1, 0, {}, {A});
+  run(2, 0, {}, {B});  // the order would not have admitted it: A stays
+  for (int i = 0; i < 1000; ++i) poll();
+  EXPECT_EQ(backend.launches(), 1u) << "A is under way";
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  pass();
+  EXPECT_EQ(link.completions(A), 1u);
+  for (int i = 0; i < 1000 && backend.launches() < 2; ++i) executor.poll();
+  EXPECT_EQ(backend.launches(), 2u) << "better too full than still for ever";
+  EXPECT_EQ(executor.stats().overfull, 1u);
+  pass();
+  EXPECT_EQ(device(0).high_water, 120u);
+  release(A);
+  release(B);
+  expect_empty();
+}
+
+}  // namespace
+}  // namespace pathways::test
