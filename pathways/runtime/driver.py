@@ -305,6 +305,9 @@ class HostDriver:
         if all(way.direct):
             self._local_bytes += way.copied
             return self._show(way, _jaxlib.shards_of(value), [])
+        if value.size == 0:  # JAX itself cannot reshard one without elements onto other devices
+            kind = way.target.type
+            return self._prepare(way.target).cut(np.zeros(kind.shape, kind.dtype))
         self._local_bytes += value.nbytes
         return jax.device_put(value, self._sharding(way.target))
 
