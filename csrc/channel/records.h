@@ -3,10 +3,9 @@
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
 ///   client -> controller   kRun, kNote, kCancel
-///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost, kGo (sequential dispatch only)
-///   host -> controller     kRunDone, kFailed, kEnqueued (the same)
-///   controller -> client   kFailed
-///   host -> host           kPost (where to write), kArrived (it is written)
+///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost; kGo (sequential
+///   dispatch) host -> controller     kRunDone, kFailed; kEnqueued (the same) controller -> client   kFailed host ->
+///   host           kPost (where to write), kArrived (it is written)
 #pragma once
 
 #include <cstdint>
@@ -42,10 +41,10 @@ enum class NoteKind : uint16_t {
   /// token: done with the buffer `handle` once it is ready (with none if 0), then completes `token`. Without: makes the
   /// buffer `handle`.
   kTask = 5,
-  kRename = 6,   ///< payload: pairs of handles; the buffer of the second takes the name of the first, whose own goes
-  kPark = 7,     ///< controller only: moves the client's buffers off the devices; the backend's payload, and answer
-  kUnpark = 8,   ///< controller only: and back
-  kFail = 9,     ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
+  kRename = 6,  ///< payload: pairs of handles; the buffer of the second takes the name of the first, whose own goes
+  kPark = 7,    ///< controller only: moves the client's buffers off the devices; the backend's payload, and answer
+  kUnpark = 8,  ///< controller only: and back
+  kFail = 9,    ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
 };
 
 inline constexpr uint32_t kNoPlaceSet = 0xffffffffu;

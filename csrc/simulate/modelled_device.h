@@ -78,7 +78,7 @@ struct ModelledFaults {
   int64_t send_ns = 0;        ///< how long a send is under way; 0: it is done at once
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
-  bool fail_tasks = false;  ///< no task can be started
+  bool fail_tasks = false;   ///< no task can be started
   bool refuse_park = false;  ///< there is no room for what leaves the devices
 };
 

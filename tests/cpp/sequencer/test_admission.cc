@@ -1,6 +1,6 @@
 // The ledger of memory as the order sees it: Admission.
-//   MEM-1  live is the sum of the blocks             CountsBlocks, WhatIsParkedTakesNothing, and validate() in every other test
-//   MEM-2  no place is ever overfull                 EveryMomentOfEveryScheduleFits (enumerated)
+//   MEM-1  live is the sum of the blocks             CountsBlocks, WhatIsParkedTakesNothing, and validate() in every
+//   other test MEM-2  no place is ever overfull                 EveryMomentOfEveryScheduleFits (enumerated)
 //          no two runs wait for each other           NobodyWaitsForOneThatWaits (enumerated)
 //   MEM-3  what never fits is told from what is kept out by blocks, and from what waits for runs   TellsTheReasons
 #include "sequencer/admission.h"
