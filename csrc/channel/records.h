@@ -3,9 +3,10 @@
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
 ///   client -> controller   kRun, kNote, kCancel
-///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost; kGo (sequential
-///   dispatch) host -> controller     kRunDone, kFailed; kEnqueued (the same) controller -> client   kFailed host ->
-///   host           kPost (where to write), kArrived (it is written)
+///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost; kGo
+///   host -> controller     kRunDone, kFailed; kEnqueued. This and kGo: in sequential dispatch only
+///   controller -> client   kFailed
+///   host -> host           kPost (where to write), kArrived (it is written)
 #pragma once
 
 #include <cstdint>
