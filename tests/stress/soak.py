@@ -160,8 +160,9 @@ def client(address: str, seed: int) -> int:
 class Killer(threading.Thread):
     """Kills hosts of islands that are whole, at random moments, until `stop`."""
 
-    def __init__(self, cluster: Any, draw: random.Random) -> None:
+    def __init__(self, cluster: Any, draw: random.Random, kills: bool) -> None:
         super().__init__(daemon=True)
+        self._kills = kills
         self._cluster, self._draw = cluster, draw
         self._stopped = threading.Event()
         self.killed: set[tuple[int, int]] = set()
@@ -176,6 +177,8 @@ class Killer(threading.Thread):
                     for island in self._cluster.islands
                     if all(hosts[number]["state"] == "up" for number in island)
                 ]
+                if not self._kills:
+                    continue
                 for island in self._draw.sample(whole, min(len(whole), self._draw.choice((1, 1, 1, 2)))):
                     victims = self._draw.sample(island, self._draw.randint(1, len(island)))
                     for host in victims:
@@ -195,8 +198,10 @@ class Killer(threading.Thread):
 class Soak:
     """Phases of work on one cluster after the other, and what they have shown."""
 
-    def __init__(self, seconds: float, seed: int, shapes: tuple[tuple[int, int, int], ...], known: str) -> None:
-        self.shapes, self.known = shapes, known
+    def __init__(
+        self, seconds: float, seed: int, shapes: tuple[tuple[int, int, int], ...], known: str, kills: bool
+    ) -> None:
+        self.shapes, self.known, self.kills = shapes, known, kills
         self.draw = random.Random(seed)
         self.begin = time.monotonic()
         self.end = self.begin + seconds
@@ -226,7 +231,7 @@ class Soak:
                 watchdog.alive_at = time.monotonic()
                 crew.start(phase)
                 guest.start(phase)
-                killer = Killer(cluster, random.Random(self.draw.getrandbits(32)))
+                killer = Killer(cluster, random.Random(self.draw.getrandbits(32)), self.kills)
                 killer.start()
                 self._work(crew, min(end, time.monotonic() + PHASE_S), watchdog)
                 watchdog.alive_at = time.monotonic()
@@ -365,6 +370,7 @@ def main() -> int:
     parser.add_argument(
         "--known", default="", help="a pattern of leftovers that are no leak here, such as 'arena_bytes'"
     )
+    parser.add_argument("--no-kills", dest="kills", action="store_false", help="let every host live")
     parser.add_argument("--client", metavar="ADDRESS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
@@ -378,7 +384,7 @@ def main() -> int:
     os.environ[MARK], os.environ["TMPDIR"] = mark, folder
     tempfile.tempdir = folder
     shapes = (tuple(map(int, arguments.shape.split(","))),) if arguments.shape else SHAPES
-    soak = Soak(arguments.seconds, seed, shapes, arguments.known)
+    soak = Soak(arguments.seconds, seed, shapes, arguments.known, arguments.kills)
     failure: BaseException | None = None
     try:
         soak.run()
