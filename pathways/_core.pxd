@@ -147,6 +147,7 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         int (*fetch)(void*, uint32_t, Value, const byte*, size_t) noexcept
         int (*read_back)(void*, Value, byte*, byte*) noexcept
         void (*refuse_fetch)(void*, uint32_t, const byte*, size_t) noexcept
+        void (*refuse_put)(void*, uint32_t, const byte*, size_t) noexcept
         int (*start_task)(void*, uint32_t, uint64_t, Value, const byte*, size_t) noexcept
         void (*note)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept

@@ -59,6 +59,7 @@ cdef class Host:
         callbacks.fetch = &_fetch
         callbacks.read_back = &_read_back
         callbacks.refuse_fetch = &_refuse_fetch
+        callbacks.refuse_put = &_refuse_put
         callbacks.start_task = &_start_task
         callbacks.note = &_note
         callbacks.explain = &_explain
@@ -514,6 +515,14 @@ cdef int _read_back(void* self, Value value, byte* small, byte* large) noexcept:
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "read-back", NULL)
+
+
+cdef void _refuse_put(void* self, uint32_t client, const byte* data, size_t n) noexcept:
+    cdef Host host = <Host>self
+    try:
+        host.driver.refuse_put(client, (<const char*>data)[:n])
+    except BaseException:
+        _python_failed(host, "put", NULL)
 
 
 cdef void _refuse_fetch(void* self, uint32_t client, const byte* data, size_t n) noexcept:

@@ -82,7 +82,7 @@ struct NoteRecord {
   uint32_t bytes;
   uint64_t place_bytes = 0;          ///< kPut, kTask: what the buffer that it makes takes, on each place
   uint32_t place_set = kNoPlaceSet;  ///< the same: see sequencer/admission.h; kNoPlaceSet: in no ledger
-  uint32_t reserved = 0;
+  uint32_t is_refused = 0;           ///< kPut: there is no room for it; the hosts give back what the payload holds
 };
 
 struct CancelRecord {

@@ -81,6 +81,8 @@ class Backend {
 
   /// Makes a buffer of a client's bytes; says which local devices it lies on.
   virtual Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) = 0;
+  /// There is no room for a put: gives back the memory that its payload holds.
+  virtual void refuse_put(uint32_t /*client*/, std::span<const std::byte> /*payload*/) {}
   /// Writes a ready buffer where the client reads it.
   virtual Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) = 0;
   /// There is nothing to read: gives back the memory that the payload holds.

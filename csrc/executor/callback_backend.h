@@ -44,6 +44,7 @@ struct BackendCallbacks {
   int (*fetch)(void*, uint32_t, Value, const std::byte*, size_t) = nullptr;
   int (*read_back)(void*, Value, std::byte*, std::byte*) = nullptr;
   void (*refuse_fetch)(void*, uint32_t, const std::byte*, size_t) = nullptr;
+  void (*refuse_put)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   int (*start_task)(void*, uint32_t, uint64_t, Value, const std::byte*, size_t) = nullptr;
   void (*note)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*explain)(void*, const NodeContext*) = nullptr;
@@ -99,6 +100,9 @@ class CallbackBackend final : public Backend {
   }
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override {
     return static_cast<Status>(c_.fetch(c_.self, client, value, payload.data(), payload.size()));
+  }
+  void refuse_put(uint32_t client, std::span<const std::byte> payload) override {
+    c_.refuse_put(c_.self, client, payload.data(), payload.size());
   }
   void refuse_fetch(uint32_t client, std::span<const std::byte> payload) override {
     c_.refuse_fetch(c_.self, client, payload.data(), payload.size());

@@ -81,6 +81,10 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
   const Handle handle{record.handle};
   switch (static_cast<NoteKind>(record.header.detail)) {
     case NoteKind::kPut: {
+      if (record.is_refused != 0) {  // why is said by a kFail behind it
+        backend_.refuse_put(id, payload);
+        break;
+      }
       if (handle.index() >= c->capacity) {
         link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(options_.host));
         break;

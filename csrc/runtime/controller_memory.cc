@@ -373,8 +373,15 @@ void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdic
                  refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, verdict, worst));
     return;
   }
-  const auto record = read<NoteRecord>(bytes);
-  fail_results(client, bytes, refusal(client, "a buffer put", {}, record.place_bytes, verdict, worst));
+  auto record = read<NoteRecord>(bytes);
+  const std::string text = refusal(client, "a buffer put", {}, record.place_bytes, verdict, worst);
+  if (static_cast<NoteKind>(record.header.detail) == NoteKind::kPut) {
+    record.is_refused = 1;
+    std::vector<std::byte> note(bytes.begin(), bytes.end());
+    std::memcpy(note.data(), &record, sizeof record);
+    submit_record(client, note, record.group, EntryKind::kNote, 0);
+  }
+  fail_results(client, bytes, text);
 }
 
 std::string Controller::refusal(const Client& client, const std::string& what, const std::string& biggest,

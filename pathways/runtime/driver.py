@@ -423,6 +423,14 @@ class HostDriver:
         full = np.frombuffer(what, placed.type.dtype) if what else np.empty(0, placed.type.dtype)
         return known.cut(full.reshape(placed.type.shape)), known.mask
 
+    def refuse_put(self, client: int, payload: bytes) -> None:
+        """Gives back the client's memory of a put that nobody has room for."""
+        _, _, what = payloads.parse_put(payload)
+        if isinstance(what, tuple):  # Mode.ARENA
+            self.core.client_block(client, *what, True)
+        elif isinstance(what, int):  # Mode.LOCAL
+            self.local.pop(what, None)
+
     def _prepare(self, placed: Placed) -> Inputs:
         each = len(self._devices)
         return Inputs(placed, self.host * each, each, self._device, self._sharding(placed))

@@ -555,3 +555,18 @@ def test_a_transfer_bigger_than_the_memory_for_transfers_is_refused(refusals: Re
     landed.delete()
     np.testing.assert_array_equal(np.asarray(pw.device_put(half, refusals.right, P("x")))[-2:], [1, 1])
     assert refusals.cluster.stats()["hosts"][1]["arena_high_water"] <= 4 * MiB
+
+
+def test_a_refused_put_gives_back_the_clients_memory(start: Callable[..., Any]) -> None:
+    cluster = start(device_memory=2 * MiB)
+    slice_ = pw.make_virtual_device_set().add_slice(devices=1)
+    for _ in range(3):
+        too_big = pw.device_put(np.zeros(MiB, np.float32), slice_)
+        with pytest.raises(pw.errors.ResourceExhaustedError, match="a buffer put needs"):
+            too_big.block_until_ready()
+        del too_big
+    deadline = time.monotonic() + 20
+    while cluster.native.arena_stats()[0] != 0 and time.monotonic() < deadline:
+        cluster.native.flush()
+        time.sleep(0.01)
+    assert cluster.native.arena_stats()[0] == 0
