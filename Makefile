@@ -29,7 +29,7 @@ CXX_FILES := $(shell find csrc tests -name '*.h' -o -name '*.cc')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-cpp test-python quick lint format asan tsan model stress bench wheel docs clean
+.PHONY: help setup demo test test-cpp test-python quick lint format asan tsan model stress soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,9 @@ model: cpp-dev ## the model tests: every interleaving of small cases
 stress: $(BUILT) ## the native stress tests and the slow Python tests, again and again
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
 	@python -m pytest -m slow $(PYTEST_ARGS)
+
+soak: $(BUILT) ## ten minutes of random programs against NumPy, under small budgets, while hosts are killed
+	@python tests/stress/soak.py $(SOAK_ARGS)
 
 lint: $(DEV) $(BUILT) ## ruff, mypy, cython-lint, clang-format, and clang-tidy where it is installed
 	@python scripts/lint.py

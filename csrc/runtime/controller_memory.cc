@@ -295,7 +295,7 @@ bool Controller::retry_held(Client& client) {
   while (!client.held.empty()) {
     const auto& front = client.held.front();
     if (lost_ != 0 && is_run(front) && is_stranded(read<RunRecord>(front).group)) return false;  // ERR-2
-    const std::vector<std::byte> bytes = std::move(client.held.front());
+    std::vector<std::byte> bytes = std::move(client.held.front());
     client.held.pop_front();
     Verdict verdict;
     PlaceId worst = 0;
