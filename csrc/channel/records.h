@@ -9,7 +9,10 @@
 ///   host -> host           kPost (where to write), kArrived (it is written)
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <span>
 #include <type_traits>
 
 namespace pathways {
@@ -167,6 +170,15 @@ inline constexpr uint64_t words_behind(const RunRecord& run) {
   const uint64_t handles = uint64_t{run.arguments} + run.results;
   return handles + ((run.header.detail & kRunWanted) != 0 ? (uint64_t{run.results} + 63) / 64 : 0) +
          ((run.header.detail & kRunHasDeadline) != 0 ? 1 : 0);
+}
+
+/// The record that a ring's bytes begin with; there are enough of them.
+template <typename Record>
+Record read_record(std::span<const std::byte> bytes) {
+  static_assert(std::is_trivially_copyable_v<Record>);
+  Record record;
+  std::memcpy(&record, bytes.data(), sizeof record);
+  return record;
 }
 
 inline constexpr uint32_t padded(uint32_t bytes) { return (bytes + 7u) & ~7u; }

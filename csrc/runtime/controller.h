@@ -187,6 +187,10 @@ class Controller {
   bool take(Client& client, std::span<const std::byte> record);
   std::string unsound(std::span<const std::byte> record) const;
   void take(uint32_t host, std::span<const std::byte> record);
+  /// What is known of a plan; nullptr: nothing.
+  const PlanMemory* memory_of(uint32_t plan) const {
+    return plan < plan_memory_.size() ? plan_memory_[plan].get() : nullptr;
+  }
   bool admit(Client& client, std::span<const std::byte> record, Verdict* verdict, PlaceId* worst);
   void order(Client& client, std::span<const std::byte> record);
   void hold(Client& client, std::span<const std::byte> record);
@@ -254,6 +258,7 @@ class Controller {
   uint32_t max_record_ = 0;                   ///< that fits every host's ring
   Admission admission_;
   std::vector<std::shared_ptr<const PlanMemory>> plan_memory_;  ///< by plan
+  std::vector<BlockId> blocks_;                                 ///< scratch of order()
   std::vector<Admitted> admitted_;                              ///< by entry
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at

@@ -5,19 +5,8 @@
 #include "runtime/controller.h"
 
 namespace pathways {
-namespace {
-
-RunRecord read_run(std::span<const std::byte> bytes) {
-  RunRecord record;
-  std::memcpy(&record, bytes.data(), sizeof record);
-  return record;
-}
-
-}  // namespace
-
 int64_t Controller::deadline_of(std::span<const std::byte> record) {
-  RecordHeader header;
-  std::memcpy(&header, record.data(), sizeof header);
+  const auto header = read_record<RecordHeader>(record);
   int64_t at_ns = 0;
   if (header.kind == RecordKind::kRun && (header.detail & kRunHasDeadline) != 0) {
     std::memcpy(&at_ns, record.data() + record.size() - sizeof at_ns, sizeof at_ns);
@@ -27,8 +16,8 @@ int64_t Controller::deadline_of(std::span<const std::byte> record) {
 
 /// What others hear who depend on it; the client itself has better words.
 std::string Controller::too_late(std::span<const std::byte> record) const {
-  const uint32_t plan = read_run(record).plan;
-  const auto memory = plan < plan_memory_.size() ? plan_memory_[plan] : nullptr;
+  const uint32_t plan = read_record<RunRecord>(record).plan;
+  const PlanMemory* memory = memory_of(plan);
   return "DeadlineExceededError: a run of " +
          (memory == nullptr ? "plan " + std::to_string(plan) : "program '" + memory->name + "'") +
          " was not over by its deadline";
@@ -47,7 +36,7 @@ void Controller::refuse_late(Client& client, std::span<const std::byte> record) 
 void Controller::watch_deadline(Client& client, std::span<const std::byte> bytes, EntryId id) {
   const int64_t at_ns = deadline_of(bytes);
   if (at_ns == 0) return;
-  const RunRecord record = read_run(bytes);
+  const RunRecord record = read_record<RunRecord>(bytes);
   Deadlines::Item item;
   item.at_ns = at_ns;
   item.tag = record.tag;

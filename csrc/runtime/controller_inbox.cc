@@ -11,13 +11,6 @@ namespace {
 constexpr uint32_t kBatch = 256;      // records taken from one ring in one pass
 constexpr uint32_t kMostText = 4096;  // of one error
 
-template <typename Record>
-Record read(std::span<const std::byte> bytes) {
-  Record record;
-  std::memcpy(&record, bytes.data(), sizeof record);
-  return record;
-}
-
 }  // namespace
 
 // -------------------------------------------------------------------------------------------------------- clients
@@ -56,14 +49,14 @@ uint32_t Controller::drain_client(Client& client) {
 bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   client.fault = unsound(bytes);
   if (!client.fault.empty()) return false;
-  const auto header = read<RecordHeader>(bytes);
+  const auto header = read_record<RecordHeader>(bytes);
   if (header.kind == RecordKind::kCancel) {
-    cancel(client.id, read<CancelRecord>(bytes).tag);
+    cancel(client.id, read_record<CancelRecord>(bytes).tag);
     return true;
   }
   const bool is_run = header.kind == RecordKind::kRun;
-  const GroupId group = is_run ? read<RunRecord>(bytes).group : read<NoteRecord>(bytes).group;
-  const PlaceSetId set = is_run ? kNoPlaceSet : read<NoteRecord>(bytes).place_set;
+  const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<NoteRecord>(bytes).group;
+  const PlaceSetId set = is_run ? kNoPlaceSet : read_record<NoteRecord>(bytes).place_set;
   if (!sequencer_.has_group(group) || (set != kNoPlaceSet && !admission_.has_set(set))) {
     // A group, or a set, is registered before the first record that names it is written: then it is in the mail.
     // SYNC controller/mail: pairs with post_mail().
@@ -74,7 +67,7 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     return false;
   }
   if (is_run && lost_ != 0 && is_stranded(group)) return false;  // its other hosts must not wait with it
-  if (stepper_ && is_run && !stepper_->knows(read<RunRecord>(bytes).plan) &&
+  if (stepper_ && is_run && !stepper_->knows(read_record<RunRecord>(bytes).plan) &&
       has_mail_.load(std::memory_order_acquire)) {  // SYNC controller/mail, as above: its plan may be in the mail
     return false;
   }
@@ -105,7 +98,7 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
 /// What is wrong with a client's record; empty when nothing is.
 std::string Controller::unsound(std::span<const std::byte> bytes) const {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
-  const auto header = read<RecordHeader>(bytes);
+  const auto header = read_record<RecordHeader>(bytes);
   const auto expect = [&](uint64_t size) {
     return bytes.size() == size ? std::string()
                                 : "a record of kind " + std::to_string(static_cast<int>(header.kind)) + " has " +
@@ -118,7 +111,7 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
   switch (header.kind) {
     case RecordKind::kRun: {
       if (bytes.size() < sizeof(RunRecord)) return expect(sizeof(RunRecord));
-      const auto record = read<RunRecord>(bytes);
+      const auto record = read_record<RunRecord>(bytes);
       if ((header.detail & ~(kRunWanted | kRunHasDeadline)) != 0) {
         return "a run has the unknown flags " + std::to_string(header.detail);
       }
@@ -130,7 +123,7 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
           kind == NoteKind::kPark || kind == NoteKind::kUnpark) {
         return "a note is of kind " + std::to_string(header.detail) + ", which clients do not send";
       }
-      return expect(sizeof(NoteRecord) + ((uint64_t{read<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
+      return expect(sizeof(NoteRecord) + ((uint64_t{read_record<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
     }
     case RecordKind::kCancel:
       return expect(sizeof(CancelRecord));
@@ -194,10 +187,10 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
     throw Error(Status::kInvalid, "host " + std::to_string(index) + " sent " + what);
   };
   if (bytes.size() < sizeof(RecordHeader)) refuse("a record shorter than its header");
-  const auto header = read<RecordHeader>(bytes);
+  const auto header = read_record<RecordHeader>(bytes);
   if (header.kind == RecordKind::kRunDone) {
     if (bytes.size() != sizeof(RunDoneRecord)) refuse("a completion of the wrong size");
-    const auto record = read<RunDoneRecord>(bytes);
+    const auto record = read_record<RunDoneRecord>(bytes);
     if (record.host != index || record.tag > UINT32_MAX ||
         !sequencer_.is_running_on(static_cast<EntryId>(record.tag), index)) {
       refuse("a completion of a run that does not run");
@@ -205,10 +198,10 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
     run_done(index, record);
   } else if (header.kind == RecordKind::kEnqueued) {
     if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
-    if (!enqueued(index, read<EnqueuedRecord>(bytes))) refuse("a report of a call that nobody waits for");
+    if (!enqueued(index, read_record<EnqueuedRecord>(bytes))) refuse("a report of a call that nobody waits for");
   } else if (header.kind == RecordKind::kFailed) {
     if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
-    const auto record = read<FailedRecord>(bytes);
+    const auto record = read_record<FailedRecord>(bytes);
     const auto found = by_id_.find(header.client);
     if (found == by_id_.end() || !Handle{record.handle}.valid()) return;
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);

@@ -17,8 +17,7 @@ namespace {
 constexpr uint32_t kMostText = 4096;
 
 std::vector<uint64_t> results_of(const std::vector<std::byte>& run) {
-  RunRecord record;
-  std::memcpy(&record, run.data(), sizeof record);
+  const auto record = read_record<RunRecord>(run);
   std::vector<uint64_t> results(record.results);
   std::memcpy(results.data(), run.data() + sizeof record + size_t{record.arguments} * sizeof(uint64_t),
               results.size() * sizeof(uint64_t));

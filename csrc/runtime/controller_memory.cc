@@ -13,23 +13,17 @@ namespace {
 
 constexpr size_t kHoldersNamed = 3;
 
-template <typename Record>
-Record read(std::span<const std::byte> bytes) {
-  Record record;
-  std::memcpy(&record, bytes.data(), sizeof record);
-  return record;
-}
-
-bool is_run(std::span<const std::byte> bytes) { return read<RecordHeader>(bytes).kind == RecordKind::kRun; }
+bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }
 
 bool is_note(std::span<const std::byte> bytes, NoteKind kind) {
-  const auto header = read<RecordHeader>(bytes);
+  const auto header = read_record<RecordHeader>(bytes);
   return header.kind == RecordKind::kNote && static_cast<NoteKind>(header.detail) == kind;
 }
 
 /// A note whose `handle` is a buffer that it makes.
 bool makes_buffer(std::span<const std::byte> bytes) {
-  return is_note(bytes, NoteKind::kPut) || (is_note(bytes, NoteKind::kTask) && read<NoteRecord>(bytes).token == 0);
+  return is_note(bytes, NoteKind::kPut) ||
+         (is_note(bytes, NoteKind::kTask) && read_record<NoteRecord>(bytes).token == 0);
 }
 
 uint64_t word(std::span<const std::byte> bytes, size_t offset) {
@@ -43,7 +37,7 @@ uint64_t argument_of(std::span<const std::byte> run, uint32_t index) {
 }
 
 uint64_t result_of(std::span<const std::byte> run, uint32_t index) {
-  return argument_of(run, read<RunRecord>(run).arguments + index);
+  return argument_of(run, read_record<RunRecord>(run).arguments + index);
 }
 
 std::string in_bytes(uint64_t count) {
@@ -92,11 +86,11 @@ void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
 bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict* verdict, PlaceId* worst) {
   *verdict = Verdict::kFits;
   if (is_run(bytes)) {
-    const auto record = read<RunRecord>(bytes);
-    const auto memory = record.plan < plan_memory_.size() ? plan_memory_[record.plan] : nullptr;
+    const auto record = read_record<RunRecord>(bytes);
+    const PlanMemory* memory = memory_of(record.plan);
     if (memory != nullptr) *verdict = admission_.check(memory->needs, worst);
   } else if (makes_buffer(bytes)) {
-    const auto record = read<NoteRecord>(bytes);
+    const auto record = read_record<NoteRecord>(bytes);
     if (record.place_set != kNoPlaceSet) {
       *verdict = admission_.check_block(record.place_set, record.place_bytes, worst);
     }
@@ -110,11 +104,11 @@ bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict
 void Controller::order(Client& client, std::span<const std::byte> bytes) {
   if (!is_run(bytes)) {
     note_handles(client, bytes);
-    submit_record(client, bytes, read<NoteRecord>(bytes).group, EntryKind::kNote, 0);
+    submit_record(client, bytes, read_record<NoteRecord>(bytes).group, EntryKind::kNote, 0);
     return;
   }
-  const auto record = read<RunRecord>(bytes);
-  const auto memory = record.plan < plan_memory_.size() ? plan_memory_[record.plan] : nullptr;
+  const auto record = read_record<RunRecord>(bytes);
+  const PlanMemory* memory = memory_of(record.plan);
   ++client.in_flight;
   if (memory == nullptr || memory->results.size() != record.results) {
     note_handles(client, bytes);
@@ -122,12 +116,12 @@ void Controller::order(Client& client, std::span<const std::byte> bytes) {
     return;
   }
   const uint64_t number = admission_.enter(memory->needs);
-  std::vector<uint32_t> blocks(record.results, Directory::kNoBlock);
+  blocks_.assign(record.results, Directory::kNoBlock);
   for (uint32_t i = 0; i < record.results; ++i) {
     const PlanMemory::Result& result = memory->results[i];
-    uint32_t& block = blocks[i];
+    BlockId& block = blocks_[i];
     if (result.same_as >= 0 && static_cast<uint32_t>(result.same_as) < i) {
-      block = blocks[static_cast<uint32_t>(result.same_as)];
+      block = blocks_[static_cast<uint32_t>(result.same_as)];
       if (block != Directory::kNoBlock) admission_.share(block);
     } else if (result.argument >= 0 && static_cast<uint32_t>(result.argument) < record.arguments) {
       const auto* entry = client.directory.find(Handle{argument_of(bytes, static_cast<uint32_t>(result.argument))});
@@ -150,20 +144,20 @@ void Controller::order(Client& client, std::span<const std::byte> bytes) {
   }
   const EntryId id = submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
   if (id >= admitted_.size()) admitted_.resize(id + 1);
-  admitted_[id] = {memory, number};
+  admitted_[id] = {plan_memory_[record.plan], number};
   watch_deadline(client, bytes, id);
 }
 
 /// Keeps the directory: which handles a sound record makes, and which it ends.
 void Controller::note_handles(Client& client, std::span<const std::byte> bytes) {
   if (is_run(bytes)) {
-    const auto record = read<RunRecord>(bytes);
+    const auto record = read_record<RunRecord>(bytes);
     for (uint32_t i = 0; i < record.results; ++i) {
       client.directory.announce(Handle{result_of(bytes, i)}, record.group);
     }
     return;
   }
-  const auto record = read<NoteRecord>(bytes);
+  const auto record = read_record<NoteRecord>(bytes);
   switch (static_cast<NoteKind>(record.header.detail)) {
     case NoteKind::kPut:
     case NoteKind::kTask:
@@ -188,9 +182,10 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
       }
       return;
     case NoteKind::kBackend:
-      if (record.token != 0 && record.token < plan_memory_.size() && plan_memory_[record.token] != nullptr &&
-          plan_memory_[record.token]->client == client.id) {
-        plan_memory_[record.token].reset();
+      if (const uint64_t plan = record.token; plan != 0 && plan < plan_memory_.size() &&
+                                              plan_memory_[plan] != nullptr &&
+                                              plan_memory_[plan]->client == client.id) {
+        plan_memory_[plan].reset();
       }
       return;
     case NoteKind::kRename:
@@ -245,16 +240,20 @@ void Controller::count_held(Client& client, std::span<const std::byte> bytes, bo
     }
   };
   if (is_run(bytes)) {
-    const auto record = read<RunRecord>(bytes);
+    const auto record = read_record<RunRecord>(bytes);
     for (uint32_t i = 0; i < record.arguments + record.results; ++i) count(argument_of(bytes, i));
+  } else if (is_note(bytes, NoteKind::kRename)) {
+    const auto record = read_record<NoteRecord>(bytes);
+    for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle))
+      count(word(bytes, sizeof record + at));
   } else if (!is_note(bytes, NoteKind::kRelease)) {
-    count(read<NoteRecord>(bytes).handle);
+    count(read_record<NoteRecord>(bytes).handle);
   }
 }
 
 /// Of a release that comes behind held records, what none of them names takes effect now.
 void Controller::release_ahead(Client& client, std::span<const std::byte> bytes) {
-  auto record = read<NoteRecord>(bytes);
+  auto record = read_record<NoteRecord>(bytes);
   std::vector<uint64_t> now, later;
   for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
     const uint64_t handle = word(bytes, sizeof record + at);
@@ -294,7 +293,7 @@ void Controller::retry_held() {
 bool Controller::retry_held(Client& client) {
   while (!client.held.empty()) {
     const auto& front = client.held.front();
-    if (lost_ != 0 && is_run(front) && is_stranded(read<RunRecord>(front).group)) return false;  // ERR-2
+    if (lost_ != 0 && is_run(front) && is_stranded(read_record<RunRecord>(front).group)) return false;  // ERR-2
     std::vector<std::byte> bytes = std::move(client.held.front());
     client.held.pop_front();
     Verdict verdict;
@@ -308,9 +307,9 @@ bool Controller::retry_held(Client& client) {
     if (verdict == Verdict::kBusy) {
       client.held_since = 0;
       if (is_run(bytes)) {
-        admission_.claim(plan_memory_[read<RunRecord>(bytes).plan]->needs);
+        admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
       } else {
-        admission_.claim_set(read<NoteRecord>(bytes).place_set);
+        admission_.claim_set(read_record<NoteRecord>(bytes).place_set);
       }
     } else if (verdict == Verdict::kHeld) {
       const int64_t now = monotonic_ns();
@@ -341,8 +340,9 @@ bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
 }
 
 bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail) {
-  const auto at = std::find_if(client.held.begin(), client.held.end(),
-                               [&](const auto& bytes) { return is_run(bytes) && read<RunRecord>(bytes).tag == tag; });
+  const auto at = std::find_if(client.held.begin(), client.held.end(), [&](const auto& bytes) {
+    return is_run(bytes) && read_record<RunRecord>(bytes).tag == tag;
+  });
   if (at == client.held.end()) return false;
   const std::vector<std::byte> bytes = std::move(*at);
   client.held.erase(at);
@@ -361,7 +361,7 @@ bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text
 void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdict verdict, PlaceId worst) {
   ++stats_.refused;
   if (is_run(bytes)) {
-    const auto record = read<RunRecord>(bytes);
+    const auto record = read_record<RunRecord>(bytes);
     const PlanMemory& memory = *plan_memory_[record.plan];
     uint64_t wanted = 0;
     for (const PlaceNeed& need : memory.needs) {
@@ -373,7 +373,7 @@ void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdic
                  refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, verdict, worst));
     return;
   }
-  auto record = read<NoteRecord>(bytes);
+  auto record = read_record<NoteRecord>(bytes);
   const std::string text = refusal(client, "a buffer put", {}, record.place_bytes, verdict, worst);
   if (static_cast<NoteKind>(record.header.detail) == NoteKind::kPut) {
     record.is_refused = 1;
@@ -396,7 +396,7 @@ std::string Controller::refusal(const Client& client, const std::string& what, c
   for (const Admission::Holder& holder : admission_.holders(worst, kHoldersNamed)) {
     std::string name = "put there";
     if (holder.plan != Admission::kPut) {
-      const auto& memory = holder.plan < plan_memory_.size() ? plan_memory_[holder.plan] : nullptr;
+      const PlanMemory* memory = memory_of(holder.plan);
       name = memory == nullptr ? "results of a program" : "results of program '" + memory->name + "'";
     }
     text += " " + in_bytes(holder.bytes) + " " + name + " by " +
@@ -433,12 +433,12 @@ void Controller::fail_results(Client& client, std::span<const std::byte> bytes, 
     submit_record(client, out, group, EntryKind::kNote, 0);
   };
   if (!is_run(bytes)) {
-    const auto record = read<NoteRecord>(bytes);
+    const auto record = read_record<NoteRecord>(bytes);
     fail(Handle{record.handle}, record.group, true);
     return;
   }
-  const auto record = read<RunRecord>(bytes);
-  const auto memory = record.plan < plan_memory_.size() ? plan_memory_[record.plan] : nullptr;
+  const auto record = read_record<RunRecord>(bytes);
+  const PlanMemory* memory = memory_of(record.plan);
   const bool is_known = memory != nullptr && memory->results.size() == record.results;
   for (uint32_t i = 0; i < record.results; ++i) {
     fail(Handle{result_of(bytes, i)}, is_known ? memory->results[i].group : record.group, is_known);

@@ -10,13 +10,6 @@ namespace {
 
 constexpr size_t kMostOffsets = 1u << 20;  // of one post: more blocks than a host lands in one transfer
 
-template <typename Record>
-Record read(std::span<const std::byte> bytes) {
-  Record record;
-  std::memcpy(&record, bytes.data(), sizeof record);
-  return record;
-}
-
 std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
   return std::string(kind) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
 }
@@ -46,10 +39,10 @@ uint32_t Host::drain_peer(uint32_t peer) {
 /// What is wrong with a peer's record; empty when nothing is, and then it was done.
 std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
-  const auto header = read<RecordHeader>(bytes);
+  const auto header = read_record<RecordHeader>(bytes);
   if (header.kind == RecordKind::kPost) {
     if (bytes.size() < sizeof(PostRecord)) return sizes("a post", bytes.size(), sizeof(PostRecord));
-    const auto record = read<PostRecord>(bytes);
+    const auto record = read_record<PostRecord>(bytes);
     const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
     if (bytes.size() != expected) return sizes("a post", bytes.size(), expected);
     if (record.host != peer) return "a post names host " + std::to_string(record.host);
@@ -68,7 +61,7 @@ std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
   }
   if (header.kind == RecordKind::kArrived) {
     if (bytes.size() < sizeof(ArrivedRecord)) return sizes("an arrival", bytes.size(), sizeof(ArrivedRecord));
-    const auto record = read<ArrivedRecord>(bytes);
+    const auto record = read_record<ArrivedRecord>(bytes);
     const uint64_t expected = sizeof record + ((uint64_t{record.bytes} + 7) & ~uint64_t{7});
     if (bytes.size() != expected) return sizes("an arrival", bytes.size(), expected);
     if (record.host != peer) return "an arrival names host " + std::to_string(record.host);

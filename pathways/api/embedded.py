@@ -16,11 +16,9 @@ import jax
 from pathways import _jaxlib, _native, errors
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import driver, payloads
-from pathways.runtime.memory import ProgramMemory, ledger_entries
+from pathways.runtime.memory import UNLIMITED, ProgramMemory, ledger_entries
 from pathways.runtime.resource_manager import ResourceManager
 from pathways.runtime.topology import SliceBinding, Topology
-
-UNLIMITED = 1 << 62
 
 
 class EmbeddedControl:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ def _names(value: str) -> list[str]:
 
 
 _out = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON here.")
+_plot = click.option(
+    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here."
+)
 _results = click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
@@ -55,6 +59,19 @@ def _publish(report: reports.Report, json_path: Path | None, results: Path | Non
         console.print(f"wrote {path}", highlight=False)
 
 
+def _draw(
+    picture: Callable[[Any, Path], None], report: reports.Report, plot_path: Path | None, results: Path | None
+) -> None:
+    """A picture of the report's rows: where it was asked for, or in the folder of results beside its tables."""
+    from pathways.bench import machine
+
+    if results and plot_path is None:
+        results.mkdir(parents=True, exist_ok=True)
+        plot_path = results / f"{machine.result_name(report.what, report.machine)}.png"
+    if plot_path:
+        picture(report.data["rows"], plot_path)
+
+
 @click.group()
 def bench() -> None:
     """Measure the runtime beside its rivals."""
@@ -69,7 +86,7 @@ def bench() -> None:
 @click.option("--collective", type=click.Choice(["both", "yes", "no"]), default="both", show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Length of one run.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here.")
+@_plot
 @_out
 @_results
 def dispatch(
@@ -144,7 +161,7 @@ def micro(only: str, binaries: Path | None, repeats: int, json_path: Path | None
 @click.option("--kib", type=_Integers(), default="4,16,64,256,1024,4096,16384,65536", show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.01), default=0.3, show_default=True, help="Length of one run.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here.")
+@_plot
 @_out
 @_results
 def transfer(
@@ -158,18 +175,14 @@ def transfer(
     results: Path | None,
 ) -> None:
     """Bytes between two host processes of one machine, rows to rows and rows to columns, beside rivals."""
-    from pathways.bench import machine, plot
+    from pathways.bench import plot
     from pathways.bench import transfer as transfers
 
     try:
         report = transfers.run(_names(rivals), devices, [1024 * size for size in kib], repeats, seconds)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if results and plot_path is None:
-        results.mkdir(parents=True, exist_ok=True)
-        plot_path = results / f"{machine.result_name(report.what, report.machine)}.png"
-    if plot_path:
-        plot.transfers(report.data["rows"], plot_path)
+    _draw(plot.transfers, report, plot_path, results)
     _publish(report, json_path, results)
 
 
@@ -184,7 +197,7 @@ def transfer(
 @click.option(
     "--seconds", type=click.FloatRange(0.01), default=0.5, show_default=True, help="Length of one measurement."
 )
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture here.")
+@_plot
 @_out
 @_results
 def pipeline(
@@ -199,8 +212,8 @@ def pipeline(
     results: Path | None,
 ) -> None:
     """Figure 7 of the paper: pipelines in parallel and in sequential dispatch, and what the hops predict."""
-    from pathways.bench import machine, plot
     from pathways.bench import pipeline as pipelines
+    from pathways.bench import plot
 
     console = rich.console.Console(stderr=True)
     try:
@@ -215,9 +228,5 @@ def pipeline(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if results and plot_path is None:
-        results.mkdir(parents=True, exist_ok=True)
-        plot_path = results / f"{machine.result_name(report.what, report.machine)}.png"
-    if plot_path:
-        plot.figure7(report.data["rows"], plot_path)
+    _draw(plot.figure7, report, plot_path, results)
     _publish(report, json_path, results)

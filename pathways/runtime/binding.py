@@ -169,7 +169,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     """
     program = bound.program
     holders = [frozenset(bound.hosts_of_mesh(mesh)) for mesh in range(len(program.meshes))]
-    masks = [_mask(devices, host, bound.devices_per_host) for devices in bound.bindings]
+    masks = [local_mask(devices, host, bound.devices_per_host) for devices in bound.bindings]
     local: dict[int, int] = {}
 
     def number(value: int) -> int:
@@ -234,7 +234,8 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     return HostPlan(builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(local), tuple(calls))
 
 
-def _mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
+def local_mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
+    """Which of a host's devices are among these, as a bit mask."""
     mask = 0
     for device in devices:
         if device // devices_per_host == host:

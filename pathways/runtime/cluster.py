@@ -30,7 +30,7 @@ from pathways import errors
 from pathways.runtime import environment, fdpass, options
 from pathways.runtime.binding import Bindings, BoundProgram, concerned
 from pathways.runtime.members import Host, Program, Stage
-from pathways.runtime.memory import ledger_entries
+from pathways.runtime.memory import UNLIMITED, ledger_entries
 from pathways.runtime.options import ControllerConfig, HostConfig
 from pathways.runtime.processes import is_readable
 from pathways.runtime.proto import control_pb2 as pb
@@ -38,7 +38,6 @@ from pathways.runtime.resource_manager import ResourceManager
 from pathways.runtime.serialization import load_program
 from pathways.runtime.topology import SliceBinding, Topology
 
-UNLIMITED = 1 << 62
 STOP_GRACE_S = 2.0
 #: The members of an island follow each other so quickly.
 FOLLOW_S = 0.02

@@ -24,7 +24,7 @@ from pathways import _core, _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, parking, payloads, read_back
-from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan
+from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan, local_mask
 from pathways.runtime.inputs import Inputs
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode
@@ -396,12 +396,8 @@ class HostDriver:
         for device, cell in zip(placed.devices, placed.cells, strict=True):
             if first <= device < first + len(self._devices):
                 shards.setdefault(placed.region(cell), []).append(self._device(device))
-        return Target(placed.type.shape, self._sharding(placed), list(shards.items()), self._mask(placed))
-
-    def _mask(self, placed: Placed) -> int:
-        """The local devices of a placement, as a bit mask."""
-        first = self.host * len(self._devices)
-        return sum(1 << device - first for device in placed.devices if 0 <= device - first < len(self._devices))
+        mask = local_mask(placed.devices, self.host, len(self._devices))
+        return Target(placed.type.shape, self._sharding(placed), list(shards.items()), mask)
 
     @all_dtypes
     def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
@@ -432,8 +428,7 @@ class HostDriver:
             self.local.pop(what, None)
 
     def _prepare(self, placed: Placed) -> Inputs:
-        each = len(self._devices)
-        return Inputs(placed, self.host * each, each, self._device, self._sharding(placed))
+        return Inputs(placed, self.host, len(self._devices), self._device, self._sharding(placed))
 
     @all_dtypes
     def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
@@ -516,7 +511,6 @@ class Watchers:
         self._core = core
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._watched: set[int] = set()  # ids of values being waited for; they are kept alive by their waiter
-        self._idle = 0
         self._threads = 0
 
     def arm(self, values: list[Any]) -> None:

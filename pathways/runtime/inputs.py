@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from pathways import _jaxlib
+from pathways.runtime.binding import local_mask
 from pathways.runtime.packing import Packing
 from pathways.runtime.routes import Placed
 
@@ -18,19 +19,24 @@ class Inputs:
     """A placement as one host needs it: which cells its devices show, and which devices they are."""
 
     def __init__(
-        self, placed: Placed, first: int, count: int, device: Callable[[int], jax.Device], sharding: NamedSharding
+        self,
+        placed: Placed,
+        host: int,
+        devices_per_host: int,
+        device: Callable[[int], jax.Device],
+        sharding: NamedSharding,
     ) -> None:
-        """`first` and `count` say which devices are this host's, by global number."""
+        """`device` gives this host's devices by their global numbers."""
         self.packing: Packing = placed.packing
         self.sharding = sharding
         here = [
             (number, cell)
             for number, cell in zip(placed.devices, placed.cells, strict=True)
-            if first <= number < first + count
+            if number // devices_per_host == host
         ]
         self._cells = [cell for _, cell in here]
         self._devices = [device(number) for number, _ in here]
-        self.mask = sum({1 << number - first for number, _ in here})
+        self.mask = local_mask(placed.devices, host, devices_per_host)
         self._aval = _jaxlib.shaped_array(placed.type.shape, placed.type.dtype, False)
 
     def unpack(self, memory: Any) -> jax.Array:

@@ -18,6 +18,8 @@ from pathways.runtime.binding import BoundProgram, HostPlan, Launch, donations
 from pathways.runtime.routes import route
 from pathways.runtime.topology import Topology
 
+#: A budget that nothing reaches; `kUnlimited` of csrc/sequencer/admission.h.
+UNLIMITED = 1 << 62
 _ALIGNMENT = 64  # of blocks that transfers land in
 _BLOCK = 128  # header of such a block, and what may be left of the free one that it was cut from
 _NAMED = 3

@@ -79,7 +79,7 @@ def test_devices_show_packed_memory_as_it_lies(spec: P, dtype: str) -> None:
         placed = Placed(ArrayType(shape, kind, 0, specs.normalize(spec, shape, mesh, "value")), mesh, (4, 5, 6, 7))
         value = (np.arange(math.prod(shape)) % 5 % 2).reshape(shape).astype(kind)
         sharding = NamedSharding(Mesh(np.array(devices).reshape(2, 2), ("x", "y")), spec)
-        inputs = Inputs(placed, 4, 4, lambda number: devices[number - 4], sharding)
+        inputs = Inputs(placed, 1, 4, lambda number: devices[number - 4], sharding)
         assert inputs.mask == 0b1111
         memory = aligned(placed.packing.nbytes)
         placed.packing.pack(value, memory)

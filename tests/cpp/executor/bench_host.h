@@ -137,6 +137,23 @@ struct BenchHost {
   Executor executor;
 };
 
+/// One host, and what most tests of it do.
+struct Bench : ::testing::Test {
+  ModelClock clock{ModelClock::Kind::kVirtual};
+  BenchHost host{clock};
+
+  void pass(int64_t ns = 1000000) {
+    clock.advance(ns);
+    host.poll();
+  }
+  /// Releases what the test still has; then nothing is left.
+  void drop(std::vector<uint64_t> handles) {
+    for (const uint64_t h : handles) host.release(h);
+    pass();
+    host.expect_empty();
+  }
+};
+
 inline PlanBuilder::Node call(std::vector<uint32_t> inputs, std::vector<uint32_t> outputs, uint64_t devices = 1,
                               bool gang = false) {
   static uint32_t number = 0;

@@ -14,21 +14,6 @@
 namespace pathways::test {
 namespace {
 
-struct Bench : ::testing::Test {
-  ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost host{clock};
-
-  void pass(int64_t ns = 1000000) {
-    clock.advance(ns);
-    host.poll();
-  }
-  void drop(std::vector<uint64_t> handles) {
-    for (const uint64_t h : handles) host.release(h);
-    pass();
-    host.expect_empty();
-  }
-};
-
 using Chain = Bench;
 using Arguments = Bench;
 using Plans = Bench;

@@ -9,14 +9,7 @@
 namespace pathways::test {
 namespace {
 
-struct Moves : ::testing::Test {
-  ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost host{clock};
-
-  void pass() {
-    clock.advance(1000000);
-    host.poll();
-  }
+struct Moves : Bench {
   void rename(std::vector<uint64_t> pairs) { host.note(NoteKind::kRename, 0, 0, std::as_bytes(std::span{pairs})); }
   void park(uint32_t client = 0) { host.note(NoteKind::kPark, 0, 0, {}, client); }
   void unpark(uint32_t client = 0) { host.note(NoteKind::kUnpark, 0, 0, {}, client); }
@@ -25,11 +18,6 @@ struct Moves : ::testing::Test {
     host.fetch(buffer, handle(100), &out, client);
     pass();
     return out;
-  }
-  void drop(std::vector<uint64_t> handles) {
-    for (const uint64_t h : handles) host.release(h);
-    pass();
-    host.expect_empty();
   }
 };
 

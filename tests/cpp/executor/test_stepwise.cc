@@ -16,21 +16,12 @@ PlanBuilder::Node numbered(uint32_t number, PlanBuilder::Node node) {
   return node;
 }
 
-struct Stepwise : ::testing::Test {
-  ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost host{clock};
-
+struct Stepwise : Bench {
   void run(uint64_t order, uint32_t plan, const std::vector<uint64_t>& arguments,
            const std::vector<uint64_t>& results) {
     host.run(order, plan, arguments, results, 0, {}, kRunStepwise);
   }
   size_t reported() const { return host.link.enqueued_calls.size(); }
-  void finish(std::vector<uint64_t> handles) {
-    for (const uint64_t h : handles) host.release(h);
-    clock.advance(1000000);
-    host.poll();
-    host.expect_empty();
-  }
 };
 
 TEST_F(Stepwise, NothingBeforeItsGo) {
@@ -54,7 +45,7 @@ TEST_F(Stepwise, NothingBeforeItsGo) {
   host.poll();
   EXPECT_EQ(host.link.completions(B), 1u);
   EXPECT_EQ(host.link.runs.size(), 1u);
-  finish({A, B});
+  drop({A, B});
 }
 
 TEST_F(Stepwise, GoesGiveTheOrder) {
@@ -74,7 +65,7 @@ TEST_F(Stepwise, GoesGiveTheOrder) {
   host.executor.on_go(3, 1);
   EXPECT_EQ(reported(), 5u);
   EXPECT_EQ(host.backend.order_violations(), 0u);
-  finish({A, B, C});
+  drop({A, B, C});
 }
 
 TEST_F(Stepwise, CompiledAfterSomeGoes) {
@@ -86,7 +77,7 @@ TEST_F(Stepwise, CompiledAfterSomeGoes) {
   EXPECT_EQ(host.backend.launches(), 1u);
   host.executor.on_go(1, 1);
   EXPECT_EQ(host.backend.launches(), 2u);
-  finish({A, B});
+  drop({A, B});
 }
 
 TEST_F(Stepwise, FailedPlanIsReportedToo) {
@@ -98,7 +89,7 @@ TEST_F(Stepwise, FailedPlanIsReportedToo) {
   EXPECT_EQ(host.backend.launches(), 0u);
   EXPECT_EQ(reported(), 2u);
   EXPECT_EQ(host.link.failure(A), "no such thing");
-  finish({A});
+  drop({A});
 }
 
 TEST_F(Stepwise, FailedInput) {
@@ -110,7 +101,7 @@ TEST_F(Stepwise, FailedInput) {
   EXPECT_EQ(reported(), 1u);
   EXPECT_FALSE(host.link.failure(B).empty());
   EXPECT_EQ(host.link.runs.at(1), (std::pair<uint32_t, uint32_t>{1, 1}));
-  finish({B});
+  drop({B});
 }
 
 TEST_F(Stepwise, RunWithoutNodesEndsByItself) {
@@ -121,7 +112,7 @@ TEST_F(Stepwise, RunWithoutNodesEndsByItself) {
   clock.advance(1000000);
   host.poll();
   EXPECT_EQ(host.link.completions(B), 1u);
-  finish({A, B});
+  drop({A, B});
 }
 
 TEST_F(Stepwise, UnsoundRunIsOver) {

@@ -9,10 +9,7 @@
 namespace pathways::test {
 namespace {
 
-struct Tasks : ::testing::Test {
-  ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost host{clock};
-
+struct Tasks : Bench {
   void task(uint64_t handle, uint64_t token, uint32_t client = 0) {
     host.note(NoteKind::kTask, handle, token, {}, client);
   }
@@ -23,15 +20,6 @@ struct Tasks : ::testing::Test {
     host.backend.tasks().erase(host.backend.tasks().begin());
     if (task.value != nullptr) host.backend.drop(task.value);
     host.executor.on_task_done(task.number, made, 1, error);
-  }
-  void pass(int64_t ns = 1000000) {
-    clock.advance(ns);
-    host.poll();
-  }
-  void drop(std::vector<uint64_t> handles) {
-    for (const uint64_t h : handles) host.release(h);
-    pass();
-    host.expect_empty();
   }
 };
 

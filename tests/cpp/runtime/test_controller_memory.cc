@@ -1,0 +1,118 @@
+// What the controller does with records for which there is no memory now.
+//
+//   MEM-2  Held.*: they wait, and what their client sends waits behind them; a release goes ahead only of buffers that
+//          none of them names
+//   MEM-3  Held.IsRefusedAfterItsGrace, Held.WhatNeverFitsIsRefusedAtOnce
+#include <thread>
+
+#include "runtime/played.h"
+#include "support.h"
+
+namespace pathways::test {
+namespace {
+
+/// One place of 100 bytes.
+struct Held : Cluster {
+  Held() : Cluster(2, 2, {100}) { set = controller->add_place_set({0}); }
+
+  uint64_t put(uint64_t bytes) {
+    Handle handle;
+    EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
+    EXPECT_EQ(good->note(NoteKind::kPut, 1, handle, {}, {}, set, bytes), Status::kOk);
+    pass();
+    return handle.raw;
+  }
+  void release(uint64_t handle) {
+    good->release(Handle{handle}, 1, uint64_t{1} << 30);  // big: it is sent at once
+    pass();
+  }
+  void rename(uint64_t name, uint64_t fresh) {
+    const uint64_t pair[] = {name, fresh};
+    EXPECT_EQ(good->note(NoteKind::kRename, 1, {}, {}, std::as_bytes(std::span{pair})), Status::kOk);
+    pass();
+  }
+  /// The next note that the host hears, as "kind:handle" ("kind:first word" where it has no handle), or "".
+  std::string next() {
+    const auto bytes = hosts[0]->next();
+    if (bytes.empty()) return {};
+    const auto header = read_record<RecordHeader>(bytes);
+    if (header.kind != RecordKind::kNote) return "run";
+    const auto note = read_record<NoteRecord>(bytes);
+    uint64_t named = note.handle;
+    if (named == 0 && note.bytes != 0) std::memcpy(&named, bytes.data() + sizeof note, sizeof named);
+    return std::to_string(header.detail) + ":" + std::to_string(named) + (note.is_refused != 0 ? " refused" : "");
+  }
+  static std::string said(NoteKind kind, uint64_t handle) {
+    return std::to_string(static_cast<int>(kind)) + ":" + std::to_string(handle);
+  }
+
+  PlaceSetId set = 0;
+};
+
+TEST_F(Held, AReleaseOfWhatNobodyNamesMakesRoom) {
+  const uint64_t first = put(60), second = put(60);
+  EXPECT_EQ(next(), said(NoteKind::kPut, first));
+  EXPECT_EQ(next(), "");
+  EXPECT_EQ(controller->stats().held, 1u);
+  release(first);
+  EXPECT_EQ(next(), said(NoteKind::kRelease, first));
+  EXPECT_EQ(next(), said(NoteKind::kPut, second));
+  EXPECT_EQ(controller->stats().held, 0u);
+  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{60}));
+}
+
+TEST_F(Held, WhatAHeldRunNamesIsReleasedBehindIt) {
+  const uint64_t spare = put(20), first = put(60), second = put(40);
+  uint64_t result = 0;
+  ASSERT_EQ(good->submit({5, 1, {1}}, std::array{first}, &result), Status::kOk);
+  pass();
+  release(first);
+  EXPECT_EQ(next(), said(NoteKind::kPut, spare));
+  EXPECT_EQ(next(), said(NoteKind::kPut, first));
+  EXPECT_EQ(next(), "");  // the run comes before the release, and the put before the run
+  release(spare);
+  EXPECT_EQ(next(), said(NoteKind::kRelease, spare));
+  EXPECT_EQ(next(), said(NoteKind::kPut, second));
+  EXPECT_EQ(next(), "run");
+  EXPECT_EQ(next(), said(NoteKind::kRelease, first));
+}
+
+TEST_F(Held, WhatAHeldRenameNamesIsReleasedBehindIt) {
+  const uint64_t spare = put(20), name = put(30), fresh = put(30), second = put(40);
+  for (int i = 0; i < 3; ++i) EXPECT_NE(next(), "");
+  rename(name, fresh);
+  release(name);
+  EXPECT_EQ(next(), "");
+  release(spare);
+  EXPECT_EQ(next(), said(NoteKind::kRelease, spare));
+  EXPECT_EQ(next(), said(NoteKind::kPut, second));
+  EXPECT_EQ(next(), said(NoteKind::kRename, name));
+  EXPECT_EQ(next(), said(NoteKind::kRelease, name));
+  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{40}));
+}
+
+TEST_F(Held, IsRefusedAfterItsGrace) {
+  const uint64_t first = put(60), second = put(60);
+  EXPECT_EQ(next(), said(NoteKind::kPut, first));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (controller->stats().refused == 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    pass();
+  }
+  EXPECT_EQ(next(), said(NoteKind::kPut, second) + " refused");  // gives back what it holds of the client's memory
+  EXPECT_EQ(next(), said(NoteKind::kFail, second));
+  good->poll_inbox();
+  EXPECT_NE(good->error_of(Handle{second}).find("60 bytes are held there by live arrays"), std::string::npos);
+  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{60}));
+}
+
+TEST_F(Held, WhatNeverFitsIsRefusedAtOnce) {
+  const uint64_t big = put(101);
+  EXPECT_EQ(next(), said(NoteKind::kPut, big) + " refused");
+  EXPECT_EQ(next(), said(NoteKind::kFail, big));
+  good->poll_inbox();
+  EXPECT_NE(good->error_of(Handle{big}).find("It can never fit"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace pathways::test
