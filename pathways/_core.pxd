@@ -82,9 +82,16 @@ cdef extern from "futures/future_table.h" namespace "pathways" nogil:
         uint32_t in_use()
 
 cdef extern from "memory/arena.h" namespace "pathways" nogil:
+    cdef unsigned BORROWERS "pathways::Arena::kBorrowers"
+    cdef cppclass Holding "pathways::Arena::Holding":
+        uint64_t offset
+        uint64_t bytes
+        uint32_t references
+        uint64_t borrowers
     cdef cppclass Arena:
+        vector[Holding] holdings()
         Status allocate(size_t, uint64_t*)
-        void retain(uint64_t)
+        void give_back(uint64_t, unsigned)
         void release(uint64_t)
         byte* at(uint64_t)
         uint64_t bytes_in_use()
@@ -207,6 +214,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         void watched_half_way(vector[Value]*)
         bint is_throttled()
         ExecutorStats stats()
+        vector[string] describe_runs(size_t most)
         const Ledger& ledger()
         void clear()
         cbool is_idle()
@@ -272,6 +280,11 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         uint32_t id
         uint32_t window
         uint64_t release_bytes
+    cdef cppclass Loan:
+        Loan()
+        uint64_t offset
+        uint64_t borrowers
+        uint32_t others
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
@@ -282,7 +295,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         Status cancel(uint64_t, const_u64_span, string) except +
         Status allocate(uint32_t, Handle*)
         Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span) except +
-        Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span, uint32_t, uint64_t) except +
+        Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span, uint32_t, uint64_t, const Loan&) except +
         void release(Handle, uint32_t, uint64_t) except +
         void forget(Handle) except +
         void flush() except +

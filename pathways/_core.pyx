@@ -48,8 +48,12 @@ cdef int64_t _LOOK_NS = 50_000_000
 cdef uint32_t _LOOKS = 8
 # How long it sleeps at most while its devices have all they can take.
 cdef int64_t _THROTTLED_NS = 500_000
+# So many runs under way are a stream.
+cdef uint64_t _STREAM_RUNS = 8
 # A client that waits so long sends the releases that it holds back.
 cdef int64_t _BRIEF_NS = 1_000_000
+# Live runs of a host of which its statistics say what they wait for.
+cdef size_t _OLDEST_RUNS = 16
 # Runs without a read of a result, after which its value no longer comes with its completion.
 cdef uint32_t _UNREAD_RUNS = 64
 
@@ -66,30 +70,33 @@ cdef class Layout:
     cdef readonly object slice        # pathways.api.Slice
     cdef readonly tuple spec          # per dimension, the axes that cut it
     cdef readonly uint32_t group      # of the hosts that hold it; changes when the slice moves
+    cdef readonly tuple hosts         # them
     cdef readonly uint32_t parts      # how many they are
     cdef readonly uint64_t nbytes
     cdef public object cache          # whatever the api keeps with it
     cdef readonly uint32_t place_set  # the devices that hold it, for the ledger of memory
     cdef readonly uint64_t place_bytes  # what it takes on each
 
-    def __init__(self, tuple shape, dtype, bint weak_type, slice, tuple spec, group, parts, nbytes, place_set,
-                 place_bytes):
+    def __init__(self, tuple shape, dtype, bint weak_type, slice, tuple spec, group, tuple hosts not None, nbytes,
+                 place_set, place_bytes):
         self.shape = shape
         self.dtype = dtype
         self.weak_type = weak_type
         self.slice = slice
         self.spec = spec
         self.group = group
-        self.parts = parts
+        self.hosts = hosts
+        self.parts = len(hosts)
         self.nbytes = nbytes
         self.place_set = place_set
         self.place_bytes = place_bytes
         self.cache = None
 
-    def move(self, uint32_t group, uint32_t parts, uint32_t place_set):
+    def move(self, uint32_t group, tuple hosts not None, uint32_t place_set):
         """Other devices hold arrays of this layout from now on; only while `Client.moving` (MOVE-1)."""
         self.group = group
-        self.parts = parts
+        self.hosts = hosts
+        self.parts = len(hosts)
         self.place_set = place_set
 
 
@@ -343,7 +350,11 @@ cdef class Client:
         cdef int64_t left = -1 if timeout < 0 else <int64_t>(timeout * 1e9)
         cdef int64_t piece
         handle.raw = raw
-        cdef bint is_flushed = self.host is not None
+        # Whoever waits for a step's result wants it soon: it stays awake, and keeps back the releases, which would go
+        # before it. Whoever waits with a stream under way only lets the hosts catch up: it leaves them the cores.
+        cdef bint is_brief = self.host is None and self.core.get().in_flight() < _STREAM_RUNS
+        if self.host is None and not is_brief:
+            self.core.get().flush()
         while True:
             self.core.get().poll_inbox()
             state = self.core.get().poll(handle)
@@ -355,7 +366,7 @@ cdef class Client:
                 return RELEASED
             if left == 0:
                 return PENDING
-            piece = _LOOK_NS if is_flushed else _BRIEF_NS
+            piece = _BRIEF_NS if is_brief else _LOOK_NS
             if left >= 0:
                 piece = min(piece, left)
             if self.host is not None:
@@ -365,9 +376,9 @@ cdef class Client:
             else:
                 with nogil:
                     self.core.get().wait(handle, nanoseconds(piece),
-                                         SpinPolicy.answer() if not is_flushed else SpinPolicy.park())
-                if not is_flushed and self.core.get().poll(handle) == FutureState.kPending:
-                    is_flushed = True
+                                         SpinPolicy.answer() if is_brief else SpinPolicy.adaptive())
+                if is_brief and self.core.get().poll(handle) == FutureState.kPending:
+                    is_brief = False
                     self.core.get().flush()  # releases held back would otherwise wait with us
                 if self.core.get().poll(handle) == FutureState.kPending:
                     self.core.get().poll_inbox()
@@ -420,22 +431,27 @@ cdef class Client:
         if not self.closed:
             self.core.get().forget(handle)
 
-    def put(self, Buffer array not None, bytes payload not None):
-        """Sends the bytes of a new array, in the order."""
+    def put(self, Buffer array not None, bytes payload not None, BlockView block=None):
+        """Sends the bytes of a new array, in the order; `block` is what the payload names, lent to each host."""
         self.send_note(NoteKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.place_set,
-                       array.layout.place_bytes)
+                       array.layout.place_bytes, _loan(block, array.layout))
+
+    def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None):
+        """Has the hosts write an array where the payload says, in `block`, which is lent to each; completes `token`."""
+        self.send_note(NoteKind.kFetch, array.layout.group, array.handle, token, payload, NO_PLACE_SET, 0,
+                       _loan(block, array.layout))
 
     def make(self, Buffer array not None, bytes payload not None):
         """Has its hosts make a new array by a task, in the order."""
         self.send_note(NoteKind.kTask, array.layout.group, array.handle, 0, payload, array.layout.place_set,
-                       array.layout.place_bytes)
+                       array.layout.place_bytes, Loan())
 
     def note(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
-        """Sends one note in the order. `kind`: 2 fetch, 4 for the backend, 5 a task."""
-        self.send_note(<NoteKind>kind, group, raw, token, payload, NO_PLACE_SET, 0)
+        """Sends one note in the order. `kind`: see `runtime.payloads`."""
+        self.send_note(<NoteKind>kind, group, raw, token, payload, NO_PLACE_SET, 0, Loan())
 
     cdef send_note(self, NoteKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
-                   uint32_t place_set, uint64_t place_bytes):
+                   uint32_t place_set, uint64_t place_bytes, Loan loan):
         cdef Handle handle, answer
         cdef const char* data = payload
         cdef Status status
@@ -445,7 +461,8 @@ cdef class Client:
             self.check_alive()
         while True:
             status = self.core.get().note(kind, group, handle, answer,
-                                          const_byte_span(<const byte*>data, len(payload)), place_set, place_bytes)
+                                          const_byte_span(<const byte*>data, len(payload)), place_set, place_bytes,
+                                          loan)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:
@@ -504,6 +521,16 @@ cdef class Client:
         if arena == NULL or arena.allocate(nbytes, &offset) != Status.kOk:
             return None
         return BlockView.make(arena, offset, nbytes, self.keep)
+
+    def holdings(self):
+        """Of each live block of the client's memory (offset, bytes, the client's references, hosts that hold it)."""
+        cdef Arena* arena = self.core.get().arena()
+        cdef vector[Holding] found
+        if arena != NULL:
+            found = arena.holdings()
+        return [(found[i].offset, found[i].bytes, found[i].references,
+                 [host for host in range(BORROWERS) if found[i].borrowers >> <int>host & 1])
+                for i in range(found.size())]
 
     def arena_stats(self):
         cdef Arena* arena = self.core.get().arena()
@@ -693,10 +720,24 @@ cdef class Call:
         return out
 
 
+cdef Loan _loan(BlockView block, Layout layout):
+    """A reference of a block for each host of a layout."""
+    cdef Loan loan
+    if block is not None:
+        loan.offset = block.offset
+        for host in layout.hosts:
+            if host < BORROWERS:
+                loan.borrowers |= <uint64_t>1 << <int>host
+            else:
+                loan.others += 1
+    return loan
+
+
 @cython.no_gc
 cdef class BlockView:
     """A block of a shared arena as a writable Python buffer; gives its reference back when Python forgets it."""
     cdef Arena* arena
+    cdef int borrower       # as whom it was lent the block; negative: the reference is its own
     cdef readonly uint64_t offset
     cdef readonly size_t nbytes
     cdef object keep
@@ -705,22 +746,21 @@ cdef class BlockView:
     cdef BlockView make(Arena* arena, uint64_t offset, size_t nbytes, keep):
         cdef BlockView view = BlockView.__new__(BlockView)
         view.arena = arena
+        view.borrower = -1
         view.offset = offset
         view.nbytes = nbytes
         view.keep = keep
         return view
 
-    def retain(self, int times=1):
-        """Takes references for others, who release them by attaching a view of their own."""
-        cdef int _
-        for _ in range(times):
-            self.arena.retain(self.offset)
-
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         PyBuffer_FillInfo(buffer, self, <void*>self.arena.at(self.offset), self.nbytes, 0, flags)
 
     def __dealloc__(self):
-        if self.arena != NULL:
+        if self.arena == NULL:
+            return
+        if self.borrower >= 0:
+            self.arena.give_back(self.offset, <unsigned>self.borrower)
+        else:
             self.arena.release(self.offset)
 
 

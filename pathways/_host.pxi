@@ -282,6 +282,7 @@ cdef class Host:
                                  "high_water": ledger.accounts()[i].high_water})
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
                 "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
+                "oldest_runs": [each.decode() for each in self.core.get().executor().describe_runs(_OLDEST_RUNS)],
                 "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
                 "memory": {"devices": devices, "accounts": accounts},
                 "bytes_sent": self.backend.get().bytes_sent(), "bytes_kept": self.backend.get().bytes_kept(),
@@ -299,13 +300,14 @@ cdef class Host:
             return None
         return BlockView.make(self.arena, offset, nbytes, self.keep)
 
-    def client_block(self, uint32_t client, uint64_t offset, size_t nbytes, bint adopt):
-        """A view of a block in a client's arena; `adopt` takes over a reference that the client took for us."""
+    def client_block(self, uint32_t client, uint64_t offset, size_t nbytes):
+        """A view of a block in a client's arena that it has lent to this host; gives it back."""
         segment = self.clients[client]
         cdef Arena* arena = (<ClientBlock*><size_t>segment.client_block).client_arena()
-        if not adopt:
-            arena.retain(offset)
-        return BlockView.make(arena, offset, nbytes, segment)
+        cdef BlockView view = BlockView.make(arena, offset, nbytes, segment)
+        if self.number < BORROWERS:
+            view.borrower = <int>self.number
+        return view
 
     def arena_capacity(self):
         return 0 if self.arena == NULL else self.arena.capacity()

@@ -5,7 +5,7 @@
 ///   client -> controller   kRun, kNote, kCancel
 ///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost; kGo
 ///   host -> controller     kRunDone, kFailed; kEnqueued. This and kGo: in sequential dispatch only
-///   controller -> client   kFailed
+///   controller -> client   kFailed, kReclaim
 ///   host -> host           kPost (where to write), kArrived (it is written)
 #pragma once
 
@@ -29,6 +29,7 @@ enum class RecordKind : uint16_t {
   kGo = 9,
   kEnqueued = 10,
   kHostLost = 11,
+  kReclaim = 12,
 };
 
 /// A flag in a run's `detail`, from the controller to hosts: its nodes are prepared as goes come, not before.
@@ -86,6 +87,7 @@ struct NoteRecord {
   uint64_t place_bytes = 0;          ///< kPut, kTask: what the buffer that it makes takes, on each place
   uint32_t place_set = kNoPlaceSet;  ///< the same: see sequencer/admission.h; kNoPlaceSet: in no ledger
   uint32_t is_refused = 0;           ///< kPut: there is no room for it; the hosts give back what the payload holds
+  uint64_t lent = 0;                 ///< stamp of the client's memory that the payload lends to each host; 0: none
 };
 
 struct CancelRecord {
@@ -115,6 +117,14 @@ struct FailedRecord {
   uint64_t handle;
   uint32_t bytes;
   uint32_t reserved;
+};
+
+/// A lost host has heard of what the client lent it with stamps up to `stamp`, and gives back none of it any more.
+struct ReclaimRecord {
+  RecordHeader header;
+  uint32_t host;
+  uint32_t reserved;
+  uint64_t stamp;
 };
 
 /// A transfer's destination to one of its sources. Followed by `count` offsets into the destination's arena.
@@ -162,7 +172,7 @@ struct EnqueuedRecord {
   uint32_t host;
 };
 
-static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 48);
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 56);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// 8-byte words that follow a RunRecord.

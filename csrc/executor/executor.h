@@ -132,6 +132,8 @@ class Executor {
   bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0 && tasks_.empty(); }
 
   ExecutorStats stats() const;
+  /// What the oldest live runs wait for, in words for people, a line each.
+  std::vector<std::string> describe_runs(size_t most) const;
   const Ledger& ledger() const { return ledger_; }
   void set_faults(ExecutorFaults faults) { faults_ = faults; }
   /// Memory of one run of a plan: the counters and handles that a host keeps.
@@ -250,6 +252,7 @@ class Executor {
     ledger_.drop(value);
     backend_.drop(value);
   }
+  std::string describe_run(uint32_t slot) const;
   bool has_room(const Run& run, const NodeRecord& node) const;
   bool owes_before(const Run& run, const NodeRecord& node) const;
   void book_launch(const Run& run, const NodeRecord& node);

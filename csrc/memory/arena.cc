@@ -20,6 +20,11 @@ enum class BlockState : std::uint32_t {
   kSentinel = 0x454e4421
 };
 
+/// The word of references: a count, and above it a bit for each borrower.
+constexpr unsigned kCountBits = 64 - Arena::kBorrowers;
+constexpr std::uint64_t kMostReferences = (std::uint64_t{1} << kCountBits) - 1;
+constexpr std::uint64_t bit_of(unsigned borrower) noexcept { return std::uint64_t{1} << (kCountBits + borrower); }
+
 constexpr std::uint64_t round_up(std::uint64_t bytes) noexcept {
   return (bytes + kCacheLine - 1) & ~std::uint64_t{kCacheLine - 1};
 }
@@ -29,11 +34,12 @@ constexpr std::uint64_t round_up(std::uint64_t bytes) noexcept {
 struct alignas(kCacheLine) Arena::Block {
   std::uint64_t bytes;          // with this header; owner, under the lock; constant while live
   std::uint64_t before;         // bytes of the block before, 0 for the first; owner, under the lock
-  std::uint64_t next_free;      // owner, under the lock
-  std::uint64_t prev_free;      // owner, under the lock
+  std::uint64_t next;           // owner, under the lock: of the free blocks of a class, or of those that were lent
+  std::uint64_t prev;           // the same
   std::uint64_t next_returned;  // whoever made the last release, until the owner takes the list
-  Atomic<std::uint32_t> references;
+  Atomic<std::uint64_t> references;
   Atomic<std::uint32_t> state;  // a BlockState
+  std::uint64_t stamp;          // owner, under the lock: of the loan; 0: never lent
 
   [[nodiscard]] bool is(BlockState wanted) const noexcept {
     return state.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(wanted);
@@ -97,6 +103,7 @@ Status Arena::allocate(std::size_t bytes, std::uint64_t* offset) noexcept {
     insert_free(tail);
   }
   found->references.store(1, std::memory_order_relaxed);
+  found->stamp = 0;
   found->become(BlockState::kLive);
   count_in_use(found->bytes);
   *offset = offset_of(found) + kHeaderBytes;
@@ -105,16 +112,52 @@ Status Arena::allocate(std::size_t bytes, std::uint64_t* offset) noexcept {
 }
 
 void Arena::retain(std::uint64_t offset) noexcept {
-  const std::uint32_t before = checked_block(offset)->references.fetch_add(1, std::memory_order_relaxed);
-  PW_CHECK(before != 0 && before != UINT32_MAX);  // ARENA-2
+  const std::uint64_t before = checked_block(offset)->references.fetch_add(1, std::memory_order_relaxed);
+  PW_CHECK(before != 0 && (before & kMostReferences) != kMostReferences);  // ARENA-2
 }
 
-void Arena::release(std::uint64_t offset) noexcept {
-  Block* freed = checked_block(offset);
-  // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
-  const std::uint32_t before = freed->references.fetch_sub(1, std::memory_order_acq_rel);
+void Arena::release(std::uint64_t offset) noexcept { drop(checked_block(offset), 1); }
+
+void Arena::give_back(std::uint64_t offset, unsigned borrower) noexcept {
+  PW_CHECK(borrower < kBorrowers);
+  drop(checked_block(offset), bit_of(borrower));
+}
+
+void Arena::lend(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t stamp) noexcept {
+  PW_CHECK(borrowers < std::uint64_t{1} << kBorrowers && stamp != 0);
+  Block* lent = checked_block(offset);
+  PW_CHECK(lent->stamp == 0);
+  lock_.lock();
+  lent->stamp = stamp;
+  lent->prev = 0;
+  lent->next = lent_head_;
+  if (lent_head_ != 0) block(lent_head_)->prev = offset_of(lent);
+  lent_head_ = offset_of(lent);
+  const std::uint64_t before = lent->references.fetch_add(borrowers << kCountBits, std::memory_order_relaxed);
+  lock_.unlock();
   PW_CHECK(before != 0);  // ARENA-2
-  if (before != 1) return;
+}
+
+void Arena::reclaim(unsigned borrower, std::uint64_t stamp) noexcept {
+  PW_CHECK(borrower < kBorrowers);
+  lock_.lock();
+  for (std::uint64_t at = lent_head_; at != 0;) {
+    Block* lent = block(at);
+    at = lent->next;
+    // Nobody else clears the bit of one that is dead, and no successor was lent what is as old.
+    if (lent->stamp <= stamp && (lent->references.load(std::memory_order_relaxed) & bit_of(borrower)) != 0) {
+      drop(lent, bit_of(borrower));  // ARENA-5
+    }
+  }
+  lock_.unlock();
+}
+
+/// Takes references back: one of the count, or a borrower's.
+void Arena::drop(Block* freed, std::uint64_t references) noexcept {
+  // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
+  const std::uint64_t before = freed->references.fetch_sub(references, std::memory_order_acq_rel);
+  PW_CHECK((references == 1 ? before & kMostReferences : before & references) != 0);  // ARENA-2
+  if (before != references) return;
   in_use_.fetch_sub(freed->bytes, std::memory_order_relaxed);
   freed->become(BlockState::kReturned);
   const std::uint64_t mine = offset_of(freed);
@@ -126,7 +169,9 @@ void Arena::release(std::uint64_t offset) noexcept {
 }
 
 std::uint32_t Arena::was_references(std::uint64_t offset) const noexcept {
-  return checked_block(offset)->references.load(std::memory_order_relaxed);
+  const std::uint64_t word = checked_block(offset)->references.load(std::memory_order_relaxed);
+  return static_cast<std::uint32_t>(word & kMostReferences) +
+         static_cast<std::uint32_t>(std::popcount(word >> kCountBits));
 }
 
 std::byte* Arena::at(std::uint64_t offset) const noexcept {
@@ -166,6 +211,16 @@ Arena::Block* Arena::checked_block(std::uint64_t payload) const noexcept {
 
 Arena::Block* Arena::after(const Block* block) const noexcept { return this->block(offset_of(block) + block->bytes); }
 
+void Arena::forget_loan(Block* lent) noexcept {
+  if (lent->next != 0) block(lent->next)->prev = lent->prev;
+  if (lent->prev != 0) {
+    block(lent->prev)->next = lent->next;
+  } else {
+    lent_head_ = lent->next;
+  }
+  lent->stamp = 0;
+}
+
 // ---- free lists, all under the lock
 
 Arena::SizeClass Arena::class_of(std::uint64_t bytes) noexcept {
@@ -177,9 +232,9 @@ void Arena::insert_free(Block* freed) noexcept {
   const auto [level, sub] = class_of(freed->bytes);
   std::uint64_t& head = free_heads_[level][sub];
   freed->become(BlockState::kFree);
-  freed->prev_free = 0;
-  freed->next_free = head;
-  if (head != 0) block(head)->prev_free = offset_of(freed);
+  freed->prev = 0;
+  freed->next = head;
+  if (head != 0) block(head)->prev = offset_of(freed);
   head = offset_of(freed);
   level_bits_ |= std::uint64_t{1} << level;
   sub_bits_[level] |= 1U << sub;
@@ -188,11 +243,11 @@ void Arena::insert_free(Block* freed) noexcept {
 void Arena::remove_free(Block* taken) noexcept {
   const auto [level, sub] = class_of(taken->bytes);
   std::uint64_t& head = free_heads_[level][sub];
-  if (taken->next_free != 0) block(taken->next_free)->prev_free = taken->prev_free;
-  if (taken->prev_free != 0) {
-    block(taken->prev_free)->next_free = taken->next_free;
+  if (taken->next != 0) block(taken->next)->prev = taken->prev;
+  if (taken->prev != 0) {
+    block(taken->prev)->next = taken->next;
   } else {
-    head = taken->next_free;
+    head = taken->next;
   }
   if (head != 0) return;
   sub_bits_[level] &= ~(1U << sub);
@@ -211,7 +266,7 @@ Arena::Block* Arena::find_free(std::uint64_t bytes) noexcept {
     const auto next = static_cast<unsigned>(std::countr_zero(levels));
     return block(free_heads_[next][static_cast<unsigned>(std::countr_zero(sub_bits_[next]))]);
   }
-  for (std::uint64_t at = own; at != 0; at = block(at)->next_free) {  // the last resort: ARENA-4
+  for (std::uint64_t at = own; at != 0; at = block(at)->next) {  // the last resort: ARENA-4
     if (block(at)->bytes >= bytes) return block(at);
   }
   return nullptr;
@@ -244,6 +299,7 @@ void Arena::drain_returned() noexcept {
     Block* freed = block(at);
     at = freed->next_returned;
     PW_CHECK(freed->is(BlockState::kReturned));
+    if (freed->stamp != 0) forget_loan(freed);
     insert_free(merge(freed));
   }
 }
@@ -254,6 +310,20 @@ void Arena::count_in_use(std::uint64_t bytes) noexcept {
   while (high < used &&
          !high_water_.compare_exchange_weak(high, used, std::memory_order_relaxed, std::memory_order_relaxed)) {
   }
+}
+
+std::vector<Arena::Holding> Arena::holdings() noexcept {
+  std::vector<Holding> found;
+  lock_.lock();
+  for (std::uint64_t at = begin_; at != end_; at += block(at)->bytes) {
+    const Block* here = block(at);
+    if (!here->is(BlockState::kLive)) continue;
+    const std::uint64_t word = here->references.load(std::memory_order_relaxed);
+    found.push_back({at + kHeaderBytes, here->bytes - kHeaderBytes, static_cast<std::uint32_t>(word & kMostReferences),
+                     word >> kCountBits});
+  }
+  lock_.unlock();
+  return found;
 }
 
 void Arena::validate() noexcept {
@@ -280,7 +350,7 @@ void Arena::validate() noexcept {
     PW_CHECK((sub_bits_[level] != 0) == ((level_bits_ >> level & 1) != 0));
     for (unsigned sub = 0; sub < kSubs; ++sub) {
       PW_CHECK((free_heads_[level][sub] != 0) == ((sub_bits_[level] >> sub & 1) != 0));
-      for (std::uint64_t link = free_heads_[level][sub]; link != 0; link = block(link)->next_free) {
+      for (std::uint64_t link = free_heads_[level][sub]; link != 0; link = block(link)->next) {
         const auto size_class = class_of(block(link)->bytes);
         PW_CHECK(block(link)->is(BlockState::kFree) && size_class.level == level && size_class.sub == sub);
         PW_CHECK(free_blocks-- != 0);

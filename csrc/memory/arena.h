@@ -6,10 +6,16 @@
 //
 // Invariants
 //   ARENA-1 (disjoint)  live blocks do not overlap, and each payload is 64-byte aligned.
-//   ARENA-2 (counted)   a block is reused only after as many release() as 1 + retain(); one release() too many aborts.
+//   ARENA-2 (counted)   a block is reused only after as many release() as 1 + retain(), and when every borrower has
+//   given
+//                       back; one too many aborts.
 //   ARENA-3 (merged)    no two neighbouring blocks are both free, so a region with no live block is one free block.
 //   ARENA-4 (fits)      allocate() fails only when no free block is large enough.
-// A process that dies holding references leaves them counted; whoever tracks owners releases them in its stead.
+//   ARENA-5 (lent)      reclaim() takes back exactly what a borrower that is dead had been lent by then and had not
+//   given
+//                       back, whenever it died. Why: borrowers have a bit each in the word of the references, so a
+//                       loan is given back in one step; and loans are stamped, so one to a successor is told apart.
+// A process that dies holding references which are no loans leaves them counted.
 //
 // The last release() of a block, in whatever process, pushes it on the returned list; allocate() takes that whole list
 // (one exchange, so no ABA), merges the blocks with their free neighbours, and searches.
@@ -23,6 +29,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/cacheline.h"
 #include "base/status.h"
@@ -34,6 +41,7 @@ namespace pathways {
 class Arena {
  public:
   static constexpr std::size_t kAlignment = kCacheLine;
+  static constexpr unsigned kBorrowers = 48;
 
   /// The smallest region: it has room for one payload of 64 bytes.
   static std::size_t min_bytes() noexcept;
@@ -50,7 +58,16 @@ class Arena {
   void retain(std::uint64_t offset) noexcept;
   /// One reference less. The payload must not be touched through it any more.
   void release(std::uint64_t offset) noexcept;
-  /// References now: a stale snapshot.
+  /// Lends the block, once in its life, to each of `borrowers`, a bit each: who gives it back by number. Stamps go up.
+  /// Owner process.
+  void lend(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t stamp) noexcept;
+  /// A borrower's release().
+  void give_back(std::uint64_t offset, unsigned borrower) noexcept;
+  /// Gives back in the stead of a borrower that is dead what was lent to it with stamps up to `stamp`. Owner process;
+  /// O(blocks lent).
+  void reclaim(unsigned borrower, std::uint64_t stamp) noexcept;
+
+  /// References now, loans included: a stale snapshot.
   [[nodiscard]] std::uint32_t was_references(std::uint64_t offset) const noexcept;
 
   /// The payload; valid while the caller holds a reference. Aborts on what allocate() did not give.
@@ -71,6 +88,14 @@ class Arena {
   /// The longest payload of an empty arena.
   [[nodiscard]] std::uint64_t max_block() const noexcept { return capacity() - kHeaderBytes; }
 
+  struct Holding {
+    std::uint64_t offset;
+    std::uint64_t bytes;
+    std::uint32_t references;
+    std::uint64_t borrowers;  ///< a bit each
+  };
+  /// The live blocks, for who wonders where its memory is. Owner process; O(blocks).
+  std::vector<Holding> holdings() noexcept;
   /// Checks ARENA-1, ARENA-3 and the free lists; aborts when broken. Owner process; O(blocks).
   void validate() noexcept;
 
@@ -102,6 +127,8 @@ class Arena {
   void remove_free(Block* block) noexcept;
   Block* find_free(std::uint64_t bytes) noexcept;
   Block* merge(Block* block) noexcept;
+  void drop(Block* block, std::uint64_t references) noexcept;
+  void forget_loan(Block* block) noexcept;
   void drain_returned() noexcept;
   void count_in_use(std::uint64_t bytes) noexcept;
 
@@ -112,6 +139,7 @@ class Arena {
   std::uint64_t level_bits_ = 0;                        // guarded by lock_: levels with a free block
   std::uint32_t sub_bits_[kLevels] = {};                // guarded by lock_
   std::uint64_t free_heads_[kLevels][kSubs] = {};       // guarded by lock_
+  std::uint64_t lent_head_ = 0;                         // guarded by lock_: blocks that were ever lent
   alignas(kCacheLine) Atomic<std::uint64_t> returned_;  // any process pushes, the owner takes all
   alignas(kCacheLine) Atomic<std::uint64_t> in_use_;
   Atomic<std::uint64_t> high_water_;

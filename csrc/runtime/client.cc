@@ -107,8 +107,16 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
 
 Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(parts, out); }
 
+/// The loan's stamp; 0: nothing that can be reclaimed.
+uint64_t Client::lend(const Loan& loan) {
+  for (uint32_t i = 0; i < loan.others; ++i) arena_->retain(loan.offset);
+  if (loan.borrowers == 0) return 0;
+  arena_->lend(loan.offset, loan.borrowers, ++lends_);
+  return lends_;
+}
+
 Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
-                    uint32_t place_set, uint64_t place_bytes) {
+                    uint32_t place_set, uint64_t place_bytes, const Loan& loan) {
   const auto bytes = static_cast<uint32_t>(payload.size());
   if (sizeof(NoteRecord) + padded(bytes) > outgoing_.max_record()) return Status::kInvalid;
   const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(sizeof(NoteRecord)) + padded(bytes));
@@ -120,7 +128,8 @@ Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, 
                           bytes,
                           place_bytes,
                           place_set,
-                          0};
+                          0,
+                          lend(loan)};
   std::memcpy(room.data(), &record, sizeof record);
   if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);
   publish();
@@ -164,27 +173,36 @@ void Client::poll_inbox() {
   while (true) {
     const std::span<const std::byte> bytes = inbox_.try_front();
     if (bytes.empty()) return;
-    FailedRecord record;
-    if (bytes.size() < sizeof record) throw Error(Status::kInvalid, "the controller sent a short record");
-    std::memcpy(&record, bytes.data(), sizeof record);
-    const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
-    std::string why(text, std::min<size_t>(record.bytes, bytes.size() - sizeof record));
-    const Handle handle{record.handle};
-    if (record.header.detail == kFailedByDeadline) {
-      const auto words = too_late_.find(record.handle);
-      if (words != too_late_.end()) why = *words->second;
-    }
-    if (!handle.valid()) {
-      put_out_text_ = std::move(why);
-      // SYNC client/put_out: pairs with cluster_status().
-      put_out_.store(1, std::memory_order_release);
-    } else if (table_->poll(handle) != FutureState::kFree) {
-      // A result may be known to be ready and fail afterwards only if its parts differ; the first word stands.
-      errors_.emplace(record.handle, std::move(why));
-      (void)table_->fail(handle);
+    if (bytes.size() < sizeof(RecordHeader)) throw Error(Status::kInvalid, "the controller sent a short record");
+    if (read_record<RecordHeader>(bytes).kind == RecordKind::kReclaim) {
+      const auto record = read_record<ReclaimRecord>(bytes);
+      arena_->reclaim(record.host, record.stamp);
+    } else {
+      take_failure(bytes);
     }
     inbox_.pop();
     taken_.store(taken_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+}
+
+void Client::take_failure(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(FailedRecord)) throw Error(Status::kInvalid, "the controller sent a short record");
+  const auto record = read_record<FailedRecord>(bytes);
+  const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
+  std::string why(text, std::min<size_t>(record.bytes, bytes.size() - sizeof record));
+  const Handle handle{record.handle};
+  if (record.header.detail == kFailedByDeadline) {
+    const auto words = too_late_.find(record.handle);
+    if (words != too_late_.end()) why = *words->second;
+  }
+  if (!handle.valid()) {
+    put_out_text_ = std::move(why);
+    // SYNC client/put_out: pairs with cluster_status().
+    put_out_.store(1, std::memory_order_release);
+  } else if (table_->poll(handle) != FutureState::kFree) {
+    // A result may be known to be ready and fail afterwards only if its parts differ; the first word stands.
+    errors_.emplace(record.handle, std::move(why));
+    (void)table_->fail(handle);
   }
 }
 

@@ -40,6 +40,13 @@ struct ProgramRef {
   std::vector<uint64_t> result_bytes{};  ///< per result: its size; only for results that are wanted
 };
 
+/// A block of the client's memory that a note lends to the hosts that it goes to, a reference for each.
+struct Loan {
+  uint64_t offset = 0;
+  uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, a bit each: what they hold comes back even if they die
+  uint32_t others = 0;     ///< how many hosts more
+};
+
 class Client {
  public:
   struct Options {
@@ -63,9 +70,9 @@ class Client {
 
   /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
   Status allocate(uint32_t parts, Handle* out);
-  /// `place_set`, `place_bytes`: of a put, the memory that its buffer takes (see NoteRecord).
+  /// `place_set`, `place_bytes`: of a put, the memory that its buffer takes (see NoteRecord). `loan`: what it lends.
   Status note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
-              uint32_t place_set = kNoPlaceSet, uint64_t place_bytes = 0);
+              uint32_t place_set = kNoPlaceSet, uint64_t place_bytes = 0, const Loan& loan = {});
   /// The client will not name this handle again. Sent in batches; `bytes` (of the buffer) hurries big ones.
   void release(Handle handle, uint32_t group, uint64_t bytes);
   /// Gives a handle back that no host has heard of.
@@ -109,6 +116,8 @@ class Client {
   };
   void send_releases(uint32_t group, Releases& releases);
   bool open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted);
+  uint64_t lend(const Loan& loan);
+  void take_failure(std::span<const std::byte> record);
   void publish();
 
   const Options options_;
@@ -123,6 +132,7 @@ class Client {
   Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::told
   Atomic<uint32_t> put_out_{0};    ///< the controller has put this client out
   std::string put_out_text_;       ///< written before put_out_
+  uint64_t lends_ = 0;             ///< stamps given, in the order of the records
   std::unordered_map<uint32_t, Releases> releases_;   ///< by group
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
   std::unordered_map<uint64_t, Words> too_late_;      ///< by handle, of runs with deadlines

@@ -234,11 +234,11 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
   const uint64_t tag = id;
   const bool is_run = entry.kind == EntryKind::kRun;
   if (is_run) ++stats_.granted;
-  if (header.kind == RecordKind::kNote && header.detail == static_cast<uint16_t>(NoteKind::kBackend)) {
-    const auto found = by_id_.find(entry.client);
-    if (found != by_id_.end()) found->second->definitions.emplace_back(record.begin(), record.end());
-  }
   const auto hosts = sequencer_.hosts_of(entry.group);
+  if (header.kind == RecordKind::kNote) {
+    const auto found = by_id_.find(entry.client);
+    if (found != by_id_.end()) keep_note(*found->second, record, hosts);
+  }
   stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {
     outbox_of(h).send(bytes, [&](std::byte* out) {
@@ -248,6 +248,18 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
       std::memcpy(out + offsetof(RunRecord, tag), &tag, sizeof tag);
       std::memcpy(out + offsetof(RunRecord, order), &entry.order, sizeof entry.order);
     });
+  }
+}
+
+/// What a loss of one of its hosts will need of a note.
+void Controller::keep_note(Client& client, std::span<const std::byte> bytes, std::span<const uint32_t> hosts) {
+  const auto record = read_record<NoteRecord>(bytes);
+  if (record.header.detail == static_cast<uint16_t>(NoteKind::kBackend)) {
+    client.definitions.emplace_back(bytes.begin(), bytes.end());
+  }
+  if (record.lent == 0) return;
+  for (const uint32_t h : hosts) {
+    if (h < client.lent.size()) client.lent[h] = record.lent;
   }
 }
 

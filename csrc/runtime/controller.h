@@ -26,6 +26,7 @@
 /// Threading: `step` by one thread; the registration calls by any thread, they leave mail that the next step reads.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -40,6 +41,7 @@
 
 #include "channel/outbox.h"
 #include "channel/records.h"
+#include "memory/arena.h"
 #include "runtime/deadlines.h"
 #include "runtime/directory.h"
 #include "runtime/stepper.h"
@@ -163,6 +165,7 @@ class Controller {
     std::deque<std::vector<std::byte>> held;              ///< records that wait for memory, or behind one that does
     std::unordered_map<uint64_t, uint32_t> held_handles;  ///< handles that they name, and how often
     int64_t held_since = 0;                               ///< when only live buffers began to keep the first out
+    std::array<uint64_t, Arena::kBorrowers> lent{};       ///< by host: the last stamp of a loan that it has heard of
   };
   /// An admitted run's part in the ledger.
   struct Admitted {
@@ -223,6 +226,7 @@ class Controller {
   void step_on();
   bool enqueued(uint32_t host, const EnqueuedRecord& record);
   Outbox& outbox_of(uint32_t host);
+  void keep_note(Client& client, std::span<const std::byte> record, std::span<const uint32_t> hosts);
   void retire(EntryId id, uint32_t client);
   void cancel(uint32_t client, uint64_t tag);
   bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
@@ -231,6 +235,7 @@ class Controller {
   void lose(const std::vector<uint32_t>& hosts, std::string_view text);
   void restore(uint32_t host, HostBlock* block);
   void hear_last_words(uint32_t host);
+  void reclaim(uint32_t h);
   void tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text);
   void fail_futures(const std::vector<uint32_t>& hosts, std::string_view text);
   void strand(EntryId id, std::string_view text);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <unordered_set>
+#include <utility>
 
 #include "base/status.h"
 #include "runtime/controller.h"
@@ -62,6 +63,7 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
     ++lost_;
   }
   std::erase_if(dirty_, [&](uint32_t h) { return hosts_[h].is_lost; });
+  for (const uint32_t h : hosts) reclaim(h);
   tell_survivors(hosts, text);
   fail_futures(hosts, text);
   for (const uint32_t h : hosts) {
@@ -91,6 +93,21 @@ void Controller::hear_last_words(uint32_t h) {
     while (drain_host(h) != 0) {
     }
   } catch (const Error&) {  // it made no sense in the end; it is gone, and says no more
+  }
+}
+
+/// OWN-1: each client takes back what it lent to a lost host that has heard of it. What still waits in the order is for
+/// the successor.
+void Controller::reclaim(uint32_t h) {
+  if (h >= Arena::kBorrowers) return;
+  for (auto& client : clients_) {
+    const uint64_t stamp = std::exchange(client->lent[h], 0);
+    if (stamp == 0) continue;
+    ++client->told;
+    client->outbox.send(sizeof(ReclaimRecord), [&](std::byte* out) {
+      const ReclaimRecord record{{RecordKind::kReclaim, 0, client->id}, h, 0, stamp};
+      std::memcpy(out, &record, sizeof record);
+    });
   }
 }
 

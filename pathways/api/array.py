@@ -319,16 +319,14 @@ class _Fetch:
     def _send(self, array: Array, layout: _core.Layout, kind: ArrayType) -> None:
         from pathways.api import put
 
-        parts = layout.parts
         if self._driver is None:
             self._block = put.allocate(self._client, max(kind.nbytes, 1), f"reading {array!r}")
-            self._block.retain(parts)
             payload = payloads.fetch_arena(self._block.offset, kind.nbytes)
-        self._token = self._client.new_token(parts)
+        self._token = self._client.new_token(layout.parts)
         if self._driver is not None:
             self._driver.local[self._token] = None  # wanted
             payload = payloads.fetch_local(self._token)
-        self._client.note(2, layout.group, array.raw_handle, self._token, payload)
+        self._client.fetch(array, self._token, payload, self._block)
 
     def result(self, array: Array) -> Any:
         """Waits and returns the value; raises what befell it."""

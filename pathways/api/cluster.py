@@ -349,7 +349,7 @@ class Cluster:
                     slice,
                     kind.spec,
                     binding.group,
-                    len(binding.hosts),
+                    binding.hosts,
                     kind.nbytes,
                     binding.place_set,
                     kind.nbytes // math.prod(slice.placed(kind).parts()),
@@ -371,7 +371,7 @@ class Cluster:
             slice.binding = binding
             for layout in self._layouts.values():
                 if layout.slice is slice:
-                    layout.move(binding.group, len(binding.hosts), binding.place_set)
+                    layout.move(binding.group, binding.hosts, binding.place_set)
 
     def placement(self, layout: _core.Layout) -> int:
         """The number by which a layout's hosts know its placement; tells them the first time."""

@@ -114,7 +114,7 @@ def _move(cluster: Cluster, slice_: Slice, old: SliceBinding, new: SliceBinding)
                 layout.slice,
                 layout.spec,
                 new.group,
-                len(new.hosts),
+                new.hosts,
                 layout.nbytes,
                 new.place_set,
                 layout.place_bytes,

@@ -117,8 +117,7 @@ def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: str) -> Array:
     else:
         block = allocate(client, packing.nbytes, what)
         packing.pack(leaf, memoryview(block))
-        block.retain(layout.parts)
-        client.put(array, payloads.put_arena(placement, block.offset, packing.nbytes))
+        client.put(array, payloads.put_arena(placement, block.offset, packing.nbytes), block)
     return array
 
 

@@ -36,7 +36,7 @@ def finish(
     mpmd_text: str = "",
     ifrt_text: str = "",
 ) -> LogicalProgram:
-    """The program, without dead transfers and with each node's `donates` filled in."""
+    """The program, without dead transfers and meshes, and with each node's `donates` filled in."""
     nodes, same = _shorten(nodes, values)
     results = [same.get(v, v) for v in results]
     nodes = _drop_dead(nodes, results)
@@ -52,11 +52,23 @@ def finish(
         )
         for node in nodes
     ]
+    kept = [values[v] for v in live]
+    called = [computations[n] for n in used]
+    # Whoever has no part in it hears nothing of it; something must be left to bind a program without any values to.
+    inhabited = sorted({part.mesh for part in (*kept, *called)}) or [0]
+    mesh = {old: new for new, old in enumerate(inhabited)}
+
+    def place(types: Sequence[ArrayType]) -> tuple[ArrayType, ...]:
+        return tuple(dataclasses.replace(type, mesh=mesh[type.mesh]) for type in types)
+
     return LogicalProgram(
         name,
-        tuple(meshes),
-        tuple(values[v] for v in live),
-        tuple(computations[n] for n in used),
+        tuple(meshes[n] for n in inhabited),
+        place(kept),
+        tuple(
+            dataclasses.replace(each, mesh=mesh[each.mesh], inputs=place(each.inputs), outputs=place(each.outputs))
+            for each in called
+        ),
         tuple(nodes),
         tuple(number[v] for v in arguments),
         tuple(number[v] for v in results),

@@ -68,10 +68,7 @@ class BoundProgram:
 
     def hosts(self) -> tuple[int, ...]:
         """All hosts concerned."""
-        used = {self.program.values[v].mesh for node in self.program.nodes for v in (*node.inputs, *node.outputs)}
-        used |= {self.program.values[v].mesh for v in (*self.program.arguments, *self.program.results)}
-        used |= {self.program.computations[n.computation].mesh for n in self.program.nodes if n.computation >= 0}
-        return tuple(sorted({host for mesh in used for host in self.hosts_of_mesh(mesh)}))
+        return hosts_of([device for devices in self.bindings for device in devices], self.devices_per_host)
 
 
 def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:

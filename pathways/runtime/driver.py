@@ -408,7 +408,7 @@ class HostDriver:
         if known is None:
             known = self._inputs[client, number] = self._prepare(placed)
         if isinstance(what, tuple):  # Mode.ARENA
-            return known.unpack(memoryview(self.core.client_block(client, *what, True))), known.mask
+            return known.unpack(memoryview(self.core.client_block(client, *what))), known.mask
         if isinstance(what, int):  # Mode.LOCAL
             value = self.local.pop(what)
             if isinstance(value, jax.Array):  # the caller's own, and may be donated here (MEM-4)
@@ -423,7 +423,7 @@ class HostDriver:
         """Gives back the client's memory of a put that nobody has room for."""
         _, _, what = payloads.parse_put(payload)
         if isinstance(what, tuple):  # Mode.ARENA
-            self.core.client_block(client, *what, True)
+            self.core.client_block(client, *what)
         elif isinstance(what, int):  # Mode.LOCAL
             self.local.pop(what, None)
 
@@ -439,7 +439,7 @@ class HostDriver:
                 self.local[what[0]] = read_back.whole(value)
             return
         offset, nbytes = what
-        block = self.core.client_block(client, offset, nbytes, True)
+        block = self.core.client_block(client, offset, nbytes)
         read_back.write(value, memoryview(block))
 
     @all_dtypes
@@ -474,7 +474,7 @@ class HostDriver:
         """Gives back the client's memory of a fetch of nothing."""
         mode, what = payloads.parse_fetch(payload)
         if mode is Mode.ARENA:
-            self.core.client_block(client, what[0], what[1], True)
+            self.core.client_block(client, *what)
 
     def _sharding(self, placed: Placed) -> NamedSharding:
         key = (placed.mesh.axes, placed.devices, placed.type.spec)

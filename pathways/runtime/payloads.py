@@ -123,7 +123,7 @@ def put_inline(placement: int, data: bytes) -> bytes:
 
 
 def put_arena(placement: int, offset: int, nbytes: int) -> bytes:
-    """A put whose bytes lie in the client's arena; each host adopts one reference."""
+    """A put whose bytes lie in the client's arena, in a block lent to each host."""
     return _PUT.pack(b"P", placement, Mode.ARENA) + _SPAN.pack(offset, nbytes)
 
 
@@ -144,7 +144,7 @@ def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]
 
 
 def fetch_arena(offset: int, nbytes: int) -> bytes:
-    """A fetch into the client's arena; each host adopts one reference."""
+    """A fetch into the client's arena, into a block lent to each host."""
     return _FETCH.pack(b"F", Mode.ARENA) + _SPAN.pack(offset, nbytes)
 
 

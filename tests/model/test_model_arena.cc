@@ -1,5 +1,6 @@
 // Every interleaving of the arena's reference counts and returned list, and of the budget.
 //   ARENA-2 counted   ModelArena.*
+//   ARENA-5 lent      ModelArena.LoansEndInAnyOrder, ModelArena.ReclaimedBesideGivenBack
 //   MEM-1 accounted   ModelBudget.*
 #include "expect.h"
 #include "memory/arena.h"
@@ -51,6 +52,53 @@ TEST(ModelArena, TwoBlocksComeBack) {
     program.thread([&arena] {
       std::uint64_t again = 0;
       if (arena.allocate(64, &again) == Status::kOk) model_write(arena.at(again));
+    });
+    program.finally([&arena] { arena.validate(); });
+  });
+}
+
+TEST(ModelArena, LoansEndInAnyOrder) {
+  expect_holds([](Program& program) {
+    Arena& arena = make_arena(program, 1);
+    const std::uint64_t offset = allocate(arena);
+    arena.lend(offset, 0b11, 1);
+    arena.release(offset);
+    for (unsigned borrower = 0; borrower < 2; ++borrower) {
+      program.thread([&arena, offset, borrower] {
+        model_read(arena.at(offset));
+        arena.give_back(offset, borrower);
+      });
+    }
+    program.thread([&arena] {
+      std::uint64_t again = 0;
+      if (arena.allocate(64, &again) == Status::kOk) model_write(arena.at(again));
+    });
+    program.finally([&arena] {
+      require(arena.bytes_in_use() == 0 || arena.bytes_in_use() == 128, "it came back once");
+      arena.validate();
+    });
+  });
+}
+
+TEST(ModelArena, ReclaimedBesideGivenBack) {
+  // Borrower 1 is dead, 0 gives back meanwhile: the block comes back exactly once, and may be lent anew.
+  expect_holds([](Program& program) {
+    Arena& arena = make_arena(program, 1);
+    const std::uint64_t offset = allocate(arena);
+    arena.lend(offset, 0b11, 1);
+    arena.release(offset);
+    program.thread([&arena, offset] {
+      model_read(arena.at(offset));
+      arena.give_back(offset, 0);
+    });
+    program.thread([&arena] {  // the owner
+      arena.reclaim(1, 1);
+      std::uint64_t again = 0;
+      if (arena.allocate(64, &again) != Status::kOk) return;
+      model_write(arena.at(again));
+      arena.lend(again, 0b10, 2);
+      arena.reclaim(1, 1);
+      require(arena.was_references(again) == 2, "a loan to the successor stands");
     });
     program.finally([&arena] { arena.validate(); });
   });

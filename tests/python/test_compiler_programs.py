@@ -88,6 +88,21 @@ def test_equal_functions_on_equal_slices_share_a_module():
     assert len({c.fingerprint for c in program.computations}) == 1 and len(transfers(program)) == 1
 
 
+def test_a_slice_of_which_nothing_is_left_is_no_part_of_the_program():
+    here, there, wide = (placed(lambda x: x + 1, mesh, name=mesh.name) for mesh in (LEFT, RIGHT, WIDE))
+
+    def f(x, y):
+        there(x)  # nobody reads it
+        return wide(here(x)), y
+
+    x = rand(4)
+    got, program = run(f, x, x, at=[(LEFT, P("x")), (LEFT, P())])
+    same(got, (x + 2, x))
+    assert [mesh.name for mesh in program.meshes] == ["left", "wide"]
+    assert [mesh_of(program, node) for node in calls(program)] == ["left", "wide"]
+    assert program.meshes[program.values[program.results[0]].mesh] == WIDE
+
+
 def test_two_slices_of_different_size_and_axes():
     f = placed(lambda x, w: jnp.tanh(x @ w), LEFT, in_shardings=(P("x"), P()), out_shardings=P("x"), name="f")
     g = placed(lambda y: y * 2, WIDE, in_shardings=P("data", "model"), out_shardings=P("data", "model"), name="g")

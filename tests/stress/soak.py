@@ -298,7 +298,8 @@ class Soak:
             if not left:
                 break
             if time.monotonic() > deadline:
-                raise Leak(f"at a quiet point: {'; '.join(left)}\n{json.dumps(stats, default=str)}")
+                ours = cluster.native.holdings()
+                raise Leak(f"at a quiet point: {'; '.join(left)}; {ours}\n{json.dumps(stats, default=str)}")
             time.sleep(0.1)
         processes = [("controller", stats["controller"])]
         processes += [(f"client {each['client']}", each) for each in stats["clients"]]

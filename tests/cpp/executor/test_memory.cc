@@ -3,6 +3,7 @@
 //   MEM-1  Gate.CountsWhatValuesTake, Gate.ValuesBetweenGo*, Gate.DonatedInputsAreTakenOver
 //   MEM-2  Gate.LaunchWaitsForRoom, Gate.TemporariesNeedRoomToo, Gate.OtherDevicesGoOn
 //   MEM-3  Gate.OverfullOnlyWhenNothingIsUnderWay
+//   Gate.RunsSayWhatTheyWaitFor: the words for people who ask.
 #include "executor/bench_host.h"
 
 namespace pathways::test {
@@ -154,6 +155,29 @@ TEST_F(Gate, OtherDevicesGoOn) {
   release(B);
   release(C);
   expect_empty();
+}
+
+TEST_F(Gate, RunsSayWhatTheyWaitFor) {
+  add_plan(0, maker(), {{60}, {{}}});
+  add_plan(1, plan_of({0}, {call({0}, {1})}, {1}, 2), {{60, 30}, {{}}});
+  run(1, 0, {}, {A});
+  run(2, 0, {}, {B});
+  run(3, 1, {B}, {C});
+  const std::vector<std::string> lines = executor.describe_runs(8);
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0], "run 1 of client 0, plan 0: 1 steps open");
+  EXPECT_TRUE(lines[1].starts_with("run 2 of client 0, plan 0: 1 steps open; call ")) << lines[1];
+  EXPECT_TRUE(lines[1].ends_with(" waits for memory")) << lines[1];
+  EXPECT_TRUE(lines[2].starts_with("run 3 of client 0, plan 1: 2 steps open; call ")) << lines[2];
+  EXPECT_TRUE(lines[2].ends_with(" waits for 2 of what it needs")) << lines[2];
+  EXPECT_EQ(executor.describe_runs(1).size(), 1u);
+  release(A);
+  pass();
+  release(B);
+  pass();
+  release(C);
+  expect_empty();
+  EXPECT_TRUE(executor.describe_runs(8).empty());
 }
 
 TEST_F(Gate, OverfullOnlyWhenNothingIsUnderWay) {

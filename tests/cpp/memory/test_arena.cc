@@ -87,6 +87,62 @@ TEST_F(ArenaTest, OneReleaseTooManyAborts) {
   EXPECT_DEATH(static_cast<void>(arena->at(1 << 30)), "check failed");
 }
 
+TEST_F(ArenaTest, BorrowersGiveBackByName) {
+  const std::uint64_t offset = allocate(100);
+  arena->lend(offset, 0b1011, 1);
+  EXPECT_EQ(arena->was_references(offset), 4U);
+  arena->give_back(offset, 1);
+  arena->release(offset);
+  arena->give_back(offset, 0);
+  EXPECT_EQ(arena->was_references(offset), 1U);
+  EXPECT_NE(arena->bytes_in_use(), 0U);
+  arena->give_back(offset, 3);
+  EXPECT_EQ(arena->bytes_in_use(), 0U);
+  EXPECT_EQ(allocate(100), offset) << "and it may be lent again";
+  arena->lend(offset, 1, 2);
+  arena->validate();
+}
+
+TEST_F(ArenaTest, ALoanTooManyAborts) {
+  const std::uint64_t never = allocate(10), lent = allocate(10), ended = allocate(10), freed = allocate(10);
+  arena->lend(lent, 0b1, 1);
+  arena->lend(ended, 0b1, 2);
+  arena->give_back(ended, 0);
+  arena->release(freed);
+  EXPECT_DEATH(arena->lend(freed, 0b1, 3), "check failed");
+  EXPECT_DEATH(arena->give_back(lent, Arena::kBorrowers), "check failed");
+  EXPECT_DEATH(arena->give_back(never, 0), "check failed");
+  EXPECT_DEATH(arena->give_back(lent, 1), "check failed");
+  EXPECT_DEATH(arena->give_back(ended, 0), "check failed");
+  EXPECT_DEATH(arena->lend(ended, 0b10, 4), "check failed") << "once in its life";
+}
+
+TEST_F(ArenaTest, WhatADeadBorrowerHeldIsReclaimed) {
+  // Blocks lent to 0 and 1, the client's own reference gone: with stamps 1 to 6.
+  std::uint64_t offsets[6];
+  for (int i = 0; i < 6; ++i) {
+    offsets[i] = allocate(1000);
+    arena->lend(offsets[i], 0b11, static_cast<std::uint64_t>(i) + 1);
+    arena->release(offsets[i]);
+  }
+  const std::uint64_t each = arena->bytes_in_use() / 6;
+  arena->give_back(offsets[0], 1);  // 1 has given one back, then it dies; it has heard of four
+  arena->give_back(offsets[1], 0);
+  arena->reclaim(1, 4);
+  EXPECT_EQ(arena->bytes_in_use(), 5 * each) << "only 1 still had the second block";
+  EXPECT_EQ(arena->was_references(offsets[0]), 1U);
+  EXPECT_EQ(arena->was_references(offsets[3]), 1U);
+  EXPECT_EQ(arena->was_references(offsets[4]), 2U) << "that is for its successor";
+  arena->reclaim(1, 4);
+  EXPECT_EQ(arena->bytes_in_use(), 5 * each);
+  for (const int i : {0, 2, 3, 4, 5}) arena->give_back(offsets[i], 0);
+  EXPECT_EQ(arena->bytes_in_use(), 2 * each);
+  arena->validate();
+  arena->reclaim(1, 6);
+  EXPECT_EQ(arena->bytes_in_use(), 0U);
+  EXPECT_NE(allocate(arena->max_block()), 0U);
+}
+
 TEST_F(ArenaTest, NeighboursMerge) {
   std::uint64_t offsets[3];
   for (std::uint64_t& offset : offsets) offset = allocate(1000);

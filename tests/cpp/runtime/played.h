@@ -59,7 +59,7 @@ struct PlayedHost {
 
 struct RawClient {
   explicit RawClient(uint32_t ring_bytes = 1u << 14)
-      : segment(ClientBlock::make({256, ring_bytes, 0}, false)), block(ClientBlock::attach(segment)) {}
+      : segment(ClientBlock::make({256, ring_bytes, 1u << 14}, false)), block(ClientBlock::attach(segment)) {}
   Segment segment;
   ClientBlock* block;
 };

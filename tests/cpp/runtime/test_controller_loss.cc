@@ -3,7 +3,8 @@
 //   ERR-2    all of it: what fails, what waits, what goes on, and what a successor is told
 //   GANG-1   Loss.NoBreach: a lost host's gangs are missed by nobody
 //   ORD-1    Loss.SurvivorsHearOfItInTheOrder
-//   OWN-1    Loss.AClientLeavesMeanwhile
+//   OWN-1    Loss.AClientLeavesMeanwhile, Loss.WhatItWasLentComesBack
+//   ARENA-5  Loss.WhatItWasLentComesBack
 #include "runtime/played.h"
 #include "support.h"
 
@@ -59,6 +60,39 @@ TEST_F(Loss, PendingFuturesFailAndReadyOnesDoNot) {
   EXPECT_EQ(why(token), kWhy);
   EXPECT_EQ(state(elsewhere), FutureState::kPending);
   EXPECT_TRUE(is_up());
+}
+
+TEST_F(Loss, WhatItWasLentComesBack) {
+  Arena* arena = good_memory.block->client_arena();
+  const auto lend = [&](GroupId group, uint64_t borrowers) {
+    Loan loan{0, borrowers, 0};
+    EXPECT_EQ(arena->allocate(100, &loan.offset), Status::kOk);
+    Handle handle;
+    EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
+    EXPECT_EQ(good->note(NoteKind::kPut, group, handle, {}, {}, kNoPlaceSet, 0, loan), Status::kOk);
+    pass();
+    return loan.offset;
+  };
+  const uint64_t heard = lend(2, 0b11), elsewhere = lend(1, 0b01), given_back = lend(3, 0b10);
+  arena->give_back(given_back, 1);
+  for (int i = 0; i < 3; ++i) submit(3);
+  pass();
+  const uint64_t waiting = lend(3, 0b10);  // the window is 2: the put waits behind the third run
+  lose(1);
+  pass();
+  good->poll_inbox();
+  EXPECT_EQ(arena->was_references(heard), 2u);  // our own, and host 0
+  EXPECT_EQ(arena->was_references(elsewhere), 2u);
+  EXPECT_EQ(arena->was_references(given_back), 1u);
+  EXPECT_EQ(arena->was_references(waiting), 2u);  // the successor hears of it
+  restore(1);
+  pass();
+  (void)hosts[1]->next_run();
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kNote);
+  lose(1);
+  pass();
+  good->poll_inbox();
+  EXPECT_EQ(arena->was_references(waiting), 1u);
 }
 
 TEST_F(Loss, GrantedRunsAreOverAndGiveTheirCreditBack) {

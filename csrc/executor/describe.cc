@@ -1,0 +1,53 @@
+/// What the executor's live runs wait for, in words for people.
+#include <algorithm>
+
+#include "executor/executor.h"
+
+namespace pathways {
+
+/// One line for each of the oldest `most` live runs, by their order.
+std::vector<std::string> Executor::describe_runs(size_t most) const {
+  std::vector<uint32_t> slots;
+  for (uint32_t slot = 0; slot < runs_.size(); ++slot) {
+    if (runs_[slot]->plan != nullptr) slots.push_back(slot);
+  }
+  std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return runs_[a]->order < runs_[b]->order; });
+  if (slots.size() > most) slots.resize(most);
+  std::vector<std::string> lines;
+  lines.reserve(slots.size());
+  for (const uint32_t slot : slots) lines.push_back(describe_run(slot));
+  return lines;
+}
+
+std::string Executor::describe_run(uint32_t slot) const {
+  const Run& run = *runs_[slot];
+  const Plan& plan = run.plan->plan;
+  std::string text = "run " + std::to_string(run.order) + " of client " + std::to_string(run.client) + ", plan " +
+                     std::to_string(run.plan->id) + ": " + std::to_string(run.open) + " steps open";
+  if (!run.plan->compiled) text += "; not compiled yet";
+  const auto nodes = plan.nodes();
+  for (uint32_t i = 0; i < nodes.size(); ++i) {
+    const NodeRecord& node = nodes[i];
+    if (node.kind != NodeKind::kCall && node.kind != NodeKind::kTransfer) continue;
+    const std::string name =
+        (node.kind == NodeKind::kCall ? "; call " : "; transfer ") + std::to_string(node.global_node);
+    const auto is_this = [&](const NodeRef& ref) { return ref.run == slot && ref.node == i; };
+    if (run.missing[i] != 0) {
+      text += name + " waits for " + std::to_string(run.missing[i]) + " of what it needs";
+    } else if (std::any_of(throttled_.begin(), throttled_.end(), is_this)) {
+      text += name + (has_room(run, node) ? " waits for its turn" : " waits for memory");
+    }
+    const auto found = exchanges_.find(exchange_key(run.order, node.global_node));
+    if (node.kind != NodeKind::kTransfer || found == exchanges_.end() || !found->second.is_prepared) continue;
+    const Exchange& exchange = found->second;
+    text += name + ": " + std::to_string(exchange.sends_left) + " sends, " + std::to_string(exchange.arrivals_left) +
+            " arrivals to come";
+    if (std::find(stalled_receives_.begin(), stalled_receives_.end(), found->first) != stalled_receives_.end()) {
+      text += ", no room to land";
+    }
+    if (exchange.sends_left != 0 && exchange.source_ready) text += ", nobody has said where to write";
+  }
+  return text;
+}
+
+}  // namespace pathways
