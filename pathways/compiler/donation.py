@@ -55,7 +55,7 @@ def finish(
     kept = [values[v] for v in live]
     called = [computations[n] for n in used]
     # Whoever has no part in it hears nothing of it; something must be left to bind a program without any values to.
-    inhabited = sorted({part.mesh for part in (*kept, *called)}) or [0]
+    inhabited = sorted({value.mesh for value in kept} | {each.mesh for each in called}) or [0]
     mesh = {old: new for new, old in enumerate(inhabited)}
 
     def place(types: Sequence[ArrayType]) -> tuple[ArrayType, ...]:
