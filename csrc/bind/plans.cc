@@ -58,6 +58,7 @@ void register_plans(py::module_& m) {
       .def(py::init<uint32_t, uint32_t, uint32_t>(), "host"_a, "devices"_a, "values"_a)
       .def("set_arguments", &PlanBuilder::set_arguments, "values"_a)
       .def("set_results", &PlanBuilder::set_results, "values"_a)
+      .def("set_donated", &PlanBuilder::set_donated, "positions"_a)
       .def(
           "call",
           [](PlanBuilder& b, uint32_t computation, uint32_t node, std::vector<uint32_t> inputs,

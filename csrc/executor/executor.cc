@@ -273,6 +273,11 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] != kNoValue) bind_argument(slot, arguments[i], Handle{handles[i]});
   }
+  if (Client* c = client(run.client)) {
+    for (const uint32_t position : plan.donated()) {  // MEM-4: from here on they are the run's alone
+      if (Object* object = c->objects.find(Handle{handles[position]})) release(*c, *object);
+    }
+  }
   if (!lost_peers_.empty()) miss_lost_peers(slot);
   close_step(slot);
   drain();

@@ -10,7 +10,7 @@ namespace pathways {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4c5750;  // "PWLN"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(Status::kInvalid, "malformed plan: " + what); }
 
@@ -51,6 +51,8 @@ void Plan::validate() const {
   const auto in_words = [&](uint32_t begin, uint32_t count) { return uint64_t{begin} + count <= h.words; };
   require(in_words(h.argument_begin, h.arguments), "PLAN-4, the argument table leaves the table of words");
   require(in_words(h.result_begin, h.results), "PLAN-4, the result table leaves the table of words");
+  require(in_words(h.donated_begin, h.donated), "PLAN-4, the donated arguments leave the table of words");
+  for (uint32_t position : donated()) require(position < h.arguments, "PLAN-4, an unknown argument is donated");
   require(h.values <= h.words, "PLAN-4, more values than words to write them with");
   // The ranges lie one behind the other, so that no word is counted twice and what is derived stays in proportion.
   uint64_t cursor = 0;
@@ -99,7 +101,8 @@ void Plan::validate() const {
   for (uint32_t value = 0; value < h.values; ++value) {
     if (!written[value]) refuse(at("value", value) + ": PLAN-1, nobody writes it");
   }
-  require(next_range(h.argument_begin, h.arguments) && next_range(h.result_begin, h.results) && cursor == h.words,
+  require(next_range(h.argument_begin, h.arguments) && next_range(h.result_begin, h.results) &&
+              next_range(h.donated_begin, h.donated) && cursor == h.words,
           "PLAN-4, the tables do not fill the table of words");
   // The argument and result nodes restate the two tables; they must agree with them.
   size_t bound = 0;
@@ -228,6 +231,8 @@ std::vector<std::byte> PlanBuilder::finish() const {
   h.argument_begin = append(arguments_);
   h.results = static_cast<uint32_t>(results_.size());
   h.result_begin = append(results_);
+  h.donated = static_cast<uint32_t>(donated_.size());
+  h.donated_begin = append(donated_);
   h.words = static_cast<uint32_t>(words.size());
   const size_t bytes = sizeof h + records.size() * sizeof(NodeRecord) + words.size() * sizeof(uint32_t);
   h.total_bytes = static_cast<uint32_t>(bytes);

@@ -12,7 +12,7 @@
 ///   PLAN-2  order: a node reads only values written by nodes before it.
 ///   PLAN-3  shape: node 0 is the argument node, the last is the result node, and no other node is of these kinds.
 ///   PLAN-4  bounds: every index, count and mask lies inside its table; the tables fill the block exactly, and the
-///           ranges of nodes, arguments and results lie in the table of words one behind the other.
+///           ranges of nodes, arguments, results and donated arguments lie in the table of words one behind the other.
 ///   COST-2  the size does not depend on the number of shards: devices are a mask, peers appear on transfers only.
 #pragma once
 
@@ -66,8 +66,10 @@ struct PlanHeader {
   uint32_t argument_begin;
   uint32_t results;
   uint32_t result_begin;
+  uint32_t donated;  ///< positions of arguments that a run takes over: nobody else has them from then on (MEM-4)
+  uint32_t donated_begin;
 };
-static_assert(sizeof(PlanHeader) == 48);
+static_assert(sizeof(PlanHeader) == 56);
 
 class Plan {
  public:
@@ -91,6 +93,7 @@ class Plan {
     return words(n.destination_begin, n.destination_count);
   }
   std::span<const uint32_t> arguments() const { return words(header().argument_begin, header().arguments); }
+  std::span<const uint32_t> donated() const { return words(header().donated_begin, header().donated); }
   std::span<const uint32_t> results() const { return words(header().result_begin, header().results); }
 
   // Derived at parse.
@@ -144,12 +147,13 @@ class PlanBuilder {
   /// `values[i]` is the local value of argument i, or kNoValue.
   void set_arguments(std::vector<uint32_t> values) { arguments_ = std::move(values); }
   void set_results(std::vector<uint32_t> values) { results_ = std::move(values); }
+  void set_donated(std::vector<uint32_t> positions) { donated_ = std::move(positions); }
   void add(Node node) { nodes_.push_back(std::move(node)); }
   std::vector<std::byte> finish() const;
 
  private:
   uint32_t host_, devices_, values_;
-  std::vector<uint32_t> arguments_, results_;
+  std::vector<uint32_t> arguments_, results_, donated_;
   std::vector<Node> nodes_;
 };
 

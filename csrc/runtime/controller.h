@@ -164,6 +164,8 @@ class Controller {
     uint64_t in_flight = 0;                               ///< runs admitted and not over
     std::deque<std::vector<std::byte>> held;              ///< records that wait for memory, or behind one that does
     std::unordered_map<uint64_t, uint32_t> held_handles;  ///< handles that they name, and how often
+    std::unordered_map<uint64_t, GroupId> held_releases;  ///< of those, which are released behind the last that does
+    std::vector<std::pair<GroupId, uint64_t>> let_go;     ///< of those again, which no held record names any more
     int64_t held_since = 0;                               ///< when only live buffers began to keep the first out
     std::array<uint64_t, Arena::kBorrowers> lent{};       ///< by host: the last stamp of a loan that it has heard of
   };
@@ -199,6 +201,7 @@ class Controller {
   void hold(Client& client, std::span<const std::byte> record);
   void count_held(Client& client, std::span<const std::byte> record, bool is_added);
   void release_ahead(Client& client, std::span<const std::byte> record);
+  void order_releases(Client& client);
   void retry_held();
   bool retry_held(Client& client);
   void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, PlaceId worst);

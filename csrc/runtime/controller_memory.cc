@@ -4,6 +4,7 @@
 /// again, the oldest client first, whenever a run ended or a block was released.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/status.h"
 #include "runtime/controller.h"
@@ -12,6 +13,7 @@ namespace pathways {
 namespace {
 
 constexpr size_t kHoldersNamed = 3;
+constexpr size_t kMostReleases = 64;  // in one note
 
 bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }
 
@@ -235,8 +237,14 @@ void Controller::count_held(Client& client, std::span<const std::byte> bytes, bo
   const auto count = [&](uint64_t handle) {
     if (is_added) {
       ++client.held_handles[handle];
-    } else if (const auto at = client.held_handles.find(handle); at != client.held_handles.end() && --at->second == 0) {
-      client.held_handles.erase(at);
+      return;
+    }
+    const auto at = client.held_handles.find(handle);
+    if (at == client.held_handles.end() || --at->second != 0) return;
+    client.held_handles.erase(at);
+    if (const auto released = client.held_releases.find(handle); released != client.held_releases.end()) {
+      client.let_go.emplace_back(released->second, handle);
+      client.held_releases.erase(released);
     }
   };
   if (is_run(bytes)) {
@@ -246,28 +254,44 @@ void Controller::count_held(Client& client, std::span<const std::byte> bytes, bo
     const auto record = read_record<NoteRecord>(bytes);
     for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle))
       count(word(bytes, sizeof record + at));
-  } else if (!is_note(bytes, NoteKind::kRelease)) {
+  } else {
     count(read_record<NoteRecord>(bytes).handle);
   }
 }
 
-/// Of a release that comes behind held records, what none of them names takes effect now.
+/// A release that comes behind held records takes effect behind the last of them that names the buffer, not behind all:
+/// the others may wait for that very memory.
 void Controller::release_ahead(Client& client, std::span<const std::byte> bytes) {
-  auto record = read_record<NoteRecord>(bytes);
-  std::vector<uint64_t> now, later;
+  const auto record = read_record<NoteRecord>(bytes);
   for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
     const uint64_t handle = word(bytes, sizeof record + at);
-    (client.held_handles.contains(handle) ? later : now).push_back(handle);
+    if (client.held_handles.contains(handle)) {
+      client.held_releases.emplace(handle, record.group);
+    } else {
+      client.let_go.emplace_back(record.group, handle);
+    }
   }
-  const auto note = [&](const std::vector<uint64_t>& handles) {
-    record.bytes = static_cast<uint32_t>(handles.size() * sizeof(uint64_t));
-    std::vector<std::byte> out(sizeof record + record.bytes);
-    std::memcpy(out.data(), &record, sizeof record);
-    std::memcpy(out.data() + sizeof record, handles.data(), record.bytes);
-    return out;
-  };
-  if (!now.empty()) order(client, note(now));
-  if (!later.empty()) client.held.push_back(note(later));
+  order_releases(client);
+}
+
+void Controller::order_releases(Client& client) {
+  auto let_go = std::exchange(client.let_go, {});
+  std::stable_sort(let_go.begin(), let_go.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::byte> note;
+  for (size_t i = 0; i < let_go.size();) {
+    NoteRecord record{};
+    record.header = {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), client.id};
+    record.group = let_go[i].first;
+    note.resize(sizeof record);
+    for (const size_t end = i + kMostReleases; i < std::min(end, let_go.size()) && let_go[i].first == record.group;
+         ++i) {
+      const auto* handle = reinterpret_cast<const std::byte*>(&let_go[i].second);
+      note.insert(note.end(), handle, handle + sizeof(uint64_t));
+    }
+    record.bytes = static_cast<uint32_t>(note.size() - sizeof record);
+    std::memcpy(note.data(), &record, sizeof record);
+    order(client, note);
+  }
 }
 
 void Controller::retry_held() {
@@ -301,6 +325,7 @@ bool Controller::retry_held(Client& client) {
     bool is_over = false;
     if (admit(client, bytes, &verdict, &worst)) {
       count_held(client, bytes, false);
+      order_releases(client);
       client.held_since = 0;
       continue;
     }
@@ -319,6 +344,7 @@ bool Controller::retry_held(Client& client) {
     if (is_over || verdict == Verdict::kNever) {
       count_held(client, bytes, false);
       refuse(client, bytes, verdict, worst);
+      order_releases(client);
       // What fails may make others let go: they get their grace again.
       for (Client* other : holding_) other->held_since = 0;
       continue;
@@ -352,6 +378,7 @@ bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text
   ++client.retired;
   client.has_news = true;
   fail_results(client, bytes, text, detail);
+  order_releases(client);
   return true;
 }
 

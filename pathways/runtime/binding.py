@@ -226,6 +226,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     absent = _native.NO_VALUE
     builder.set_arguments([local[v] if is_here(v) else absent for v in program.arguments])
     builder.set_results([local[v] if is_here(v) else absent for v in program.results])
+    builder.set_donated([position for position, given in enumerate(program.donated_arguments) if given])
     for step in steps:
         step.write(builder)
     return HostPlan(builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(local), tuple(calls))

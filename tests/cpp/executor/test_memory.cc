@@ -1,6 +1,7 @@
 // The gate in front of launches, on a modelled device: what finds no room waits for what is under way.
 //
 //   MEM-1  Gate.CountsWhatValuesTake, Gate.ValuesBetweenGo*, Gate.DonatedInputsAreTakenOver
+//   MEM-4  Gate.DonatedArgumentsGoWithTheirLastReaderInTheRun
 //   MEM-2  Gate.LaunchWaitsForRoom, Gate.TemporariesNeedRoomToo, Gate.OtherDevicesGoOn
 //   MEM-3  Gate.OverfullOnlyWhenNothingIsUnderWay
 //   Gate.RunsSayWhatTheyWaitFor: the words for people who ask.
@@ -155,6 +156,24 @@ TEST_F(Gate, OtherDevicesGoOn) {
   release(B);
   release(C);
   expect_empty();
+}
+
+TEST_F(Gate, DonatedArgumentsGoWithTheirLastReaderInTheRun) {
+  // Not with the client's release, which may come much later, or wait for this very run.
+  add_plan(0, maker(), {{60}, {{}}});
+  PlanBuilder builder = plan_of({0}, {call({0}, {1}), call({1}, {2})}, {2}, 3);
+  builder.set_donated({0});
+  add_plan(1, builder, {{60, 30, 60}, {{}}});
+  run(1, 0, {}, {A});
+  run(2, 1, {A}, {B});
+  pass();
+  EXPECT_EQ(device(0).bytes, 60u);
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  EXPECT_EQ(executor.stats().objects, 1u);
+  release(A);  // it comes all the same
+  release(B);
+  expect_empty();
+  EXPECT_EQ(executor.stats().objects, 0u);
 }
 
 TEST_F(Gate, RunsSayWhatTheyWaitFor) {

@@ -36,7 +36,10 @@ struct Held : Cluster {
     const auto bytes = hosts[0]->next();
     if (bytes.empty()) return {};
     const auto header = read_record<RecordHeader>(bytes);
-    if (header.kind != RecordKind::kNote) return "run";
+    if (header.kind == RecordKind::kRun) {
+      run = read_record<RunRecord>(bytes);
+      return "run";
+    }
     const auto note = read_record<NoteRecord>(bytes);
     uint64_t named = note.handle;
     if (named == 0 && note.bytes != 0) std::memcpy(&named, bytes.data() + sizeof note, sizeof named);
@@ -47,6 +50,7 @@ struct Held : Cluster {
   }
 
   PlaceSetId set = 0;
+  RunRecord run{};  ///< the last that the host heard of
 };
 
 TEST_F(Held, AReleaseOfWhatNobodyNamesMakesRoom) {
@@ -75,6 +79,29 @@ TEST_F(Held, WhatAHeldRunNamesIsReleasedBehindIt) {
   EXPECT_EQ(next(), said(NoteKind::kPut, second));
   EXPECT_EQ(next(), "run");
   EXPECT_EQ(next(), said(NoteKind::kRelease, first));
+}
+
+TEST_F(Held, AReleaseWaitsForThoseThatNameTheBufferNotForOthers) {
+  // The last put waits for the very memory that the release behind it gives back.
+  controller->set_plan_memory(5, {0, "five", {}, {{0, 30, 0}}, {{1, set, 10, -1, -1}}, {}});
+  const uint64_t first = put(60), spare = put(20);
+  uint64_t result = 0;
+  ASSERT_EQ(good->submit({5, 1, {1}}, std::array{first}, &result), Status::kOk);
+  pass();
+  const uint64_t last = put(50);
+  release(first);
+  for (const uint64_t handle : {first, spare}) EXPECT_EQ(next(), said(NoteKind::kPut, handle));
+  EXPECT_EQ(next(), "");  // the run wants 30 of the 20 that are left
+  release(spare);
+  EXPECT_EQ(next(), said(NoteKind::kRelease, spare));
+  EXPECT_EQ(next(), "run");
+  EXPECT_EQ(next(), said(NoteKind::kRelease, first));
+  EXPECT_EQ(next(), "");  // the run is not over, and the put would come before it
+  EXPECT_EQ(controller->stats().held, 1u);
+  hosts[0]->done(run);
+  pass();
+  EXPECT_EQ(next(), said(NoteKind::kPut, last));
+  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{60}));
 }
 
 TEST_F(Held, WhatAHeldRenameNamesIsReleasedBehindIt) {
