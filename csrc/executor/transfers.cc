@@ -224,7 +224,7 @@ void Executor::miss_lost_peers(uint32_t slot) {
 /// Counts what a lost peer still owes to an exchange as failed. `was_told`: it may have been told where to write.
 void Executor::miss_peer(uint64_t key, uint32_t host, bool was_told) {
   auto at = exchanges_.find(key);
-  if (at == exchanges_.end()) return;
+  if (at == exchanges_.end() || !at->second.is_prepared) return;  // of a run to come: that knows the successor
   const auto& [text, state] = lost_peers_.at(host);
   Exchange& exchange = at->second;
   if (has_part(exchange, host, true) &&

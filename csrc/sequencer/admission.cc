@@ -57,7 +57,7 @@ uint64_t Admission::enter(std::span<const PlaceNeed> needs) {
     const int64_t reach = static_cast<int64_t>(height) - place.raised;
     place.top = place.reaches.empty() ? reach : std::max(place.top, reach);
     place.reaches.push_back({number, reach});
-    place.high_water = std::max(place.high_water, height);
+    place.look();
   }
   return number;
 }
@@ -115,8 +115,9 @@ BlockId Admission::add_block(uint32_t client, uint32_t plan, PlaceSetId set, uin
   for (const PlaceId place_id : sets_[set]) {
     Place& place = places_[place_id];
     place.live += bytes;
-    if (is_early) place.raised += static_cast<int64_t>(bytes);
-    place.high_water = std::max(place.high_water, place.live);
+    if (!is_early) continue;  // the reach of the run that makes it has it, less what the run takes over
+    place.raised += static_cast<int64_t>(bytes);
+    place.look();
   }
   return id;
 }
@@ -161,7 +162,7 @@ bool Admission::unpark(uint32_t client, PlaceId* worst) {
     Place& place = places_[id];
     place.live += more[id];
     place.raised += static_cast<int64_t>(more[id]);
-    place.high_water = std::max(place.high_water, place.live);
+    place.look();
   }
   for (Block& block : blocks_) {
     if (block.references != 0 && block.client == client) block.is_parked = false;

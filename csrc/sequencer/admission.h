@@ -22,6 +22,7 @@
 ///          (kHeld), and the caller decides how long to wait.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -101,6 +102,7 @@ class Admission {
     ++version_;
   }
   uint64_t live(PlaceId place) const { return places_[place].live; }
+  /// The most that was admitted at any time, reaches and eager bytes included: never above the budget.
   uint64_t high_water(PlaceId place) const { return places_[place].high_water; }
   /// Who holds most on a place, the biggest first, at most `count`.
   std::vector<Holder> holders(PlaceId place, size_t count) const;
@@ -124,6 +126,7 @@ class Admission {
     int64_t top = 0;            ///< the greatest height among them
     bool is_claimed = false;
     uint64_t height() const { return reaches.empty() ? live : static_cast<uint64_t>(top + raised); }
+    void look() { high_water = std::max(high_water, std::max(height(), live) + eager); }
   };
   struct Block {
     uint32_t client = 0;

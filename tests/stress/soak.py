@@ -76,7 +76,15 @@ class Watchdog(threading.Thread):
                     print(f"thread {number}:", *list(diary), sep="\n  ", file=sys.stderr, flush=True)
                 with contextlib.suppress(Exception):
                     print(json.dumps(self._crew.cluster.stats(), default=str), file=sys.stderr, flush=True)
+                tell_logs(os.environ["TMPDIR"])
                 os._exit(1)
+
+
+def tell_logs(folder: str) -> None:
+    """The ends of what the cluster's processes have said."""
+    for path in sorted(pathlib.Path(folder).glob("**/*.log")):
+        if text := path.read_text(errors="replace")[-2000:].strip():
+            print(f"---- {path.name}:\n{text}", flush=True)
 
 
 class OtherClient:
@@ -134,7 +142,7 @@ def client(address: str, seed: int) -> int:
     """The other process."""
 
     def say(event: str, content: Any) -> None:
-        print(f"> {event} {json.dumps(content)}", flush=True)
+        print(f"> {event} {json.dumps(content)}\n", end="", flush=True)  # in one piece: other threads print as well
 
     cluster = pw.connect(address)
     crew = soak_programs.Crew(cluster, "guest", seed, THREADS)
@@ -299,6 +307,7 @@ class Soak:
                 break
             if time.monotonic() > deadline:
                 ours = cluster.native.holdings()
+                tell_logs(os.environ["TMPDIR"])
                 raise Leak(f"at a quiet point: {'; '.join(left)}; {ours}\n{json.dumps(stats, default=str)}")
             time.sleep(0.1)
         processes = [("controller", stats["controller"])]

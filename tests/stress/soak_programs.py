@@ -288,7 +288,7 @@ class Worker:
             if not isinstance(error, Mismatch):
                 text += f"\n{''.join(traceback.format_exception(error))}"
             self.crew.mismatches.append(f"{text}\nlast actions:\n  {diary}")
-            print(f"MISMATCH {self.crew.mismatches[-1]}", flush=True)
+            print(f"MISMATCH {self.crew.mismatches[-1]}\n", end="", flush=True)
         finally:
             self.crew.beats.pop(number, None)
             self.held.clear()

@@ -132,6 +132,25 @@ TEST_F(Trio, OneOfTwoSourcesIsLost) {
   expect_survivors_empty({A, B});
 }
 
+TEST_F(Trio, APostForARunToComeStays) {
+  // Host 0 has heard of the loss and of the run behind it; its post comes to host 1 before either.
+  hosts[1]->put(A, 7);
+  lose();
+  hosts[2]->put(A, 7);
+  hosts[0]->run(9, 2, {A}, {B});
+  while (deliver(0)) {
+  }
+  EXPECT_EQ(hosts[1]->executor.stats().exchanges, 1u);
+  const uint32_t number = 2;
+  hosts[1]->executor.on_hosts_lost({&number, 1}, kWhy);
+  EXPECT_EQ(hosts[1]->executor.stats().exchanges, 1u);
+  for (const uint32_t h : {1u, 2u}) hosts[h]->run(9, 2, {A}, {B});
+  settle();
+  for (const auto& host : hosts) EXPECT_EQ(host->link.runs.count(9), 1u);
+  EXPECT_EQ(hosts[0]->link.completions(B), 1u);
+  expect_survivors_empty({A, B});
+}
+
 TEST_F(Trio, AStalledReceive) {
   ModelledFaults faults;
   faults.no_memory = 3;
