@@ -1,6 +1,7 @@
 // The ledger of memory as the order sees it: Admission.
-//   MEM-1  live is the sum of the blocks             CountsBlocks, WhatIsParkedTakesNothing, and validate() in every
-//   other test MEM-2  no place is ever overfull                 EveryMomentOfEveryScheduleFits (enumerated)
+//   MEM-1  live is the sum of the blocks             CountsBlocks, WhatIsParkedTakesNothing, and validate() elsewhere
+//   MEM-2  no place is ever overfull                 EveryMomentOfEveryScheduleFits (enumerated),
+//                                                    WhatARunTakesOverDoesNotRaiseTheMark
 //          no two runs wait for each other           NobodyWaitsForOneThatWaits (enumerated)
 //   MEM-3  what never fits is told from what is kept out by blocks, and from what waits for runs   TellsTheReasons
 #include "sequencer/admission.h"
@@ -35,6 +36,20 @@ TEST(Admission, CountsBlocks) {
   ledger.validate();
   EXPECT_TRUE(ledger.release(b));
   EXPECT_EQ(ledger.high_water(2), 20u);
+}
+
+TEST(Admission, WhatARunTakesOverDoesNotRaiseTheMark) {
+  Admission ledger({100});
+  const PlaceSetId set = ledger.add_set({0});
+  const BlockId given = ledger.add_block(1, Admission::kPut, set, 60, true);
+  const std::vector<PlaceNeed> needs{{0, 10, 0}};  // 60 and 10 of temporaries, less the argument
+  ASSERT_EQ(ledger.check(needs), Verdict::kFits);
+  ledger.enter(needs);
+  ledger.add_block(1, 7, set, 60, false);
+  ledger.release(given);
+  EXPECT_EQ(ledger.live(0), 60u);
+  EXPECT_EQ(ledger.high_water(0), 70u);
+  ledger.validate();
 }
 
 TEST(Admission, WhatIsParkedTakesNothing) {
@@ -176,6 +191,7 @@ TEST(Admission, EveryMomentOfEveryScheduleFits) {
       ledger.validate();
       ASSERT_LE(model.worst(), kBudget);
       ASSERT_LE(ledger.live(0), kBudget);
+      ASSERT_LE(ledger.high_water(0), kBudget);
       ++checked;
     }
   };
