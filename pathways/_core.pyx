@@ -41,6 +41,7 @@ cdef object _block_until_ready = "block_until_ready"
 cdef object _is_deleted = "is_deleted"
 cdef tuple _nothing = ()
 cdef uint64_t _donating = 0  # calls so far that donate something
+cdef int64_t _borrowed = 0   # blocks of clients' memory that this process was lent and holds
 
 # How long a native wait lasts before Python looks for signals and for a cluster that is gone.
 cdef int64_t _LOOK_NS = 50_000_000
@@ -759,6 +760,8 @@ cdef class BlockView:
         if self.arena == NULL:
             return
         if self.borrower >= 0:
+            global _borrowed
+            _borrowed -= 1
             self.arena.give_back(self.offset, <unsigned>self.borrower)
         else:
             self.arena.release(self.offset)

@@ -281,7 +281,7 @@ cdef class Host:
                                  "bytes": ledger.accounts()[i].bytes,
                                  "high_water": ledger.accounts()[i].high_water})
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
-                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
+                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull, "borrowed": _borrowed,
                 "oldest_runs": [each.decode() for each in self.core.get().executor().describe_runs(_OLDEST_RUNS)],
                 "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
                 "memory": {"devices": devices, "accounts": accounts},
@@ -305,8 +305,10 @@ cdef class Host:
         segment = self.clients[client]
         cdef Arena* arena = (<ClientBlock*><size_t>segment.client_block).client_arena()
         cdef BlockView view = BlockView.make(arena, offset, nbytes, segment)
+        global _borrowed
         if self.number < BORROWERS:
             view.borrower = <int>self.number
+            _borrowed += 1
         return view
 
     def arena_capacity(self):

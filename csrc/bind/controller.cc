@@ -138,6 +138,9 @@ void register_controller(py::module_& m) {
           },
           "host"_a, "segment"_a, "ERR-2: a lost host's successor, with a segment of its own, takes part from now on.")
       .def(
+          "take_forgotten", [](BoundController& c) { return c.core->take_forgotten(); }, unlocked,
+          "Plans that nothing in the order names any more, each told once.")
+      .def(
           "suspend", [](BoundController& c, uint32_t client) { c.core->suspend(client); }, "client"_a, unlocked,
           "Takes no further record of the client's.")
       .def(

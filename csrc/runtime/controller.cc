@@ -251,11 +251,21 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
   }
 }
 
+std::vector<uint32_t> Controller::take_forgotten() {
+  std::vector<uint32_t> plans;
+  run_mail([&] { plans.swap(forgotten_); });
+  return plans;
+}
+
 /// What a loss of one of its hosts will need of a note.
 void Controller::keep_note(Client& client, std::span<const std::byte> bytes, std::span<const uint32_t> hosts) {
   const auto record = read_record<NoteRecord>(bytes);
   if (record.header.detail == static_cast<uint16_t>(NoteKind::kBackend)) {
-    client.definitions.emplace_back(bytes.begin(), bytes.end());
+    if (record.token != 0) {  // nothing that waits names the plan: a successor need not know it
+      forgotten_.push_back(static_cast<uint32_t>(record.token));
+    } else {
+      client.definitions.emplace_back(bytes.begin(), bytes.end());
+    }
   }
   if (record.lent == 0) return;
   for (const uint32_t h : hosts) {

@@ -122,6 +122,9 @@ class Controller {
   /// A lost host's successor, with a block of its own, takes part from now on. When this returns nobody uses the old
   /// block. Throws Error(kInvalid) for a host that is not lost.
   void restore_host(uint32_t host, HostBlock* block);
+  /// Plans that no entry of the order names any more, each told once: all their hosts were granted the note that says
+  /// so. A host's successor must know all others, for what waits for it may name them.
+  std::vector<uint32_t> take_forgotten();
 
   /// Takes no further record of the client's, until `resume`: what it sent waits in its ring. By any thread, as the
   /// next ones; nothing happens when the client is gone.
@@ -269,6 +272,7 @@ class Controller {
   std::vector<BlockId> blocks_;                                 ///< scratch of order()
   std::vector<Admitted> admitted_;                              ///< by entry
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
+  std::vector<uint32_t> forgotten_;                             ///< plans; see take_forgotten()
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
   uint64_t losses_ = 0;
   uint32_t lost_ = 0;                                                          ///< hosts that are lost now

@@ -129,6 +129,7 @@ class EmbeddedControl:
         """See `ControlPlane`."""
         for number in numbers:
             self._errors.pop(number, None)
+        self.controller.take_forgotten()  # no host has a successor here
 
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""

@@ -186,10 +186,10 @@ class Membership:
             return
         for slice_id in client.slices:
             self.cluster.resources.release(slice_id)
-        for number_of in client.programs:
-            if program := self.programs.pop(number_of, None):
-                for answer in (*program.stored.values(), *program.compiled.values()):
-                    _settle(answer, "its client is gone")
+        for program in [program for program in self.programs.values() if program.client == number]:
+            del self.programs[program.number]
+            for answer in (*program.stored.values(), *program.compiled.values()):
+                _settle(answer, "its client is gone")
         self._suspension.client_gone(number)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)
@@ -264,11 +264,16 @@ class Membership:
         return program.number
 
     def forget_programs(self, client: int, numbers: Sequence[int]) -> None:
-        """The client cannot call them any more."""
-        owned = self.client(client).programs
-        for number in owned.intersection(numbers):
-            owned.remove(number)
-            self.programs.pop(number, None)
+        """The client cannot call them any more. Runs that wait may: a host's successor is told of a program until the
+        order has passed the client's note that it is forgotten (ERR-2)."""
+        self.client(client).programs.difference_update(numbers)
+        self._drop_forgotten()
+
+    def _drop_forgotten(self) -> None:
+        for number in self.cluster.controller.take_forgotten():
+            if program := self.programs.pop(number, None):
+                if client := self.clients.get(program.client):
+                    client.programs.discard(number)
 
     # -- suspension, see suspension.py -------------------------------------------------------------------------------
 
@@ -331,6 +336,7 @@ class Membership:
 
     async def serve(self, hosts: Sequence[Host]) -> None:
         """Gives hosts that are new every client and every living program that concerns them."""
+        self._drop_forgotten()
         for host in hosts:
             host.is_served = True  # what comes from now on is sent as it comes
         for program in self.programs.values():

@@ -7,6 +7,7 @@ What is proved here: who is told what and in which order, whatever else happens 
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -134,6 +135,24 @@ def test_everything_else_goes_on_meanwhile(
     waiter.join()
     assert isinstance(compiled[0], TimeoutError), "it compiles anew, and takes as long"
     joined.close()
+
+
+def test_a_successor_knows_what_waiting_runs_may_name(
+    start: Callable[..., LocalClusterHandle], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A client has forgotten a program, but the order has not passed its note: runs before it may wait for the host."""
+    passed = tmp_path / "forgotten"
+    passed.write_text("")
+    monkeypatch.setenv("FAKE_FORGOTTEN", str(passed))
+    handle = start(2, 1)
+    number = handle.control.register_program(program("good"), ((0, 1),))
+    handle.control.forget_programs([number])
+    assert handle.control.cluster_stats()["clients"][0]["programs"] == 0
+    kill(hosts(handle.control)[0])
+    assert list(back(handle.control, [1, 0])[0]["registered"]) == [str(number)]
+    passed.write_text(str(number))
+    kill(hosts(handle.control)[0])
+    assert list(back(handle.control, [2, 0])[0]["registered"]) == []
 
 
 def _caught(function: Callable[..., Any], *arguments: Any) -> BaseException | None:

@@ -95,6 +95,27 @@ TEST_F(Loss, WhatItWasLentComesBack) {
   EXPECT_EQ(arena->was_references(waiting), 1u);
 }
 
+TEST_F(Loss, APlanIsForgottenWhenTheOrderHasPassedItsNote) {
+  const auto forget = [&](GroupId group, uint64_t plan) {
+    EXPECT_EQ(good->note(NoteKind::kBackend, group, {}, Handle{plan}, {}), Status::kOk);
+    pass();
+  };
+  for (int i = 0; i < 3; ++i) submit(3);  // the window is 2
+  pass();
+  forget(3, 41);
+  forget(1, 42);
+  EXPECT_EQ(controller->take_forgotten(), (std::vector<uint32_t>{42}));
+  lose(1);
+  pass();
+  EXPECT_TRUE(controller->take_forgotten().empty());  // the third run may name it, and goes to the successor
+  restore(1);
+  pass();
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kRun);
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kNote);
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind{});  // what others forgot is not told again
+  EXPECT_EQ(controller->take_forgotten(), (std::vector<uint32_t>{41}));
+}
+
 TEST_F(Loss, GrantedRunsAreOverAndGiveTheirCreditBack) {
   const uint64_t result = submit(3);
   pass();
