@@ -271,9 +271,9 @@ class Membership:
 
     def _drop_forgotten(self) -> None:
         for number in self.cluster.controller.take_forgotten():
-            if program := self.programs.pop(number, None):
-                if client := self.clients.get(program.client):
-                    client.programs.discard(number)
+            program = self.programs.pop(number, None)
+            if program is not None and program.client in self.clients:
+                self.clients[program.client].programs.discard(number)
 
     # -- suspension, see suspension.py -------------------------------------------------------------------------------
 
