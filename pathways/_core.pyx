@@ -519,14 +519,19 @@ cdef class Client:
         """A block of the client's shared arena, or None when it has no room now."""
         cdef uint64_t offset
         cdef Arena* arena = self.core.get().arena()
-        if arena == NULL or arena.allocate(nbytes, &offset) != Status.kOk:
+        if arena == NULL:
             return None
+        if arena.allocate(nbytes, &offset) != Status.kOk:
+            self.core.get().poll_inbox()  # lost hosts give back by way of it
+            if arena.allocate(nbytes, &offset) != Status.kOk:
+                return None
         return BlockView.make(arena, offset, nbytes, self.keep)
 
     def holdings(self):
         """Of each live block of the client's memory (offset, bytes, the client's references, hosts that hold it)."""
         cdef Arena* arena = self.core.get().arena()
         cdef vector[Holding] found
+        self.core.get().poll_inbox()
         if arena != NULL:
             found = arena.holdings()
         return [(found[i].offset, found[i].bytes, found[i].references,
@@ -535,6 +540,7 @@ cdef class Client:
 
     def arena_stats(self):
         cdef Arena* arena = self.core.get().arena()
+        self.core.get().poll_inbox()
         if arena == NULL:
             return (0, 0, 0)
         return (arena.bytes_in_use(), arena.high_water(), arena.capacity())

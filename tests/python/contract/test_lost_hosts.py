@@ -191,3 +191,29 @@ def test_a_slice_and_a_client_that_leave_meanwhile(lossy: Any, add: Callable[[in
         lossy.native.flush()
         assert time.monotonic() < deadline, lossy.stats()["hosts"]
         time.sleep(0.05)
+
+
+def test_what_a_lost_host_was_lent_comes_back(lossy: Any, add: Callable[[int], Any]) -> None:
+    """OWN-1: arrays show the client's memory on the hosts; a killed host cannot give it back itself (ARENA-5)."""
+    here, elsewhere = add(0), add(1)
+    big = [pw.device_put(np.ones((64, 1024), np.float32), slice_, P("x")) for slice_ in (here, elsewhere, here)]
+    jax.block_until_ready(big)
+    assert sorted(hosts for *_, hosts in lossy.native.holdings()) == [[0, 1], [0, 1], [2, 3]]
+    assert [host["borrowed"] for host in lossy.stats()["hosts"]] == [2, 2, 1, 1]
+    pid = kill(lossy, 1)
+    late = pw.device_put(np.ones((64, 1024), np.float32), here, P("x"))  # before or after the loss: the value stands
+    del big[0]
+    deadline = time.monotonic() + 60
+    while lossy.stats()["hosts"][0]["state"] != "up" or any(host["pid"] == pid for host in lossy.stats()["hosts"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    np.testing.assert_array_equal(np.asarray(big[0]), 1)
+    try:
+        np.testing.assert_array_equal(np.asarray(late), 1)
+    except pw.errors.HostLostError as error:  # the host had heard of it before it was killed
+        assert str(pid) in str(error)
+    del big, late
+    while held := lossy.native.holdings():
+        lossy.native.flush()
+        assert time.monotonic() < deadline, held
+        time.sleep(0.05)
