@@ -281,7 +281,8 @@ cdef class Host:
                                  "bytes": ledger.accounts()[i].bytes,
                                  "high_water": ledger.accounts()[i].high_water})
         return {"runs": s.runs, "launches": s.launches, "gangs": s.gangs, "transfers": s.transfers,
-                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull, "borrowed": _borrowed,
+                "objects": s.objects, "live_runs": s.live_runs, "waiting": s.waiting, "overfull": s.overfull,
+                "borrowed": _borrowed,
                 "oldest_runs": [each.decode() for each in self.core.get().executor().describe_runs(_OLDEST_RUNS)],
                 "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
                 "memory": {"devices": devices, "accounts": accounts},
