@@ -108,6 +108,32 @@ def test_every_kind_of_array_keeps_its_name(add: Any, cluster: Any, quiet: Calla
     assert [objects for objects, _ in quiet()["kept"][2]] == [objects for objects, _ in before[2]]
 
 
+def test_what_is_deleted_meanwhile(
+    add: Any, cluster: Any, quiet: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slice_ = add(2)
+    cluster.operations = None
+    before = quiet()["kept"]
+    gone, kept = (pw.device_put(VALUE, slice_, P("x")) for _ in range(2))
+    control = cluster.control()
+    wait = control.wait_compiled
+
+    def delete_then_wait(*arguments: Any) -> None:
+        deleter = threading.Thread(target=gone.delete)
+        deleter.start()
+        deleter.join()
+        wait(*arguments)
+
+    monkeypatch.setattr(control, "wait_compiled", delete_then_wait)
+    cluster.remap(slice_, others(cluster, slice_))
+    monkeypatch.undo()
+    with pytest.raises(pw.errors.DeletedArrayError):
+        np.asarray(gone)
+    np.testing.assert_array_equal(np.asarray(kept), VALUE)
+    del gone, kept
+    assert [objects for objects, _ in quiet()["kept"][2]] == [objects for objects, _ in before[2]]
+
+
 def test_what_is_still_to_come_and_what_failed_moves_as_well(add: Any, cluster: Any) -> None:
     if cluster.is_embedded:
         jax.jit(jnp.linalg.cholesky).lower(VALUE)
