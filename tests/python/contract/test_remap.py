@@ -114,12 +114,12 @@ def test_what_is_deleted_meanwhile(
     slice_ = add(2)
     cluster.operations = None
     before = quiet()["kept"]
-    gone, kept = (pw.device_put(VALUE, slice_, P("x")) for _ in range(2))
+    arrays = [pw.device_put(VALUE, slice_, P("x")) for _ in range(2)]
     control = cluster.control()
     wait = control.wait_compiled
 
     def delete_then_wait(*arguments: Any) -> None:
-        deleter = threading.Thread(target=gone.delete)
+        deleter = threading.Thread(target=arrays[0].delete)
         deleter.start()
         deleter.join()
         wait(*arguments)
@@ -128,9 +128,9 @@ def test_what_is_deleted_meanwhile(
     cluster.remap(slice_, others(cluster, slice_))
     monkeypatch.undo()
     with pytest.raises(pw.errors.DeletedArrayError):
-        np.asarray(gone)
-    np.testing.assert_array_equal(np.asarray(kept), VALUE)
-    del gone, kept
+        np.asarray(arrays[0])
+    np.testing.assert_array_equal(np.asarray(arrays[1]), VALUE)
+    arrays.clear()
     assert [objects for objects, _ in quiet()["kept"][2]] == [objects for objects, _ in before[2]]
 
 
