@@ -196,7 +196,7 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
     const Entry entry = sequencer_.entry(id);
     if (entry.state == EntryState::kDropped) {
       ++stats_.dropped;
-      if (!stranded_.empty()) forward_stranded(id);
+      if (!instead_.empty()) forward_instead(id);
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
       const auto record = id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]);
@@ -298,6 +298,7 @@ void Controller::cancel(uint32_t client, uint64_t tag) {
     if (entry.client != client || entry.kind != EntryKind::kRun || entry.tag != tag) continue;
     // No host will ever speak of its results: whoever holds one, or uses it, hears it from here.
     const std::vector<std::byte> record = kept_[id];
+    release_donated(id);
     sequencer_.cancel(id);
     settle_granted();
     fail_results(owner, record, kCancelled);

@@ -245,7 +245,8 @@ class Controller {
   void tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text);
   void fail_futures(const std::vector<uint32_t>& hosts, std::string_view text);
   void strand(EntryId id, std::string_view text);
-  void forward_stranded(EntryId id);
+  void forward_instead(EntryId id);
+  void release_donated(EntryId id);
   std::vector<EntryId> stranded() const;
   bool is_stranded(GroupId group) const;
   void flush();
@@ -275,8 +276,8 @@ class Controller {
   std::vector<uint32_t> forgotten_;                             ///< plans; see take_forgotten()
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
   uint64_t losses_ = 0;
-  uint32_t lost_ = 0;                                                          ///< hosts that are lost now
-  std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> stranded_;  ///< what hosts hear in a run's stead
+  uint32_t lost_ = 0;                                                         ///< hosts that are lost now
+  std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what hosts hear in a run's stead
   Deadlines deadlines_;
   ControllerStats stats_;
 

@@ -85,6 +85,7 @@ void Controller::pass_deadline(const Deadlines::Item& item) {
     return;
   }
   const std::vector<std::byte> record = kept_[item.entry];
+  release_donated(item.entry);
   sequencer_.cancel(item.entry);
   settle_granted();
   fail_results(client, record, item.text, kFailedByDeadline);

@@ -80,6 +80,7 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
             [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
   for (const EntryId id : dropped) {
     strand(id, text);
+    release_donated(id);
     sequencer_.cancel(id);
     settle_granted();
   }
@@ -168,7 +169,7 @@ void Controller::strand(EntryId id, std::string_view text) {
   const uint32_t client = sequencer_.entry(id).client;
   const auto owner = by_id_.find(client);
   if (owner == by_id_.end()) return;
-  auto& notes = stranded_[id];
+  auto& notes = instead_[id];
   for (const uint64_t result : results_of(kept_[id])) {
     tell(*owner->second, Handle{result}, text);  // also of those that would lie on survivors
     if (const auto* entry = owner->second->directory.find(Handle{result})) {
@@ -177,9 +178,9 @@ void Controller::strand(EntryId id, std::string_view text) {
   }
 }
 
-void Controller::forward_stranded(EntryId id) {
-  const auto found = stranded_.find(id);
-  if (found == stranded_.end()) return;
+void Controller::forward_instead(EntryId id) {
+  const auto found = instead_.find(id);
+  if (found == instead_.end()) return;
   for (const std::vector<std::byte>& note : found->second) {
     NoteRecord record;
     std::memcpy(&record, note.data(), sizeof record);
@@ -189,7 +190,7 @@ void Controller::forward_stranded(EntryId id) {
                         [&](std::byte* out) { std::memcpy(out, note.data(), note.size()); });
     }
   }
-  stranded_.erase(found);
+  instead_.erase(found);
 }
 
 /// Runs that wait, and that both lost and other hosts are to take part in.

@@ -215,6 +215,26 @@ void Controller::rename(Client& client, Handle name, Handle fresh) {
   }
 }
 
+/// A run that no host was granted takes nothing over: in its place its hosts hear that what it was given is released.
+/// For the ledger it was, and whoever comes behind counts on that room.
+void Controller::release_donated(EntryId id) {
+  if (id >= admitted_.size() || admitted_[id].memory == nullptr || admitted_[id].memory->donated.empty()) return;
+  const std::vector<std::byte>& run = kept_[id];
+  const auto record = read_record<RunRecord>(run);
+  std::vector<uint64_t> handles;
+  for (const uint32_t position : admitted_[id].memory->donated) {
+    if (position < record.arguments) handles.push_back(argument_of(run, position));
+  }
+  NoteRecord note{};
+  note.header = {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), sequencer_.entry(id).client};
+  note.group = record.group;
+  note.bytes = static_cast<uint32_t>(handles.size() * sizeof(uint64_t));
+  std::vector<std::byte> bytes(sizeof note + note.bytes);
+  std::memcpy(bytes.data(), &note, sizeof note);
+  std::memcpy(bytes.data() + sizeof note, handles.data(), note.bytes);
+  instead_[id].push_back(std::move(bytes));
+}
+
 void Controller::give_back(Directory::Entry& entry) {
   if (entry.block != Directory::kNoBlock) admission_.release(entry.block);
   entry.block = Directory::kNoBlock;

@@ -104,6 +104,26 @@ TEST_F(Held, AReleaseWaitsForThoseThatNameTheBufferNotForOthers) {
   EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{60}));
 }
 
+TEST_F(Held, WhatADroppedRunWasGivenIsReleasedInItsPlace) {
+  controller->set_plan_memory(5, {0, "five", {}, {{0, 10, 0}}, {{1, set, 10, -1, -1}}, {0}});
+  const uint64_t given = put(60);
+  EXPECT_EQ(next(), said(NoteKind::kPut, given));
+  uint64_t result = 0;
+  for (int i = 0; i < 2; ++i) {  // the window is 2
+    ASSERT_EQ(good->submit({9, 1, {1}}, {}, &result), Status::kOk);
+    pass();
+    EXPECT_EQ(next(), "run");
+  }
+  ASSERT_EQ(good->submit({5, 1, {1}}, std::array{given}, &result), Status::kOk);
+  pass();
+  EXPECT_EQ(controller->stats().live_bytes[0], 10u);  // the run's result, in the place of what it takes over
+  ASSERT_EQ(good->cancel(good->last_tag(), std::array{result}, "enough"), Status::kOk);
+  pass();
+  EXPECT_EQ(next(), said(NoteKind::kRelease, given));
+  EXPECT_EQ(next(), said(NoteKind::kFail, result));
+  EXPECT_EQ(next(), "");
+}
+
 TEST_F(Held, WhatAHeldRenameNamesIsReleasedBehindIt) {
   const uint64_t spare = put(20), name = put(30), fresh = put(30), second = put(40);
   for (int i = 0; i < 3; ++i) EXPECT_NE(next(), "");
