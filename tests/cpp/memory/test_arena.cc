@@ -1,8 +1,11 @@
 // memory/arena.h
+//
 //   ARENA-1 disjoint   ArenaTest.PayloadsAreAlignedAndDisjoint, ArenaTest.RandomStress
 //   ARENA-2 counted    ArenaTest.LastReleaseFrees, ArenaTest.CountsAcrossProcesses, ArenaTest.OneReleaseTooManyAborts,
-//   ArenaTest.ThreadStress ARENA-3 merged     ArenaTest.NeighboursMerge, ArenaTest.RandomStress ARENA-4 fits
-//   ArenaTest.FitsExactly, ArenaTest.FailsOnlyWhenFull
+//                      ArenaTest.BorrowersGiveBackByName, ArenaTest.ALoanTooManyAborts, ArenaTest.ThreadStress
+//   ARENA-3 merged     ArenaTest.NeighboursMerge, ArenaTest.RandomStress
+//   ARENA-4 fits       ArenaTest.FitsExactly, ArenaTest.FailsOnlyWhenFull
+//   ARENA-5 lent       ArenaTest.WhatADeadBorrowerHeldIsReclaimed
 #include "memory/arena.h"
 
 #include <gtest/gtest.h>
