@@ -42,6 +42,17 @@ uint64_t result_of(std::span<const std::byte> run, uint32_t index) {
   return argument_of(run, read_record<RunRecord>(run).arguments + index);
 }
 
+std::vector<std::byte> release_note(uint32_t client, GroupId group, std::span<const uint64_t> handles) {
+  NoteRecord note{};
+  note.header = {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), client};
+  note.group = group;
+  note.bytes = static_cast<uint32_t>(handles.size_bytes());
+  std::vector<std::byte> bytes(sizeof note + note.bytes);
+  std::memcpy(bytes.data(), &note, sizeof note);
+  if (!handles.empty()) std::memcpy(bytes.data() + sizeof note, handles.data(), note.bytes);
+  return bytes;
+}
+
 std::string in_bytes(uint64_t count) {
   constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;
@@ -225,14 +236,7 @@ void Controller::release_donated(EntryId id) {
   for (const uint32_t position : admitted_[id].memory->donated) {
     if (position < record.arguments) handles.push_back(argument_of(run, position));
   }
-  NoteRecord note{};
-  note.header = {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), sequencer_.entry(id).client};
-  note.group = record.group;
-  note.bytes = static_cast<uint32_t>(handles.size() * sizeof(uint64_t));
-  std::vector<std::byte> bytes(sizeof note + note.bytes);
-  std::memcpy(bytes.data(), &note, sizeof note);
-  std::memcpy(bytes.data() + sizeof note, handles.data(), note.bytes);
-  instead_[id].push_back(std::move(bytes));
+  instead_[id].push_back(release_note(sequencer_.entry(id).client, record.group, handles));
 }
 
 void Controller::give_back(Directory::Entry& entry) {
@@ -297,20 +301,14 @@ void Controller::release_ahead(Client& client, std::span<const std::byte> bytes)
 void Controller::order_releases(Client& client) {
   auto let_go = std::exchange(client.let_go, {});
   std::stable_sort(let_go.begin(), let_go.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<std::byte> note;
+  std::vector<uint64_t> handles;
   for (size_t i = 0; i < let_go.size();) {
-    NoteRecord record{};
-    record.header = {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), client.id};
-    record.group = let_go[i].first;
-    note.resize(sizeof record);
-    for (const size_t end = i + kMostReleases; i < std::min(end, let_go.size()) && let_go[i].first == record.group;
-         ++i) {
-      const auto* handle = reinterpret_cast<const std::byte*>(&let_go[i].second);
-      note.insert(note.end(), handle, handle + sizeof(uint64_t));
+    const GroupId group = let_go[i].first;
+    handles.clear();
+    for (; i < let_go.size() && let_go[i].first == group && handles.size() < kMostReleases; ++i) {
+      handles.push_back(let_go[i].second);
     }
-    record.bytes = static_cast<uint32_t>(note.size() - sizeof record);
-    std::memcpy(note.data(), &record, sizeof record);
-    order(client, note);
+    order(client, release_note(client.id, group, handles));
   }
 }
 
