@@ -1,8 +1,9 @@
 # What _core uses of the native library. Declarations only; logic lives in csrc/ or in Python.
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.string cimport string
+from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 
@@ -26,6 +27,9 @@ cdef extern from "<span>" namespace "std" nogil:
     cdef cppclass const_byte_span "std::span<const std::byte>":
         const_byte_span()
         const_byte_span(const byte*, size_t)
+    cdef cppclass byte_span "std::span<std::byte>":
+        byte_span()
+        byte_span(byte*, size_t)
 
 cdef extern from "<cstddef>" namespace "std" nogil:
     cdef cppclass byte:
@@ -107,6 +111,30 @@ cdef extern from "memory/copier.h" namespace "pathways" nogil:
         void set_delay(nanoseconds)
         uint64_t under_way()
 
+cdef extern from "memory/parcel.h" namespace "pathways" nogil:
+    cdef cppclass Parcel:
+        pass
+
+cdef extern from "executor/freight.h" namespace "pathways" nogil:
+    cdef cppclass PieceRecord:
+        uint64_t order
+        uint32_t node
+        uint32_t host
+    cdef cppclass Piece:
+        PieceRecord record
+    cdef cppclass CppShipment "pathways::Shipment":
+        CppShipment(uint64_t, uint32_t, uint32_t, shared_ptr[const Parcel], vector[const byte*]) except +
+        uint64_t bytes()
+        cbool is_over()
+        uint64_t room()
+        uint64_t least()
+        uint64_t pack(byte_span)
+    cdef cppclass CppDelivery "pathways::Delivery":
+        CppDelivery(vector[byte*], vector[uint64_t]) except +
+        void take(const Piece&) except +
+        cbool is_over()
+    cdef pair[Piece, uint64_t] first_piece(const_byte_span) except +
+
 cdef extern from "plan/plan.h" namespace "pathways" nogil:
     cdef cppclass Plan:
         @staticmethod
@@ -146,7 +174,9 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*drop)(void*, Value) noexcept
         int (*transfer)(void*, const NodeContext*, Value, Value*) noexcept
         int (*begin_receive)(void*, const NodeContext*, vector[Landing]*) noexcept
-        int (*shards)(void*, const NodeContext*, Value, vector[const void*]*, Value*) noexcept
+        int (*shards)(void*, const NodeContext*, Value, vector[const byte*]*, Value*) noexcept
+        int (*carry)(void*, const NodeContext*, uint32_t, uint64_t, shared_ptr[const Parcel], vector[const byte*],
+                     Value) noexcept
         int (*direct)(void*, const NodeContext*, Value) noexcept
         int (*finish_receive)(void*, const NodeContext*, Value*) noexcept
         void (*abandon_receive)(void*, const NodeContext*) noexcept
@@ -164,7 +194,10 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         CallbackBackend(const BackendCallbacks&, uint32_t, vector[Arena*], DoorbellWord*) except +
         void replace_arena(uint32_t, Arena*) except +
         void add_parcel(uint32_t, uint32_t, uint32_t, const_u64_span) except +
+        void set_far(uint32_t) except +
+        void carried(uint64_t, uint32_t, string)
         uint64_t bytes_sent()
+        uint64_t bytes_shipped()
         uint64_t bytes_kept()
         Copier& copier()
         void set_error(string)

@@ -3,12 +3,12 @@
 
 The client's side is here: `Layout` (what an array looks like and who holds it), `Buffer` (a handle with an owner;
 `pw.Array` derives from it), `Client`, and `Call`, one compiled signature of a program; and `BlockView`, a span of
-shared memory as a Python buffer. The host's side, `Host` and what the executor calls, is in `_host.pxi`, which is part
-of this module. Segments come from `pathways._native` by address.
+shared memory as a Python buffer. The host's side, `Host` and what the executor calls, is in `_host.pxi`, and
+what crosses between machines in `_freight.pxi`, which are part of this module. Segments come from `pathways._native` by address.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
@@ -774,4 +774,5 @@ cdef class BlockView:
             self.arena.release(self.offset)
 
 
+include "_freight.pxi"
 include "_host.pxi"

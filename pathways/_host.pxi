@@ -52,6 +52,7 @@ cdef class Host:
         callbacks.transfer = &_transfer
         callbacks.begin_receive = &_begin_receive
         callbacks.shards = &_shards
+        callbacks.carry = &_carry
         callbacks.direct = &_direct
         callbacks.finish_receive = &_finish_receive
         callbacks.abandon_receive = &_abandon_receive
@@ -155,6 +156,15 @@ cdef class Host:
         self.backend.get().replace_arena(peer, self.arenas[peer])  # no step is under way: Python's lock is held
         # Views of the old memory keep the old tuple.
         self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
+
+    def set_far(self, uint32_t peer):
+        """That host is on another machine: `driver.carry` brings it what it is sent. Before the loop begins."""
+        self.backend.get().set_far(peer)
+
+    def carried(self, Shipment shipment not None, str error):
+        """A shipment has been written where it belongs, or never will be, for `error`. Any thread."""
+        cdef string text = b"" if error is None else error.encode("utf-8", "replace")
+        self.backend.get().carried(shipment.key, shipment.destination, text)
 
     def set_faults(self, uint32_t swap_every, int64_t slow_copies_ns=0):
         """Test hooks: breaks ORD-1 on this host; every copy to another one takes so much longer."""
@@ -287,6 +297,7 @@ cdef class Host:
                 "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
                 "memory": {"devices": devices, "accounts": accounts},
                 "bytes_sent": self.backend.get().bytes_sent(), "bytes_kept": self.backend.get().bytes_kept(),
+                "bytes_shipped": self.backend.get().bytes_shipped(),
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
 
@@ -429,13 +440,28 @@ cdef int _begin_receive(void* self, const NodeContext* where, vector[Landing]* l
         return _python_failed(host, "receive", where)
 
 
-cdef int _shards(void* self, const NodeContext* where, Value value, vector[const void*]* out, Value* keep) noexcept:
+cdef int _shards(void* self, const NodeContext* where, Value value, vector[const byte*]* out, Value* keep) noexcept:
     cdef Host host = <Host>self
     try:
         kept, addresses = host.driver.shards(where.plan, where.computation, <object><PyObject*>value)
         for address in addresses:
-            out.push_back(<const void*><size_t>address)
+            out.push_back(<const byte*><size_t>address)
         keep[0] = _own(kept)
+        return <int>Status.kOk
+    except BaseException:
+        return _python_failed(host, "send", where)
+
+
+cdef int _carry(void* self, const NodeContext* where, uint32_t destination, uint64_t key,
+                shared_ptr[const Parcel] parcel, vector[const byte*] sources, Value keep) noexcept:
+    cdef Host host = <Host>self
+    cdef Shipment shipment = Shipment.__new__(Shipment)
+    try:
+        shipment.key, shipment.destination, shipment.order = key, destination, where.order
+        shipment.node = host.driver.transfer_number(where.plan, where.computation)
+        shipment.keep = <object><PyObject*>keep
+        shipment.core.reset(new CppShipment(where.order, shipment.node, host.number, parcel, sources))
+        host.driver.carry(shipment)
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "send", where)

@@ -6,7 +6,8 @@
   interpreter's own (faulthandler), so it also works while the GIL is held for ever.
 * When the session is over, no process that it started may be left.
 * `cluster` is a connected cluster: embedded, one island of host processes on this machine, and two islands, in turn,
-  so that a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are one of them.
+  so that a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are one of them;
+  `machines_cluster` is as if its hosts were on two machines, for what travels between them.
 """
 
 from __future__ import annotations
@@ -79,8 +80,13 @@ def root() -> pathlib.Path:
     return ROOT
 
 
-#: The clusters that a contract holds on: (islands, hosts per island, devices per host), or None for embedded.
-CLUSTERS: dict[str, tuple[int, int, int] | None] = {"embedded": None, "local": (1, 2, 2), "islands": (2, 2, 2)}
+#: The clusters that a contract holds on: islands, hosts per island, devices per host, and so on; None for embedded.
+CLUSTERS: dict[str, dict[str, int] | None] = {
+    "embedded": None,
+    "local": {"islands": 1, "hosts_per_island": 2, "devices_per_host": 2},
+    "islands": {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2},
+    "machines": {"islands": 1, "hosts_per_island": 4, "devices_per_host": 1, "machines": 2},
+}
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +98,7 @@ def sessions() -> Iterator[Callable[[str], Any]]:
 
     def connect(name: str) -> Any:
         shape = CLUSTERS[name]
-        opened[name] = pw.connect(None if shape is None else pw.LocalCluster(*shape))
+        opened[name] = pw.connect(None if shape is None else pw.LocalCluster(**shape))
         return opened[name]
 
     yield connect
@@ -116,6 +122,12 @@ def local_cluster(sessions: Callable[[str], Any]) -> Any:
 def islands_cluster(sessions: Callable[[str], Any]) -> Any:
     """Host processes on this machine: two islands, two hosts each, two devices each."""
     return sessions("islands")
+
+
+@pytest.fixture
+def machines_cluster(sessions: Callable[[str], Any]) -> Any:
+    """Host processes as if on two machines: one island, two hosts on each, one device each."""
+    return sessions("machines")
 
 
 @pytest.fixture(

@@ -43,10 +43,11 @@ struct Landing {
 /// How the writing to one destination stands: done (kDone, kFailed), or to be told by `take_sent` later.
 enum class SendState : uint8_t { kDone, kUnderWay, kFailed };
 
-/// A send that was under way is done: all is written.
+/// A send that was under way is done: all is written, or `error` says why not.
 struct Sent {
   uint64_t key;
   uint32_t destination;
+  std::string error = {};
 };
 
 class Backend {

@@ -2,6 +2,7 @@
 /// registered.
 #include "executor/callback_backend.h"
 
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -11,7 +12,12 @@ namespace pathways {
 
 CallbackBackend::CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<Arena*> arenas,
                                  DoorbellWord* doorbell)
-    : c_(callbacks), host_(host), arenas_(std::move(arenas)), copier_([doorbell] { doorbell->ring(); }) {}
+    : c_(callbacks),
+      host_(host),
+      arenas_(std::move(arenas)),
+      far_(arenas_.size()),
+      doorbell_(doorbell),
+      copier_([doorbell] { doorbell->ring(); }) {}
 
 CallbackBackend::~CallbackBackend() { stop_sends(); }
 
@@ -59,20 +65,26 @@ void CallbackBackend::send(const NodeContext& where, Value in, std::span<const L
         break;
       }
     }
-    states[i] = send_one(keep, posts[i], parcel, key, shards_);
+    states[i] = send_one(where, keep, posts[i], parcel, key);
   }
   if (keep != nullptr) drop(keep);
 }
 
-SendState CallbackBackend::send_one(Value keep, const Landing& post, const std::shared_ptr<const Parcel>& parcel,
-                                    uint64_t key, std::span<const void* const> shards) {
+SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const Landing& post,
+                                    const std::shared_ptr<const Parcel>& parcel, uint64_t key) {
   Arena* arena = post.source < arenas_.size() ? arenas_[post.source] : nullptr;
   const auto blocks = parcel->block_bytes();
-  Copier::Job job{parcel, {}, {}, key, post.source, nullptr};
-  if (shards.size() != parcel->source_bytes().size() || post.offsets.size() != blocks.size()) {
+  Copier::Job job{parcel, shards_, {}, key, post.source, nullptr};
+  if (shards_.size() != parcel->source_bytes().size() || post.offsets.size() != blocks.size()) {
     error_ = "host " + std::to_string(post.source) + " posted " + std::to_string(post.offsets.size()) +
              " blocks for a transfer of " + std::to_string(blocks.size());
     return SendState::kFailed;
+  }
+  if (post.source < far_.size() && far_[post.source]) {  // where it is written is the receiver's to say (FAR-1)
+    const int status = c_.carry(c_.self, &where, post.source, key, parcel, shards_, keep);
+    if (static_cast<Status>(status) != Status::kOk) return SendState::kFailed;
+    bytes_shipped_.fetch_add(parcel->bytes(), std::memory_order_relaxed);
+    return SendState::kUnderWay;
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
     const uint64_t offset = post.offsets[i];
@@ -90,7 +102,6 @@ SendState CallbackBackend::send_one(Value keep, const Landing& post, const std::
     }
     job.targets.push_back(target);
   }
-  for (const void* shard : shards) job.sources.push_back(static_cast<const std::byte*>(shard));
   (post.source == host_ ? bytes_kept_ : bytes_sent_).fetch_add(parcel->bytes(), std::memory_order_relaxed);
   job.keep = retain(keep);
   if (!copier_.start(job)) return SendState::kUnderWay;
@@ -105,6 +116,22 @@ void CallbackBackend::take_sent(std::vector<Sent>* out) {
     drop(job.keep);
   }
   done_.clear();
+  // SYNC backend/carried: pairs with carried(); the lock orders what was written.
+  if (!has_carried_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  has_carried_.store(false, std::memory_order_relaxed);
+  std::move(carried_.begin(), carried_.end(), std::back_inserter(*out));
+  carried_.clear();
+}
+
+void CallbackBackend::carried(uint64_t key, uint32_t destination, std::string error) {
+  {
+    const std::lock_guard lock(mutex_);
+    carried_.push_back({key, destination, std::move(error)});
+    // SYNC backend/carried: pairs with take_sent().
+    has_carried_.store(true, std::memory_order_release);
+  }
+  doorbell_->ring();
 }
 
 void CallbackBackend::stop_sends() {

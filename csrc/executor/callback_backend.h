@@ -4,7 +4,7 @@
 /// functions are called with Python's lock held, by whoever calls `Host::step`.
 ///
 /// Sends are native: the other side only says where the shards are, and the copier writes them into the receivers'
-/// blocks (large ones on its own thread).
+/// blocks (large ones on its own thread). What goes to another machine is packed here and carried by the other side.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,11 @@ struct BackendCallbacks {
   int (*begin_receive)(void*, const NodeContext*, std::vector<Landing>*) = nullptr;
   /// Addresses of the local shards that the route's parcels read, in their order, in this host's memory; `keep`: a
   /// reference on what holds them there.
-  int (*shards)(void*, const NodeContext*, Value, std::vector<const void*>*, Value* keep) = nullptr;
+  int (*shards)(void*, const NodeContext*, Value, std::vector<const std::byte*>*, Value* keep) = nullptr;
+  /// Carries a shipment to a host on another machine; `keep` holds what it reads. `CallbackBackend::carried` hears of its
+  /// end by `key`, exactly once if this said kOk.
+  int (*carry)(void*, const NodeContext*, uint32_t destination, uint64_t key, std::shared_ptr<const Parcel>,
+               std::vector<const std::byte*>, Value keep) = nullptr;
   /// This host is its own receiver of shards as they are: takes them for the receive under way.
   int (*direct)(void*, const NodeContext*, Value) = nullptr;
   int (*finish_receive)(void*, const NodeContext*, Value*) = nullptr;
@@ -63,8 +67,13 @@ class CallbackBackend final : public Backend {
   void add_parcel(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
   /// A lost host's successor has an arena of its own. Only between steps, and with no send to the old one under way.
   void replace_arena(uint32_t host, Arena* arena) { arenas_.at(host) = arena; }
-  /// Bytes written to other hosts, and to this one.
+  /// That host is on another machine. Before the first send.
+  void set_far(uint32_t host) { far_.at(host) = true; }
+  /// A shipment to `destination` has been written there, or never will be, for `error`. Any thread.
+  void carried(uint64_t key, uint32_t destination, std::string error);
+  /// Bytes written to other hosts of this machine and of others, and to this one.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  uint64_t bytes_shipped() const { return bytes_shipped_.load(std::memory_order_relaxed); }
   uint64_t bytes_kept() const { return bytes_kept_.load(std::memory_order_relaxed); }
   Copier& copier() { return copier_; }
   void set_error(std::string text) { error_ = std::move(text); }
@@ -129,20 +138,25 @@ class CallbackBackend final : public Backend {
   void explain(const NodeContext& maker) override { c_.explain(c_.self, &maker); }
 
  private:
-  SendState send_one(Value keep, const Landing& post, const std::shared_ptr<const Parcel>& parcel, uint64_t key,
-                     std::span<const void* const> shards);
+  SendState send_one(const NodeContext& where, Value keep, const Landing& post,
+                     const std::shared_ptr<const Parcel>& parcel, uint64_t key);
   std::shared_ptr<const Parcel> parcel_of(const NodeContext& where, uint32_t destination);
 
   BackendCallbacks c_;
   const uint32_t host_;
   std::vector<Arena*> arenas_;
+  std::vector<bool> far_;
+  DoorbellWord* doorbell_;
   std::string error_;
   Copier copier_;
-  std::vector<Copier::Job> done_;        // scratch of take_sent()
-  std::vector<const void*> shards_;      // scratch of send()
-  std::atomic<uint64_t> bytes_sent_{0};  // written by the owner
-  std::atomic<uint64_t> bytes_kept_{0};  // the same
-  std::mutex mutex_;                     // guards parcels_
+  std::vector<Copier::Job> done_;           // scratch of take_sent()
+  std::vector<const std::byte*> shards_;    // scratch of send()
+  std::atomic<uint64_t> bytes_sent_{0};     // written by the owner
+  std::atomic<uint64_t> bytes_shipped_{0};  // the same
+  std::atomic<uint64_t> bytes_kept_{0};     // the same
+  std::atomic<bool> has_carried_{false};
+  std::mutex mutex_;  // guards what follows
+  std::vector<Sent> carried_;
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::shared_ptr<const Parcel>> parcels_;
 };
 

@@ -522,7 +522,7 @@ uint32_t Executor::poll() {
   backend_.take_sent(&sent_);
   for (const Sent& sent : sent_) {
     --under_way_[sent.destination];
-    end_send(sent.key, sent.destination, false, {});
+    end_send(sent.key, sent.destination, !sent.error.empty(), sent.error);
     ++done;
   }
   while (!stalled_receives_.empty() && post_receive(stalled_receives_.front())) {

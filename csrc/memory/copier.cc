@@ -8,14 +8,12 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <string>
 #include <utility>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
 #include "base/check.h"
-#include "base/status.h"
 
 namespace pathways {
 namespace {
@@ -54,99 +52,7 @@ void finish_streams() {
 #endif
 }
 
-/// Reads words in turn. Throws Error(kInvalid) when there are no more.
-struct Words {
-  std::span<const uint64_t> left;
-  uint64_t next() {
-    if (left.empty()) throw Error(Status::kInvalid, "a parcel ends too early");
-    const uint64_t word = left.front();
-    left = left.subspan(1);
-    return word;
-  }
-  std::vector<uint64_t> list() {
-    const uint64_t count = next();
-    if (count > left.size()) throw Error(Status::kInvalid, "a parcel ends too early");
-    std::vector<uint64_t> words(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(count));
-    left = left.subspan(count);
-    return words;
-  }
-};
-
-/// a * b + c, or too much.
-uint64_t reach(uint64_t a, uint64_t b, uint64_t c) {
-  const auto wide = static_cast<unsigned __int128>(a) * b + c;
-  return wide > std::numeric_limits<uint64_t>::max() / 2 ? std::numeric_limits<uint64_t>::max() / 2
-                                                         : static_cast<uint64_t>(wide);
-}
-
-template <size_t kRow>
-void write_rows_of(std::byte* target, const std::byte* source, uint64_t count, const Parcel::Dimension& by) {
-  for (; count != 0; --count, target += by.target_stride, source += by.source_stride) {
-    std::memcpy(target, source, kRow);
-  }
-}
-
-void write_rows(std::byte* target, const std::byte* source, uint64_t count, uint64_t row, const Parcel::Dimension& by) {
-  switch (row) {
-    case 1:
-      return write_rows_of<1>(target, source, count, by);
-    case 2:
-      return write_rows_of<2>(target, source, count, by);
-    case 4:
-      return write_rows_of<4>(target, source, count, by);
-    case 8:
-      return write_rows_of<8>(target, source, count, by);
-    case 16:
-      return write_rows_of<16>(target, source, count, by);
-    default:
-      for (; count != 0; --count, target += by.target_stride, source += by.source_stride) {
-        std::memcpy(target, source, row);
-      }
-  }
-}
-
-uint64_t rows_of(const Parcel::Rectangle& rectangle) {
-  uint64_t rows = 1;
-  for (const Parcel::Dimension& d : rectangle.dimensions) rows *= d.count;
-  return rows;
-}
-
 }  // namespace
-
-Parcel Parcel::parse(std::span<const uint64_t> words) {
-  Words in{words};
-  Parcel parcel;
-  parcel.direct_ = in.next() != 0;
-  parcel.sources_ = in.list();
-  parcel.blocks_ = in.list();
-  parcel.written_.resize(parcel.blocks_.size());
-  const uint64_t count = in.next();
-  for (uint64_t i = 0; i < count; ++i) {
-    Rectangle r;
-    const uint64_t source = in.next(), block = in.next();
-    r.source_offset = in.next(), r.target_offset = in.next(), r.row = in.next();
-    const uint64_t rank = in.next();
-    uint64_t last = reach(1, r.source_offset, r.row), end = reach(1, r.target_offset, r.row), rows = 1;
-    for (uint64_t d = 0; d < rank; ++d) {
-      const Dimension dimension{in.next(), in.next(), in.next()};
-      if (dimension.count == 0) throw Error(Status::kInvalid, "a parcel has a rectangle without rows");
-      last = reach(dimension.count - 1, dimension.source_stride, last);
-      end = reach(dimension.count - 1, dimension.target_stride, end);
-      rows = reach(rows, dimension.count, 0);
-      r.dimensions.push_back(dimension);
-    }
-    if (source >= parcel.sources_.size() || block >= parcel.blocks_.size() || r.row == 0 ||
-        last > parcel.sources_[source] || end > parcel.blocks_[block]) {
-      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a parcel is out of bounds (COPY-1)");
-    }
-    r.source = static_cast<uint32_t>(source), r.block = static_cast<uint32_t>(block);
-    parcel.written_[block] = true;
-    parcel.bytes_ += rows * r.row;
-    parcel.rectangles_.push_back(std::move(r));
-  }
-  if (!in.left.empty()) throw Error(Status::kInvalid, "a parcel has words behind its end");
-  return parcel;
-}
 
 Copier::~Copier() { (void)stop(); }
 
@@ -155,7 +61,7 @@ bool Copier::start(Job& job) {
   PW_DCHECK(job.targets.size() == job.parcel->block_bytes().size());
   const uint64_t bytes = job.parcel->bytes();
   if (bytes <= kInlineBytes && delay_ns_.load(std::memory_order_relaxed) == 0) {
-    Cursor cursor{std::move(job)};
+    Cursor cursor(std::move(job));
     const bool complete = write(cursor, std::numeric_limits<uint64_t>::max(), false);
     PW_CHECK(complete);
     job = std::move(cursor.job);
@@ -168,7 +74,7 @@ bool Copier::start(Job& job) {
   ++under_way_;
   {
     const std::lock_guard lock(mutex_);
-    (bytes <= kShortBytes ? short_ : long_).push_back({std::move(job)});
+    (bytes <= kShortBytes ? short_ : long_).emplace_back(std::move(job));
   }
   wake_.notify_one();
   return false;
@@ -236,46 +142,27 @@ void Copier::run() {
 
 bool Copier::write(Cursor& cursor, uint64_t most, bool streams) {
   const Job& job = cursor.job;
-  const auto rectangles = job.parcel->rectangles();
   const bool touches = job.parcel->bytes() > kInlineBytes;
-  uint64_t written = 0;
-  for (; cursor.rectangle < rectangles.size(); ++cursor.rectangle, cursor.row = 0) {
-    const Parcel::Rectangle& r = rectangles[cursor.rectangle];
-    static constexpr Parcel::Dimension kOneRow{1, 0, 0};
-    const Parcel::Dimension& inner = r.dimensions.empty() ? kOneRow : r.dimensions.back();
-    const uint64_t rows = rows_of(r);
-    while (cursor.row < rows) {  // one turn of the innermost dimension, or what is left of it
-      if (written >= most) return false;
-      const std::byte* source = job.sources[r.source] + r.source_offset;
-      std::byte* target = job.targets[r.block] + r.target_offset;
-      uint64_t rest = cursor.row;
-      for (size_t d = r.dimensions.size(); d-- != 0; rest /= r.dimensions[d].count) {
-        const uint64_t at = rest % r.dimensions[d].count;
-        source += at * r.dimensions[d].source_stride;
-        target += at * r.dimensions[d].target_stride;
-      }
-      const uint64_t turn = inner.count - cursor.row % inner.count;
-      if (r.row >= kLongRow) {
-        const uint64_t bytes = std::min(r.row - cursor.column, most - written);
-        if (touches) touch(target + cursor.column, bytes);
-        if (streams) {
-          stream(target + cursor.column, source + cursor.column, bytes);
-        } else {
-          std::memcpy(target + cursor.column, source + cursor.column, bytes);
-        }
-        written += bytes;
-        cursor.column += bytes;
-        if (cursor.column == r.row) cursor.column = 0, ++cursor.row;
+  ParcelRun run;
+  while (cursor.walk.next(most, &run)) {
+    most -= run.row * run.count;
+    const std::byte* source = job.sources[run.source] + run.source_offset;
+    std::byte* target = job.targets[run.block] + run.target_offset;
+    if (run.row < kLongRow) {
+      if (touches && run.target_stride <= kLongRow) touch(target, (run.count - 1) * run.target_stride + run.row);
+      copy_rows(target, run.target_stride, source, run.source_stride, run.row, run.count);
+      continue;
+    }
+    for (; run.count != 0; --run.count, source += run.source_stride, target += run.target_stride) {
+      if (touches) touch(target, run.row);
+      if (streams) {
+        stream(target, source, run.row);
       } else {
-        const uint64_t count = std::min(turn, (most - written - 1) / r.row + 1);
-        if (touches && inner.target_stride <= kLongRow) touch(target, (count - 1) * inner.target_stride + r.row);
-        write_rows(target, source, count, r.row, inner);
-        written += count * r.row;
-        cursor.row += count;
+        std::memcpy(target, source, run.row);
       }
     }
   }
-  return true;
+  return cursor.walk.is_over();
 }
 
 void Copier::touch(std::byte* target, uint64_t bytes) {

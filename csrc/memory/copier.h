@@ -6,7 +6,7 @@
 // thread after each completion.
 //
 // Invariants
-//   COPY-1 (bounds)   a Parcel that parse() took writes inside its blocks and reads inside its sources only.
+//   COPY-1 (bounds)   see memory/parcel.h.
 //   COPY-2 (told)     each job is told exactly once: by start()'s answer, by take_done(), or by stop().
 //   COPY-3 (visible)  who has taken a job's completion sees all that it wrote, and may hand it to another process.
 //   COPY-4 (short)    a job of at most kShortBytes waits for one piece (kPieceBytes) of longer ones, not for all.
@@ -28,45 +28,12 @@
 #include <span>
 #include <thread>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "memory/parcel.h"
+
 namespace pathways {
-
-/// All that one host writes into the blocks of another in one transfer. Immutable.
-///
-/// As words (64 bits each): `direct`; number of sources, bytes of each; number of blocks, bytes of each; number of
-/// rectangles, and each as source, block, offset in the source, offset in the block, bytes in a row, number of
-/// dimensions, and per dimension, outermost first: count, stride in the source, stride in the block (bytes).
-class Parcel {
- public:
-  struct Dimension {
-    uint64_t count, source_stride, target_stride;
-  };
-  struct Rectangle {
-    uint32_t source, block;
-    uint64_t source_offset, target_offset, row;
-    std::vector<Dimension> dimensions;
-  };
-
-  /// Throws Error(kInvalid) when a rectangle leaves its source or its block (COPY-1).
-  static Parcel parse(std::span<const uint64_t> words);
-
-  /// Some blocks of the receiver, who is the sender too, are shards as they are: nothing is written there.
-  bool has_direct() const { return direct_; }
-  uint64_t bytes() const { return bytes_; }
-  std::span<const uint64_t> source_bytes() const { return sources_; }
-  std::span<const uint64_t> block_bytes() const { return blocks_; }
-  std::span<const Rectangle> rectangles() const { return rectangles_; }
-  /// Whether some rectangle is written into block `block`.
-  bool writes(size_t block) const { return written_[block]; }
-
- private:
-  bool direct_ = false;
-  uint64_t bytes_ = 0;
-  std::vector<uint64_t> sources_, blocks_;
-  std::vector<bool> written_;
-  std::vector<Rectangle> rectangles_;
-};
 
 class Copier {
  public:
@@ -101,14 +68,13 @@ class Copier {
 
  private:
   struct Cursor {
+    explicit Cursor(Job what) : job(std::move(what)), walk(*job.parcel) {}
     Job job;
-    size_t rectangle = 0;
-    uint64_t row = 0;     ///< of the rectangle, counted over all its dimensions
-    uint64_t column = 0;  ///< in bytes
+    ParcelWalk walk;
   };
 
   void run();
-  /// Writes about `most` bytes of the job. True: it is complete.
+  /// Writes at most `most` bytes of the job. True: it is complete.
   bool write(Cursor& cursor, uint64_t most, bool streams);
   void touch(std::byte* target, uint64_t bytes);
 

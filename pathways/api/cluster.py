@@ -39,6 +39,10 @@ class LocalCluster:
         dispatch: "parallel", as it should be; or "sequential", node by node, which is there to be measured against.
         distance_us: microseconds that each message between the cluster's processes is on its way, as if they were far
             apart. For measurement; messages to and from clients, and the data itself, take no longer.
+        machines: how many machines the hosts behave as if they were on, in their order and as many on each; the
+            controller and the clients are on the first. Data between hosts of different ones goes over the network, and
+            a host that is not on the first is lost when it does not answer for 5 s. For tests and measurement; messages
+            of the control path, and what clients put and read, are in shared memory still.
     """
 
     islands: int = 1
@@ -49,6 +53,7 @@ class LocalCluster:
     transfer_memory: int | None = None
     dispatch: str = "parallel"
     distance_us: int = 0
+    machines: int = 1
 
     def __post_init__(self) -> None:
         """Refuses a dispatch that there is not."""
@@ -98,6 +103,7 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
                 transfer_memory=target.transfer_memory,
                 sequential=target.dispatch == "sequential",
                 distance_us=target.distance_us,
+                machines=target.machines,
             )
             try:
                 cluster = Cluster(handle.control, target, handle)

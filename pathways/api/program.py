@@ -469,7 +469,7 @@ class Lowered:
         if level == "program":
             return logical_text(program)
         if level == "plan":
-            return plan_text(self.bound)
+            return plan_text(self.bound, self._lowering.cluster.control().topology.machines)
         raise errors.ProgramError(f'expected "mpmd", "ifrt", "program" or "plan", got {level!r}')
 
     @property

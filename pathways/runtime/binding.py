@@ -34,13 +34,14 @@ class HostPlan:
     """What one host needs of a bound program: the encoded plan, and what its numbers mean.
 
     `launches[n.computation]` is meant by a call, `routes[n.computation]` by a transfer. `transfers[i]` is the node of
-    route i; `values` maps a local value to the program's.
+    route i, and `numbers[i]` its number in the program; `values` maps a local value to the program's.
     """
 
     block: bytes
     launches: tuple[Launch, ...]
     routes: tuple[Route, ...]
     transfers: tuple[Node, ...]
+    numbers: tuple[int, ...]
     values: tuple[int, ...]
     calls: tuple[Node, ...]
 
@@ -182,6 +183,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     launches: dict[Launch, int] = {}
     routes: list[Route] = []
     transfers: list[Node] = []
+    numbers: list[int] = []
     calls: list[Node] = []
     steps: list[_CallStep | _TransferStep] = []
     donates = donations(bound)
@@ -221,6 +223,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             )
             routes.append(way)
             transfers.append(node)
+            numbers.append(index)
 
     builder = _native.PlanBuilder(host, bound.devices_per_host, len(local))
     absent = _native.NO_VALUE
@@ -229,7 +232,9 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     builder.set_donated([position for position, given in enumerate(program.donated_arguments) if given])
     for step in steps:
         step.write(builder)
-    return HostPlan(builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(local), tuple(calls))
+    return HostPlan(
+        builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(numbers), tuple(local), tuple(calls)
+    )
 
 
 def local_mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
@@ -241,8 +246,11 @@ def local_mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
     return mask
 
 
-def plan_text(bound: BoundProgram) -> str:
-    """The physical plan as text: where each node runs, and each transfer's route. What `as_text("plan")` prints."""
+def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
+    """The physical plan as text: where each node runs, and each transfer's route. What `as_text("plan")` prints.
+
+    `machines`: of each host; none given: all on one.
+    """
     program = bound.program
     donates = donations(bound)
     lines = [f"program {program.name}: {len(program.nodes) + 2} nodes on hosts {list(bound.hosts())}"]
@@ -265,7 +273,7 @@ def plan_text(bound: BoundProgram) -> str:
         else:
             way = route(bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host)
             what = "transfer"
-            tail = f" {_route_text(way, program.values[node.inputs[0]].dtype.itemsize)}"
+            tail = f" {_route_text(way, program.values[node.inputs[0]].dtype.itemsize, machines)}"
         lines.append(
             f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
             f"{_values(program, node.outputs)}{tail}"
@@ -274,7 +282,7 @@ def plan_text(bound: BoundProgram) -> str:
     return "\n".join(lines)
 
 
-def _route_text(way: Route, itemsize: int) -> str:
+def _route_text(way: Route, itemsize: int, machines: Sequence[int]) -> str:
     """How the bytes of a transfer travel: each kind of way that it takes, the bytes on it, and between whom."""
     kept = moved = pairs = 0
     for block in (block for blocks in way.blocks.values() for block in blocks):
@@ -288,10 +296,14 @@ def _route_text(way: Route, itemsize: int) -> str:
         parts.append(f"within one device, no copy: {kept} bytes")
     if moved:
         parts.append(f"between devices of a host: {moved} bytes, {pairs} pairs")
-    for title, wanted in (("within a host", False), ("shared memory", True)):
-        hops = sorted(
-            (pair, copies) for pair, copies in way.copies.items() if (pair[0] != pair[1]) is wanted and copies
-        )
+
+    def distance(one: int, other: int) -> str:
+        if one == other:
+            return "within a host"
+        return "shared memory" if not machines or machines[one] == machines[other] else "stream between machines"
+
+    for title in ("within a host", "shared memory", "stream between machines"):
+        hops = sorted((pair, copies) for pair, copies in way.copies.items() if distance(*pair) == title and copies)
         if hops:
             elements = sum(copy.elements for _, copies in hops for copy in copies)
             shown = ", ".join(f"{a}->{b} x{len(copies)}" for (a, b), copies in hops[:_PAIRS_SHOWN])

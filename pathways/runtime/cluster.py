@@ -23,11 +23,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pathways import errors
-from pathways.runtime import environment, fdpass, options
+from pathways.runtime import environment, fdpass, options, wire
 from pathways.runtime.binding import Bindings, BoundProgram, concerned
 from pathways.runtime.members import Host, Program, Stage
 from pathways.runtime.memory import UNLIMITED, ledger_entries
@@ -45,8 +45,10 @@ FOLLOW_S = 0.02
 _T = TypeVar("_T")
 
 
-def first_lost(hosts: Sequence[Host]) -> Host:
-    """Which of `hosts`, one of which has just ended, was lost: the one that did not abort because another was."""
+def first_lost(ended: Host, hosts: Sequence[Host]) -> Host:
+    """Which of `hosts` was lost when `ended` did: the one that did not abort because another was."""
+    if ended.process.poll() is None:  # it is on another machine, and silent
+        return ended
     time.sleep(FOLLOW_S)
     lost = [host for host in hosts if host.process.poll() is not None]
     return min(lost, key=lambda host: host.process.returncode == -signal.SIGABRT)
@@ -65,6 +67,7 @@ class Cluster:
             platform=config.platform,
             jax_version=importlib.metadata.version("jax"),
             jaxlib_version=importlib.metadata.version("jaxlib"),
+            machines=config.options.machine_of_hosts,
         )
         self.resources = ResourceManager(self.topology)
         self.hosts: list[Host] = []
@@ -88,6 +91,11 @@ class Cluster:
     def address(self) -> str:
         """Where clients connect."""
         return f"unix:{self.config.directory}/control.sock"
+
+    @property
+    def far_address(self) -> str:
+        """Where hosts on other machines connect: there, who does not answer is taken for lost."""
+        return f"unix:{self.config.directory}/far.sock"
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -147,6 +155,23 @@ class Cluster:
     def _coordinator(self, island: int, incarnation: int) -> str:
         return f"unix:{self.config.directory}/island-{island}-{incarnation}.sock"
 
+    def stream_of(self, host: int, incarnation: int) -> str:
+        """Where an incarnation of a host takes freight from other machines."""
+        return f"unix:{self.config.directory}/stream-{host}-{incarnation}.sock"
+
+    def _streams_for(self, host: int, segments: Sequence[Any], incarnation: int) -> Iterator[str | None]:
+        """Where each host takes freight from `host`, which starts with the rest of its island; see `HostConfig`."""
+        topology = self.topology
+        for peer, segment in enumerate(segments):
+            if topology.machine_of(peer) == topology.machine_of(host):
+                yield None
+            elif segment is None:
+                yield ""
+            elif topology.island_of(peer) == topology.island_of(host):
+                yield self.stream_of(peer, incarnation)
+            else:
+                yield self.stream_of(peer, self.hosts[peer].incarnation if peer < len(self.hosts) else 0)
+
     def start_host(
         self, number: int, segments: Sequence[Any], incarnation: int = 0, past: str = "", past_client: int = 0
     ) -> Host:
@@ -160,7 +185,7 @@ class Cluster:
             island_hosts=members,
             devices_per_host=self.topology.devices_per_host,
             platform=self.config.platform,
-            address=self.address,
+            address=self.far_address if self.topology.machine_of(number) else self.address,
             coordinator=self._coordinator(island, incarnation) if len(members) > 1 else "",
             parent=os.getpid(),
             socket_fd=theirs.fileno(),
@@ -174,6 +199,9 @@ class Cluster:
             incarnation=incarnation,
             past=past,
             past_client=past_client,
+            machine=self.topology.machine_of(number),
+            stream=self.stream_of(number, incarnation) if self.config.options.machines > 1 else "",
+            streams=tuple(self._streams_for(number, segments, incarnation)),
         )
         suffix = f".{incarnation}" if incarnation else ""
         log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")
@@ -294,7 +322,17 @@ class Cluster:
         if self.ready:
             self.on_host_ended(host)
         else:
-            self.fail(errors.ConnectError(f"the cluster did not start: {first_lost(self.hosts).obituary()}"))
+            self.fail(errors.ConnectError(f"the cluster did not start: {first_lost(host, self.hosts).obituary()}"))
+
+    def session_ended(self, host: Host) -> None:
+        """A host's session is over. On this machine its process tells more; on another, nothing else does."""
+        if host.config.machine:
+            self._loop.call_later(FOLLOW_S, self._fell_silent, host)
+
+    def _fell_silent(self, host: Host) -> None:
+        if not host.is_lost and host.process.poll() is None and not self.done.done():
+            host.error = host.error or f"nothing has been heard of it for {wire.HEARTBEAT_S + wire.SILENCE_S:g} s"
+            self._host_ended(host)
 
     async def tear_down(self) -> None:
         """After `done`: ends every host, in order where there is one, and whatever has a name in the file system."""

@@ -34,16 +34,21 @@ async def run(config: ControllerConfig) -> int:
     """Runs a cluster from start to end; returns the exit status."""
     cluster = Cluster(config, importlib.import_module(config.options.native))
     server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
+    far = grpc.aio.server(options=wire.FAR_OPTIONS)  # for hosts on other machines
     try:
         cluster.start()
         membership = Membership(cluster)
         Islands(cluster, membership)
         rpc.add_ControllerServicer_to_server(ControllerService(membership), server)
-        rpc.add_HostsServicer_to_server(HostsService(membership), server)
+        for each in (server, far):
+            rpc.add_HostsServicer_to_server(HostsService(membership), each)
         old = os.umask(0o177)
         try:
             server.add_insecure_port(cluster.address)
             await server.start()
+            if config.options.machines > 1:
+                far.add_insecure_port(cluster.far_address)
+                await far.start()
         finally:
             os.umask(old)
         os.write(config.report_fd, json.dumps({"event": "listening", "address": cluster.address}).encode() + b"\n")
@@ -51,7 +56,7 @@ async def run(config: ControllerConfig) -> int:
         await cluster.done
     finally:
         await cluster.tear_down()
-        await server.stop(LAST_WORDS_S)
+        await asyncio.gather(server.stop(LAST_WORDS_S), far.stop(LAST_WORDS_S))
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1
 
 

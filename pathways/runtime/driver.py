@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -29,6 +29,7 @@ from pathways.runtime.inputs import Inputs
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode
 from pathways.runtime.routes import Placed, Region
+from pathways.runtime.streams import Streams
 from pathways.runtime.tasks import Target, Tasks
 from pathways.runtime.transport import Landing, Passage, land, passage
 
@@ -115,6 +116,7 @@ class HostDriver:
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
         self._tasks = Tasks(self.core, host, all_dtypes)
+        self._streams: Streams | None = None  # to hosts on other machines
         self._local_bytes = 0  # by transfers within this host
         self._compiles = CompileCounter()
         self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
@@ -142,9 +144,16 @@ class HostDriver:
         """This host succeeds a lost one: what is missing here fails with `past` (ERR-2). Before `run`."""
         self.core.set_past(past, youngest_client)
 
-    def replace_peer(self, host: int, segment: Any, loss: int) -> None:
-        """A lost host's successor has `segment`; returns when nothing of its predecessor's is used any more."""
+    def open_streams(self, address: str, far: Mapping[int, str]) -> None:
+        """Some hosts are on other machines; see `Streams`. Before `run`."""
+        self._streams = Streams(self.core, self.host, address, far)
+
+    def replace_peer(self, host: int, segment: Any, loss: int, stream: str = "") -> None:
+        """A lost host's successor has `segment`, and takes freight at `stream`; returns when nothing of its
+        predecessor's is used any more."""
         self.core.replace_peer(host, segment, loss)
+        if self._streams is not None:
+            self._streams.replace(host, stream)
 
     def register_program(
         self,
@@ -226,6 +235,8 @@ class HostDriver:
     def close(self) -> None:
         """Ends this host's threads and drops every value; on the enqueue thread."""
         self._watchers.stop()
+        if self._streams is not None:
+            self._streams.stop()
         self._tasks.stop()
         self._compiler.put(None)
         self.core.clear()
@@ -244,7 +255,7 @@ class HostDriver:
             **stats,
             "compiles": self._compiles.count,
             "executables": len(self._executables),
-            "bytes_moved": stats["bytes_sent"] + stats["bytes_kept"] + self._local_bytes,
+            "bytes_moved": stats["bytes_sent"] + stats["bytes_shipped"] + stats["bytes_kept"] + self._local_bytes,
             "programs": len(self._programs),
             **self._tasks.stats(),
         }
@@ -318,7 +329,18 @@ class HostDriver:
         if landing is None:
             return None
         self._landings[order, plan, route] = landing
+        if self._streams is not None:
+            self._streams.expect(order, self.transfer_number(plan, route), way.sources, landing.views)
         return way.sources, landing.offsets
+
+    def transfer_number(self, plan: int, route: int) -> int:
+        """What all hosts know a transfer by: its number in the program."""
+        return self._programs[plan].plan.numbers[route]
+
+    def carry(self, shipment: Any) -> None:
+        """Brings a host on another machine what it is sent; `core.carried` hears of the end."""
+        assert self._streams is not None
+        self._streams.send(shipment)
 
     def shards(self, plan: int, route: int, value: jax.Array) -> tuple[Any, list[int]]:
         """The ready source shards that the route's parcels read: what keeps them, and their addresses."""
@@ -357,6 +379,8 @@ class HostDriver:
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
         """Gives the room of a failed transfer back."""
         self._landings.pop((order, plan, route), None)
+        if self._streams is not None:
+            self._streams.forget(order, self.transfer_number(plan, route), self._programs[plan].passages[route].sources)
 
     # ---------------------------------------------------------------------------------------------- the client's notes
 

@@ -51,8 +51,9 @@ class Driver(Protocol):
     def detach_client(self, client: int) -> None:
         """Forgets a client, once the order says that it is gone; from the control thread."""
 
-    def replace_peer(self, host: int, segment: Any, loss: int) -> None:
-        """A lost host's successor has another segment; from the control thread, returns when that is in force."""
+    def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
+        """A lost host's successor has another segment, and takes freight at `stream`; from the control thread, returns
+        when that is in force."""
 
     def register_program(
         self,
@@ -133,6 +134,9 @@ def start_jax_driver(
         transfer_bytes=config.transfer_bytes,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
     )
+    far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
+    if far:
+        driver.open_streams(config.stream, far)
     if config.past:
         driver.succeed(config.past, config.past_client)
     # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
@@ -158,7 +162,10 @@ class HostProcess:
 
     def run(self) -> int:
         """Starts, serves until told to stop; returns the exit status."""
-        channel = grpc.insecure_channel(self._config.address, options=wire.CHANNEL_OPTIONS)
+        far = self._config.machine != 0  # from the controller
+        channel = grpc.insecure_channel(
+            self._config.address, options=wire.FAR_OPTIONS if far else wire.CHANNEL_OPTIONS
+        )
         self._report(
             pb.HostReport(
                 hello=pb.HostHello(
@@ -249,7 +256,7 @@ class HostProcess:
             message, fds = fdpass.receive(self._socket, FD_TIMEOUT_S)
             if message.get("peer") != command.host or len(fds) != 1:
                 raise RuntimeError(f"expected the segment of host {command.host}, got {message} with {len(fds)} fds")
-            driver.replace_peer(command.host, self._native.Segment.attach(fds[0]), command.loss)
+            driver.replace_peer(command.host, self._native.Segment.attach(fds[0]), command.loss, command.stream)
         except Exception as failure:
             error = _described(failure)
         self._report(pb.HostReport(peer_replaced=pb.PeerReplaced(host=command.host, error=error)))

@@ -69,7 +69,7 @@ class Islands:
         if host.is_lost:
             return
         island = self.islands[self.cluster.topology.island_of(host.number)]
-        self._lose(island, first_lost(self._members(island)).obituary())
+        self._lose(island, first_lost(host, self._members(island)).obituary())
 
     def _members(self, island: Island) -> list[Host]:
         return [self.cluster.hosts[number] for number in island.hosts]
@@ -147,4 +147,9 @@ class Islands:
     async def _introduce(self, other: Host, island: Island, segments: dict[int, Any]) -> None:
         """Gives `other` the new segments; returns when it uses nothing of the old ones, or is lost itself."""
         has_been_told = 0 <= other.opened_at < island.loss
-        await self.membership.replace_peers(other, segments, island.loss if has_been_told else 0)
+        streams = {
+            number: self.cluster.stream_of(number, island.incarnation + 1)
+            for number in segments
+            if self.cluster.topology.machine_of(number) != other.config.machine
+        }
+        await self.membership.replace_peers(other, segments, streams, island.loss if has_been_told else 0)

@@ -62,7 +62,7 @@ def start_local_cluster(
     check_budget("device_memory", sizes.get("device_memory"))
     check_budget("transfer_memory", sizes.get("transfer_memory"))
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
-    Topology.grid(islands, hosts_per_island, devices_per_host)
+    Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
     chosen = environment.choose_platform(platform, os.environ)
     environment.check_devices(wanted, chosen, os.environ)
     environment.check_shared_memory(wanted)

@@ -321,15 +321,18 @@ class Membership:
                 if stored is not None and stored.done():
                     program.stored[host.number] = self._loop.create_future()
 
-    async def replace_peers(self, host: Host, segments: Mapping[int, Any], loss: int) -> None:
-        """Tells a host of lost hosts' successors; returns when it uses nothing of the predecessors', or is lost too.
+    async def replace_peers(
+        self, host: Host, segments: Mapping[int, Any], streams: Mapping[int, str], loss: int
+    ) -> None:
+        """Tells a host of lost hosts' successors, and where those take freight from it; returns when it uses nothing of the predecessors', or is lost too.
 
         Raises:
             HostLostError: it does not answer.
         """
         limit = self.cluster.config.options.start_timeout_s  # it may itself be starting
         for peer, segment in segments.items():
-            command = pb.HostCommand(replace_peer=pb.ReplacePeer(host=peer, loss=loss))
+            replace = pb.ReplacePeer(host=peer, loss=loss, stream=streams.get(peer, ""))
+            command = pb.HostCommand(replace_peer=replace)
             message: fdpass.Message = {"kind": "peer", "peer": peer}
             if error := await self._hand_over(host, "peer", peer, command, message, segment, limit):
                 raise errors.HostLostError(f"{host.name} could not take the successor of host {peer}: {error}")

@@ -28,6 +28,7 @@ class ClusterOptions:
     host_ring_bytes: int = 1 << 20
     device_memory: int | None = None
     transfer_memory: int | None = None
+    machines: int = 1  # that the hosts are spread over, as many on each
     sequential: bool = False  # dispatch node by node: to be measured against, see csrc/runtime/stepper.h
     distance_us: int = 0  # how long records between controller and hosts are on their way: for measurement
     native: str = "pathways._native"
@@ -47,6 +48,19 @@ class ClusterOptions:
     def hosts(self) -> int:
         """Number of host processes."""
         return self.islands * self.hosts_per_island
+
+    @property
+    def machine_of_hosts(self) -> tuple[int, ...]:
+        """The machine of each host.
+
+        Raises:
+            ValueError: the hosts do not divide among the machines.
+        """
+        if isinstance(self.machines, bool) or not isinstance(self.machines, int) or self.machines < 1:
+            raise ValueError(f"machines must be a positive int, got {self.machines!r}")
+        if self.hosts % self.machines:
+            raise ValueError(f"{self.hosts} hosts cannot be spread over {self.machines} machines, as many on each")
+        return tuple(host * self.machines // self.hosts for host in range(self.hosts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +111,9 @@ class HostConfig:
     incarnation: int = 0
     past: str = ""
     past_client: int = 0
+    machine: int = 0
+    stream: str = ""  # where it takes freight from other machines; empty: there are none
+    streams: tuple[str | None, ...] = ()  # where each host does; None: it is on this machine; empty: it is lost now
 
     @property
     def first_device(self) -> int:
@@ -123,6 +140,5 @@ def load_controller(text: str) -> ControllerConfig:
 def load_host(text: str) -> HostConfig:
     """What `dump` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    return HostConfig(
-        **{**fields, "island_hosts": tuple(fields["island_hosts"]), "segment_fds": tuple(fields["segment_fds"])}
-    )
+    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "streams")}
+    return HostConfig(**{**fields, **lists})

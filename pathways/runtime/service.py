@@ -182,6 +182,7 @@ class HostsService(rpc.HostsServicer):
                 async for report in reports:
                     self._membership.report(host, report)
             finally:
+                self._cluster.session_ended(host)
                 host.commands.put_nowait(None)  # its end of the stream is closed: so is ours
 
         reader = asyncio.ensure_future(read())

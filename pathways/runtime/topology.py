@@ -20,6 +20,7 @@ class Topology:
     jax_version: str = ""
     jaxlib_version: str = ""
     device_bytes: int = 0  # budget of each device; 0: none is known
+    machines: tuple[int, ...] = ()  # of each host; none given: all on one
 
     @classmethod
     def grid(cls, islands: int, hosts_per_island: int, devices_per_host: int, **what: Any) -> Topology:
@@ -50,6 +51,10 @@ class Topology:
             if host in hosts:
                 return island
         raise ValueError(f"no host {host}: the cluster has hosts 0..{self.hosts - 1}")
+
+    def machine_of(self, host: int) -> int:
+        """The machine that `host` is a process of; the controller is on machine 0."""
+        return self.machines[host] if self.machines else 0
 
     def island_devices(self, island: int) -> tuple[int, ...]:
         """Global numbers of an island's devices, host after host: its mesh of hosts x devices per host, row-major."""

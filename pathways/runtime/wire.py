@@ -27,6 +27,21 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+# Between machines nobody sees a process end: who does not answer an HTTP/2 ping for so long is taken for gone. gRPC's
+# own threads answer, whoever holds Python's lock.
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.5
+FAR_OPTIONS: list[tuple[str, Any]] = [
+    *CHANNEL_OPTIONS,
+    ("grpc.keepalive_time_ms", int(HEARTBEAT_S * 1e3)),
+    ("grpc.keepalive_timeout_ms", int(SILENCE_S * 1e3)),
+    ("grpc.http2.ping_timeout_ms", int(SILENCE_S * 1e3)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_recv_interval_without_data_ms", int(HEARTBEAT_S * 500)),
+]
+
 
 async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:
     """Ends a call with an error that `raised` turns into the same class again."""
@@ -62,6 +77,7 @@ def dump_topology(topology: Topology) -> pb.Topology:
         jax_version=topology.jax_version,
         jaxlib_version=topology.jaxlib_version,
         device_bytes=topology.device_bytes,
+        machines=topology.machines,
     )
 
 
@@ -74,6 +90,7 @@ def load_topology(message: pb.Topology) -> Topology:
         jax_version=message.jax_version,
         jaxlib_version=message.jaxlib_version,
         device_bytes=message.device_bytes,
+        machines=tuple(message.machines),
     )
 
 

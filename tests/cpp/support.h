@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "memory/segment.h"
 
@@ -40,6 +42,13 @@ inline std::uint64_t seed() {
     return fresh;
   }();
   return value;
+}
+
+/// Bytes that tell where they belong.
+inline std::vector<std::byte> pattern(size_t bytes, uint64_t seed) {
+  std::vector<std::byte> data(bytes);
+  for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>((i * 131 + i / 251 + seed) & 0xff);
+  return data;
 }
 
 /// Aborts the process when it lives longer than `limit`.

@@ -102,7 +102,7 @@ class FakeDriver:
     def detach_client(self, client: int) -> None:
         self.clients.pop(client)
 
-    def replace_peer(self, host: int, segment: Segment, loss: int) -> None:
+    def replace_peer(self, host: int, segment: Segment, loss: int, stream: str) -> None:
         self.replaced.append(f"host {host} loss {loss}")
 
     def register_program(

@@ -70,6 +70,15 @@ def largest(cluster: Any) -> int:
     return max(len(hosts) for hosts in cluster.islands) * len(cluster.devices) // len(cluster.hosts)
 
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "islands", "machines")]
+
+
+@pytest.fixture(params=["embedded", *SLOW])
+def cluster(request: pytest.FixtureRequest) -> Any:
+    """A connected cluster, of each kind in turn; and as if on several machines."""
+    return request.getfixturevalue(f"{request.param}_cluster")
+
+
 @pytest.fixture
 def slices(cluster: Any, add: Any) -> list[Any]:
     """Two slices of each shape, spread over islands and devices."""
@@ -222,6 +231,26 @@ def test_every_distance(islands_cluster: Any) -> None:
             for value in values:  # the lines are in an order of the compiler's
                 way = ways[distance].format(value.nbytes)
                 assert sum(way in line for line in told) == sum(v.nbytes == value.nbytes for v in values), text
+
+
+@pytest.mark.slow
+def test_every_dtype_between_machines(machines_cluster: Any) -> None:
+    """Bytes go as freight where machines differ, through memory where they do not; into one array from both."""
+    one, two = (pw.make_virtual_device_set(machines_cluster).add_slice(shape=(4,)) for _ in range(2))
+    before = machines_cluster.stats()["hosts"]
+    with jax.enable_x64(True):
+        values = [sample((4, 8), dtype) for dtype in DTYPES]
+        starts = [pw.device_put(value, one, P("x")) for value in values]
+        turn = pw.program(lambda arrays: [pw.device_put(array, two, P(None, "x")) for array in arrays])
+        for dtype, value, array in zip(DTYPES, values, turn(starts), strict=True):
+            same(array, value, dtype)
+        text = turn.lower(starts).as_text("plan")
+    for value in values:  # a quarter of each shard stays, a quarter goes next door, and half to the other machine
+        part = value.nbytes // 16
+        assert f"shared memory: {4 * part} bytes" in text and f"stream between machines: {8 * part} bytes" in text
+    after = machines_cluster.stats()["hosts"]
+    moved = {key: sum(b[key] - a[key] for a, b in zip(before, after, strict=True)) for key in ("bytes_shipped", "bytes_sent")}
+    assert moved == {"bytes_shipped": sum(v.nbytes for v in values) // 2, "bytes_sent": sum(v.nbytes for v in values) // 4}
 
 
 @pytest.mark.slow

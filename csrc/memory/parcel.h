@@ -1,0 +1,92 @@
+/// Parcel: all that one host writes into the blocks of another in one transfer, as rectangles of bytes; and the walk
+/// along it. Use it for whatever moves a transfer's bytes: the copier, which writes them where they belong, and the
+/// freight between machines, which gathers them here and scatters them there.
+///
+/// Threading: a parcel is immutable; a walk belongs to one thread at a time.
+///
+///   COPY-1 (bounds)  a parcel that parse() took writes inside its blocks and reads inside its sources only.
+///   COPY-5 (order)   every walk along a parcel meets the same bytes in the same order, however it is cut into runs; so
+///                    what one gathers another scatters.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace pathways {
+
+/// As words (64 bits each): `direct`; number of sources, bytes of each; number of blocks, bytes of each; number of
+/// rectangles, and each as source, block, offset in the source, offset in the block, bytes in a row, number of
+/// dimensions, and per dimension, outermost first: count, stride in the source, stride in the block (bytes).
+class Parcel {
+ public:
+  struct Dimension {
+    uint64_t count, source_stride, target_stride;
+  };
+  struct Rectangle {
+    uint32_t source, block;
+    uint64_t source_offset, target_offset, row;
+    std::vector<Dimension> dimensions;
+    uint64_t rows = 1;
+  };
+
+  /// Throws Error(kInvalid) when a rectangle leaves its source or its block (COPY-1).
+  static Parcel parse(std::span<const uint64_t> words);
+
+  std::span<const uint64_t> words() const { return words_; }
+  /// Some blocks of the receiver, who is the sender too, are shards as they are: nothing is written there.
+  bool has_direct() const { return direct_; }
+  uint64_t bytes() const { return bytes_; }
+  std::span<const uint64_t> source_bytes() const { return sources_; }
+  std::span<const uint64_t> block_bytes() const { return blocks_; }
+  std::span<const Rectangle> rectangles() const { return rectangles_; }
+  /// Whether some rectangle is written into block `block`.
+  bool writes(size_t block) const { return written_[block]; }
+
+ private:
+  bool direct_ = false;
+  uint64_t bytes_ = 0;
+  std::vector<uint64_t> words_, sources_, blocks_;
+  std::vector<bool> written_;
+  std::vector<Rectangle> rectangles_;
+};
+
+/// Rows that follow each other at a stride, from a source into a block.
+struct ParcelRun {
+  uint32_t source, block;
+  uint64_t source_offset, target_offset;
+  uint64_t row, count;
+  uint64_t source_stride, target_stride;
+};
+
+/// How far somebody has come along a parcel, which must outlive it.
+class ParcelWalk {
+ public:
+  explicit ParcelWalk(const Parcel& parcel) : parcel_(&parcel) {}
+
+  /// The next run, of at most `most` bytes, and at least one where `most` is: whole rows of one dimension, or a part of
+  /// one row. False at the end.
+  bool next(uint64_t most, ParcelRun* run);
+  bool is_over() const { return rectangle_ == parcel_->rectangles().size(); }
+  /// Bytes passed.
+  uint64_t passed() const { return passed_; }
+
+ private:
+  const Parcel* parcel_;
+  size_t rectangle_ = 0;
+  uint64_t row_ = 0;     // of the rectangle, counted over all its dimensions
+  uint64_t column_ = 0;  // in bytes
+  uint64_t passed_ = 0;
+};
+
+/// Copies `count` rows of `row` bytes.
+void copy_rows(std::byte* target, uint64_t target_stride, const std::byte* source, uint64_t source_stride, uint64_t row,
+               uint64_t count);
+
+/// Puts the next bytes of a walk one behind the other, until `out` is full or the walk over; how many.
+uint64_t gather(ParcelWalk& walk, std::span<const std::byte* const> sources, std::span<std::byte> out);
+/// Puts what was gathered where it belongs, and goes on from there at the next call. `in` must not be more than is left.
+void scatter(ParcelWalk& walk, std::span<std::byte* const> blocks, std::span<const std::byte> in);
+
+}  // namespace pathways
