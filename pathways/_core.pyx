@@ -3,8 +3,8 @@
 
 The client's side is here: `Layout` (what an array looks like and who holds it), `Buffer` (a handle with an owner;
 `pw.Array` derives from it), `Client`, and `Call`, one compiled signature of a program; and `BlockView`, a span of
-shared memory as a Python buffer. The host's side, `Host` and what the executor calls, is in `_host.pxi`, and
-what crosses between machines in `_freight.pxi`, which are part of this module. Segments come from `pathways._native` by address.
+shared memory as a Python buffer. Parts of this module are `_host.pxi`, the host's side: `Host` and what the executor
+calls; and `_freight.pxi`, what crosses between machines. Segments come from `pathways._native` by address.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo

@@ -36,8 +36,8 @@ struct BackendCallbacks {
   /// Addresses of the local shards that the route's parcels read, in their order, in this host's memory; `keep`: a
   /// reference on what holds them there.
   int (*shards)(void*, const NodeContext*, Value, std::vector<const std::byte*>*, Value* keep) = nullptr;
-  /// Carries a shipment to a host on another machine; `keep` holds what it reads. `CallbackBackend::carried` hears of its
-  /// end by `key`, exactly once if this said kOk.
+  /// Carries a shipment to a host on another machine; `keep` holds what it reads. `CallbackBackend::carried` hears of
+  /// its end by `key`, exactly once if this said kOk.
   int (*carry)(void*, const NodeContext*, uint32_t destination, uint64_t key, std::shared_ptr<const Parcel>,
                std::vector<const std::byte*>, Value keep) = nullptr;
   /// This host is its own receiver of shards as they are: takes them for the receive under way.

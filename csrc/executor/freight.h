@@ -1,11 +1,12 @@
 /// Freight: the bytes of transfers between machines, on their way through a stream of messages.
 ///
-/// A message is some pieces, one behind the other; a piece is a part of one shipment, all that one host sends to another
-/// in one transfer. The sender gathers a shipment's bytes from its shards straight into messages, as there is room; the
-/// receiver's delivery scatters them into the blocks of the landing that waits for them. The stream itself is Python's
-/// (pathways/runtime/streams.py).
+/// A message is some pieces, one behind the other; a piece is a part of one shipment, all that one host sends to
+/// another in one transfer. The sender gathers a shipment's bytes from its shards straight into messages, as there is
+/// room; the receiver's delivery scatters them into the blocks of the landing that waits for them. The stream itself is
+/// Python's (pathways/runtime/streams.py).
 ///
-///   FAR-1  a piece is written only where a delivery waits for it, whole and in turn; one that makes no sense is refused
+///   FAR-1  a piece is written only where a delivery waits for it, whole and in turn; one that makes no sense is
+///   refused
 ///          and writes nothing.
 ///
 /// Threading: one thread at a time uses a shipment, or a delivery. Both are used without Python's lock (GIL-1).

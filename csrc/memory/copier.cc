@@ -45,7 +45,7 @@ void stream(std::byte* target, const std::byte* source, uint64_t bytes) {
   if (bytes != 0) std::memcpy(target, source, bytes);
 }
 
-/// SYNC copier/stream: streamed stores are ordered by no release; this makes them visible before one (COPY-3).
+/// SYNC copier/stream: streamed stores are ordered by no release; this makes them visible before one (COPY-2).
 void finish_streams() {
 #if defined(__SSE2__)
   _mm_sfence();

@@ -6,10 +6,9 @@
 // thread after each completion.
 //
 // Invariants
-//   COPY-1 (bounds)   see memory/parcel.h.
-//   COPY-2 (told)     each job is told exactly once: by start()'s answer, by take_done(), or by stop().
-//   COPY-3 (visible)  who has taken a job's completion sees all that it wrote, and may hand it to another process.
-//   COPY-4 (short)    a job of at most kShortBytes waits for one piece (kPieceBytes) of longer ones, not for all.
+//   COPY-1 (told)     each job is told exactly once: by start()'s answer, by take_done(), or by stop().
+//   COPY-2 (visible)  who has taken a job's completion sees all that it wrote, and may hand it to another process.
+//   COPY-3 (short)    a job of at most kShortBytes waits for one piece (kPieceBytes) of longer ones, not for all.
 //
 // How it writes: pieces of kPieceBytes, past the cache (non-temporal) where rows are long and the job does not fit into
 // a cache anyway; pages that this process has not touched yet are mapped a piece at a time, which costs a third of

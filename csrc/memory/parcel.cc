@@ -70,7 +70,7 @@ Parcel Parcel::parse(std::span<const uint64_t> words) {
     }
     if (source >= parcel.sources_.size() || block >= parcel.blocks_.size() || r.row == 0 ||
         last > parcel.sources_[source] || end > parcel.blocks_[block]) {
-      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a parcel is out of bounds (COPY-1)");
+      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a parcel is out of bounds (PARCEL-1)");
     }
     r.source = static_cast<uint32_t>(source), r.block = static_cast<uint32_t>(block);
     parcel.written_[block] = true;

@@ -4,8 +4,8 @@
 ///
 /// Threading: a parcel is immutable; a walk belongs to one thread at a time.
 ///
-///   COPY-1 (bounds)  a parcel that parse() took writes inside its blocks and reads inside its sources only.
-///   COPY-5 (order)   every walk along a parcel meets the same bytes in the same order, however it is cut into runs; so
+///   PARCEL-1 (bounds)  a parcel that parse() took writes inside its blocks and reads inside its sources only.
+///   PARCEL-2 (order)   every walk along a parcel meets the same bytes in the same order, however it is cut into runs; so
 ///                    what one gathers another scatters.
 #pragma once
 
@@ -31,7 +31,7 @@ class Parcel {
     uint64_t rows = 1;
   };
 
-  /// Throws Error(kInvalid) when a rectangle leaves its source or its block (COPY-1).
+  /// Throws Error(kInvalid) when a rectangle leaves its source or its block (PARCEL-1).
   static Parcel parse(std::span<const uint64_t> words);
 
   std::span<const uint64_t> words() const { return words_; }
@@ -86,7 +86,8 @@ void copy_rows(std::byte* target, uint64_t target_stride, const std::byte* sourc
 
 /// Puts the next bytes of a walk one behind the other, until `out` is full or the walk over; how many.
 uint64_t gather(ParcelWalk& walk, std::span<const std::byte* const> sources, std::span<std::byte> out);
-/// Puts what was gathered where it belongs, and goes on from there at the next call. `in` must not be more than is left.
+/// Puts what was gathered where it belongs, and goes on from there at the next call. `in` must not be more than is
+/// left.
 void scatter(ParcelWalk& walk, std::span<std::byte* const> blocks, std::span<const std::byte> in);
 
 }  // namespace pathways

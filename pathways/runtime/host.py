@@ -163,9 +163,7 @@ class HostProcess:
     def run(self) -> int:
         """Starts, serves until told to stop; returns the exit status."""
         far = self._config.machine != 0  # from the controller
-        channel = grpc.insecure_channel(
-            self._config.address, options=wire.FAR_OPTIONS if far else wire.CHANNEL_OPTIONS
-        )
+        channel = grpc.insecure_channel(self._config.address, options=wire.FAR_OPTIONS if far else wire.CHANNEL_OPTIONS)
         self._report(
             pb.HostReport(
                 hello=pb.HostHello(

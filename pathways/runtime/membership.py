@@ -324,7 +324,8 @@ class Membership:
     async def replace_peers(
         self, host: Host, segments: Mapping[int, Any], streams: Mapping[int, str], loss: int
     ) -> None:
-        """Tells a host of lost hosts' successors, and where those take freight from it; returns when it uses nothing of the predecessors', or is lost too.
+        """Tells a host of lost hosts' successors, and where those take freight from it, if they are on other machines;
+        returns when it uses nothing of the predecessors', or is lost too.
 
         Raises:
             HostLostError: it does not answer.

@@ -37,7 +37,7 @@ import soak_programs
 
 import pathways as pw
 
-SHAPES = ((2, 2, 1), (3, 1, 2))  # islands, hosts in each, devices of each
+SHAPES = ((2, 2, 1, 1), (3, 1, 2, 3))  # islands, hosts in each, devices of each, machines
 DEVICE_MEMORY = 3 << 20
 TRANSFER_MEMORY = 3 << 20
 THREADS = 2
@@ -206,9 +206,7 @@ class Killer(threading.Thread):
 class Soak:
     """Phases of work on one cluster after the other, and what they have shown."""
 
-    def __init__(
-        self, seconds: float, seed: int, shapes: tuple[tuple[int, int, int], ...], known: str, kills: bool
-    ) -> None:
+    def __init__(self, seconds: float, seed: int, shapes: tuple[tuple[int, ...], ...], known: str, kills: bool) -> None:
         self.shapes, self.known, self.kills = shapes, known, kills
         self.draw = random.Random(seed)
         self.begin = time.monotonic()
@@ -224,8 +222,11 @@ class Soak:
             if time.monotonic() < self.end:
                 self._one_cluster(shape, min(self.end, self.begin + (number + 1) * each))
 
-    def _one_cluster(self, shape: tuple[int, int, int], end: float) -> None:
-        target = pw.LocalCluster(*shape, device_memory=DEVICE_MEMORY, transfer_memory=TRANSFER_MEMORY)
+    def _one_cluster(self, shape: tuple[int, ...], end: float) -> None:
+        *sizes, machines = shape
+        target = pw.LocalCluster(
+            *sizes, machines=machines, device_memory=DEVICE_MEMORY, transfer_memory=TRANSFER_MEMORY
+        )
         with pw.connect(target) as cluster:
             print(f"{cluster!r}, {DEVICE_MEMORY >> 20} MiB for each device and each arena", flush=True)
             crew = soak_programs.Crew(cluster, "owner", self.draw.getrandbits(32), THREADS)
@@ -376,7 +377,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=None, help="default: PATHWAYS_SEED, else a random one")
-    parser.add_argument("--shape", help="one cluster only, such as 3,1,2: islands, hosts in each, devices of each")
+    parser.add_argument(
+        "--shape", help="one cluster only, such as 3,1,2,1: islands, hosts in each, devices of each, machines"
+    )
     parser.add_argument(
         "--known", default="", help="a pattern of leftovers that are no leak here, such as 'arena_bytes'"
     )

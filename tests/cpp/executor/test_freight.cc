@@ -17,10 +17,10 @@ namespace {
 
 /// Rows of 12 bytes of a source of `rows` rows of 20 into a block of rows of 16, and `tail` bytes into another.
 std::shared_ptr<const Parcel> parcel_of(uint64_t rows, uint64_t tail) {
-  return std::make_shared<const Parcel>(Parcel::parse(std::vector<uint64_t>{
-      0, 2, rows * 20, tail, 3, rows * 16, 5, tail, 2,  //
-      0, 0, 4, 1, 12, 1, rows, 20, 16,                  //
-      1, 2, 0, 0, tail, 0}));
+  return std::make_shared<const Parcel>(
+      Parcel::parse(std::vector<uint64_t>{0, 2, rows * 20, tail, 3,    rows * 16, 5,    tail, 2,   //
+                                          0, 0, 4,         1,    12,   1,         rows, 20,   16,  //
+                                          1, 2, 0,         0,    tail, 0}));
 }
 
 struct Landing {

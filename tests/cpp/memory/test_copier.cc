@@ -1,8 +1,7 @@
 // memory/copier.h
-//   COPY-1 bounds    test_parcel.cc
-//   COPY-2 told      Copier.ToldOnce, Copier.StopGivesBackTheRest
-//   COPY-3 visible   Copier.ToldOnce (under ThreadSanitizer), Copier.RandomJobs
-//   COPY-4 short     Copier.ShortOnesOvertake
+//   COPY-1 told      Copier.ToldOnce, Copier.StopGivesBackTheRest
+//   COPY-2 visible   Copier.ToldOnce (under ThreadSanitizer), Copier.RandomJobs
+//   COPY-3 short     Copier.ShortOnesOvertake
 #include "memory/copier.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // memory/parcel.h
-//   COPY-1 bounds   Parcel.RefusesWhatIsOutOfBounds, Parcel.AnyRectangle
-//   COPY-5 order    Parcel.AnyRectangle
+//   PARCEL-1 bounds   Parcel.RefusesWhatIsOutOfBounds, Parcel.AnyRectangle
+//   PARCEL-2 order    Parcel.AnyRectangle
 #include "memory/parcel.h"
 
 #include <gtest/gtest.h>

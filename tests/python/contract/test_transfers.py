@@ -249,8 +249,13 @@ def test_every_dtype_between_machines(machines_cluster: Any) -> None:
         part = value.nbytes // 16
         assert f"shared memory: {4 * part} bytes" in text and f"stream between machines: {8 * part} bytes" in text
     after = machines_cluster.stats()["hosts"]
-    moved = {key: sum(b[key] - a[key] for a, b in zip(before, after, strict=True)) for key in ("bytes_shipped", "bytes_sent")}
-    assert moved == {"bytes_shipped": sum(v.nbytes for v in values) // 2, "bytes_sent": sum(v.nbytes for v in values) // 4}
+    moved = {
+        key: sum(b[key] - a[key] for a, b in zip(before, after, strict=True)) for key in ("bytes_shipped", "bytes_sent")
+    }
+    assert moved == {
+        "bytes_shipped": sum(v.nbytes for v in values) // 2,
+        "bytes_sent": sum(v.nbytes for v in values) // 4,
+    }
 
 
 @pytest.mark.slow
