@@ -167,13 +167,14 @@ def _show(stats: dict[str, Any]) -> None:
         f"up {_duration(stats['uptime_s'])}, controller pid {controller['pid']}, "
         f"{_bytes(controller['resident_bytes'])} resident"
     )
-    hosts = Table(
-        "island", "host", "pid", "devices", "slices on each", "resident", "shared buffers", "restarts", box=None
-    )
+    columns = ("pid", "devices", "slices on each", "resident", "shared buffers", "restarts")
+    several = max(topology.machines, default=0) > 0
+    hosts = Table(*(["machine"] if several else []), "island", "host", *columns, box=None)
     for host in stats["hosts"]:
         devices, load = host["devices"], stats["device_load"]
         span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
         hosts.add_row(
+            *([str(host["machine"])] if several else []),
             str(host["island"]),
             str(host["host"]),
             str(host["pid"]),

@@ -69,7 +69,9 @@ class Topology:
         """For example `2 islands x 2 hosts x 4 cpu devices`."""
         sizes = sorted({len(hosts) for hosts in self.islands})
         span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
-        return f"{len(self.islands)} islands x {span} hosts x {self.devices_per_host} {self.platform} devices"
+        machines = max(self.machines, default=0) + 1
+        spread = f", on {machines} machines" if machines > 1 else ""
+        return f"{len(self.islands)} islands x {span} hosts x {self.devices_per_host} {self.platform} devices{spread}"
 
 
 @dataclasses.dataclass(frozen=True)

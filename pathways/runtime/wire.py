@@ -146,10 +146,11 @@ def load_memory(message: pb.ProgramMemory) -> ProgramMemory:
 
 def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
     """The statistics of a cluster as plain data; what host drivers and the native controller say is merged in."""
+    topology = load_topology(reply.topology)
     return {
         "address": reply.address,
         "uptime_s": reply.uptime_s,
-        "topology": load_topology(reply.topology),
+        "topology": topology,
         "controller": {
             **json.loads(reply.native_json or "{}"),
             "pid": reply.controller_pid,
@@ -160,6 +161,7 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
                 **json.loads(host.driver_json or "{}"),
                 "host": host.host,
                 "island": host.island,
+                "machine": topology.machine_of(host.host),
                 "pid": host.pid,
                 "restarts": host.restarts,
                 "state": host.state,
