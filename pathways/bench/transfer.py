@@ -22,10 +22,14 @@ METHOD = (
     "on the same machine; 'columns' reshards it on the way, from rows to columns. `one`: each awaited before the next, "
     "median; `many`: several in flight (at most 256 MiB, 32 transfers), wall time over their number. memcpy is NumPy's "
     "copy of as many bytes within one process (mapped memory; 'fresh': memory that was never touched, page faults "
-    "included; columns: strided copies); jax_transfer is jax.experimental.transfer over loopback, resharded by "
+    "included; columns: strided copies); machines is Pathways as if each host were on a machine of its own, on a gRPC "
+    "stream over a Unix socket; jax_transfer is jax.experimental.transfer over loopback, resharded by "
     "jax.device_put. Dispatch: calls per second of x + 1 with and without a transfer of its result behind it, many "
     "in flight; what the transfer adds per call is the difference, in wall time and in processor time of all processes."
 )
+OURS = ("pathways", "machines")
+#: What 64 MiB per device must reach, over which rival.
+GOALS = {("memcpy", "pathways"): 0.7, ("jax_transfer", "pathways"): 4.0, ("jax_transfer", "machines"): 1.0}
 _TIMEOUT = 300.0
 
 
@@ -97,13 +101,17 @@ def rows_of(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         grouped.setdefault(point, {}).setdefault(sample["system"], []).append(sample)
     rows = []
     for (devices, columns, nbytes), systems in grouped.items():
-        ours = [sample["many"] for sample in systems.get("pathways", [])]
+        ours = {kind: [sample["many"] for sample in systems.get(kind, [])] for kind in OURS}
         for name, repeats in systems.items():
             one, many = (Spread.of([sample[kind] for sample in repeats]) for kind in ("one", "many"))
             fresh = [sample["fresh"] for sample in repeats if "fresh" in sample]
             theirs = [sample["many"] for sample in repeats]
-            comparable = name != "pathways" and len(ours) == len(theirs)
-            ratio = stats.paired_ratio(theirs, ours).median if comparable else None
+            ratios = {
+                f"{kind} over it": stats.paired_ratio(theirs, mine).median
+                if name not in OURS and len(mine) == len(theirs)
+                else None
+                for kind, mine in ours.items()
+            }
             total = nbytes * devices
             rows.append(
                 {
@@ -117,7 +125,7 @@ def rows_of(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     "min": total / many.high / 1e9,
                     "max": total / many.low / 1e9,
                     "fresh GB/s": total / stats.quantile(fresh, 0.5) / 1e9 if fresh else None,
-                    "pathways over it": ratio,
+                    **ratios,
                 }
             )
     return rows
@@ -127,10 +135,12 @@ def judge(rows: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> li
     """The goals that this instrument decides, of what was measured."""
     judged: list[dict[str, Any]] = []
     for row in rows:
-        goal = {"memcpy": 0.7, "jax_transfer": 4.0}.get(row["system"])
-        if goal is not None and row["KiB per device"] == 64 * 1024 and row["pathways over it"] is not None:
-            value = row["pathways over it"]
-            what = f"64 MiB to {row['to']}, {row['devices']} devices per host, over {row['system']}"
+        for (system, kind), goal in GOALS.items():
+            value = row[f"{kind} over it"]
+            if row["system"] != system or row["KiB per device"] != 64 * 1024 or value is None:
+                continue
+            between = ", between machines" if kind == "machines" else ""
+            what = f"64 MiB to {row['to']}{between}, {row['devices']} devices per host, over {system}"
             judged.append({"goal": what, "bound": f">= {goal:g}", "value": value, "reached": value >= goal})
     for row in added:
         what = f"{row['KiB']:g} KiB transfer, added to the dispatch, {row['devices']} devices per host, us"
@@ -165,6 +175,6 @@ def run(rivals: Sequence[str], devices: Sequence[int], sizes: Sequence[int], rep
     """Measures Pathways and `rivals`, interleaved. Raises ValueError for an unknown rival."""
     if unknown := [name for name in rivals if name not in RIVALS]:
         raise ValueError(f"unknown rival {unknown[0]!r}: expected some of {', '.join(RIVALS)}")
-    assert set(RIVALS) <= set(SYSTEMS)
+    assert {*OURS, *RIVALS} <= set(SYSTEMS)
     with processes.orphans_come_home():
-        return make(*measure(["pathways", *rivals], devices, sizes, repeats, seconds))
+        return make(*measure([*OURS, *rivals], devices, sizes, repeats, seconds))

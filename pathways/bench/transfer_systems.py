@@ -45,6 +45,8 @@ def timed(one: Callable[[], Any], many: Callable[[int], Any], nbytes: int, secon
 class Pathways:
     """Two islands of one host each; from a slice of one to a slice of the other, inside a program."""
 
+    machines = 1
+
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._programs: dict[Any, Any] = {}
@@ -53,7 +55,9 @@ class Pathways:
         """Starts the cluster."""
         import pathways as pw
 
-        target = pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=devices)
+        target = pw.LocalCluster(
+            islands=2, hosts_per_island=1, devices_per_host=devices, machines=self.machines
+        )
         self._stack.enter_context(pw.connect(target))
         both = pw.make_virtual_device_set()
         self._here, self._there = (both.add_slice(devices=devices, island=island) for island in (0, 1))
@@ -126,6 +130,12 @@ class Pathways:
     def stop(self) -> None:
         """Ends the cluster."""
         self._stack.close()
+
+
+class Machines(Pathways):
+    """The same as if each host were on a machine of its own."""
+
+    machines = 2
 
 
 class Memcpy:
@@ -269,6 +279,7 @@ def _side(nbytes: int, devices: int) -> tuple[int, int]:
 
 SYSTEMS: dict[str, Callable[[], Any]] = {
     "pathways": Pathways,
+    "machines": Machines,
     "memcpy": Memcpy,
     "jax_transfer": JaxTransfer,
     "jax_sender": JaxSender,

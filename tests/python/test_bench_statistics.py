@@ -185,6 +185,7 @@ def test_transfers_are_compared_repeat_by_repeat_and_judged() -> None:
 
     samples = [
         *(sample("pathways", many) for many in (0.01, 0.02, 0.01)),
+        *(sample("machines", many) for many in (0.02, 0.04, 0.03)),
         *(sample("memcpy", many, fresh=0.04) for many in (0.008, 0.016, 0.009)),
         *(sample("jax_transfer", 0.03) for _ in range(2)),  # one repeat is missing: not compared
     ]
@@ -195,7 +196,8 @@ def test_transfers_are_compared_repeat_by_repeat_and_judged() -> None:
     report = transfer.make(samples, dispatch, ["a note"])
     by_system = {row["system"]: row for row in report.data["rows"]}
     assert by_system["memcpy"]["pathways over it"] == pytest.approx(0.8)
-    assert by_system["jax_transfer"]["pathways over it"] is None
+    assert by_system["memcpy"]["machines over it"] == pytest.approx(0.4)
+    assert by_system["jax_transfer"]["pathways over it"] is by_system["machines"]["pathways over it"] is None
     assert by_system["memcpy"]["GB/s"] == pytest.approx((128 << 20) / 0.009 / 1e9)
     assert by_system["memcpy"]["fresh GB/s"] == pytest.approx((128 << 20) / 0.04 / 1e9)
     goals = {row["goal"]: row["reached"] for row in report.data["goals"]}
