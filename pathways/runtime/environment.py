@@ -26,6 +26,9 @@ _ALIASES = {"gpu": "cuda"}
 _CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _TPU_FIRST_PORT = 8476
 THREADS_PER_DEVICE = 2
+# What glibc keeps of memory that was freed. Messages of streams come and go; with the defaults each faults its pages
+# in anew, which took half of a transfer's time (4 MiB: 630 -> 310 us per MiB).
+_KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": 64 << 20, "MALLOC_MMAP_THRESHOLD_": 32 << 20}
 
 
 def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
@@ -102,6 +105,9 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
             env.update(_tpu_group(options, host))
     if flags:
         env["XLA_FLAGS"] = " ".join(flags)
+    if options.machines > 1:
+        for name, nbytes in _KEPT_MEMORY.items():
+            env.setdefault(name, str(nbytes))
     # 64-bit values reach the devices as what they are, whatever mode their client is in.
     env["JAX_ENABLE_X64"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
