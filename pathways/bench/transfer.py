@@ -1,7 +1,7 @@
 """`pathways bench transfer`: bytes between two host processes of one machine, beside memcpy and JAX's own transfers.
 
 Every system has a process tree of its own; for each size they take turns, repeat by repeat, and whoever is not on turn
-is stopped by signal. Ratios compare repeats that ran next to each other.
+is stopped by signal, or has nothing to do. Ratios compare repeats that ran next to each other.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ OURS = ("pathways", "machines")
 #: What 64 MiB per device must reach, over which rival.
 GOALS = {("memcpy", "pathways"): 0.7, ("jax_transfer", "pathways"): 4.0, ("jax_transfer", "machines"): 1.0}
 _TIMEOUT = 300.0
+#: Whom nobody stops: its hosts would be taken for lost. Without work they wake once a second.
+_NEVER_STOPPED = ("machines",)
 
 
 @contextlib.contextmanager
 def _started(names: Sequence[str], devices: int, notes: list[str]) -> Iterator[dict[str, processes.Child]]:
-    """A frozen child per system that starts; why others do not is a note."""
+    """A child at rest per system that starts; why others do not is a note."""
     children: dict[str, processes.Child] = {}
     try:
         for name in names:
@@ -46,8 +48,8 @@ def _started(names: Sequence[str], devices: int, notes: list[str]) -> Iterator[d
                 child.kill()
                 notes.append(f"{name}, {devices} devices per host, is not measured: {error}")
                 continue
-            child.freeze()
             children[name] = child
+            _rest(name, child)
         yield children
     finally:
         for child in children.values():
@@ -55,12 +57,17 @@ def _started(names: Sequence[str], devices: int, notes: list[str]) -> Iterator[d
             child.end()
 
 
-def _turn(child: processes.Child, *request: Any) -> dict[str, float]:
+def _rest(name: str, child: processes.Child) -> None:
+    if name not in _NEVER_STOPPED:
+        child.freeze()
+
+
+def _turn(name: str, child: processes.Child, *request: Any) -> dict[str, float]:
     child.thaw()
     try:
         answer: dict[str, float] = child.ask(*request, timeout=_TIMEOUT)
     finally:
-        child.freeze()
+        _rest(name, child)
     return answer
 
 
@@ -78,7 +85,7 @@ def measure(
                     for _ in range(repeats):
                         for name, child in list(children.items()):
                             try:
-                                taken = _turn(child, "measure", nbytes, count, reshards, seconds)
+                                taken = _turn(name, child, "measure", nbytes, count, reshards, seconds)
                             except processes.ChildError as error:
                                 notes.append(f"{name}, {count} devices, {nbytes} bytes: {error}")
                                 children.pop(name).kill()
@@ -88,7 +95,7 @@ def measure(
                             )
             if "pathways" in children:
                 for _ in range(repeats):
-                    taken = _turn(children["pathways"], "dispatch", sizes[0], count, seconds)
+                    taken = _turn("pathways", children["pathways"], "dispatch", sizes[0], count, seconds)
                     dispatch.append({"devices": count, "bytes": sizes[0], **taken})
     return samples, dispatch, notes
 

@@ -5,6 +5,9 @@ many pieces as fit into `MESSAGE_BYTES` share a message when it is busy; short s
 answers for each shipment that it is all there, or why it never will be. What a stream that breaks was carrying has
 failed; the next shipment opens a new one. Who is silent for `SILENCE_S` is taken for gone: HTTP/2 pings see to that.
 
+`jax.experimental.transfer` is not used: what it offers to a host that is then lost stays in the sender's memory for
+ever, for no call takes an offer back; and on CPU it moves large arrays more slowly (benchmarks/results/transfer-*).
+
 Streams go over Unix sockets in the cluster's directory, which only its user can enter: the machines of a
 `LocalCluster` are modelled, see `LocalCluster.machines`.
 """
