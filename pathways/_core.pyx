@@ -397,6 +397,7 @@ cdef class Client:
         """Why a future failed."""
         cdef Handle handle
         handle.raw = raw
+        self.core.get().poll_inbox()  # it may have failed since the last look (DEAD-1)
         return self.core.get().error_of(handle).decode("utf-8", "replace")
 
     def new_array(self, Layout layout not None):

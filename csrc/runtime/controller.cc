@@ -340,7 +340,7 @@ void Controller::flush() {
       // SYNC client/told: pairs with Client::wait(); the doorbell rings after it.
       client->block->told.store(client->told, std::memory_order_release);
     }
-    client->outbox.flush();
+    if (!client->outbox.flush()) fail_late(*client);
     if (!client->has_news) continue;
     client->has_news = false;
     // SYNC client/retired: pairs with Client::in_flight(); SYNC client/wanted: see Client::wait_room().

@@ -159,6 +159,7 @@ class Controller {
     Outbox outbox;
     uint64_t retired = 0;
     uint64_t told = 0;
+    std::vector<Handle> late;  ///< results of granted runs that it is being told of
     bool has_news = false;
     bool is_suspended = false;
     std::string fault;  ///< why it is to be put out
@@ -224,6 +225,7 @@ class Controller {
   bool is_over(const Deadlines::Item& item);
   uint32_t pass_deadlines();
   void pass_deadline(const Deadlines::Item& item);
+  static void fail_late(Client& client);
   std::string too_late(std::span<const std::byte> record) const;
   EntryId submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
   void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);

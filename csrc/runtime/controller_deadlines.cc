@@ -81,7 +81,10 @@ void Controller::pass_deadline(const Deadlines::Item& item) {
   }
   ++stats_.late;
   if (sequencer_.entry(item.entry).state == EntryState::kGranted) {  // GANG-1: it runs on all its hosts
-    for (const uint64_t result : item.results) tell(client, Handle{result}, item.text, kFailedByDeadline);
+    for (const uint64_t result : item.results) {
+      tell(client, Handle{result}, item.text, kFailedByDeadline);
+      client.late.push_back(Handle{result});
+    }
     return;
   }
   const std::vector<std::byte> record = kept_[item.entry];
@@ -89,6 +92,13 @@ void Controller::pass_deadline(const Deadlines::Item& item) {
   sequencer_.cancel(item.entry);
   settle_granted();
   fail_results(client, record, item.text, kFailedByDeadline);
+}
+
+/// Its hosts may be done before the client hears of it, who may be busy, or waiting for a core: what was late stays
+/// late. What is said of it is in the client's ring by now.
+void Controller::fail_late(Client& client) {
+  for (const Handle result : client.late) (void)client.block->futures()->fail(result);
+  client.late.clear();
 }
 
 }  // namespace pathways

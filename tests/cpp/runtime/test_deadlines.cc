@@ -103,6 +103,23 @@ TEST_F(Deadlines, AGrantedRunGoesOn) {
   EXPECT_TRUE(controller->is_idle());
 }
 
+TEST_F(Deadlines, WhatWasLateIsNotInTimeForAClientThatDidNotLook) {
+  const int64_t at = monotonic_ns() + kSoon;
+  const Handle late = submit(at);
+  while (controller->step() != 0) {
+  }
+  const RunRecord run = next_run();
+  while (monotonic_ns() <= at) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (controller->step() != 0) {
+  }
+  EXPECT_EQ(client->futures().complete(late), Completion::kStale);
+  EXPECT_EQ(client->poll(late), FutureState::kFailed);
+  done(run);
+  pass();
+  EXPECT_EQ(client->error_of(late), *words);
+  EXPECT_EQ(client->in_flight(), 0u);
+}
+
 TEST_F(Deadlines, AWaitingRunKeepsItsPlace) {
   submit(0), submit(0);  // the window's two
   const int64_t at = monotonic_ns() + kSoon;
