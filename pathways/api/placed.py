@@ -51,7 +51,7 @@ class PlacedFunction(Program):
         if is_tracing():
             remember(self.slice)
             return self._placed(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        return self._submit(args, kwargs)
 
     def __repr__(self) -> str:
         return f"<pw.jit {self._name!r} on {self.slice!r}>"

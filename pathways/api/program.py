@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_unflatten
+from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
@@ -28,20 +28,20 @@ from pathways.compiler.placed import parameter_names
 from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
 from pathways.runtime.binding import BoundProgram, lent, plan_text
 
-_tracing = threading.local()
+_tracing: dict[int, list[Slice]] = {}  # by thread that traces a program: the slices that it has used
 _slices: weakref.WeakValueDictionary[str, Slice] = weakref.WeakValueDictionary()  # by mesh name, never reused
 
 
 def is_tracing() -> bool:
     """Whether this thread is inside the trace of a program."""
-    return getattr(_tracing, "used", None) is not None
+    return bool(_tracing) and threading.get_ident() in _tracing
 
 
 def remember(slice_: Slice) -> None:
     """Lets programs find a slice by its mesh's name."""
     _slices.setdefault(slice_.mesh_spec.name, slice_)
     if is_tracing():
-        _tracing.used.append(slice_)
+        _tracing[threading.get_ident()].append(slice_)
 
 
 class Program:
@@ -71,10 +71,19 @@ class Program:
         self._options = Options.of(options)
         self._compiled: dict[Hashable, Compiled] = {}
         self._last: Compiled | None = None
+        self._flat: Compiled | None = None  # the last, where arguments and result are arrays themselves, in no tree
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Submits one run and returns its results as arrays that are still to come."""
+        return self._submit(args, kwargs)
+
+    def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        flat = self._flat
+        if flat is not None and not kwargs and flat.modes == _jaxlib.trace_modes():
+            out = flat.call(list(args))  # what it takes are arrays: in the tree of flat.in_tree, if there are as many
+            if out is not None:
+                return out[0]
         if not self._has_static:
             leaves, tree = tree_flatten((args, kwargs))
             last = self._last
@@ -100,6 +109,7 @@ class Program:
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
         self._last = compiled
+        self._flat = compiled if compiled.is_flat and not self._has_static else None
         out = compiled.run(leaves, deadline)
         compiled.constants.learn(leaves)
         return tree_unflatten(compiled.out_tree, out)
@@ -181,9 +191,10 @@ class Program:
         for number, arg in enumerate(split.args):
             merged.append(arg if number in static else next(rest))
         kwargs = {key: dynamic_kwargs.get(key, value) for key, value in split.kwargs.items()}
-        outer = getattr(_tracing, "used", None)
+        thread = threading.get_ident()
+        outer = _tracing.get(thread)
         used: list[Slice] = []
-        _tracing.used = used
+        _tracing[thread] = used
         try:
             traced = trace(
                 self._fun,
@@ -196,7 +207,10 @@ class Program:
                 donate_argnames=self._donate_argnames,
             )
         finally:
-            _tracing.used = outer
+            if outer is None:
+                del _tracing[thread]
+            else:
+                _tracing[thread] = outer
         if cluster is None:
             cluster = used[0].cluster if used else current()
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
@@ -353,6 +367,7 @@ class Compiled:
         self.call = call
         self.in_tree = in_tree
         self.out_tree = lowering.traced.out_tree
+        self.is_flat = in_tree == tree_structure(((0,) * len(call.inputs), {})) and self.out_tree == tree_structure(0)
         self.names = lowering.traced.argument_names
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
