@@ -128,6 +128,7 @@ void Controller::add_client(uint32_t id, ClientBlock* block) {
   (*client)->inbox = block->ring_to_controller()->claim_consumer();
   (*client)->outbox = Outbox(block->ring_from_controller(), &block->futures()->doorbell());
   post_mail([this, client] {
+    if ((*client)->id >= by_id_.size()) by_id_.resize((*client)->id + 1);
     by_id_[(*client)->id] = client->get();
     clients_.push_back(std::move(*client));
   });
@@ -138,14 +139,13 @@ void Controller::remove_client(uint32_t id) {
 }
 
 void Controller::drop_client(uint32_t id) {
-  const auto found = by_id_.find(id);
-  if (found == by_id_.end()) return;
-  Client* client = found->second;
+  Client* client = client_of(id);
+  if (client == nullptr) return;
   std::vector<EntryId> waiting;
   for (EntryId entry = 0; entry < kept_.size(); ++entry) {
     if (!kept_[entry].empty() && sequencer_.entry(entry).client == id) waiting.push_back(entry);
   }
-  by_id_.erase(found);  // from here on nothing is written to its memory
+  by_id_[id] = nullptr;  // from here on nothing is written to its memory
   std::erase(holding_, client);
   client->directory.for_each([&](Handle, Directory::Entry& entry) { give_back(entry); });
   // The youngest first, so that none is granted because an older one went.
@@ -236,8 +236,7 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
   if (is_run) ++stats_.granted;
   const auto hosts = sequencer_.hosts_of(entry.group);
   if (header.kind == RecordKind::kNote) {
-    const auto found = by_id_.find(entry.client);
-    if (found != by_id_.end()) keep_note(*found->second, record, hosts);
+    if (Client* client = client_of(entry.client)) keep_note(*client, record, hosts);
   }
   stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {
@@ -273,25 +272,24 @@ void Controller::keep_note(Client& client, std::span<const std::byte> bytes, std
   }
 }
 
-void Controller::retire(EntryId id, uint32_t client) {
+void Controller::retire(EntryId id, uint32_t of_client) {
   ++stats_.retired;
   if (id < admitted_.size() && admitted_[id].memory != nullptr) {
     admission_.leave(admitted_[id].memory->needs, admitted_[id].number);
     admitted_[id].memory.reset();
   }
-  const auto found = by_id_.find(client);
-  if (found == by_id_.end()) return;
-  --found->second->in_flight;
-  ++found->second->retired;
-  found->second->has_news = true;
+  Client* client = client_of(of_client);
+  if (client == nullptr) return;
+  --client->in_flight;
+  ++client->retired;
+  client->has_news = true;
 }
 
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
 
 void Controller::cancel(uint32_t client, uint64_t tag) {
-  const auto found = by_id_.find(client);
-  if (found == by_id_.end()) return;
-  Client& owner = *found->second;
+  if (client_of(client) == nullptr) return;
+  Client& owner = *client_of(client);
   for (EntryId id = 0; id < kept_.size(); ++id) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);

@@ -196,6 +196,7 @@ class Controller {
   bool take(Client& client, std::span<const std::byte> record);
   std::string unsound(std::span<const std::byte> record) const;
   void take(uint32_t host, std::span<const std::byte> record);
+  Client* client_of(uint32_t id) const { return id < by_id_.size() ? by_id_[id] : nullptr; }
   /// What is known of a plan; nullptr: nothing.
   const PlanMemory* memory_of(uint32_t plan) const {
     return plan < plan_memory_.size() ? plan_memory_[plan].get() : nullptr;
@@ -265,7 +266,7 @@ class Controller {
   std::unique_ptr<Stepper> stepper_;  ///< sequential dispatch; null: parallel
   std::vector<Host> hosts_;
   std::vector<std::unique_ptr<Client>> clients_;  ///< owner: the stepping thread
-  std::unordered_map<uint32_t, Client*> by_id_;
+  std::vector<Client*> by_id_;  ///< nullptr: gone
   std::vector<std::vector<std::byte>> kept_;  ///< by entry: the record of one that waits for its grant
   std::vector<uint32_t> dirty_;               ///< hosts that were written to
   std::vector<uint32_t> news_;                ///< hosts to look at

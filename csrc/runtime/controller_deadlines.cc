@@ -52,10 +52,9 @@ void Controller::watch_deadline(Client& client, std::span<const std::byte> bytes
 
 bool Controller::is_over(const Deadlines::Item& item) {
   if (item.entry == Deadlines::kHeld) {
-    const auto found = by_id_.find(item.client);
-    if (found == by_id_.end()) return true;
-    const Client& client = *found->second;
-    return item.results.empty() ? client.held.empty() : !client.held_handles.contains(item.results.front());
+    const Client* client = client_of(item.client);
+    if (client == nullptr) return true;
+    return item.results.empty() ? client->held.empty() : !client->held_handles.contains(item.results.front());
   }
   const Entry& entry = sequencer_.entry(item.entry);
   return entry.order != item.order || (entry.state != EntryState::kWaiting && entry.state != EntryState::kGranted);
@@ -72,9 +71,8 @@ uint32_t Controller::pass_deadlines() {
 }
 
 void Controller::pass_deadline(const Deadlines::Item& item) {
-  const auto found = by_id_.find(item.client);
-  if (found == by_id_.end()) return;  // its work goes without a word
-  Client& client = *found->second;
+  if (client_of(item.client) == nullptr) return;  // its work goes without a word
+  Client& client = *client_of(item.client);
   if (item.entry == Deadlines::kHeld) {
     if (cancel_held(client, item.tag, item.text, kFailedByDeadline)) ++stats_.late;
     return;

@@ -47,8 +47,10 @@ uint32_t Controller::drain_client(Client& client) {
 
 /// False when the record must wait, for mail or for hosts that are lost, or when the client is to be put out for it.
 bool Controller::take(Client& client, std::span<const std::byte> bytes) {
-  client.fault = unsound(bytes);
-  if (!client.fault.empty()) return false;
+  if (std::string fault = unsound(bytes); !fault.empty()) {
+    client.fault = std::move(fault);
+    return false;
+  }
   const auto header = read_record<RecordHeader>(bytes);
   if (header.kind == RecordKind::kCancel) {
     cancel(client.id, read_record<CancelRecord>(bytes).tag);
@@ -202,10 +204,10 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
   } else if (header.kind == RecordKind::kFailed) {
     if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
     const auto record = read_record<FailedRecord>(bytes);
-    const auto found = by_id_.find(header.client);
-    if (found == by_id_.end() || !Handle{record.handle}.valid()) return;
+    Client* client = client_of(header.client);
+    if (client == nullptr || !Handle{record.handle}.valid()) return;
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
-    tell(*found->second, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
+    tell(*client, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
   } else {
     refuse("a record of a kind that hosts do not send");
   }

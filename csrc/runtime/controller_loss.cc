@@ -167,12 +167,12 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
 /// In the place of a dropped run, its surviving hosts hear that its results failed (ERR-1).
 void Controller::strand(EntryId id, std::string_view text) {
   const uint32_t client = sequencer_.entry(id).client;
-  const auto owner = by_id_.find(client);
-  if (owner == by_id_.end()) return;
+  Client* owner = client_of(client);
+  if (owner == nullptr) return;
   auto& notes = instead_[id];
   for (const uint64_t result : results_of(kept_[id])) {
-    tell(*owner->second, Handle{result}, text);  // also of those that would lie on survivors
-    if (const auto* entry = owner->second->directory.find(Handle{result})) {
+    tell(*owner, Handle{result}, text);  // also of those that would lie on survivors
+    if (const auto* entry = owner->directory.find(Handle{result})) {
       notes.push_back(failure_note(client, Handle{result}, entry->group, text));
     }
   }

@@ -378,8 +378,8 @@ bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
   const auto holders = admission_.holders(place, SIZE_MAX);
   return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
     if (holder.client == client.id) return false;
-    const auto found = by_id_.find(holder.client);
-    return found != by_id_.end() && found->second->in_flight != 0;
+    const Client* other = client_of(holder.client);
+    return other != nullptr && other->in_flight != 0;
   });
 }
 

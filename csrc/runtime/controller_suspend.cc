@@ -7,13 +7,13 @@ namespace pathways {
 
 void Controller::suspend(uint32_t id) {
   run_mail([this, id] {
-    if (const auto found = by_id_.find(id); found != by_id_.end()) found->second->is_suspended = true;
+    if (Client* client = client_of(id)) client->is_suspended = true;
   });
 }
 
 void Controller::resume(uint32_t id) {
   run_mail([this, id] {
-    if (const auto found = by_id_.find(id); found != by_id_.end()) found->second->is_suspended = false;
+    if (Client* client = client_of(id)) client->is_suspended = false;
     admission_version_ = UINT64_MAX;  // what it has held is tried again
   });
 }
@@ -21,7 +21,7 @@ void Controller::resume(uint32_t id) {
 bool Controller::is_quiet(uint32_t id) {
   bool is_quiet = true;
   run_mail([&] {
-    if (const auto found = by_id_.find(id); found != by_id_.end()) is_quiet = found->second->in_flight == 0;
+    if (const Client* client = client_of(id)) is_quiet = client->in_flight == 0;
   });
   return is_quiet;
 }
@@ -46,8 +46,8 @@ std::string Controller::unpark(uint32_t id) {
 
 void Controller::note_for(uint32_t id, NoteKind kind, std::vector<std::byte> payload) {
   run_mail([&] {
-    const auto found = by_id_.find(id);
-    if (found == by_id_.end()) return;
+    Client* client = client_of(id);
+    if (client == nullptr) return;
     const auto bytes = static_cast<uint32_t>(payload.size());
     const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(kind), id}, 0, 0, 0, bytes, 0, kNoPlaceSet, 0};
     std::vector<std::byte> record(sizeof note + padded(bytes));
@@ -56,7 +56,7 @@ void Controller::note_for(uint32_t id, NoteKind kind, std::vector<std::byte> pay
     ++stats_.notes;
     // To each on its own: a host that is lost hears it when it is back, and keeps no other waiting (ERR-2).
     for (uint32_t h = 0; h < hosts_.size(); ++h)
-      submit_record(*found->second, record, kOneHost | h, EntryKind::kNote, 0);
+      submit_record(*client, record, kOneHost | h, EntryKind::kNote, 0);
   });
 }
 

@@ -68,11 +68,17 @@ void Admission::leave(std::span<const PlaceNeed> needs, uint64_t number) {
     Place& place = places_[need.place];
     PW_DCHECK(place.eager >= need.eager);
     place.eager -= need.eager;
-    const auto at = std::find_if(place.reaches.begin(), place.reaches.end(),
-                                 [&](const Reach& reach) { return reach.number == number; });
-    PW_DCHECK(at != place.reaches.end());
-    const int64_t height = at->height;
-    place.reaches.erase(at);  // the front, as a rule
+    PW_DCHECK(!place.reaches.empty());
+    int64_t height = place.reaches.front().height;
+    if (place.reaches.front().number == number) {  // as a rule
+      place.reaches.pop_front();
+    } else {
+      const auto at = std::find_if(place.reaches.begin(), place.reaches.end(),
+                                   [&](const Reach& reach) { return reach.number == number; });
+      PW_DCHECK(at != place.reaches.end());
+      height = at->height;
+      place.reaches.erase(at);
+    }
     if (height < place.top || place.reaches.empty()) continue;
     int64_t top = place.reaches.front().height;
     for (const Reach& reach : place.reaches) {

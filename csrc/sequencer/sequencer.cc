@@ -50,13 +50,27 @@ EntryId Sequencer::submit(uint32_t client, GroupId group, EntryKind kind, uint64
   e.kind = kind;
   e.state = EntryState::kWaiting;
   ++live_;
-  for (uint32_t h : hosts_of(group)) {
-    Host& host = hosts_[h];
-    host.fifo.push_back(id);
-    if (host.fifo.size() > 1 || !is_open(host, e)) ++e.blocked;
+  const auto hosts = hosts_of(group);
+  for (const uint32_t h : hosts) {
+    if (!hosts_[h].fifo.empty() || !is_open(hosts_[h], e)) ++e.blocked;
   }
-  if (e.blocked == 0) grant(id);
+  if (e.blocked == 0) {  // the FIFOs are empty: it need not stand in them
+    e.state = EntryState::kGranted;
+    e.remaining = static_cast<uint32_t>(hosts.size());
+    granted_.push_back(id);
+    for (const uint32_t h : hosts) occupy(hosts_[h], id);
+  } else {
+    for (const uint32_t h : hosts) hosts_[h].fifo.push_back(id);
+  }
   return id;
+}
+
+/// The entry has the host's word: a run takes a place in its window.
+void Sequencer::occupy(Host& host, EntryId id) {
+  if (!needs_room(entries_[id])) return;
+  --host.room;
+  if (id / 64 >= host.running.size()) host.running.resize(entries_.size() / 64 + 1);
+  host.running[id / 64] |= uint64_t{1} << (id % 64);
 }
 
 void Sequencer::unblock_head(Host& host) {
@@ -77,16 +91,11 @@ void Sequencer::grant(EntryId first) {
       e.remaining = static_cast<uint32_t>(hosts_of(e.group).size());
     }
     granted_.push_back(id);
-    const bool room = needs_room(e);
     for (uint32_t h : hosts_of(e.group)) {
       Host& host = hosts_[h];
       PW_DCHECK(host.fifo.front() == id);
       host.fifo.pop_front();
-      if (room) {
-        --host.room;
-        if (id / 64 >= host.running.size()) host.running.resize(entries_.size() / 64 + 1);
-        host.running[id / 64] |= uint64_t{1} << (id % 64);
-      }
+      occupy(host, id);
       unblock_head(host);
     }
   }

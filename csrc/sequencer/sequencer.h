@@ -111,6 +111,7 @@ class Sequencer {
   bool is_open(const Host& host, const Entry& e) const {
     return e.state == EntryState::kDropped || (!host.closed && (!needs_room(e) || host.room > 0));
   }
+  void occupy(Host& host, EntryId id);
   void unblock_head(Host& host);
   void grant(EntryId id);
   void retire(EntryId id);
