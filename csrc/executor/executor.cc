@@ -97,6 +97,7 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanS
   entry.compiled = true;
   entry.failure = std::move(error);
   entry.sizes = std::move(sizes);
+  measure(entry);
   for (uint32_t slot : entry.waiting) {
     const auto nodes = entry.plan.nodes();
     for (uint32_t i = 0; i < nodes.size(); ++i) {
@@ -151,6 +152,28 @@ NodeContext Executor::context(const Run& run, uint32_t node) const {
   return {run.order, run.client, run.plan->id, node, run.plan->plan.node(node).computation};
 }
 
+/// As before any node of the plan: nothing is there yet. `ages` are read of values that are there only.
+void Executor::Run::begin(const Plan& of) {
+  const auto initial_readers = of.initial_readers(), initial_missing = of.initial_missing();
+  if (values.size() != initial_readers.size()) {
+    for (auto* each : {&errors, &readers}) each->resize(initial_readers.size());
+    values.resize(initial_readers.size());
+    ages.resize(initial_readers.size());
+  }
+  if (missing.size() != initial_missing.size()) {
+    for (auto* each : {&missing, &poison}) each->resize(initial_missing.size());
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = nullptr;
+    errors[i] = 0;
+    readers[i] = initial_readers[i];
+  }
+  for (size_t i = 0; i < missing.size(); ++i) {
+    missing[i] = initial_missing[i];
+    poison[i] = 0;
+  }
+}
+
 uint32_t Executor::acquire_run() {
   ++live_runs_;
   if (free_runs_.empty()) {
@@ -177,20 +200,20 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
 }
 
 std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) {
-  const std::string where = " on host " + std::to_string(options_.host);
+  const auto where = [&] { return " on host " + std::to_string(options_.host); };
   if (record.plan >= plans_.size() || !plans_[record.plan]) {
-    return "plan " + std::to_string(record.plan) + " is not known" + where;
+    return "plan " + std::to_string(record.plan) + " is not known" + where();
   }
   const Plan& plan = plans_[record.plan]->plan;
   if (record.arguments != plan.argument_count() || record.results != plan.result_count()) {
     return "plan " + std::to_string(record.plan) + " takes " + std::to_string(plan.argument_count()) +
            " arguments and gives " + std::to_string(plan.result_count()) + " results, the run has " +
-           std::to_string(record.arguments) + " and " + std::to_string(record.results) + where;
+           std::to_string(record.arguments) + " and " + std::to_string(record.results) + where();
   }
   if (const Client* c = client(record.header.client)) {
     for (uint32_t i = 0; i < record.results; ++i) {
       if (Handle{handles[record.arguments + i]}.index() >= c->capacity)
-        return "a result's handle is out of range" + where;
+        return "a result's handle is out of range" + where();
     }
   }
   return {};
@@ -238,13 +261,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.client = record.header.client;
   run.open = plan.step_count() + 1;  // one for this function
   run.gangs = 0;
-  const auto readers = plan.initial_readers(), missing = plan.initial_missing();
-  run.values.assign(plan.value_count(), nullptr);
-  run.ages.assign(plan.value_count(), 0);
-  run.errors.assign(plan.value_count(), 0);
-  run.readers.assign(readers.begin(), readers.end());
-  run.missing.assign(missing.begin(), missing.end());
-  run.poison.assign(missing.size(), 0);
+  run.begin(plan);
   run.results.assign(handles + record.arguments, handles + record.arguments + record.results);
   run.wanted.clear();
   if ((record.header.detail & kRunWanted) != 0) {
@@ -267,7 +284,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   if (run.is_stepwise) {
     await_goes(slot);
   } else {
-    for (uint32_t i = 0; i < nodes.size(); ++i) prepare_node(slot, i, nodes[i]);
+    for (uint32_t i = 1; i + 1 < nodes.size(); ++i) prepare_node(slot, i, nodes[i]);  // PLAN-3
   }
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
@@ -357,17 +374,23 @@ void Executor::launch(NodeRef ref) {
   // A failed plan has no executable on any host, so no host launches it; a failed input is no excuse for a gang.
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
   if (is_launched) {
+    bool has_stand_ins = false;
     const NodeContext where = context(run, ref.node);
     inputs_.clear();
     input_ages_.clear();
     for (uint32_t i = 0; i < inputs.size(); ++i) {
       const Value value = run.values[inputs[i]];
-      inputs_.push_back(value != nullptr ? value : backend_.placeholder(where, i));
-      if (value != nullptr) input_ages_.push_back(run.ages[inputs[i]]);
+      if (value != nullptr) {
+        inputs_.push_back(value);
+        input_ages_.push_back(run.ages[inputs[i]]);
+      } else {
+        inputs_.push_back(backend_.placeholder(where, i));
+        has_stand_ins = true;
+      }
     }
     if (node.gang != 0 && options_.gangs_block) link_.flush_peers();  // GANG-2
     const Status status = backend_.launch(where, inputs_, outputs_);
-    for (uint32_t i = 0; i < inputs.size(); ++i) {
+    for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
       if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
     }
     book_launch(run, node);
@@ -411,16 +434,17 @@ void Executor::leave_fifos(uint64_t devices) {
 void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
   Run& run = *runs_[slot];
   const Plan& plan = run.plan->plan;
-  run.values[value] = ref;
+  bool is_ours = run.readers[value] == 0;  // else it is the readers', the last of whom drops it
+  if (!is_ours) run.values[value] = ref;
   run.ages[value] = age;
-  for (uint32_t result : plan.results_of(value)) {
-    define_object(run.client, Handle{run.results[result]}, retain(ref), devices, age);
+  const auto results = plan.results_of(value);
+  for (uint32_t i = 0; i < results.size(); ++i) {
+    const bool is_last = is_ours && i + 1 == results.size();
+    define_object(run.client, Handle{run.results[results[i]]}, is_last ? ref : retain(ref), devices, age);
+    is_ours = is_ours && !is_last;
   }
   for (uint32_t consumer : plan.consumers(value)) satisfy(slot, consumer);
-  if (run.readers[value] == 0) {
-    run.values[value] = nullptr;
-    drop(ref);
-  }
+  if (is_ours) drop(ref);
 }
 
 /// Defines a value that no launch of this run made; when it is a result, the run ends only when it is ready.
@@ -465,19 +489,22 @@ void Executor::close_step(uint32_t slot) {
 
 // ------------------------------------------------------------------------------------------------------ readiness
 
-void Executor::watch(uint64_t devices, Watch item, std::span<const uint64_t> input_ages) {
+void Executor::watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages) {
   if (item.counts) for_each_device(devices, [&](uint32_t d) { ++in_flight_[d]; });
   ++stats_.waiting;
   auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == devices; });
   if (lane == lanes_.end()) lane = lanes_.insert(lane, Lane{devices, {}});
   auto& watches = lane->watches;
-  auto at = watches.end();
-  while (at != watches.begin() && std::prev(at)->age > item.age) --at;
-  if (at != watches.end()) {
-    at->linked = false;  // it follows another one now
-  } else if (!watches.empty() && watches.back().kind == Watch::Kind::kNode) {
-    item.linked = std::find(input_ages.begin(), input_ages.end(), watches.back().age) != input_ages.end();
+  if (watches.empty() || watches.back().age <= item.age) {  // as a rule
+    const bool is_linked = !watches.empty() && watches.back().kind == Watch::Kind::kNode &&
+                           std::find(input_ages.begin(), input_ages.end(), watches.back().age) != input_ages.end();
+    watches.push_back(item);
+    watches.back().linked = is_linked;
+    return;
   }
+  auto at = std::prev(watches.end());
+  while (at != watches.begin() && std::prev(at)->age > item.age) --at;
+  at->linked = false;  // it follows another one now
   watches.insert(at, item);
 }
 

@@ -152,6 +152,7 @@ class Executor {
     uint32_t live = 0;                   ///< runs that use it
     bool removed = false;
     PlanSizes sizes;
+    std::vector<uint64_t> room;     ///< by node: bytes that it takes on each device beside its inputs; empty: not known
     uint32_t account = kNone;       ///< in the ledger, from the first run on
     std::vector<uint32_t> waiting;  ///< run slots that came before it was compiled
   };
@@ -173,6 +174,7 @@ class Executor {
     std::vector<uint32_t> poison;   ///< per node: error of a failed input
     std::vector<uint64_t> results;  ///< handles
     std::vector<uint64_t> wanted;   ///< READ-1: a bit per result, or empty
+    void begin(const Plan& of);
   };
 
   struct NodeRef {
@@ -253,6 +255,7 @@ class Executor {
     backend_.drop(value);
   }
   std::string describe_run(uint32_t slot) const;
+  static void measure(PlanEntry& entry);
   bool has_room(const Run& run, const NodeRecord& node) const;
   bool owes_before(const Run& run, const NodeRecord& node) const;
   void book_launch(const Run& run, const NodeRecord& node);
@@ -283,7 +286,7 @@ class Executor {
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
-  void watch(uint64_t devices, Watch item, std::span<const uint64_t> input_ages = {});
+  void watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages = {});
   uint32_t settle_ready(size_t lane);
   static size_t chain_length(const Lane& lane);
 

@@ -83,12 +83,14 @@ class Ledger {
   /// Books a value with one reference; a value that is known gets one reference more.
   void add(Value value, AccountId account, uint64_t mask, uint64_t bytes) {
     if (bytes == 0) return;
-    if (Slot* known = find(value)) {
-      ++known->references;
+    if ((count_ + 1) * 2 > slots_.size()) grow();
+    Slot& slot = place_of(value);
+    if (slot.value != nullptr) {
+      ++slot.references;
       return;
     }
-    if ((count_ + 1) * 2 > slots_.size()) grow();
-    insert({value, mask, bytes, account, 1, false});
+    slot = {value, mask, bytes, account, 1, false};
+    ++count_;
     book(account, mask, bytes);
   }
   void retain(Value value) {
@@ -170,18 +172,20 @@ class Ledger {
   size_t home(Value value) const {
     // Fibonacci hashing; the low bits of an address say nothing.
     const uint64_t mixed = (reinterpret_cast<uintptr_t>(value) >> 4) * uint64_t{0x9e3779b97f4a7c15};
-    return static_cast<size_t>(mixed >> (64 - std::bit_width(slots_.size() - 1)));
+    return static_cast<size_t>(mixed >> shift_);
+  }
+  /// Where a value is, or would be.
+  Slot& place_of(Value value) {
+    size_t at = home(value);
+    while (slots_[at].value != value && slots_[at].value != nullptr) at = (at + 1) & (slots_.size() - 1);
+    return slots_[at];
   }
   Slot* find(Value value) {
-    for (size_t at = home(value);; at = (at + 1) & (slots_.size() - 1)) {
-      if (slots_[at].value == value) return &slots_[at];
-      if (slots_[at].value == nullptr) return nullptr;
-    }
+    Slot& slot = place_of(value);
+    return slot.value != nullptr ? &slot : nullptr;
   }
   void insert(const Slot& slot) {
-    size_t at = home(slot.value);
-    while (slots_[at].value != nullptr) at = (at + 1) & (slots_.size() - 1);
-    slots_[at] = slot;
+    place_of(slot.value) = slot;
     ++count_;
   }
   /// Closes the gap: what probed past it moves up.
@@ -199,6 +203,7 @@ class Ledger {
   void grow() {
     std::vector<Slot> old(slots_.size() * 2);
     old.swap(slots_);
+    --shift_;
     count_ = 0;
     for (const Slot& slot : old) {
       if (slot.value != nullptr) insert(slot);
@@ -228,6 +233,7 @@ class Ledger {
   std::vector<Device> devices_;
   std::vector<Account> accounts_;
   std::vector<Slot> slots_;
+  int shift_ = 64 - std::countr_zero(kSlots);  ///< of a mixed address to its home: 64 less the bits of slots_.size()
   size_t count_ = 0;
 };
 

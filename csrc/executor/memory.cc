@@ -5,21 +5,28 @@
 
 namespace pathways {
 
-/// Whether the outputs and temporaries of a call, or the output of a transfer within the host, fit beside what is
-/// there.
-bool Executor::has_room(const Run& run, const NodeRecord& node) const {
-  if (options_.device_bytes == 0 || may_overfill_) return true;
-  const PlanSizes& sizes = run.plan->sizes;
-  if (sizes.values.empty()) return true;
-  uint64_t more = 0, less = 0;
-  for (const uint32_t value : run.plan->plan.outputs(node)) more += sizes.values[value];
-  if (node.kind == NodeKind::kCall && node.computation < sizes.launches.size()) {
-    const PlanSizes::Launch& launch = sizes.launches[node.computation];
-    more += launch.temporary;
-    const auto inputs = run.plan->plan.inputs(node);
-    for (const uint32_t position : launch.donated) less += sizes.values[inputs[position]];
+/// What each node of a compiled plan takes: its outputs and temporaries, less what the outputs take over.
+void Executor::measure(PlanEntry& entry) {
+  const PlanSizes& sizes = entry.sizes;
+  if (sizes.values.empty()) return;
+  for (const NodeRecord& node : entry.plan.nodes()) {
+    uint64_t more = 0, less = 0;
+    for (const uint32_t value : entry.plan.outputs(node)) more += sizes.values[value];
+    if (node.kind == NodeKind::kCall && node.computation < sizes.launches.size()) {
+      const PlanSizes::Launch& launch = sizes.launches[node.computation];
+      more += launch.temporary;
+      const auto inputs = entry.plan.inputs(node);
+      for (const uint32_t position : launch.donated) less += sizes.values[inputs[position]];
+    }
+    entry.room.push_back(more - std::min(more, less));
   }
-  return ledger_.fits(node.devices, more - std::min(more, less));
+}
+
+/// Whether what a call, or a transfer within the host, takes fits beside what is there.
+bool Executor::has_room(const Run& run, const NodeRecord& node) const {
+  const PlanEntry& entry = *run.plan;
+  if (entry.room.empty() || options_.device_bytes == 0 || may_overfill_) return true;
+  return ledger_.fits(node.devices, entry.room[static_cast<size_t>(&node - entry.plan.nodes().data())]);
 }
 
 void Executor::book_launch(const Run& run, const NodeRecord& node) {

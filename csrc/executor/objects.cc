@@ -7,6 +7,7 @@ namespace pathways {
 
 Object* Executor::find_object(Client& c, Handle handle) {
   if (Object* object = c.objects.find(handle)) return object;
+  if (c.orphans.empty()) return nullptr;
   const auto orphan = c.orphans.find(handle.raw);
   return orphan == c.orphans.end() ? nullptr : &orphan->second;
 }
@@ -42,6 +43,7 @@ void Executor::fail_object(uint32_t id, Handle handle, uint32_t error) {
 }
 
 void Executor::drop_orphan(Client& c, Handle handle) {
+  if (c.orphans.empty()) return;
   const auto orphan = c.orphans.find(handle.raw);
   if (orphan == c.orphans.end()) return;
   if (orphan->second.value != nullptr) drop(orphan->second.value);
@@ -49,6 +51,7 @@ void Executor::drop_orphan(Client& c, Handle handle) {
 }
 
 void Executor::wake_waiters(Object& object) {
+  if (object.waiters.empty()) return;
   const std::vector<ObjectWaiter> waiters = std::move(object.waiters);
   object.waiters.clear();
   for (const ObjectWaiter& waiter : waiters) {

@@ -77,25 +77,17 @@ void ByteRing::reset_roles() noexcept {
   consumer_claim_.store(0, std::memory_order_release);
 }
 
-std::uint32_t ByteRing::checked_length(std::uint64_t& position, std::uint64_t tail) const {
-  for (int skips = 0;; ++skips) {
-    RecordHeader header{};
-    model_read(header_at(position));
-    std::memcpy(&header, header_at(position), sizeof header);
-    const std::uint64_t rest = capacity_ - offset_of(position);
-    if (header.mark == kSkip) {
-      // A skip is followed by the record that caused it, at the start of the block.
-      if (skips != 0 || position + rest >= tail) throw_corrupt("skip mark at position", position);
-      position += rest;
-      continue;
-    }
-    if (header.mark != kRecord) throw_corrupt("record mark", header.mark);
-    const std::uint64_t need = footprint(header.length);
-    if (header.length == 0 || header.length > max_record() || need > rest || need > tail - position) {
-      throw_corrupt("record length", header.length);
-    }
-    return header.length;
-  }
+ByteRing::RecordHeader ByteRing::behind_skip(RecordHeader header, std::uint64_t& position, std::uint64_t tail) const {
+  if (header.mark != kSkip) throw_corrupt("record mark", header.mark);
+  // A skip is followed by the record that caused it, at the start of the block.
+  const std::uint64_t rest = capacity_ - offset_of(position);
+  if (position + rest >= tail) throw_corrupt("skip mark at position", position);
+  position += rest;
+  model_read(header_at(position));
+  std::memcpy(&header, header_at(position), sizeof header);
+  if (header.mark == kSkip) throw_corrupt("skip mark at position", position);
+  if (header.mark != kRecord) throw_corrupt("record mark", header.mark);
+  return header;
 }
 
 void ByteRing::validate() const {
@@ -141,19 +133,12 @@ bool ByteRing::Producer::refresh(std::uint64_t need) {
   return write_ + need - head_seen_ <= ring_->capacity_;
 }
 
-std::span<std::byte> ByteRing::Producer::place(std::uint32_t bytes, std::uint64_t skip, std::uint64_t need) noexcept {
-  if (skip != 0) {
-    const RecordHeader header{static_cast<std::uint32_t>(skip), kSkip};
-    model_write(ring_->header_at(write_));
-    std::memcpy(ring_->header_at(write_), &header, sizeof header);
-    write_ += skip;
-  }
-  const RecordHeader header{bytes, kRecord};
-  std::byte* at = ring_->header_at(write_);
-  model_write(at);
-  std::memcpy(at, &header, sizeof header);
-  write_ += need;
-  return {at + kHeaderBytes, bytes};
+/// The rest of the block stays unused.
+void ByteRing::Producer::pass_over(std::uint32_t skip) noexcept {
+  const RecordHeader header{skip, kSkip};
+  model_write(ring_->header_at(write_));
+  std::memcpy(ring_->header_at(write_), &header, sizeof header);
+  write_ += skip;
 }
 
 void ByteRing::Producer::throw_too_big(std::uint32_t bytes) const {

@@ -27,6 +27,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "base/cacheline.h"
@@ -92,7 +93,19 @@ class ByteRing {
   [[nodiscard]] std::uint64_t offset_of(std::uint64_t position) const noexcept { return position & (capacity_ - 1U); }
   [[nodiscard]] std::byte* header_at(std::uint64_t position) const noexcept { return data() + offset_of(position); }
   /// The length of the record at `position`, skipping over the end of the block; moves `position` to it. RING-5.
-  std::uint32_t checked_length(std::uint64_t& position, std::uint64_t tail) const;
+  std::uint32_t checked_length(std::uint64_t& position, std::uint64_t tail) const {
+    RecordHeader header{};
+    model_read(header_at(position));
+    std::memcpy(&header, header_at(position), sizeof header);
+    if (header.mark != kRecord) header = behind_skip(header, position, tail);
+    const std::uint64_t need = footprint(header.length);
+    if (header.length - 1U >= max_record() || need > capacity_ - offset_of(position) || need > tail - position) {
+      throw_corrupt("record length", header.length);
+    }
+    return header.length;
+  }
+  /// What follows a skip that `header` is to be; moves `position` to it.
+  RecordHeader behind_skip(RecordHeader header, std::uint64_t& position, std::uint64_t tail) const;
   [[noreturn]] static void throw_corrupt(const char* what, std::uint64_t got);
 
   std::uint64_t magic_;                                       // immutable after create
@@ -123,7 +136,13 @@ class ByteRing::Producer {
     const std::uint64_t rest = ring_->capacity_ - ring_->offset_of(write_);
     const std::uint64_t skip = rest < need ? rest : 0;
     if (write_ + skip + need - head_seen_ > ring_->capacity_ && !refresh(skip + need)) return {};
-    return place(bytes, skip, need);
+    if (skip != 0) pass_over(static_cast<std::uint32_t>(skip));
+    const RecordHeader header{bytes, kRecord};
+    std::byte* at = ring_->header_at(write_);
+    model_write(at);
+    std::memcpy(at, &header, sizeof header);
+    write_ += need;
+    return {at + kHeaderBytes, bytes};
   }
 
   /// Makes every record reserved so far visible, by one release store.
@@ -143,7 +162,7 @@ class ByteRing::Producer {
   void swap(Producer& other) noexcept;
   void hand_back() noexcept;
   bool refresh(std::uint64_t need);
-  std::span<std::byte> place(std::uint32_t bytes, std::uint64_t skip, std::uint64_t need) noexcept;
+  void pass_over(std::uint32_t skip) noexcept;
   [[noreturn]] void throw_too_big(std::uint32_t bytes) const;
 
   ByteRing* ring_ = nullptr;
