@@ -163,15 +163,11 @@ void Executor::Run::begin(const Plan& of) {
   if (missing.size() != initial_missing.size()) {
     for (auto* each : {&missing, &poison}) each->resize(initial_missing.size());
   }
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = nullptr;
-    errors[i] = 0;
-    readers[i] = initial_readers[i];
-  }
-  for (size_t i = 0; i < missing.size(); ++i) {
-    missing[i] = initial_missing[i];
-    poison[i] = 0;
-  }
+  std::copy(initial_readers.begin(), initial_readers.end(), readers.begin());
+  std::copy(initial_missing.begin(), initial_missing.end(), missing.begin());
+  std::fill(values.begin(), values.end(), nullptr);
+  std::fill(errors.begin(), errors.end(), 0u);
+  std::fill(poison.begin(), poison.end(), 0u);
 }
 
 uint32_t Executor::acquire_run() {

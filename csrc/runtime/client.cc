@@ -137,9 +137,13 @@ Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, 
 }
 
 void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
-  errors_.erase(handle.raw);
+  if (!errors_.empty()) errors_.erase(handle.raw);
   if (!too_late_.empty()) too_late_.erase(handle.raw);
-  Releases& releases = releases_[group];
+  if (recent_ == nullptr || recent_group_ != group) {
+    recent_ = &releases_[group];
+    recent_group_ = group;
+  }
+  Releases& releases = *recent_;
   releases.handles.push_back(handle.raw);
   releases.bytes += bytes;
   if (releases.handles.size() >= kReleaseBatch || releases.bytes >= options_.release_bytes)

@@ -133,7 +133,9 @@ class Client {
   Atomic<uint32_t> put_out_{0};    ///< the controller has put this client out
   std::string put_out_text_;       ///< written before put_out_
   uint64_t lends_ = 0;             ///< stamps given, in the order of the records
-  std::unordered_map<uint32_t, Releases> releases_;   ///< by group
+  std::unordered_map<uint32_t, Releases> releases_;  ///< by group; none is ever taken out
+  Releases* recent_ = nullptr;                       ///< of the last release
+  uint32_t recent_group_ = 0;
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
   std::unordered_map<uint64_t, Words> too_late_;      ///< by handle, of runs with deadlines
 };

@@ -179,17 +179,28 @@ uint32_t Controller::step() {
 EntryId Controller::submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
                                   uint64_t tag) {
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
-  const bool was_granted = !sequencer_.granted().empty() && sequencer_.granted().front() == id;
-  if (!was_granted) {
+  if (sequencer_.granted().empty()) {
     if (id >= kept_.size()) kept_.resize(id + 1);
     kept_[id].assign(record.begin(), record.end());
     return id;
   }
-  settle_granted(record, id);
+  // It alone was granted, at once: what comes in last makes room for nobody.
+  PW_DCHECK(sequencer_.granted().size() == 1 && sequencer_.granted().front() == id);
+  forward_granted(id, record);
+  sequencer_.settle(id);
+  sequencer_.granted().clear();
   return id;
 }
 
-void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_id) {
+void Controller::forward_granted(EntryId id, std::span<const std::byte> record) {
+  if (stepper_) {
+    forward_in_turn(sequencer_.entry(id), id, record);
+  } else {
+    forward(sequencer_.entry(id), id, record);
+  }
+}
+
+void Controller::settle_granted() {
   // Settling retires notes and so frees room for none; the list does not grow while it is walked.
   auto& granted = sequencer_.granted();
   for (const EntryId id : granted) {
@@ -199,17 +210,10 @@ void Controller::settle_granted(std::span<const std::byte> fresh, EntryId fresh_
       if (!instead_.empty()) forward_instead(id);
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
-      const auto record = id == fresh_id ? fresh : std::span<const std::byte>(kept_[id]);
-      if (stepper_) {
-        forward_in_turn(entry, id, record);
-      } else {
-        forward(entry, id, record);
-      }
+      forward_granted(id, kept_[id]);
     }
-    if (id != fresh_id) {
-      kept_[id].clear();
-      if (kept_[id].capacity() > 4096) kept_[id].shrink_to_fit();
-    }
+    kept_[id].clear();
+    if (kept_[id].capacity() > 4096) kept_[id].shrink_to_fit();
     sequencer_.settle(id);
   }
   granted.clear();

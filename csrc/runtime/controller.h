@@ -229,7 +229,8 @@ class Controller {
   static void fail_late(Client& client);
   std::string too_late(std::span<const std::byte> record) const;
   EntryId submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
-  void settle_granted(std::span<const std::byte> fresh = {}, EntryId fresh_id = UINT32_MAX);
+  void forward_granted(EntryId id, std::span<const std::byte> record);
+  void settle_granted();
   void forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags = 0);
   void forward_in_turn(const Entry& entry, EntryId id, std::span<const std::byte> record);
   void step_on();
@@ -266,11 +267,11 @@ class Controller {
   std::unique_ptr<Stepper> stepper_;  ///< sequential dispatch; null: parallel
   std::vector<Host> hosts_;
   std::vector<std::unique_ptr<Client>> clients_;  ///< owner: the stepping thread
-  std::vector<Client*> by_id_;  ///< nullptr: gone
-  std::vector<std::vector<std::byte>> kept_;  ///< by entry: the record of one that waits for its grant
-  std::vector<uint32_t> dirty_;               ///< hosts that were written to
-  std::vector<uint32_t> news_;                ///< hosts to look at
-  uint32_t max_record_ = 0;                   ///< that fits every host's ring
+  std::vector<Client*> by_id_;                    ///< nullptr: gone
+  std::vector<std::vector<std::byte>> kept_;      ///< by entry: the record of one that waits for its grant
+  std::vector<uint32_t> dirty_;                   ///< hosts that were written to
+  std::vector<uint32_t> news_;                    ///< hosts to look at
+  uint32_t max_record_ = 0;                       ///< that fits every host's ring
   Admission admission_;
   std::vector<std::shared_ptr<const PlanMemory>> plan_memory_;  ///< by plan
   std::vector<BlockId> blocks_;                                 ///< scratch of order()

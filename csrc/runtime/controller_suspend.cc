@@ -55,8 +55,7 @@ void Controller::note_for(uint32_t id, NoteKind kind, std::vector<std::byte> pay
     if (bytes != 0) std::memcpy(record.data() + sizeof note, payload.data(), bytes);
     ++stats_.notes;
     // To each on its own: a host that is lost hears it when it is back, and keeps no other waiting (ERR-2).
-    for (uint32_t h = 0; h < hosts_.size(); ++h)
-      submit_record(*client, record, kOneHost | h, EntryKind::kNote, 0);
+    for (uint32_t h = 0; h < hosts_.size(); ++h) submit_record(*client, record, kOneHost | h, EntryKind::kNote, 0);
   });
 }
 
