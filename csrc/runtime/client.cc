@@ -9,7 +9,7 @@
 namespace pathways {
 namespace {
 
-constexpr size_t kReleaseBatch = 64;
+constexpr size_t kReleaseBatch = 16;  // few enough that hosts use memory again while it is in their caches
 constexpr std::chrono::microseconds kRoomPoll{200};
 
 }  // namespace

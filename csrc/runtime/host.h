@@ -40,8 +40,9 @@ class Host final : private HostLink {
     bool gangs_block = false;   ///< see Executor::Options
     uint32_t batch = 64;        ///< records taken in one step
     /// A step that has lasted so long takes no further record, for a launch may take as long as its computation, and
-    /// what is done is looked at and told at the end of the step: often enough to be soon, seldom enough to be cheap.
-    std::chrono::nanoseconds longest_step = std::chrono::microseconds(100);
+    /// what is done is looked at and told at the end of the step: so often that who hears of it has not gone to sleep
+    /// meanwhile (SpinPolicy::linger), for waking it costs more than looking; seldom enough to be cheap.
+    std::chrono::nanoseconds longest_step = std::chrono::microseconds(30);
   };
 
   /// `hosts`: of all hosts; nullptr for one that is lost now, and will be replaced.
