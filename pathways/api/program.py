@@ -81,7 +81,7 @@ class Program:
     def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         flat = self._flat
         if flat is not None and not kwargs and flat.modes == _jaxlib.trace_modes():
-            out = flat.call(list(args))  # what it takes are arrays: in the tree of flat.in_tree, if there are as many
+            out = flat.call([*args])  # what it takes are arrays: in the tree of flat.in_tree, if there are as many
             if out is not None:
                 return out[0]
         if not self._has_static:
