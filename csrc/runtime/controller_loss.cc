@@ -143,14 +143,12 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
     if (entry.kind == EntryKind::kRun && is_stranded(entry.group)) continue;  // it is about to be dropped
-    const std::byte* bytes = kept_[id].data();
     auto& handles = spared[entry.client];
     if (entry.kind == EntryKind::kRun) {
       const std::vector<uint64_t> results = results_of(kept_[id]);
       handles.insert(results.begin(), results.end());
     } else if (kept_[id].size() >= sizeof(NoteRecord)) {
-      NoteRecord record;
-      std::memcpy(&record, bytes, sizeof record);
+      const auto record = read_record<NoteRecord>(kept_[id]);
       handles.insert(record.token != 0 ? record.token : record.handle);
     }
   }
@@ -182,8 +180,7 @@ void Controller::forward_instead(EntryId id) {
   const auto found = instead_.find(id);
   if (found == instead_.end()) return;
   for (const std::vector<std::byte>& note : found->second) {
-    NoteRecord record;
-    std::memcpy(&record, note.data(), sizeof record);
+    const auto record = read_record<NoteRecord>(note);
     for (const uint32_t h : sequencer_.hosts_of(record.group)) {
       if (hosts_[h].is_lost) continue;  // its successor knows better
       outbox_of(h).send(static_cast<uint32_t>(note.size()),
@@ -224,8 +221,7 @@ void Controller::restore(uint32_t h, HostBlock* block) {
   news_.push_back(h);
   for (const auto& client : clients_) {
     for (const std::vector<std::byte>& note : client->definitions) {
-      NoteRecord record;
-      std::memcpy(&record, note.data(), sizeof record);
+      auto record = read_record<NoteRecord>(note);
       record.header.client = client->id;
       const auto members = sequencer_.hosts_of(record.group);
       if (std::find(members.begin(), members.end(), h) == members.end()) continue;

@@ -156,24 +156,20 @@ Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy 
 }
 
 void Host::take(std::span<const std::byte> bytes) {
-  RecordHeader header;
-  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto header = read_record<RecordHeader>(bytes);
   switch (header.kind) {
     case RecordKind::kRun: {
-      RunRecord record;
-      std::memcpy(&record, bytes.data(), sizeof record);
+      const auto record = read_record<RunRecord>(bytes);
       executor_.on_run(record, reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record));
       return;
     }
     case RecordKind::kNote: {
-      NoteRecord record;
-      std::memcpy(&record, bytes.data(), sizeof record);
+      const auto record = read_record<NoteRecord>(bytes);
       executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
       return;
     }
     case RecordKind::kGo: {
-      GoRecord record;
-      std::memcpy(&record, bytes.data(), sizeof record);
+      const auto record = read_record<GoRecord>(bytes);
       executor_.on_go(record.order, record.last);
       return;
     }

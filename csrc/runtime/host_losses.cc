@@ -11,8 +11,7 @@
 namespace pathways {
 
 void Host::lose_peers(std::span<const std::byte> bytes) {
-  HostLostRecord record;
-  std::memcpy(&record, bytes.data(), sizeof record);
+  const auto record = read_record<HostLostRecord>(bytes);
   std::vector<uint32_t> lost(record.hosts);
   std::memcpy(lost.data(), bytes.data() + sizeof record, lost.size() * sizeof(uint32_t));
   const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record + padded(record.hosts * 4));

@@ -41,6 +41,8 @@ from pathways.runtime.topology import SliceBinding, Topology
 STOP_GRACE_S = 2.0
 #: The members of an island follow each other so quickly.
 FOLLOW_S = 0.02
+#: A process that ends closes its session first; by then its end is seen.
+END_SEEN_S = 0.25
 
 _T = TypeVar("_T")
 
@@ -327,7 +329,7 @@ class Cluster:
     def session_ended(self, host: Host) -> None:
         """A host's session is over. On this machine its process tells more; on another, nothing else does."""
         if host.config.machine:
-            self._loop.call_later(FOLLOW_S, self._fell_silent, host)
+            self._loop.call_later(END_SEEN_S, self._fell_silent, host)
 
     def _fell_silent(self, host: Host) -> None:
         if not host.is_lost and host.process.poll() is None and not self.done.done():
