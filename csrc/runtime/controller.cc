@@ -26,7 +26,8 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       sequencer_(static_cast<uint32_t>(hosts.size()), options_.window),
       stepper_(options_.sequential ? std::make_unique<Stepper>(static_cast<uint32_t>(hosts.size())) : nullptr),
       hosts_(hosts.size()),
-      admission_(options_.budgets) {
+      admission_(options_.budgets),
+      mailbox_(&block->doorbell) {
   if (hosts.empty() || hosts.size() > NewsBoard::kPlaces) {
     throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
   }
@@ -48,49 +49,24 @@ Controller::~Controller() { stop(); }
 
 // ----------------------------------------------------------------------------------------------------------- mail
 
-void Controller::post_mail(std::function<void()> mail) {
-  {
-    const std::lock_guard lock(mutex_);
-    mail_.push_back(std::move(mail));
-    // SYNC controller/mail: pairs with read_mail().
-    has_mail_.store(true, std::memory_order_release);
-  }
-  block_->doorbell.ring();
-}
-
-void Controller::read_mail() {
-  // SYNC controller/mail: pairs with post_mail().
-  if (!has_mail_.load(std::memory_order_acquire)) return;
-  std::vector<std::function<void()>> mail;
-  {
-    const std::lock_guard lock(mutex_);
-    mail.swap(mail_);
-    has_mail_.store(false, std::memory_order_relaxed);
-  }
-  for (auto& item : mail) item();
-}
-
 void Controller::run_mail(std::function<void()> mail) {
   std::promise<void> done;
   auto result = done.get_future();
+  mailbox_.post([&] {
+    try {
+      mail();
+      done.set_value();
+    } catch (...) {
+      done.set_exception(std::current_exception());
+    }
+  });
   bool is_running;
   {
     const std::lock_guard lock(mutex_);
-    mail_.push_back([&] {
-      try {
-        mail();
-        done.set_value();
-      } catch (...) {
-        done.set_exception(std::current_exception());
-      }
-    });
-    has_mail_.store(true, std::memory_order_release);
-    is_running = is_running_;
+    is_running = is_running_;  // the loop reads mail once more after it said under the lock that it is over
   }
-  if (is_running) {
-    block_->doorbell.ring();  // the loop reads mail until it says under the lock that it no longer does
-  } else {
-    read_mail();
+  if (!is_running) {
+    mailbox_.read();
     flush();
   }
   result.get();
@@ -108,7 +84,7 @@ void Controller::add_group(GroupId group, std::vector<uint32_t> hosts) {
   if (std::adjacent_find(hosts.begin(), hosts.end()) != hosts.end()) {
     throw Error(Status::kInvalid, name + " names a host twice");
   }
-  post_mail([this, group, hosts = std::move(hosts)] {
+  mailbox_.post([this, group, hosts = std::move(hosts)] {
     if (!sequencer_.has_group(group)) sequencer_.add_group(group, hosts);
   });
 }
@@ -127,7 +103,7 @@ void Controller::add_client(uint32_t id, ClientBlock* block) {
   (*client)->directory = Directory(block->futures()->capacity());
   (*client)->inbox = block->ring_to_controller()->claim_consumer();
   (*client)->outbox = Outbox(block->ring_from_controller(), &block->futures()->doorbell());
-  post_mail([this, client] {
+  mailbox_.post([this, client] {
     if ((*client)->id >= by_id_.size()) by_id_.resize((*client)->id + 1);
     by_id_[(*client)->id] = client->get();
     clients_.push_back(std::move(*client));
@@ -166,7 +142,7 @@ void Controller::drop_client(uint32_t id) {
 // --------------------------------------------------------------------------------------------------------- passes
 
 uint32_t Controller::step() {
-  read_mail();
+  mailbox_.read();
   uint32_t done = drain_hosts();
   done += drain_clients();
   if (!deadlines_.empty()) done += pass_deadlines();
@@ -364,7 +340,7 @@ bool Controller::is_idle() const {
 void Controller::finish(ClusterStatus status, std::string_view text) {
   const std::lock_guard lock(finish_mutex_);
   block_->set_status(status, text);
-  post_mail([this] {
+  mailbox_.post([this] {
     for (auto& client : clients_) client->block->futures()->doorbell().ring();
   });
 }
@@ -389,7 +365,7 @@ void Controller::stop() {
     const std::lock_guard lock(mutex_);
     is_running_ = false;
   }
-  read_mail();  // what was posted while it still seemed to run
+  mailbox_.read();  // what was posted while it still seemed to run
 }
 
 /// How long to wait before what is kept in some outbox may go on.
@@ -413,7 +389,7 @@ void Controller::loop() {
     uint32_t done = 0;
     try {
       if (is_broken) {
-        read_mail();
+        mailbox_.read();
       } else {
         done = step();
       }

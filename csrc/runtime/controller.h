@@ -44,6 +44,7 @@
 #include "memory/arena.h"
 #include "runtime/deadlines.h"
 #include "runtime/directory.h"
+#include "runtime/mailbox.h"
 #include "runtime/stepper.h"
 #include "runtime/wiring.h"
 #include "sequencer/admission.h"
@@ -187,8 +188,6 @@ class Controller {
     bool is_lost = false;
   };
 
-  void post_mail(std::function<void()> mail);
-  void read_mail();
   uint32_t drain_clients();
   uint32_t drain_client(Client& client);
   uint32_t drain_hosts();
@@ -285,11 +284,10 @@ class Controller {
   Deadlines deadlines_;
   ControllerStats stats_;
 
-  std::mutex mutex_;  ///< guards mail_, is_running_ and client_ids_
+  Mailbox mailbox_;
+  std::mutex mutex_;  ///< guards is_running_ and client_ids_
   std::unordered_set<uint32_t> client_ids_;
-  std::vector<std::function<void()>> mail_;
   bool is_running_ = false;  ///< the thread reads mail
-  std::atomic<bool> has_mail_{false};
   std::atomic<bool> stopping_{false};
   std::mutex finish_mutex_;
   std::thread thread_;

@@ -61,17 +61,15 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   const PlaceSetId set = is_run ? kNoPlaceSet : read_record<NoteRecord>(bytes).place_set;
   if (!sequencer_.has_group(group) || (set != kNoPlaceSet && !admission_.has_set(set))) {
     // A group, or a set, is registered before the first record that names it is written: then it is in the mail.
-    // SYNC controller/mail: pairs with post_mail().
-    if (!has_mail_.load(std::memory_order_acquire)) {
+    if (!mailbox_.has_mail()) {
       client.fault = "a record names group " + std::to_string(group) + " or set of places " + std::to_string(set) +
                      ", which nobody made";
     }
     return false;
   }
   if (is_run && lost_ != 0 && is_stranded(group)) return false;  // its other hosts must not wait with it
-  if (stepper_ && is_run && !stepper_->knows(read_record<RunRecord>(bytes).plan) &&
-      has_mail_.load(std::memory_order_acquire)) {  // SYNC controller/mail, as above: its plan may be in the mail
-    return false;
+  if (stepper_ && is_run && !stepper_->knows(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
+    return false;  // its plan may be in the mail
   }
   ++(is_run ? stats_.runs : stats_.notes);
   if (!client.held.empty()) {

@@ -15,7 +15,7 @@ void Controller::add_plan(uint32_t plan, std::vector<ProgramNode> nodes) {
                                         ", the cluster has " + std::to_string(hosts_.size()));
     }
   }
-  post_mail([this, plan, nodes = std::move(nodes)] { stepper_->add_plan(plan, nodes); });
+  mailbox_.post([this, plan, nodes = std::move(nodes)] { stepper_->add_plan(plan, nodes); });
 }
 
 /// In place of `forward`: entries leave one after the other, each when the run before it has been stepped through.

@@ -20,7 +20,8 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
       inbox_(block_->ring_from_controller()->claim_consumer()),
       to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
       executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gangs_block},
-                backend, *this) {
+                backend, *this),
+      mailbox_(&block_->doorbell) {
   distance_ns_ = controller->distance_ns;
   to_controller_.set_distance(distance_ns_);
   if (block_->peers == 0) return;
@@ -37,29 +38,7 @@ Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* cont
 
 Host::~Host() { executor_.clear(); }
 
-// ----------------------------------------------------------------------------------------------------------- mail
-
-void Host::post_mail(std::function<void()> mail) {
-  {
-    const std::lock_guard lock(mutex_);
-    mail_.push_back(std::move(mail));
-    // SYNC host/mail: pairs with read_mail().
-    has_mail_.store(true, std::memory_order_release);
-  }
-  block_->doorbell.ring();
-}
-
-void Host::read_mail() {
-  // SYNC host/mail: pairs with post_mail().
-  if (!has_mail_.load(std::memory_order_acquire)) return;
-  std::vector<std::function<void()>> mail;
-  {
-    const std::lock_guard lock(mutex_);
-    mail.swap(mail_);
-    has_mail_.store(false, std::memory_order_relaxed);
-  }
-  for (auto& item : mail) item();
-}
+// --------------------------------------------------------------------------------------------------- registration
 
 void Host::add_plan(uint32_t id, Plan plan) {
   const std::string name = "plan " + std::to_string(id);
@@ -81,11 +60,12 @@ void Host::add_plan(uint32_t id, Plan plan) {
     const std::lock_guard lock(mutex_);
     if (!plans_.insert(id).second) throw Error(Status::kInvalid, name + " is registered already");
   }
-  post_mail([this, id, plan = std::make_shared<Plan>(std::move(plan))] { executor_.add_plan(id, std::move(*plan)); });
+  mailbox_.post(
+      [this, id, plan = std::make_shared<Plan>(std::move(plan))] { executor_.add_plan(id, std::move(*plan)); });
 }
 
 void Host::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
-  post_mail(
+  mailbox_.post(
       [this, id, error = std::move(error), sizes = std::move(sizes)] { executor_.set_compiled(id, error, sizes); });
 }
 
@@ -94,11 +74,11 @@ void Host::remove_plan(uint32_t id) {
     const std::lock_guard lock(mutex_);
     plans_.erase(id);
   }
-  post_mail([this, id] { executor_.remove_plan(id); });
+  mailbox_.post([this, id] { executor_.remove_plan(id); });
 }
 
 void Host::attach_client(uint32_t client, ClientBlock* block) {
-  post_mail([this, client, block] {
+  mailbox_.post([this, client, block] {
     if (client >= tables_.size()) tables_.resize(client + 1, nullptr), read_backs_.resize(client + 1, nullptr);
     if (tables_[client] == nullptr) attached_.fetch_add(1, std::memory_order_relaxed);
     tables_[client] = block->futures();
@@ -108,24 +88,24 @@ void Host::attach_client(uint32_t client, ClientBlock* block) {
 }
 
 void Host::task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error) {
-  post_mail(
+  mailbox_.post(
       [this, task, made, devices, error = std::move(error)] { executor_.on_task_done(task, made, devices, error); });
 }
 
 void Host::set_faults(ExecutorFaults faults) {
-  post_mail([this, faults] { executor_.set_faults(faults); });
+  mailbox_.post([this, faults] { executor_.set_faults(faults); });
 }
 
 // ---------------------------------------------------------------------------------------------------------- steps
 
 uint32_t Host::step() {
-  read_mail();
+  mailbox_.read();
   uint32_t done = 0;
   const int64_t end = monotonic_ns() + options_.longest_step.count();
   for (; done < options_.batch && (done == 0 || monotonic_ns() < end); ++done) {
     const std::span<const std::byte> bytes = inbox_.try_front();
     if (bytes.empty()) break;
-    read_mail();  // what the record needs was registered before it was written
+    mailbox_.read();  // what the record needs was registered before it was written
     take(bytes);
     inbox_.pop();
   }

@@ -17,7 +17,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,6 +25,7 @@
 
 #include "channel/outbox.h"
 #include "executor/executor.h"
+#include "runtime/mailbox.h"
 #include "runtime/wiring.h"
 
 namespace pathways {
@@ -88,8 +88,6 @@ class Host final : private HostLink {
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
   std::chrono::nanoseconds overflow_look() const;
-  void post_mail(std::function<void()> mail);
-  void read_mail();
   void take(std::span<const std::byte> bytes);
   uint32_t drain_peer(uint32_t peer);
   std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
@@ -119,10 +117,9 @@ class Host final : private HostLink {
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 
-  std::mutex mutex_;  ///< guards mail_ and plans_
+  Mailbox mailbox_;
+  std::mutex mutex_;  ///< guards plans_
   std::unordered_set<uint32_t> plans_;
-  std::vector<std::function<void()>> mail_;
-  std::atomic<bool> has_mail_{false};
 };
 
 }  // namespace pathways

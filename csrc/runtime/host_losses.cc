@@ -31,7 +31,7 @@ void Host::replace_peer(uint32_t peer, HostBlock* block, uint64_t loss) {
   if (peer >= to_peers_.size() || peer == options_.host) {
     throw Error(Status::kInvalid, "host " + std::to_string(options_.host) + " has no peer " + std::to_string(peer));
   }
-  post_mail([this, peer, block, loss] {
+  mailbox_.post([this, peer, block, loss] {
     replacements_.push_back({peer, block, loss});
     replace_peers();
   });
