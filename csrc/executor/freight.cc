@@ -57,7 +57,9 @@ std::pair<Piece, uint64_t> first_piece(std::span<const std::byte> message) {
   const uint64_t all = before + padded(piece.record.bytes);
   if (all > message.size()) refuse(piece.record, "that is cut off");
   piece.words.resize(piece.record.words);
-  std::memcpy(piece.words.data(), message.data() + sizeof piece.record, piece.words.size() * 8);
+  if (!piece.words.empty()) {
+    std::memcpy(piece.words.data(), message.data() + sizeof piece.record, piece.words.size() * 8);
+  }
   piece.bytes = message.subspan(before, piece.record.bytes);
   return {std::move(piece), all};
 }

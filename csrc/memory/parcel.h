@@ -5,8 +5,8 @@
 /// Threading: a parcel is immutable; a walk belongs to one thread at a time.
 ///
 ///   PARCEL-1 (bounds)  a parcel that parse() took writes inside its blocks and reads inside its sources only.
-///   PARCEL-2 (order)   every walk along a parcel meets the same bytes in the same order, however it is cut into runs; so
-///                    what one gathers another scatters.
+///   PARCEL-2 (order)   every walk along a parcel meets the same bytes in the same order, however it is cut into runs;
+///                      so what one gathers another scatters.
 #pragma once
 
 #include <cstddef>

@@ -55,9 +55,7 @@ class Pathways:
         """Starts the cluster."""
         import pathways as pw
 
-        target = pw.LocalCluster(
-            islands=2, hosts_per_island=1, devices_per_host=devices, machines=self.machines
-        )
+        target = pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=devices, machines=self.machines)
         self._stack.enter_context(pw.connect(target))
         both = pw.make_virtual_device_set()
         self._here, self._there = (both.add_slice(devices=devices, island=island) for island in (0, 1))
