@@ -21,8 +21,11 @@ void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
     return;
   }
   c.objects.forget(*came);
+  // What moves fails because what it was made of did, who may have told later, but with its maker's name (ERR-1).
+  const Object* old = moved.state == ObjectState::kFailed ? c.objects.find(name) : nullptr;
+  const uint32_t error = old != nullptr && old->state == ObjectState::kFailed ? old->error : moved.error;
   Object& object = make_object(c, name, moved.state);
-  object.error = moved.error;
+  object.error = error;
   object.value = moved.value;
   object.devices = moved.devices;
   object.age = moved.age;

@@ -45,6 +45,21 @@ TEST_F(Rename, TheFreshOneTakesTheName) {
   drop({A, C, D, B});
 }
 
+TEST_F(Rename, WhatFailedKeepsItsOwnWords) {
+  const auto fail = [&](uint64_t buffer, std::string_view why) {
+    host.note(NoteKind::kFail, buffer, 0, std::as_bytes(std::span{why}));
+  };
+  fail(A, "A's maker failed");
+  fail(B, "what moved failed");
+  fail(C, "only this one failed");
+  rename({A, B, D, C});
+  EXPECT_EQ(read(A), 0u);
+  EXPECT_NE(host.link.failure(handle(100)).find("A's maker failed"), std::string::npos);
+  EXPECT_EQ(read(D), 0u);
+  EXPECT_NE(host.link.failure(handle(100)).find("only this one failed"), std::string::npos);
+  drop({A, D});
+}
+
 TEST_F(Rename, WhatMovedElsewhereLeavesNothing) {
   host.put(A, 7);
   pass();
