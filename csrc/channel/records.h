@@ -9,6 +9,7 @@
 ///   host -> host           kPost (where to write), kArrived (it is written)
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -191,6 +192,9 @@ Record read_record(std::span<const std::byte> bytes) {
   return record;
 }
 
-inline constexpr uint32_t padded(uint32_t bytes) { return (bytes + 7u) & ~7u; }
+template <std::unsigned_integral T>
+constexpr T padded(T bytes) {
+  return (bytes + T{7}) & ~T{7};
+}
 
 }  // namespace pathways

@@ -6,13 +6,12 @@
 #include <string>
 
 #include "base/status.h"
+#include "channel/records.h"
 
 namespace pathways {
 namespace {
 
 constexpr uint64_t kMostBytes = std::numeric_limits<uint32_t>::max() & ~7u;  // of one piece
-
-constexpr uint64_t padded(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
 
 [[noreturn]] void refuse(const PieceRecord& piece, const std::string& why) {
   throw Error(Status::kInvalid, "host " + std::to_string(piece.host) + " sent a piece of transfer " +
@@ -54,7 +53,7 @@ std::pair<Piece, uint64_t> first_piece(std::span<const std::byte> message) {
   if (message.size() < sizeof piece.record) throw Error(Status::kInvalid, "a piece of freight is cut off");
   std::memcpy(&piece.record, message.data(), sizeof piece.record);
   const uint64_t before = sizeof piece.record + uint64_t{piece.record.words} * 8;
-  const uint64_t all = before + padded(piece.record.bytes);
+  const uint64_t all = before + padded(uint64_t{piece.record.bytes});
   if (all > message.size()) refuse(piece.record, "that is cut off");
   piece.words.resize(piece.record.words);
   if (!piece.words.empty()) {

@@ -268,8 +268,9 @@ void Controller::retire(EntryId id, uint32_t of_client) {
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
 
 void Controller::cancel(uint32_t client, uint64_t tag) {
-  if (client_of(client) == nullptr) return;
-  Client& owner = *client_of(client);
+  Client* const found = client_of(client);
+  if (found == nullptr) return;
+  Client& owner = *found;
   for (EntryId id = 0; id < kept_.size(); ++id) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);

@@ -71,8 +71,9 @@ uint32_t Controller::pass_deadlines() {
 }
 
 void Controller::pass_deadline(const Deadlines::Item& item) {
-  if (client_of(item.client) == nullptr) return;  // its work goes without a word
-  Client& client = *client_of(item.client);
+  Client* const found = client_of(item.client);
+  if (found == nullptr) return;  // its work goes without a word
+  Client& client = *found;
   if (item.entry == Deadlines::kHeld) {
     if (cancel_held(client, item.tag, item.text, kFailedByDeadline)) ++stats_.late;
     return;

@@ -146,7 +146,7 @@ class HostDriver:
 
     def open_streams(self, address: str, far: Mapping[int, str]) -> None:
         """Some hosts are on other machines; see `Streams`. Before `run`."""
-        self._streams = Streams(self.core, self.host, address, far)
+        self._streams = Streams(self.core, address, far)
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str = "") -> None:
         """A lost host's successor has `segment`, and takes freight at `stream`; returns when nothing of its

@@ -35,14 +35,13 @@ _TOLD = struct.Struct("<QII")  # order, node, bytes of the error's text; 0: it i
 class Streams:
     """Both ends of one host's streams. `send`, `expect` and `forget` by the enqueue thread; `replace` by any."""
 
-    def __init__(self, core: Any, host: int, address: str, far: Mapping[int, str]) -> None:
+    def __init__(self, core: Any, address: str, far: Mapping[int, str]) -> None:
         """Listens at `address`. `far`: where the hosts on other machines listen, "" for one that is lost now.
 
         Raises:
             RuntimeError: the address is not to be had.
         """
         self._core = core
-        self._host = host
         self._ways = {peer: _Way(core, there) for peer, there in far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # deliveries by order, node and sender
         for peer in far:
