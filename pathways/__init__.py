@@ -25,7 +25,7 @@ from pathways.api.program import program
 from pathways.api.put import device_put
 from pathways.api.slices import Device, Slice, VirtualDeviceSet, make_virtual_device_set
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Array",

@@ -9,7 +9,7 @@ calls; and `_freight.pxi`, what crosses between machines. Segments come from `pa
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException, PyErr_Restore
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF

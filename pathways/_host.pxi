@@ -370,20 +370,45 @@ cdef int _launch(void* self, const NodeContext* where, const Value* inputs, size
     return <int>Status.kOk
 
 
+cdef bint _was_deleted(PyObject* array) noexcept:
+    # Inside the handling of an error: takes the error away when the array is deleted, and leaves it otherwise.
+    cdef PyObject* kind
+    cdef PyObject* value
+    cdef PyObject* trace
+    PyErr_Fetch(&kind, &value, &trace)
+    cdef PyObject* answer = PyObject_CallMethodNoArgs(array, <PyObject*>_is_deleted)
+    cdef bint deleted = answer == Py_True_
+    if answer == NULL:
+        PyErr_Clear()
+    else:
+        Py_DECREF_(answer)
+    if not deleted:
+        PyErr_Restore(kind, value, trace)
+        return False
+    Py_XDECREF_(kind)
+    Py_XDECREF_(value)
+    Py_XDECREF_(trace)
+    return True
+
+
 cdef int _readiness(void* self, Value value) noexcept:
-    # 0 pending, 1 ready, 2 failed. An array donated meanwhile counts as ready: its successor is watched.
+    # 0 pending, 1 ready, 2 failed, 3 deleted (donated): an array that is deleted says nothing of its launch (LOOK-1).
     cdef Host host = <Host>self
     cdef PyObject* array = <PyObject*>value
     cdef PyObject* answer = PyObject_CallMethodNoArgs(array, <PyObject*>_is_ready)
     if answer == NULL:
-        PyErr_Clear()
-        return 1
+        if _was_deleted(array):
+            return 3
+        host.failed("run", NULL)
+        return 2
     cdef bint ready = answer == Py_True_
     Py_DECREF_(answer)
     if not ready:
         return 0
     answer = PyObject_CallMethodNoArgs(array, <PyObject*>_block_until_ready)
     if answer == NULL:
+        if _was_deleted(array):
+            return 3
         host.failed("run", NULL)
         return 2
     Py_DECREF_(answer)

@@ -23,7 +23,8 @@ namespace pathways {
 
 using Value = void*;
 
-enum class Readiness : uint8_t { kPending, kReady, kFailed };
+/// kDeleted: the backend has given the value's memory to a later launch (donation), so nothing is known of it any more.
+enum class Readiness : uint8_t { kPending, kReady, kFailed, kDeleted };
 
 /// Which node of which run.
 struct NodeContext {

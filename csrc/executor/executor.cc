@@ -89,6 +89,7 @@ void Executor::add_plan(uint32_t id, Plan plan) {
   plans_[id] = std::make_unique<PlanEntry>();
   plans_[id]->id = id;
   plans_[id]->plan = std::move(plan);
+  plans_[id]->watched.resize(plans_[id]->plan.nodes().size());
 }
 
 void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
@@ -367,6 +368,7 @@ void Executor::launch(NodeRef ref) {
   const auto& failure = run.plan->failure;
   uint32_t error = failure ? new_error(*failure) : run.poison[ref.node];
   outputs_.assign(outputs.size(), nullptr);
+  const auto taken = donated(run, node);
   // A failed plan has no executable on any host, so no host launches it; a failed input is no excuse for a gang.
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
   if (is_launched) {
@@ -386,11 +388,12 @@ void Executor::launch(NodeRef ref) {
     }
     if (node.gang != 0 && options_.gangs_block) link_.flush_peers();  // GANG-2
     const Status status = backend_.launch(where, inputs_, outputs_);
+    ++age_;
+    if (!taken.empty() && status == Status::kOk && error == 0) take_over(node, taken);
     for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
       if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
     }
     book_launch(run, node);
-    ++age_;
     ++stats_.launches;
     if (node.gang != 0) {  // GANG-1
       ++run.gangs;
@@ -402,9 +405,14 @@ void Executor::launch(NodeRef ref) {
   leave_fifos(node.devices);
   const bool counts = options_.max_in_flight != 0 && is_launched && error == 0 && !outputs.empty();
   Value watched = nullptr;
+  if (error == 0 && !outputs.empty()) {
+    const bool is_watched = counts || !taken.empty() || std::any_of(outputs.begin(), outputs.end(), [&](uint32_t value) {
+                              return !plan.results_of(value).empty();
+                            });
+    if (is_watched) watched = retain(outputs_[run.plan->watched[ref.node]]);
+  }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     if (error == 0) {
-      if (watched == nullptr && (counts || !plan.results_of(outputs[i]).empty())) watched = retain(outputs_[i]);
       define(ref.run, outputs[i], outputs_[i], node.devices, age_);
     } else {
       if (outputs_[i] != nullptr) drop(outputs_[i]);
@@ -512,6 +520,87 @@ size_t Executor::chain_length(const Lane& lane) {
   return length;
 }
 
+/// Positions of the inputs that a call's outputs take over.
+std::span<const uint32_t> Executor::donated(const Run& run, const NodeRecord& node) const {
+  const auto& launches = run.plan->sizes.launches;
+  if (node.computation >= launches.size()) return {};
+  return launches[node.computation].donated;
+}
+
+/// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on they say nothing, so
+/// whatever was watched by one of them is watched otherwise.
+void Executor::take_over(const NodeRecord& node, std::span<const uint32_t> positions) {
+  const auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == node.devices; });
+  if (lane == lanes_.end()) return;
+  taken_.clear();
+  for (const uint32_t position : positions) {
+    const Value value = inputs_[position];
+    const uint64_t age = input_ages_[position];
+    const auto is_younger = [](const Watch& watch, uint64_t than) { return watch.age < than; };
+    auto item = std::lower_bound(lane->watches.begin(), lane->watches.end(), age, is_younger);
+    for (; item != lane->watches.end() && item->age == age; ++item) {
+      if (item->value != value || item->taken_by != 0) continue;
+      if (taken_.empty()) {
+        for (const uint32_t each : positions) taken_.push_back(inputs_[each]);
+        std::sort(taken_.begin(), taken_.end());
+      }
+      if (!watch_another_output(*item)) item->taken_by = age_;
+    }
+  }
+}
+
+/// Watches a launch by an output of it that nobody has taken over, and that of later runs of the plan likewise. False
+/// when there is none.
+bool Executor::watch_another_output(Watch& item) {
+  if (item.kind != Watch::Kind::kNode) return false;
+  const Run& run = *runs_[item.run];
+  const Plan& plan = run.plan->plan;
+  const auto outputs = plan.outputs(plan.node(item.index));
+  Client* c = client(run.client);
+  const auto is_there = [&](Value value) {
+    return value != nullptr && !std::binary_search(taken_.begin(), taken_.end(), value) &&
+           backend_.readiness(value) != Readiness::kDeleted;
+  };
+  for (uint32_t i = 0; i < outputs.size(); ++i) {
+    Value found = is_there(run.values[outputs[i]]) ? run.values[outputs[i]] : nullptr;
+    for (const uint32_t result : plan.results_of(outputs[i])) {
+      if (found != nullptr || c == nullptr) break;
+      const Object* object = c->objects.find(Handle{run.results[result]});
+      if (object != nullptr && object->state == ObjectState::kDefined && is_there(object->value)) found = object->value;
+    }
+    if (found == nullptr) continue;
+    retain(found);
+    drop(item.value);
+    item.value = found;
+    run.plan->watched[item.index] = i;
+    return true;
+  }
+  return false;
+}
+
+/// LOOK-1: the place of the watch whose value says how the one at `at` is: its own, or its taker's.
+size_t Executor::answering(const Lane& lane, size_t at) {
+  while (lane.watches[at].taken_by != 0) {
+    const uint64_t age = lane.watches[at].taken_by;
+    while (lane.watches[at].age < age) ++at;  // it is there: watches are settled from the front on
+    PW_DCHECK(lane.watches[at].age == age && lane.watches[at].kind == Watch::Kind::kNode);
+  }
+  return at;
+}
+
+/// How the value of a watch is. One that was taken over with all others of its launch is over when its taker is,
+/// however that fared: nobody can read it any more.
+Readiness Executor::look(size_t lane, size_t at) {
+  Watch& item = lanes_[lane].watches[at];
+  if (item.taken_by != 0) {
+    return look(lane, answering(lanes_[lane], at)) == Readiness::kPending ? Readiness::kPending : Readiness::kReady;
+  }
+  const Readiness readiness = backend_.readiness(item.value);
+  if (readiness != Readiness::kDeleted) return readiness;
+  taken_.clear();  // deleted by whom is not known here: a launch that failed, or whoever shares the array
+  return watch_another_output(item) ? backend_.readiness(item.value) : Readiness::kReady;
+}
+
 /// Settles what is ready at the front of a lane. Number of watches settled.
 uint32_t Executor::settle_ready(size_t lane) {
   uint32_t done = 0;
@@ -522,7 +611,7 @@ uint32_t Executor::settle_ready(size_t lane) {
     for (const size_t candidate : {chain, chain / 2, size_t{1}}) {
       if (candidate == 0 || candidate == count) continue;
       count = candidate;
-      readiness = backend_.readiness(lanes_[lane].watches[count - 1].value);
+      readiness = look(lane, count - 1);
       // A failure is told of the first that failed, by its own error.
       if (readiness == Readiness::kReady || count == 1) break;
     }
@@ -703,14 +792,15 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
 void Executor::watched(std::vector<Value>* out) const {
   out->clear();
   for (const Lane& lane : lanes_) {
-    if (!lane.watches.empty()) out->push_back(lane.watches.front().value);
+    if (!lane.watches.empty()) out->push_back(lane.watches[answering(lane, 0)].value);
   }
 }
 
 void Executor::watched_half_way(std::vector<Value>* out) const {
   out->clear();
   for (const Lane& lane : lanes_) {
-    if (!lane.watches.empty()) out->push_back(lane.watches[lane.watches.size() / 2].value);
+    if (lane.watches.empty()) continue;
+    out->push_back(lane.watches[answering(lane, lane.watches.size() / 2)].value);
   }
 }
 

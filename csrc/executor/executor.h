@@ -26,7 +26,8 @@
 ///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
 ///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
-///           launch the error of its inputs, so one that is well also says that they were.
+///           launch the error of its inputs, so one that is well also says that they were. A value that was donated says
+///           nothing: its launch is watched by another of its outputs, or else by the launch that took the value over.
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).
@@ -153,6 +154,7 @@ class Executor {
     bool removed = false;
     PlanSizes sizes;
     std::vector<uint64_t> room;     ///< by node: bytes that it takes on each device beside its inputs; empty: not known
+    std::vector<uint32_t> watched;  ///< by node: which of its outputs is watched; one that later runs do not donate
     uint32_t account = kNone;       ///< in the ledger, from the first run on
     std::vector<uint32_t> waiting;  ///< run slots that came before it was compiled
   };
@@ -193,6 +195,8 @@ class Executor {
     uint64_t age;    ///< of the value
     /// LOOK-1: the value was computed from that of the watch before it in the lane.
     bool linked = false;
+    /// LOOK-1: the launch of this age has taken over the value; its watch, further down the lane, answers. 0: none has.
+    uint64_t taken_by = 0;
   };
 
   /// Values on one set of devices become ready in the order they were enqueued: only the first ones are looked at, and
@@ -289,6 +293,11 @@ class Executor {
   void watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages = {});
   uint32_t settle_ready(size_t lane);
   static size_t chain_length(const Lane& lane);
+  std::span<const uint32_t> donated(const Run& run, const NodeRecord& node) const;
+  void take_over(const NodeRecord& node, std::span<const uint32_t> positions);
+  bool watch_another_output(Watch& item);
+  static size_t answering(const Lane& lane, size_t at);
+  Readiness look(size_t lane, size_t at);
 
   static Object* find_object(Client& c, Handle handle);
   Object& make_object(Client& c, Handle handle, ObjectState state);
@@ -365,6 +374,7 @@ class Executor {
   uint32_t first_error_ = 1;
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   std::vector<uint64_t> input_ages_;     ///< the same
+  std::vector<Value> taken_;             ///< scratch of take_over()
   bool draining_ = false;
   std::string past_;  ///< what befell this host's predecessor; empty: it has none
   uint32_t past_client_ = 0;

@@ -91,7 +91,7 @@ Value ModelledBackend::make(uint64_t hash, int64_t ready_ns, bool fails) {
     record = free_.back();
     free_.pop_back();
   }
-  *record = {1, fails, hash, ready_ns};
+  *record = {1, fails, hash, ready_ns, false};
   ++live_;
   return record;
 }
@@ -114,6 +114,7 @@ Readiness ModelledBackend::readiness(Value value) {
   const Record& record = at(value);
   PW_CHECK(record.references > 0);
   ++looks_;
+  if (record.is_deleted) return Readiness::kDeleted;
   if (record.ready_ns != 0 && clock_.now_ns() < record.ready_ns) return Readiness::kPending;
   if (!record.fails) return Readiness::kReady;
   last_error_ = "a modelled step failed on host " + std::to_string(options_.host);
@@ -148,11 +149,12 @@ Status ModelledBackend::launch(const NodeContext& context, std::span<const Value
   hashes_.clear();
   for (const Value input : inputs) {
     const Record& record = at(input);
-    PW_CHECK(record.references > 0);
+    PW_CHECK(record.references > 0 && !record.is_deleted);
     fails |= record.fails;
     ready_ns = std::max(ready_ns, record.ready_ns);
     hashes_.push_back(record.hash);
   }
+  for (const uint32_t position : node.donated) at(inputs[position]).is_deleted = true;
   if (options_.step_ns != 0) {
     ready_ns = std::max(ready_ns, clock_.now_ns());
     for (uint64_t d = node.devices; d != 0; d &= d - 1) {
@@ -265,6 +267,7 @@ Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> 
 
 Status ModelledBackend::read_back(Value value, const ReadBackPlace& place) {
   if (faults_.fail_read_back) return refuse("a modelled read-back was refused");
+  if (at(value).is_deleted) return Status::kOk;
   PW_CHECK(readiness(value) == Readiness::kReady);
   std::memcpy(place.small, &at(value).hash, sizeof at(value).hash);
   return Status::kOk;

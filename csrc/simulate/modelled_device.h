@@ -9,6 +9,8 @@
 ///   GANG-1  the k-th launch on a communicator is the same call on all its hosts (`Fabric`). Crossed gangs are counted
 ///           and spoil the values, as real collectives do without an error.
 ///   MEM-4   a reference dropped twice aborts.
+///   LOOK-1  a value that is read before its launch has run aborts. A launch deletes the inputs that `donate` names, as
+///           XLA does: nothing is known of them afterwards.
 /// Transfers hand the checksum over through memory whose address travels as the landing's offset: all hosts are in one
 /// process, and ThreadSanitizer sees whether the posts and arrivals order the writes.
 ///
@@ -105,6 +107,10 @@ class ModelledBackend final : public Backend {
 
   /// `communicators`: one per node, kNoCommunicator where it is no gang; empty: gangs are not paired.
   void learn(uint32_t plan_id, const Plan& plan, std::span<const uint32_t> communicators);
+  /// The call at `node` of a plan takes over its inputs at `positions`.
+  void donate(uint32_t plan_id, uint32_t node, std::vector<uint32_t> positions) {
+    plans_[plan_id][node].donated = std::move(positions);
+  }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
 
   uint64_t live_values() const { return live_; }
@@ -157,6 +163,7 @@ class ModelledBackend final : public Backend {
     bool fails = false;
     uint64_t hash = 0;
     int64_t ready_ns = 0;
+    bool is_deleted = false;
   };
   struct Node {
     uint32_t global_node = 0;
@@ -164,6 +171,7 @@ class ModelledBackend final : public Backend {
     bool gang = false;
     uint64_t devices = 0;
     std::vector<uint32_t> sources;
+    std::vector<uint32_t> donated = {};
   };
   struct Receive {
     std::vector<uint64_t> slots;  ///< one per source; the source writes the checksum there

@@ -6,7 +6,7 @@
 //   MEM-4         every test ends with `expect_empty`: each reference was dropped exactly once
 //   ERR-1         Errors.*
 //   OWN-1         Clients.*
-//   LOOK-1        Looks.*
+//   LOOK-1        Looks.*, Donations.*, Throttle.DonatedStepsKeepToTheBound
 //   READ-1        Reads.Wanted*
 //   FUT-3         Objects.IndexReusedBeforeDefined, Objects.StaleHandles
 #include "executor/bench_host.h"
@@ -468,6 +468,138 @@ TEST_F(Looks, AReadAmidAChain) {
   EXPECT_NE(out, 0u);
   pass();
   drop_chain(3);
+}
+
+/// Plan 0 is a step that takes its only argument over. `values`: 1 is its new state, 2 its loss.
+void add_donating_step(BenchHost& host, std::vector<uint32_t> results, std::vector<uint32_t> outputs) {
+  PlanSizes sizes;
+  sizes.launches.resize(1);
+  sizes.launches[0].donated = {0};
+  const auto values = static_cast<uint32_t>(outputs.size()) + 1;
+  Plan plan = Plan::parse(plan_of({0}, {call({0}, std::move(outputs))}, std::move(results), values).finish());
+  host.backend.learn(0, plan, {});
+  host.backend.donate(0, 1, {0});
+  host.executor.add_plan(0, std::move(plan));
+  host.executor.set_compiled(0, std::nullopt, sizes);
+  host.put(handle(1), 7);
+  host.poll();
+}
+
+using Donations = Bench;
+
+TEST_F(Donations, ALossIsToldWhenItsOwnStepHasRun) {
+  for (const bool is_state_first : {true, false}) {
+    ModelClock time{ModelClock::Kind::kVirtual};
+    BenchHost h{time};
+    add_donating_step(h, {1, 2}, is_state_first ? std::vector<uint32_t>{1, 2} : std::vector<uint32_t>{2, 1});
+    for (uint32_t i = 0; i < 10; ++i) {  // the state is handle(2 i + 1), the loss handle(2 i + 2)
+      h.run(i + 1, 0, {handle(2 * i + 1)}, {handle(2 * i + 3), handle(2 * i + 2)}, 0, {0b11});
+      h.release(handle(2 * i + 1));
+    }
+    for (uint32_t i = 0; i < 10; ++i) {
+      h.poll();
+      EXPECT_EQ(h.link.completions(handle(2 * i + 2)), 0u) << "step " << i << " has not run";
+      EXPECT_EQ(h.link.runs.size(), i);
+      time.advance(100);
+      h.poll();
+      EXPECT_EQ(h.link.completions(handle(2 * i + 2)), 1u) << "step " << i << " has run";
+      EXPECT_NE(h.link.read[handle(2 * i + 2)], 0u);
+      EXPECT_EQ(h.link.runs.size(), i + 1);
+      h.release(handle(2 * i + 2));
+    }
+    h.release(handle(21));
+    h.poll();
+    h.expect_empty();
+  }
+}
+
+TEST_F(Donations, WhatIsTakenOverWithAllOthersIsOverWithItsTaker) {
+  add_donating_step(host, {1}, {1});
+  for (uint32_t i = 1; i <= 5; ++i) {
+    host.run(i, 0, {handle(i)}, {handle(i + 1)});
+    host.release(handle(i));
+  }
+  host.poll();
+  EXPECT_TRUE(host.link.runs.empty()) << "no step has run";
+  EXPECT_EQ(host.executor.stats().waiting, 5u);
+  pass(499);
+  EXPECT_EQ(host.link.completions(handle(6)), 0u);
+  pass(1);
+  EXPECT_EQ(host.link.completions(handle(6)), 1u);
+  EXPECT_EQ(host.link.runs.size(), 5u);
+  drop({handle(6)});
+}
+
+TEST_F(Donations, AReleasedLossLeavesItsLaunchToTheTaker) {
+  add_donating_step(host, {1, 2}, {1, 2});
+  host.run(1, 0, {handle(1)}, {handle(11), handle(12)});
+  host.release(handle(12));
+  host.run(2, 0, {handle(11)}, {handle(13), handle(14)}, 0, {0b10});
+  host.poll();
+  EXPECT_TRUE(host.link.runs.empty());
+  pass(100);
+  pass(100);
+  EXPECT_EQ(host.link.runs.size(), 2u);
+  EXPECT_NE(host.link.read[handle(14)], 0u);
+  drop({handle(1), handle(11), handle(13), handle(14)});
+}
+
+TEST_F(Donations, AFailedStepFailsWhatCanStillBeRead) {
+  add_donating_step(host, {1, 2}, {1, 2});
+  ModelledFaults faults;
+  faults.fail_value = 2;
+  host.backend.set_faults(faults);
+  for (uint32_t i = 0; i < 3; ++i) {
+    host.run(i + 1, 0, {i == 0 ? handle(1) : handle(8 + 2 * i)}, {handle(10 + 2 * i), handle(11 + 2 * i)});
+  }
+  pass();
+  EXPECT_EQ(host.link.completions(handle(11)), 1u);
+  EXPECT_NE(host.link.failure(handle(13)), "");
+  EXPECT_NE(host.link.failure(handle(15)), "");
+  drop({handle(1), handle(10), handle(11), handle(12), handle(13), handle(14), handle(15)});
+}
+
+TEST_F(Donations, WithinOneRunToo) {
+  // The first call's output is taken over by the second call of the same run; its other output is a result.
+  PlanSizes sizes;
+  sizes.launches.resize(2);
+  sizes.launches[1].donated = {0};
+  auto second = call({0}, {2});
+  second.computation = 1;
+  Plan plan = Plan::parse(plan_of({}, {call({}, {0, 1}), second}, {1, 2}, 3).finish());
+  host.backend.learn(0, plan, {});
+  host.backend.donate(0, 2, {0});
+  host.executor.add_plan(0, std::move(plan));
+  host.executor.set_compiled(0, std::nullopt, sizes);
+  host.run(1, 0, {}, {A, B}, 0, {0b11});
+  host.poll();
+  EXPECT_EQ(host.link.completions(A), 0u);
+  pass(100);
+  EXPECT_EQ(host.link.completions(A), 1u);
+  EXPECT_EQ(host.link.completions(B), 0u);
+  pass(100);
+  EXPECT_EQ(host.link.completions(B), 1u);
+  drop({A, B});
+}
+
+TEST(Throttle, DonatedStepsKeepToTheBound) {
+  ModelClock clock(ModelClock::Kind::kVirtual);
+  BenchHost host(clock, 0, 2, 100, 3);
+  add_donating_step(host, {1}, {1});
+  for (uint32_t i = 1; i <= 9; ++i) {
+    host.run(i, 0, {handle(i)}, {handle(i + 1)});
+    host.release(handle(i));
+  }
+  for (uint32_t i = 0; i < 200; ++i) {
+    clock.advance(10);
+    host.poll();
+    const uint64_t run = static_cast<uint64_t>(clock.now_ns()) / 100;
+    EXPECT_LE(host.backend.launches(), run + 3) << "more in flight than the bound";
+  }
+  EXPECT_EQ(host.link.runs.size(), 9u);
+  host.release(handle(10));
+  host.poll();
+  host.expect_empty();
 }
 
 TEST(Throttle, KeepsToTheBound) {
