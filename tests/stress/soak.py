@@ -1,9 +1,10 @@
-"""The soak: random programs against NumPy, under small budgets, while hosts are killed.
+"""The soak: random programs against NumPy, under small budgets, while hosts are killed and clients come and go.
 
     python tests/stress/soak.py --seconds 600 --seed 7
 
-One process owns the cluster and works in two threads; a second client process works in two more. Every few seconds a
-host dies by SIGKILL. Between phases there is a quiet point: everything is dropped, and nothing may be left: no buffer,
+One process owns the cluster and works in two threads; a second client process works in two more. Every second another
+client comes, trains a little, and leaves in a way of its own (`soak_visitors.py`). Every few seconds a host dies by
+SIGKILL. Between phases there is a quiet point: everything is dropped, and nothing may be left: no buffer,
 run, future or byte of any arena; no process may have grown beyond a bound. At the end no process and no file is left.
 A mismatch or a leak ends it with exit status 1; so does a thread that does nothing for a minute, with every stack.
 
@@ -37,7 +38,7 @@ import soak_programs
 
 import pathways as pw
 
-SHAPES = ((2, 2, 1, 1), (3, 1, 2, 3))  # islands, hosts in each, devices of each, machines
+SHAPES = ((2, 2, 1, 1), (3, 1, 2, 3), (1, 2, 2, 1))  # islands, hosts in each, devices of each, machines
 DEVICE_MEMORY = 3 << 20
 TRANSFER_MEMORY = 3 << 20
 THREADS = 2
@@ -46,6 +47,7 @@ QUIET_S = 60.0
 STUCK_S = 60.0
 LINE_S = 10.0
 LEAVE_S = 15.0
+VISIT_S = 1.0
 #: Growth of a process from its second quiet point on that is still no leak: allocators, caches of compiled code.
 GROWTH_BYTES = 192 << 20
 MARK = "PATHWAYS_SOAK"
@@ -165,6 +167,68 @@ def client(address: str, seed: int) -> int:
     return 0
 
 
+class Visitors(threading.Thread):
+    """A client that comes every `VISIT_S` while a phase lasts; what they found wrong is in `faults`."""
+
+    def __init__(self, address: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._process = subprocess.Popen(
+            [sys.executable, str(pathlib.Path(__file__).with_name("soak_visitors.py")), address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._draw = random.Random(seed)
+        self._wanted = threading.Event()
+        self._idle = threading.Condition()
+        self._here = 0
+        self.left = 0
+        self.faults: list[str] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.start()
+
+    def run(self) -> None:
+        assert self._process.stdin is not None
+        while self._process.poll() is None:
+            self._wanted.wait()
+            with self._idle:
+                if not self._wanted.is_set():
+                    continue
+                self._here += 1
+                with contextlib.suppress(BrokenPipeError, ValueError):
+                    self._process.stdin.write(f"{self._draw.getrandbits(32)}\n")
+                    self._process.stdin.flush()
+            time.sleep(VISIT_S)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            seed, _, text = line.strip().partition(" ")
+            with self._idle:
+                self._here -= 1
+                self.left += 1
+                if text != "ok":
+                    self.faults.append(f"visitor {seed}: {text}")
+                self._idle.notify_all()
+
+    def resume(self) -> None:
+        self._wanted.set()
+
+    def pause(self) -> None:
+        """Returns when nobody is here any more."""
+        with self._idle:
+            self._wanted.clear()
+            if not self._idle.wait_for(lambda: self._here == 0, timeout=QUIET_S):
+                self.faults.append(f"{self._here} visitors did not leave")
+        if self.faults:
+            raise soak_programs.Mismatch("; ".join(self.faults))
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(LEAVE_S)
+
+
 class Killer(threading.Thread):
     """Kills hosts of islands that are whole, at random moments, until `stop`."""
 
@@ -234,12 +298,14 @@ class Soak:
             watchdog.start()
             guest_seed = self.draw.getrandbits(32)
             guest = OtherClient(cluster.address, guest_seed)
+            visitors = Visitors(cluster.address, self.draw.getrandbits(32))
             killed: set[tuple[int, int]] = set()
             before: collections.Counter[str] = collections.Counter()
             for phase in range(1_000_000):
                 watchdog.alive_at = time.monotonic()
                 crew.start(phase)
                 guest.start(phase)
+                visitors.resume()
                 killer = Killer(cluster, random.Random(self.draw.getrandbits(32)), self.kills)
                 killer.start()
                 self._work(crew, min(end, time.monotonic() + PHASE_S), watchdog)
@@ -247,6 +313,8 @@ class Soak:
                 killer.stop()
                 killed |= killer.killed
                 reports = [crew.pause()]
+                watchdog.alive_at = time.monotonic()
+                visitors.pause()
                 watchdog.alive_at = time.monotonic()
                 if self.draw.random() < 0.15:  # OWN-1: what it has goes with it
                     guest.kill()
@@ -266,6 +334,8 @@ class Soak:
                 if time.monotonic() >= end - 1:
                     break
             guest.end()
+            visitors.end()
+            self.counts["visitors"] += visitors.left
             watchdog.alive_at = float("inf")
         self._first.clear()
 
@@ -326,7 +396,7 @@ class Soak:
                 raise Leak(f"{name} (pid {each['pid']}) grew from {then >> 20} to {now >> 20} MiB")
 
 
-ERRORS = ("HostLostError", "ResourceExhaustedError", "DeadlineExceededError")
+ERRORS = ("HostLostError", "ResourceExhaustedError", "DeadlineExceededError", "CancelledError")
 
 
 def leftovers(stats: dict[str, Any]) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """Random programs against NumPy: what the clients of the soak do, thread by thread. See `soak.py`.
 
-A crew is a few threads of one client, on slices of its own. A thread puts arrays, calls programs that it has made up
-(chains and diamonds over slices, collectives, donation, several results, deadlines), moves arrays and slices, reads,
-deletes, and holds for each array what NumPy says that it is. All values are small integers, whatever their type, so
+A crew is a few threads of one client, on slices of its own, which cover a host wholly or partly. A thread puts arrays,
+calls programs that it has made up (chains and diamonds over slices, collectives, donation, several results, deadlines),
+trains in loops that donate their state and reads their losses late, cancels, moves arrays and slices, reads, deletes,
+forks, and holds for each array what NumPy says that it is. All values are small integers, whatever their type, so
 that equal means equal. Each action draws from the thread's own generator, which hangs on the seed, the phase and the
 thread alone.
 
-What fails must have a reason: a lost host of an island that the value came by, a deadline that was asked for, memory
-that is full. Everything else is a `Mismatch`.
+What fails must have a reason: a lost host of an island that the value came by, a deadline that was asked for, a cancelled
+run, memory that is full. Everything else is a `Mismatch`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import collections
 import dataclasses
 import functools
 import gc
+import os
 import random
 import re
 import threading
@@ -32,10 +34,11 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 
 MODULUS = 113
-SHAPES = ((), (8,), (0, 4), (4, 4), (16, 8), (64, 64), (256, 128), (256, 256), (512, 512))
+SHAPES = ((), (8,), (0, 4), (4, 4), (12, 24), (16, 8), (64, 64), (256, 128), (256, 256), (512, 512))
 DTYPES = (np.float32, np.int32, np.uint8)
 SPECS = (P(), P("x"), P("y"), P("x", "y"), P(None, "x"), P(("x", "y")))
-MESHES = ((1, 1), (2, 1), (1, 2))
+MESHES = ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2))
+FORK_S = 20.0
 SLICES = 4
 HELD = 10
 PROGRAMS = 4
@@ -138,11 +141,21 @@ def _call(operation: Callable[..., Any], constants: tuple[int, int], *operands: 
     return operation(jnp, *operands, *constants)
 
 
-def spec_for(draw: random.Random, shape: tuple[int, ...]) -> Any:
-    return draw.choice([spec for spec in SPECS if len(spec) <= len(shape)])
+def spec_for(draw: random.Random, shape: tuple[int, ...], mesh: tuple[int, int]) -> Any:
+    """A sharding that cuts `shape` into equal parts over a mesh with axes "x" and "y"."""
+    sizes = dict(zip("xy", mesh, strict=True))
+
+    def cuts(spec: P) -> bool:
+        if len(spec) > len(shape):
+            return False
+        parts = [np.prod([sizes[name] for name in (axes if isinstance(axes, tuple) else (axes,))]) if axes else 1
+                 for axes in spec]  # fmt: skip
+        return all(size % count == 0 for size, count in zip(shape, parts, strict=False))
+
+    return draw.choice([spec for spec in SPECS if cuts(spec)])
 
 
-def random_plan(draw: random.Random) -> Plan:
+def random_plan(draw: random.Random, meshes: list[tuple[int, int]]) -> Plan:
     dtype, first = draw.choice(DTYPES), draw.choice(SHAPES)
     if dtype is np.float32 and np.prod(first) > 1 << 16:
         first = (64, 64)  # sums stay below 2**24
@@ -163,9 +176,10 @@ def random_plan(draw: random.Random) -> Plan:
             made = [(shapes[x][0], shapes[x][0])]
         elif operation is two:
             made = made * 2
-        specs = tuple(spec_for(draw, shape) for shape in [*(shapes[n] for n in inputs), *made])
+        place = draw.randrange(SLICES)
+        specs = tuple(spec_for(draw, shape, meshes[place]) for shape in [*(shapes[n] for n in inputs), *made])
         constants = draw.randint(1, 2), draw.randint(0, 30)
-        steps.append(Step(operation, draw.randrange(SLICES), inputs, specs, len(made), constants))
+        steps.append(Step(operation, place, inputs, specs, len(made), constants))
         shapes += made
     calculated = range(arguments, len(shapes))
     results = sorted({len(shapes) - 1, *draw.choices(calculated, k=draw.randint(0, 2))})
@@ -173,14 +187,24 @@ def random_plan(draw: random.Random) -> Plan:
     return Plan(tuple(shapes[:arguments]), dtype, tuple(steps), tuple(results), donated)
 
 
+@dataclasses.dataclass(eq=False)
+class Call:
+    """One call, whose results may fail for a reason of its own: it has a deadline, or it was cancelled since."""
+
+    timed: bool = False
+    cancelled: bool = False
+
+
 @dataclasses.dataclass
 class Held:
-    """An array, what it should be, and why it may have failed."""
+    """An array, what it should be, and why it may have failed: the slices and the calls that it came by. `made_by`: the
+    last of these, if it was made by one."""
 
     array: Any
     want: np.ndarray
     slices: frozenset[int]
-    timed: bool = False
+    calls: frozenset[Call]
+    made_by: Call | None
 
 
 class Crew:
@@ -194,8 +218,10 @@ class Crew:
         draw = random.Random(f"{seed}/{name}")
         devices = pw.make_virtual_device_set(cluster)
         islands = [n % len(cluster.islands) for n in range(SLICES)]
+        self.meshes = [draw.choice(self._fitting()) for _ in range(SLICES)]
         self.slices = [
-            devices.add_slice(shape=draw.choice(MESHES), axis_names=("x", "y"), island=island) for island in islands
+            devices.add_slice(shape=shape, axis_names=("x", "y"), island=island)
+            for shape, island in zip(self.meshes, islands, strict=True)
         ]
         self.reach = [{island} for island in islands]  # by slice: the islands that it has lain on in this phase
         self.beats: dict[int, float] = {}  # by thread at work: when it last did something
@@ -204,11 +230,17 @@ class Crew:
         self._stop = threading.Event()
         self._running: list[threading.Thread] = []
 
+    def _fitting(self) -> list[tuple[int, int]]:
+        """The meshes that an island has devices for."""
+        devices = len(self.cluster.devices) // len(self.cluster.islands)
+        return [mesh for mesh in MESHES if mesh[0] * mesh[1] <= devices]
+
     def start(self, phase: int) -> None:
         """New slices, and threads that use them."""
         draw = random.Random(f"{self.seed}/{self.name}/{phase}")
         devices = pw.make_virtual_device_set(self.cluster)
-        places = [(draw.choice(MESHES), draw.randrange(len(self.cluster.islands))) for _ in range(SLICES)]
+        places = [(draw.choice(self._fitting()), draw.randrange(len(self.cluster.islands))) for _ in range(SLICES)]
+        self.meshes = [shape for shape, _ in places]
         self.slices = [devices.add_slice(shape=shape, axis_names=("x", "y"), island=island) for shape, island in places]
         self.reach = [{island} for _, island in places]
         self._stop.clear()
@@ -269,8 +301,9 @@ class Worker:
         self.diary: collections.deque[str] = collections.deque(maxlen=30)
 
     def run(self, number: int) -> None:
-        actions = (self.put, self.call, self.call, self.call, self.call, self.read, self.read, self.move, self.delete)
-        rare = (self.remap, self.forget, self.operator)
+        calls = (self.call, self.call, self.call, self.call, self.train)
+        actions = (self.put, *calls, self.read, self.read, self.move, self.delete)
+        rare = (self.remap, self.forget, self.operator, self.cancel, self.cancel, self.fork)
         try:
             while not self.crew.stopping:
                 self.crew.beats[number] = time.monotonic()
@@ -301,15 +334,15 @@ class Worker:
         dtype = self.draw.choice(DTYPES) if dtype is None else dtype
         value = self.value(shape, dtype)
         number = self.draw.randrange(SLICES)
-        spec = spec_for(self.draw, shape)
+        spec = spec_for(self.draw, shape, self.crew.meshes[number])
         self.diary.append(f"put {shape} {dtype.__name__} on {number} {spec}")
         slices = frozenset([number])
-        array = self.attempt(slices, False, lambda: pw.device_put(value, self.crew.slices[number], spec))
+        array = self.attempt(slices, frozenset(), lambda: pw.device_put(value, self.crew.slices[number], spec))
         return self.hold(array, value, slices)
 
     def call(self) -> None:
         if len(self.programs) < PROGRAMS and (not self.programs or self.draw.random() < 0.1):
-            plan = random_plan(self.draw)
+            plan = random_plan(self.draw, self.crew.meshes)
             self.programs.append((plan, plan.build(self.crew.slices)))
         plan, program = self.draw.choice(self.programs)
         arguments: list[Any] = []
@@ -326,20 +359,79 @@ class Worker:
                 arguments.append(held)
         given = [argument for argument in arguments if isinstance(argument, Held)]
         slices = frozenset(step.slice for step in plan.steps).union(*(held.slices for held in given))
-        timed = any(held.timed for held in given)
+        call = Call()
         if self.draw.random() < 0.15:
             seconds = self.draw.choice((1e-5, 1e-3, 0.02, 100.0))
-            timed, program = True, program.with_timeout(seconds)
-        self.diary.append(f"call {plan}, timed {timed}")
+            call.timed, program = True, program.with_timeout(seconds)
+        calls = frozenset([call]).union(*(held.calls for held in given))
+        self.diary.append(f"call {plan}, timed {call.timed}")
         self.crew.counts["calls"] += 1
         values = [argument.array if isinstance(argument, Held) else argument for argument in arguments]
-        results = self.attempt(slices, timed, lambda: program(*values))
+        results = self.attempt(slices, calls, lambda: program(*values))
         self.held = [held for held in self.held if not held.array.is_deleted()]
         if results is None:
             return
         wants = plan.oracle(*(arg.want if isinstance(arg, Held) else arg for arg in arguments))
         for array, want in zip(results, wants, strict=True):
-            self.hold(array, want, slices, timed)
+            self.hold(array, want, slices, calls, call)
+
+    def train(self) -> None:
+        """A loop that donates its state; some of its losses are kept, and read whenever (LOOK-1)."""
+        number = self.draw.randrange(SLICES)
+        slice_, side = self.crew.slices[number], self.draw.choice((12, 64, 256))
+        in_front = self.draw.random() < 0.7
+
+        def step(state: Any) -> tuple[Any, Any]:
+            loss = state.max()
+            return (state + 1, loss) if in_front else (loss, state + 1)
+
+        spec = spec_for(self.draw, (side, side), self.crew.meshes[number])
+        placed = pw.jit(step, devices=slice_, donate_argnums=0, in_shardings=(spec,), name="train")
+        call = Call()
+        slices, calls = frozenset([number]), frozenset([call])
+        length = self.draw.randint(2, 40)
+        self.diary.append(f"train {length} steps of {side} on {number} {spec}")
+        state = self.attempt(
+            slices, calls, lambda: pw.device_put(np.zeros((side, side), np.float32), slice_, spec)
+        )
+        for i in range(length):
+            if state is None:
+                return
+            results = self.attempt(slices, calls, functools.partial(placed, state))
+            if results is None:
+                return
+            state, loss = results if in_front else results[::-1]
+            self.crew.counts["steps"] += 1
+            if self.draw.random() < 0.3:
+                self.hold(loss, np.asarray(i, np.float32), slices, calls, call)
+        self.hold(state, np.full((side, side), length, np.float32), slices, calls, call)
+
+    def cancel(self) -> None:
+        """What comes by this array's run may fail from now on."""
+        if self.held:
+            held = self.draw.choice(self.held)
+            self.diary.append("cancel")
+            if held.made_by is not None:
+                held.made_by.cancelled = True
+            self.attempt(held.slices, held.calls, lambda: pw.cancel(held.array))
+            self.drop(held)
+
+    def fork(self) -> None:
+        """A child that drops all that it inherited of this thread's, and ends: the parent must not notice."""
+        self.diary.append("fork")
+        self.crew.counts["forks"] += 1
+        pid = os.fork()
+        if pid == 0:
+            self.held.clear()
+            self.programs.clear()
+            os._exit(0)
+        deadline = time.monotonic() + FORK_S
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+                raise Mismatch(f"a forked child that drops arrays did not end in {FORK_S:g} s")
+            time.sleep(0.01)
 
     def read(self) -> None:
         if self.held:
@@ -347,13 +439,13 @@ class Worker:
             how = self.draw.random()
             if how < 0.2:
                 self.diary.append("copy_to_host_async")
-                self.attempt(held.slices, held.timed, held.array.copy_to_host_async)
+                self.attempt(held.slices, held.calls, held.array.copy_to_host_async)
             elif how < 0.3:
                 self.diary.append("is_ready")
-                self.attempt(held.slices, held.timed, held.array.is_ready)
+                self.attempt(held.slices, held.calls, held.array.is_ready)
             elif how < 0.4:
                 self.diary.append("block_until_ready")
-                if self.attempt(held.slices, held.timed, held.array.block_until_ready) is None:
+                if self.attempt(held.slices, held.calls, held.array.block_until_ready) is None:
                     self.drop(held)
             else:
                 self.check(held)
@@ -363,12 +455,13 @@ class Worker:
         if self.held:
             held = self.draw.choice(self.held)
             number = self.draw.randrange(SLICES)
-            spec = spec_for(self.draw, held.want.shape)
+            spec = spec_for(self.draw, held.want.shape, self.crew.meshes[number])
             self.diary.append(f"move to {number} {spec}")
-            slices = held.slices | {number}
+            call = Call()
+            slices, calls = held.slices | {number}, held.calls | {call}
             target = self.crew.slices[number]
-            array = self.attempt(slices, held.timed, lambda: pw.device_put(held.array, target, spec))
-            self.hold(array, held.want, slices, held.timed)
+            array = self.attempt(slices, calls, lambda: pw.device_put(held.array, target, spec))
+            self.hold(array, held.want, slices, calls, call)
 
     def delete(self) -> None:
         if self.held:
@@ -384,8 +477,10 @@ class Worker:
         if fits:
             held = self.draw.choice(fits)
             self.diary.append("operator")
-            array = self.attempt(held.slices, held.timed, lambda: held.array[::2] * 0 + held.array[1::2])
-            self.hold(array, held.want[1::2], held.slices, held.timed)
+            call = Call()
+            calls = held.calls | {call}
+            array = self.attempt(held.slices, calls, lambda: held.array[::2] * 0 + held.array[1::2])
+            self.hold(array, held.want[1::2], held.slices, calls, call)
 
     def forget(self) -> None:
         if self.programs:
@@ -403,7 +498,7 @@ class Worker:
         with self.crew.moving:
             self.crew.reach[number].add(island)
             everything = frozenset(range(SLICES))
-            if self.attempt(everything, True, lambda: (cluster.remap(slice_, target), 1)) is not None:
+            if self.attempt(everything, frozenset([Call(True, True)]), lambda: (cluster.remap(slice_, target), 1)) is not None:
                 self.crew.counts["remaps"] += 1
 
     # ---- values
@@ -414,10 +509,17 @@ class Worker:
         generator = np.random.default_rng(self.draw.getrandbits(32))
         return np.asarray(generator.integers(0, MODULUS, shape), dtype)
 
-    def hold(self, array: Any, want: np.ndarray, slices: frozenset[int], timed: bool = False) -> Held | None:
+    def hold(
+        self,
+        array: Any,
+        want: np.ndarray,
+        slices: frozenset[int],
+        calls: frozenset[Call] = frozenset(),
+        made_by: Call | None = None,
+    ) -> Held | None:
         if array is None:
             return None
-        held = Held(array, want, slices, timed)
+        held = Held(array, want, slices, calls, made_by)
         self.held.append(held)
         return held
 
@@ -427,7 +529,7 @@ class Worker:
     def check(self, held: Held) -> None:
         """Reads and compares."""
         self.diary.append(f"read {held.want.shape} {held.want.dtype}")
-        got = self.attempt(held.slices, held.timed, lambda: np.asarray(held.array))
+        got = self.attempt(held.slices, held.calls, lambda: np.asarray(held.array))
         if got is None:
             self.drop(held)
             return
@@ -435,7 +537,7 @@ class Worker:
         if got.dtype != held.want.dtype or got.shape != held.want.shape or not np.array_equal(got, held.want):
             raise Mismatch(f"{held.array!r} is {got!r}, expected {held.want!r}")
 
-    def attempt(self, slices: frozenset[int], timed: bool, action: Callable[[], Any]) -> Any:
+    def attempt(self, slices: frozenset[int], calls: frozenset[Call], action: Callable[[], Any]) -> Any:
         """The result; None when it failed for a good reason."""
         try:
             return action()
@@ -455,12 +557,16 @@ class Worker:
             for held in self.held[::2]:
                 self.drop(held)
         except pw.errors.DeadlineExceededError as error:
-            if not timed:
+            if not any(call.timed for call in calls):
                 raise Mismatch(f"nobody asked for a deadline: {error}") from error
             self.crew.counts["DeadlineExceededError"] += 1
+        except pw.errors.CancelledError as error:
+            if not any(call.cancelled for call in calls):
+                raise Mismatch(f"nobody cancelled it: {error}") from error
+            self.crew.counts["CancelledError"] += 1
         except pw.errors.ComputationError as error:
-            # Known: what was submitted on top of a late run that no host was granted fails by other words than its.
-            if not timed or "an argument is no buffer" not in str(error):
+            # Known: what was submitted on top of a late or cancelled run that no host was granted fails by other words.
+            if not any(call.timed or call.cancelled for call in calls) or "an argument is no buffer" not in str(error):
                 raise
-            self.crew.counts["on top of a late run"] += 1
+            self.crew.counts["on top of a dropped run"] += 1
         return None
