@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,17 +17,53 @@ import jax
 
 from pathways import _jaxlib, _native, errors
 from pathways.compiler.ir import LogicalProgram
-from pathways.runtime import driver, payloads
+from pathways.runtime import driver, environment, payloads
 from pathways.runtime.memory import UNLIMITED, ProgramMemory, ledger_entries
 from pathways.runtime.resource_manager import ResourceManager
 from pathways.runtime.topology import SliceBinding, Topology
+
+
+_has_warned = False
+
+
+def _local_devices() -> list[jax.Device]:
+    """This process's devices. If JAX's CPU backend does not exist yet, it gets the threads that collectives need."""
+    global _has_warned
+    exists = bool(_jaxlib.initialized_backends())
+    if not exists and "NPROC" not in os.environ:
+        wanted = environment.asked_cpu_devices(jax.config.jax_num_cpu_devices, os.environ)
+        with environment.enough_cpu_threads(wanted, os.environ):
+            devices = jax.local_devices()
+        _has_warned = True  # a later cluster in this process has the same backend
+        return devices
+    devices = jax.local_devices()
+    if not _has_warned and devices[0].platform == "cpu" and not environment.has_cpu_threads(len(devices), os.environ):
+        _has_warned = True
+        why = "JAX was used before pathways.connect()" if exists else f"NPROC={os.environ['NPROC']} is set"
+        warnings.warn(
+            f"{why}, so XLA's thread pool may be too small for collectives of {len(devices)} CPU devices: they can wait "
+            f"for ever. Set NPROC={environment.cpu_threads(len(devices))} in the environment before the program starts"
+            f"{', or call pathways.connect() before JAX makes its first array' if exists else ''}.",
+            RuntimeWarning,
+            stacklevel=_levels_to_user(),
+        )
+    return devices
+
+
+def _levels_to_user() -> int:
+    """The `stacklevel` by which a warning, given by the caller, names the user's line."""
+    package = __name__.partition(".")[0] + "."
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class EmbeddedControl:
     """The `ControlPlane` of this process's own devices."""
 
     def __init__(self) -> None:
-        devices = jax.local_devices()
+        devices = _local_devices()
         self.topology = Topology.grid(
             1,
             1,

@@ -6,12 +6,13 @@ and variables), never by asking JAX.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 from pathways.errors import ConnectError
 from pathways.runtime.options import ClusterOptions
@@ -83,6 +84,36 @@ def cpu_threads(devices: int) -> int:
     threads than needed cost steps without collectives dearly.
     """
     return max(os.cpu_count() or 1, THREADS_PER_DEVICE * devices if devices > 1 else 1)
+
+
+def asked_cpu_devices(configured: int, environ: Mapping[str, str]) -> int:
+    """How many CPU devices a process will have by JAX's setting `jax_num_cpu_devices` and by its environment."""
+    flags = re.findall(rf"{_DEVICE_COUNT}=(\d+)", environ.get("XLA_FLAGS", ""))
+    return configured if configured > 0 else int(flags[-1]) if flags else 1
+
+
+def has_cpu_threads(devices: int, environ: Mapping[str, str]) -> bool:
+    """Whether XLA's thread pool, as it makes it by itself, is large enough for collectives of so many CPU devices."""
+    named = environ.get("NPROC", "")
+    threads = int(named) if named.isdecimal() else len(os.sched_getaffinity(0))
+    return devices <= 1 or threads >= THREADS_PER_DEVICE * devices
+
+
+@contextlib.contextmanager
+def enough_cpu_threads(devices: int, environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Inside, XLA makes a CPU backend with as many threads as a host of so many devices has.
+
+    XLA reads `NPROC` when it makes the backend, and never again. So the variable is gone afterwards: processes that
+    this one starts have other devices.
+    """
+    if has_cpu_threads(devices, environ):
+        yield
+        return
+    environ["NPROC"] = str(cpu_threads(devices))
+    try:
+        yield
+    finally:
+        environ.pop("NPROC", None)
 
 
 def host_environment(options: ClusterOptions, platform: str, host: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -293,6 +293,24 @@ def test_cpu_hosts_get_their_devices_and_nobody_elses_settings() -> None:
     assert given["JAX_PLATFORMS"] == "cuda", "the caller's environment is not touched"
 
 
+def test_cpu_devices_that_a_process_will_have() -> None:
+    twice = "--xla_force_host_platform_device_count=3 --xla_cpu=1 --xla_force_host_platform_device_count=5"
+    assert environment.asked_cpu_devices(-1, {}) == 1
+    assert environment.asked_cpu_devices(-1, {"XLA_FLAGS": twice}) == 5, "XLA takes the last"
+    assert environment.asked_cpu_devices(2, {"XLA_FLAGS": twice}) == 2, "JAX's own setting goes first"
+
+
+def test_threads_for_collectives_are_asked_for_while_the_backend_is_made() -> None:
+    many = os.cpu_count() or 1
+    environ = {"KEPT": "yes"}
+    with environment.enough_cpu_threads(many, environ):
+        assert environ == {"KEPT": "yes", "NPROC": str(environment.cpu_threads(many))} or many == 1
+    assert environ == {"KEPT": "yes"}
+    with environment.enough_cpu_threads(1, environ):
+        assert environ == {"KEPT": "yes"}, "one device waits for nobody"
+    assert not environment.has_cpu_threads(4, {"NPROC": "7"}) and environment.has_cpu_threads(4, {"NPROC": "8"})
+
+
 def test_accelerators_are_split_between_hosts() -> None:
     given = {"CUDA_VISIBLE_DEVICES": "4,5,GPU-6,7", "JAX_PLATFORMS": "cuda"}
     wanted = ClusterOptions(2, 1, 2)
