@@ -190,6 +190,7 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*explain)(void*, const NodeContext*) noexcept
         int (*park)(void*, uint32_t, Value*, size_t, const byte*, size_t, cbool) noexcept
         void (*forget_plan)(void*, uint32_t) noexcept
+        void (*forget_client)(void*, uint32_t) noexcept
     cdef cppclass CallbackBackend:
         CallbackBackend(const BackendCallbacks&, uint32_t, vector[Arena*], DoorbellWord*) except +
         void replace_arena(uint32_t, Arena*) except +
@@ -284,7 +285,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         uint32_t batch
     cdef cppclass CppHost "pathways::Host":
         CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +
-        void add_plan(uint32_t, Plan) except +
+        void add_plan(uint32_t, Plan, uint32_t) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
         void remove_plan(uint32_t) except +
         void attach_client(uint32_t, ClientBlock*) except +

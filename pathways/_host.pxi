@@ -66,6 +66,7 @@ cdef class Host:
         callbacks.explain = &_explain
         callbacks.park = &_park
         callbacks.forget_plan = &_forget_plan
+        callbacks.forget_client = &_forget_client
         self.backend.reset(new CallbackBackend(callbacks, number, self.arenas,
                                                &(<HostBlock*><size_t>host_segments[number].host_block).doorbell))
         options.host = number
@@ -84,12 +85,12 @@ cdef class Host:
 
     # ---- registration, from any thread
 
-    def add_plan(self, uint32_t plan, bytes block not None):
-        """Registers an encoded host plan. Raises ValueError when it is malformed."""
+    def add_plan(self, uint32_t plan, bytes block not None, uint32_t client):
+        """Registers an encoded host plan, which goes with its client. Raises ValueError when it is malformed."""
         cdef vector[byte] data
         data.resize(len(block))
         memcpy(data.data(), <const char*>block, len(block))
-        self.core.get().add_plan(plan, Plan.parse(data))
+        self.core.get().add_plan(plan, Plan.parse(data), client)
 
     def add_parcel(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
         """What a route of a plan writes to one host: uint64 words as csrc/memory/copier.h reads them.
@@ -133,12 +134,9 @@ cdef class Host:
         self.core.get().remove_plan(plan)
 
     def attach_client(self, uint32_t client, segment):
+        """Until the order has passed the client's end; then `driver.client_gone(client)`, and its memory goes (OWN-1)."""
         self.clients[client] = segment
         self.core.get().attach_client(client, <ClientBlock*><size_t>segment.client_block)
-
-    def detach_client(self, uint32_t client):
-        """Forgets the client's memory; only after the order has told the executor that it is gone."""
-        self.clients.pop(client, None)
 
     def set_past(self, str text not None, uint32_t youngest_client):
         """ERR-2: this host succeeds a lost one: what is missing here fails with `text`. Before the loop begins."""
@@ -633,6 +631,17 @@ cdef void _forget_plan(void* self, uint32_t plan) noexcept:
             host.launchables[plan] = None
             host.fast[plan] = NULL
         host.driver.program_gone(plan)
+    except BaseException:
+        _python_failed(host, "forget", NULL)
+
+
+cdef void _forget_client(void* self, uint32_t client) noexcept:
+    # Where it is the last reference, this unmaps the client's memory: the host touches none of it any more. Values that
+    # were put without a copy keep it while somebody still reads them.
+    cdef Host host = <Host>self
+    try:
+        host.clients.pop(client, None)
+        host.driver.client_gone(client)
     except BaseException:
         _python_failed(host, "forget", NULL)
 

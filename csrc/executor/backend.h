@@ -114,8 +114,11 @@ class Backend {
     return Status::kOk;
   }
 
-  /// A plan that was removed is no longer used by any run.
+  /// A plan that was removed is no longer used by any run. May be said again of a plan that is gone already.
   virtual void forget_plan(uint32_t /*plan*/) {}
+  /// The order has passed the client's end: nothing here names it again, nor touches its memory (OWN-1). May be said
+  /// again.
+  virtual void forget_client(uint32_t /*client*/) {}
 
   virtual std::string_view last_error() const = 0;
   /// The value whose readiness was kFailed last was made by `maker`: from now on last_error() says so too (ERR-1).

@@ -54,6 +54,7 @@ struct BackendCallbacks {
   void (*explain)(void*, const NodeContext*) = nullptr;
   int (*park)(void*, uint32_t, Value*, size_t, const std::byte*, size_t, bool) = nullptr;
   void (*forget_plan)(void*, uint32_t) = nullptr;
+  void (*forget_client)(void*, uint32_t) = nullptr;
 };
 
 class CallbackBackend final : public Backend {
@@ -131,6 +132,9 @@ class CallbackBackend final : public Backend {
         c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), false));
   }
   void forget_plan(uint32_t plan) override;
+  void forget_client(uint32_t client) override {
+    if (c_.forget_client != nullptr) c_.forget_client(c_.self, client);
+  }
   void note(uint32_t client, std::span<const std::byte> payload) override {
     c_.note(c_.self, client, payload.data(), payload.size());
   }

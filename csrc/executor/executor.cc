@@ -76,7 +76,7 @@ void Executor::clear() {
 
 // ---------------------------------------------------------------------------------------------- plans and clients
 
-void Executor::add_plan(uint32_t id, Plan plan) {
+void Executor::add_plan(uint32_t id, Plan plan, uint32_t client) {
   if (id < plans_.size() && plans_[id]) {
     throw Error(Status::kInvalid, "plan " + std::to_string(id) + " is registered already");
   }
@@ -85,15 +85,24 @@ void Executor::add_plan(uint32_t id, Plan plan) {
                                       " of " + std::to_string(plan.devices()) + " devices; this is host " +
                                       std::to_string(options_.host) + " of " + std::to_string(options_.devices));
   }
+  if (is_gone(client)) {
+    backend_.forget_plan(id);
+    return;
+  }
   if (id >= plans_.size()) plans_.resize(id + 1);
   plans_[id] = std::make_unique<PlanEntry>();
   plans_[id]->id = id;
+  plans_[id]->client = client;
   plans_[id]->plan = std::move(plan);
   plans_[id]->watched.resize(plans_[id]->plan.nodes().size());
 }
 
 void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
-  if (id >= plans_.size() || !plans_[id] || plans_[id]->compiled) return;
+  if (id >= plans_.size() || !plans_[id]) {
+    backend_.forget_plan(id);  // it was removed while it was compiled
+    return;
+  }
+  if (plans_[id]->compiled) return;
   PlanEntry& entry = *plans_[id];
   entry.compiled = true;
   entry.failure = std::move(error);
@@ -120,14 +129,27 @@ void Executor::remove_plan(uint32_t id) {
 
 void Executor::add_client(uint32_t id, uint32_t capacity) {
   if (id >= clients_.size()) clients_.resize(id + 1);
+  PW_DCHECK(!clients_[id].gone);
   if (!clients_[id].present) clients_[id].account = ledger_.open(id, Ledger::kPuts);
   clients_[id].present = true;
   clients_[id].capacity = capacity;
 }
 
 void Executor::on_client_gone(uint32_t id) {
-  Client* c = client(id);
-  if (c == nullptr) return;
+  if (id >= clients_.size()) clients_.resize(id + 1);
+  if (!clients_[id].gone) {
+    if (!held_.empty()) release_held();
+    clients_[id].gone = true;
+    if (clients_[id].present) free_client(id);
+    for (uint32_t plan = 0; plan < plans_.size(); ++plan) {
+      if (plans_[plan] != nullptr && plans_[plan]->client == id) remove_plan(plan);
+    }
+  }
+  backend_.forget_client(id);
+}
+
+void Executor::free_client(uint32_t id) {
+  Client* c = &clients_[id];
   // What is still to be made is dropped when it is (its runs may be parts of gangs); what exists goes now.
   c->objects.for_each([&](Object& object) {
     if (object.state == ObjectState::kAnnounced) {
@@ -139,8 +161,9 @@ void Executor::on_client_gone(uint32_t id) {
   c->objects = ObjectStore{};
   c->present = false;
   ledger_.close(c->account);
-  for (const auto& entry : plans_) {
-    if (entry != nullptr && entry->account != kNone && ledger_.accounts()[entry->account].client == id) {
+  for (const auto& entry : plans_) {  // its own plans go with their last runs, which still book what they make
+    if (entry != nullptr && entry->live == 0 && entry->account != kNone &&
+        ledger_.accounts()[entry->account].client == id) {
       ledger_.close(entry->account);
       entry->account = kNone;
     }

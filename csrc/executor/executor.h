@@ -22,7 +22,9 @@
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
 ///   ERR-2   what waits for a lost host's post or arrival fails with what befell that host (loss.cc).
-///   OWN-1   a client that is gone owns nothing here; its launched work and its tasks end unheard.
+///   OWN-1   a client that is gone owns nothing here; its launched work and its tasks end unheard. Its plans go at its
+///           end in the order too, so that all hosts of a gang still know its plan, or none (GANG-1). Gone is for
+///           good: a plan, or the client itself, may be registered late, beside the order.
 ///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
 ///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
@@ -86,14 +88,17 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Throws Error(kInvalid) when the id is taken or the plan is another host's.
-  void add_plan(uint32_t id, Plan plan);
+  static constexpr uint32_t kNobody = 0xffffffffu;
+  /// The plan goes with its client. Throws Error(kInvalid) when the id is taken or the plan is another host's.
+  void add_plan(uint32_t id, Plan plan, uint32_t client = kNobody);
   /// The plan may be launched; or, with a text, its runs fail with it.
   void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt, PlanSizes sizes = {});
   /// Runs that came before go on; then the backend hears that the plan is gone.
   void remove_plan(uint32_t id);
   /// `capacity`: futures that the client can have; handles beyond it are refused. Numbers of clients are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
+  /// The order has passed its end.
+  bool is_gone(uint32_t client) const { return client < clients_.size() && clients_[client].gone; }
 
   /// `words`: what follows the record. A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
   void on_run(const RunRecord& record, const uint64_t* words);
@@ -150,6 +155,7 @@ class Executor {
     Plan plan;
     bool compiled = false;
     std::optional<std::string> failure;  ///< why it could not be compiled
+    uint32_t client = kNobody;           ///< whose end is its own
     uint32_t live = 0;                   ///< runs that use it
     bool removed = false;
     PlanSizes sizes;
@@ -244,6 +250,7 @@ class Executor {
 
   struct Client {
     bool present = false;
+    bool gone = false;
     uint32_t capacity = 0;
     uint32_t account = 0;  ///< in the ledger, of its puts
     ObjectStore objects;
@@ -265,6 +272,7 @@ class Executor {
   void book_launch(const Run& run, const NodeRecord& node);
   void book(const Run& run, const NodeRecord& node, Value value);
   void forget_plan(uint32_t id);
+  void free_client(uint32_t id);
   NodeContext context(const Run& run, uint32_t node) const;
   uint32_t acquire_run();
   std::string unsound(const RunRecord& record, const uint64_t* handles);

@@ -115,15 +115,33 @@ void Controller::remove_client(uint32_t id) {
 }
 
 void Controller::drop_client(uint32_t id) {
-  Client* client = client_of(id);
-  if (client == nullptr) return;
+  if (Client* client = client_of(id)) forget_client(*client);
+  // GANG-1: its end comes behind all that it was granted, and a gang is granted to all of its hosts at once. Nothing of
+  // its own waits any more, and nothing of the others' concerns it: so its end need not wait behind theirs. A host that
+  // is lost hears it when it is back.
+  Client gone;
+  gone.id = id;
+  const ClientGoneRecord record{{RecordKind::kClientGone, 0, id}};
+  for (uint32_t h = 0; h < hosts_.size(); ++h) {
+    if (hosts_[h].is_lost || stepper_) {
+      submit_record(gone, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kNote, 0);
+      continue;
+    }
+    ++stats_.records_out;
+    outbox_of(h).send(sizeof record, [&](std::byte* out) { std::memcpy(out, &record, sizeof record); });
+  }
+}
+
+/// What it has waiting goes, and what it holds is free for what comes behind its end.
+void Controller::forget_client(Client& client) {
+  const uint32_t id = client.id;
   std::vector<EntryId> waiting;
   for (EntryId entry = 0; entry < kept_.size(); ++entry) {
     if (!kept_[entry].empty() && sequencer_.entry(entry).client == id) waiting.push_back(entry);
   }
   by_id_[id] = nullptr;  // from here on nothing is written to its memory
-  std::erase(holding_, client);
-  client->directory.for_each([&](Handle, Directory::Entry& entry) { give_back(entry); });
+  std::erase(holding_, &client);
+  client.directory.for_each([&](Handle, Directory::Entry& entry) { give_back(entry); });
   // The youngest first, so that none is granted because an older one went.
   std::sort(waiting.begin(), waiting.end(),
             [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
@@ -131,12 +149,10 @@ void Controller::drop_client(uint32_t id) {
     sequencer_.cancel(entry);
     settle_granted();
   }
-  // To each host on its own: one that is lost hears it when it is back, and keeps no other from hearing it now.
-  const ClientGoneRecord record{{RecordKind::kClientGone, 0, id}};
-  for (uint32_t h = 0; h < hosts_.size(); ++h) {
-    submit_record(*client, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kNote, 0);
+  for (auto& memory : plan_memory_) {
+    if (memory != nullptr && memory->client == id) memory.reset();
   }
-  std::erase_if(clients_, [&](const auto& c) { return c.get() == client; });
+  std::erase_if(clients_, [&](const auto& c) { return c.get() == &client; });
 }
 
 // --------------------------------------------------------------------------------------------------------- passes

@@ -112,9 +112,9 @@ class Controller {
   void add_plan(uint32_t plan, std::vector<ProgramNode> nodes);
   /// Numbers of clients are never used again.
   void add_client(uint32_t client, ClientBlock* block);
-  /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone. Returns when the
-  /// controller no longer touches the client's memory; each host goes on until the order tells it
-  /// (Host::attached_clients).
+  /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone: also of a client that
+  /// never was added, for a host may have been told to attach it. Returns when the controller no longer touches the
+  /// client's memory; each host goes on until the order tells it (Host::attached_clients).
   void remove_client(uint32_t client);
   /// ERR-2: these hosts' processes have ended. `text` is what their futures fail with. Returns the number of this loss;
   /// the surviving hosts hear of it in the order (Host::losses). Throws Error(kInvalid) for a host that is lost
@@ -241,6 +241,7 @@ class Controller {
   bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
   void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
+  void forget_client(Client& client);
   void lose(const std::vector<uint32_t>& hosts, std::string_view text);
   void restore(uint32_t host, HostBlock* block);
   void hear_last_words(uint32_t host);

@@ -40,7 +40,7 @@ Host::~Host() { executor_.clear(); }
 
 // --------------------------------------------------------------------------------------------------- registration
 
-void Host::add_plan(uint32_t id, Plan plan) {
+void Host::add_plan(uint32_t id, Plan plan, uint32_t client) {
   const std::string name = "plan " + std::to_string(id);
   if (plan.host() != options_.host || plan.devices() != options_.devices) {
     throw Error(Status::kInvalid, name + " is for host " + std::to_string(plan.host()) + " of " +
@@ -60,8 +60,9 @@ void Host::add_plan(uint32_t id, Plan plan) {
     const std::lock_guard lock(mutex_);
     if (!plans_.insert(id).second) throw Error(Status::kInvalid, name + " is registered already");
   }
-  mailbox_.post(
-      [this, id, plan = std::make_shared<Plan>(std::move(plan))] { executor_.add_plan(id, std::move(*plan)); });
+  mailbox_.post([this, id, client, plan = std::make_shared<Plan>(std::move(plan))] {
+    executor_.add_plan(id, std::move(*plan), client);
+  });
 }
 
 void Host::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
@@ -79,6 +80,10 @@ void Host::remove_plan(uint32_t id) {
 
 void Host::attach_client(uint32_t client, ClientBlock* block) {
   mailbox_.post([this, client, block] {
+    if (executor_.is_gone(client)) {
+      forget_client(client);
+      return;
+    }
     if (client >= tables_.size()) tables_.resize(client + 1, nullptr), read_backs_.resize(client + 1, nullptr);
     if (tables_[client] == nullptr) attached_.fetch_add(1, std::memory_order_relaxed);
     tables_[client] = block->futures();
@@ -154,11 +159,7 @@ void Host::take(std::span<const std::byte> bytes) {
       return;
     }
     case RecordKind::kClientGone:
-      executor_.on_client_gone(header.client);
-      if (header.client < tables_.size() && tables_[header.client] != nullptr) {
-        tables_[header.client] = nullptr;
-        attached_.fetch_sub(1, std::memory_order_release);
-      }
+      forget_client(header.client);
       return;
     case RecordKind::kHostLost:
       lose_peers(bytes);
@@ -167,6 +168,16 @@ void Host::take(std::span<const std::byte> bytes) {
       throw Error(Status::kInvalid,
                   "the controller sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
   }
+}
+
+/// OWN-1: the client's memory goes only here, where the order says so: a completion of what came before may be late.
+void Host::forget_client(uint32_t client) {
+  if (client < tables_.size() && tables_[client] != nullptr) {
+    tables_[client] = nullptr;
+    read_backs_[client] = nullptr;
+    attached_.fetch_sub(1, std::memory_order_release);
+  }
+  executor_.on_client_gone(client);
 }
 
 // ----------------------------------------------------------------------------------------------------------- link

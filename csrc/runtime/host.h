@@ -49,12 +49,14 @@ class Host final : private HostLink {
   Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* controller, Backend& backend);
   ~Host() override;
 
-  /// Throws Error(kInvalid) when the id is taken, or the plan is another host's or moves data to hosts that are not
-  /// there.
-  void add_plan(uint32_t id, Plan plan);
+  /// The plan goes with its client. Throws Error(kInvalid) when the id is taken, or the plan is another host's or moves
+  /// data to hosts that are not there.
+  void add_plan(uint32_t id, Plan plan, uint32_t client = Executor::kNobody);
   void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
   /// No record that comes after names it. Runs under way go on, see Executor::remove_plan.
   void remove_plan(uint32_t id);
+  /// `block` stays mapped until the backend is told to forget the client; then nothing here touches it any more. A
+  /// client whose end has passed already is forgotten at once.
   void attach_client(uint32_t client, ClientBlock* block);
   void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.
@@ -89,6 +91,7 @@ class Host final : private HostLink {
 
   std::chrono::nanoseconds overflow_look() const;
   void take(std::span<const std::byte> bytes);
+  void forget_client(uint32_t client);
   uint32_t drain_peer(uint32_t peer);
   std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
   void close_peer(uint32_t peer, const std::string& fault);

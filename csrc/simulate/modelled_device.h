@@ -122,6 +122,7 @@ class ModelledBackend final : public Backend {
   uint64_t looks() const { return looks_; }                              ///< calls of readiness
   uint64_t parked() const { return parked_; }                            ///< values off the devices
   const std::vector<uint32_t>& forgotten() const { return forgotten_; }  ///< plans
+  const std::vector<uint32_t>& gone() const { return gone_; }            ///< clients
 
   /// A task that was started, with a reference of its own to its value: whoever models its end gives that back.
   struct Task {
@@ -155,6 +156,7 @@ class ModelledBackend final : public Backend {
   Status park(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
   Status unpark(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
   void forget_plan(uint32_t plan) override { forgotten_.push_back(plan); }
+  void forget_client(uint32_t client) override { gone_.push_back(client); }
   std::string_view last_error() const override { return last_error_; }
 
  private:
@@ -211,7 +213,7 @@ class ModelledBackend final : public Backend {
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;
   uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0, parked_ = 0;
-  std::vector<uint32_t> forgotten_;
+  std::vector<uint32_t> forgotten_, gone_;
   uint64_t receive_calls_ = 0, send_calls_ = 0, put_calls_ = 0;
 };
 

@@ -130,16 +130,6 @@ class HostDriver:
         """Starts completing a client's futures."""
         self.core.attach_client(client, segment)
 
-    def detach_client(self, client: int) -> None:
-        """Forgets a client that the order has said to be gone. What it owned was dropped then (OWN-1)."""
-        self.core.detach_client(client)
-        self._tasks.forget(client)
-        for key in [key for key in list(self._placements) if key[0] == client]:
-            self._placements.pop(key, None)
-            self._inputs.pop(key, None)
-        for number in [number for number, program in list(self._programs.items()) if program.client == client]:
-            self.core.remove_plan(number)
-
     def succeed(self, past: str, youngest_client: int) -> None:
         """This host succeeds a lost one: what is missing here fails with `past` (ERR-2). Before `run`."""
         self.core.set_past(past, youngest_client)
@@ -167,14 +157,25 @@ class HostDriver:
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
         registered = Program(client, bound, host_plan(bound, self.host, self._platform == "cpu"), self.host)
         self._programs[program_id] = registered
-        for route, way in enumerate(registered.passages):
-            for destination, words in way.parcels.items():
-                self.core.add_parcel(program_id, route, destination, words)
-        self.core.add_plan(program_id, registered.plan.block)
+        try:
+            for route, way in enumerate(registered.passages):
+                for destination, words in way.parcels.items():
+                    self.core.add_parcel(program_id, route, destination, words)
+            self.core.add_plan(program_id, registered.plan.block, client)
+        except BaseException:
+            del self._programs[program_id]
+            raise
         if self._compiler_thread is None:
             self._compiler_thread = threading.Thread(target=self._compile_loop, name="pw-compile", daemon=True)
             self._compiler_thread.start()
         self._compiler.put(lambda: self._compile(program_id, registered, on_compiled))
+
+    def client_gone(self, client: int) -> None:
+        """The order has passed a client's end (OWN-1); enqueue thread. Its programs follow with their last runs."""
+        self._tasks.forget(client)
+        for key in [key for key in self._placements if key[0] == client]:
+            del self._placements[key]
+            self._inputs.pop(key, None)
 
     def program_gone(self, program_id: int) -> None:
         """The last run that named a removed program is over; enqueue thread."""

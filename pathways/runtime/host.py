@@ -46,10 +46,7 @@ class Driver(Protocol):
     on_parked: Callable[[int, str | None, int], None]
 
     def attach_client(self, client: int, segment: Any) -> None:
-        """Starts taking a client's work; from the control thread."""
-
-    def detach_client(self, client: int) -> None:
-        """Forgets a client, once the order says that it is gone; from the control thread."""
+        """Starts taking a client's work, until the order has passed the client's end; from the control thread."""
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
         """A lost host's successor has another segment, and takes freight at `stream`; from the control thread, returns
@@ -241,12 +238,6 @@ class HostProcess:
         except Exception as failure:
             error = _described(failure)
         self._report(pb.HostReport(client_attached=pb.ClientAttached(client=command.client, error=error)))
-
-    def _do_detach_client(self, command: pb.DetachClient, driver: Driver) -> None:
-        try:
-            driver.detach_client(command.client)
-        except Exception:
-            traceback.print_exc()
 
     def _do_replace_peer(self, command: pb.ReplacePeer, driver: Driver) -> None:
         error = pb.Error()

@@ -192,10 +192,7 @@ class Membership:
                 _settle(answer, "its client is gone")
         self._suspension.client_gone(number)
         if not self.cluster.done.done():
-            self.cluster.controller.remove_client(number)
-            for host in self.cluster.hosts:
-                if host.is_served:
-                    host.commands.put_nowait(pb.HostCommand(detach_client=pb.DetachClient(client=number)))
+            self.cluster.controller.remove_client(number)  # who tells the hosts, in the order
 
     def client(self, number: int) -> Client:
         """The client of this number.

@@ -99,9 +99,6 @@ class FakeDriver:
     def attach_client(self, client: int, segment: Segment) -> None:
         self.clients[client] = segment.nbytes
 
-    def detach_client(self, client: int) -> None:
-        self.clients.pop(client)
-
     def replace_peer(self, host: int, segment: Segment, loss: int, stream: str) -> None:
         self.replaced.append(f"host {host} loss {loss}")
 

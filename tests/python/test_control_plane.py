@@ -225,10 +225,6 @@ def test_leaving_frees_what_was_owned(shared: LocalClusterHandle) -> None:
     after = shared.control.cluster_stats()
     assert after["device_load"] == before["device_load"] and who(after) == who(before)
     assert f"remove_client {client.client_id}" in after["controller"]["calls"]
-    eventually(
-        lambda: all(str(client.client_id) not in host["attached"] for host in shared.control.cluster_stats()["hosts"]),
-        "the hosts forget the client",
-    )
     with pytest.raises(errors.ClusterClosedError):
         client.allocate_slice((1,), ("x",), None)
     assert isinstance(client.failure(), errors.ClusterClosedError)

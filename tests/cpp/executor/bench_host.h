@@ -75,10 +75,10 @@ struct BenchHost {
     executor.add_client(0);
   }
 
-  void add_plan(uint32_t id, const PlanBuilder& builder, bool compiled = true) {
+  void add_plan(uint32_t id, const PlanBuilder& builder, bool compiled = true, uint32_t client = Executor::kNobody) {
     Plan plan = Plan::parse(builder.finish());
     backend.learn(id, plan, {});
-    executor.add_plan(id, std::move(plan));
+    executor.add_plan(id, std::move(plan), client);
     if (compiled) executor.set_compiled(id);
   }
   void run(uint64_t order, uint32_t plan, std::vector<uint64_t> arguments, const std::vector<uint64_t>& results,

@@ -2,7 +2,7 @@
 //
 //   ASY-1, ASY-2  Chain.*: everything is launched before anything is ready; Arguments.Pending, Plans.CompiledLater
 //   ORD-1         Chain.DevicesAreFifos, Throttle.*
-//   GANG-1        Errors.GangRunsOnPlaceholders, Plans.CompileErrorLaunchesNothing
+//   GANG-1        Errors.GangRunsOnPlaceholders, Plans.CompileErrorLaunchesNothing, Clients.PlansGoBehindTheLastRun
 //   MEM-4         every test ends with `expect_empty`: each reference was dropped exactly once
 //   ERR-1         Errors.*
 //   OWN-1         Clients.*
@@ -350,6 +350,59 @@ TEST_F(Reads, WantedByNobodyAnyMore) {
   host.executor.on_client_gone(0);
   pass();
   EXPECT_TRUE(host.link.read.empty());
+  host.expect_empty();
+}
+
+TEST_F(Clients, PlansGoBehindTheLastRun) {
+  const PlanBuilder gang = plan_of({}, {call({}, {0}, 1, true)}, {0}, 1);
+  host.executor.add_client(1);
+  host.add_plan(0, gang, false, 0);
+  host.add_plan(1, gang, true, 0);
+  host.add_plan(2, gang, true, 1);
+  host.add_plan(3, gang);
+  host.run(1, 0, {}, {A});
+  host.executor.on_client_gone(0);
+  EXPECT_EQ(host.backend.forgotten(), std::vector<uint32_t>{1});
+  EXPECT_EQ(host.backend.gone(), std::vector<uint32_t>{0});
+  host.executor.set_compiled(0);
+  pass();
+  EXPECT_EQ(host.link.runs[1], (std::pair{1u, 1u}));  // the other hosts of the gang launched theirs
+  EXPECT_EQ(host.backend.forgotten(), (std::vector<uint32_t>{1, 0}));
+  host.executor.on_client_gone(0);  // said again, it is nothing
+  host.run(2, 2, {}, {B}, 1);
+  host.run(3, 3, {}, {C}, 1);
+  pass();
+  EXPECT_EQ(host.link.completions(B, 1), 1u);
+  EXPECT_EQ(host.link.completions(C, 1), 1u);
+  host.executor.on_client_gone(1);
+  EXPECT_EQ(host.backend.forgotten(), (std::vector<uint32_t>{1, 0, 2}));
+  host.expect_empty();
+}
+
+TEST_F(Clients, WhatIsRegisteredTooLateIsForgotten) {
+  const PlanBuilder builder = plan_of({}, {call({}, {0})}, {0}, 1);
+  host.executor.on_client_gone(7);  // it never got as far as being attached here
+  EXPECT_TRUE(host.executor.is_gone(7));
+  EXPECT_FALSE(host.executor.is_gone(0));
+  host.add_plan(0, builder, false, 7);
+  EXPECT_EQ(host.backend.forgotten(), std::vector<uint32_t>{0});
+  host.executor.set_compiled(0);  // what the compiler made of it meanwhile goes too
+  EXPECT_EQ(host.backend.forgotten(), (std::vector<uint32_t>{0, 0}));
+  host.add_plan(1, builder, false, 0);
+  host.executor.on_client_gone(0);
+  host.executor.set_compiled(1);
+  EXPECT_EQ(host.backend.forgotten(), (std::vector<uint32_t>{0, 0, 1, 1}));
+}
+
+TEST_F(Clients, GoesWhileARunIsHeldBack) {
+  // The fault that holds a run back may hold the last one of a client that goes, with its plan.
+  host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1), true, 0);
+  host.executor.set_faults({1});
+  host.run(1, 0, {}, {A});
+  host.executor.on_client_gone(0);
+  pass();
+  EXPECT_EQ(host.link.runs.size(), 1u);
+  EXPECT_EQ(host.backend.forgotten(), std::vector<uint32_t>{0});
   host.expect_empty();
 }
 

@@ -1,6 +1,7 @@
 // The gate in front of launches, on a modelled device: what finds no room waits for what is under way.
 //
-//   MEM-1  Gate.CountsWhatValuesTake, Gate.ValuesBetweenGo*, Gate.DonatedInputsAreTakenOver
+//   MEM-1  Gate.CountsWhatValuesTake, Gate.ValuesBetweenGo*, Gate.DonatedInputsAreTakenOver,
+//          Gate.CountsWhatIsMadeForAClientThatIsGone
 //   MEM-4  Gate.DonatedArgumentsGoWithTheirLastReaderInTheRun
 //   MEM-2  Gate.LaunchWaitsForRoom, Gate.TemporariesNeedRoomToo, Gate.OtherDevicesGoOn
 //   MEM-3  Gate.OverfullOnlyWhenNothingIsUnderWay
@@ -73,6 +74,19 @@ TEST_F(Gate, CountsWhatValuesTake) {
   release(A);
   expect_empty();
   EXPECT_EQ(device(1).high_water, 40u);
+}
+
+TEST_F(Gate, CountsWhatIsMadeForAClientThatIsGone) {
+  Plan plan = Plan::parse(maker().finish());
+  backend.learn(0, plan, {});
+  executor.add_plan(0, std::move(plan), 0);
+  run(1, 0, {}, {A});
+  executor.on_client_gone(0);
+  executor.set_compiled(0, std::nullopt, {{40}, {{}}});
+  EXPECT_EQ(backend.launches(), 1u);
+  EXPECT_EQ(device(0).bytes, 40u);
+  expect_empty();
+  EXPECT_EQ(backend.forgotten(), std::vector<uint32_t>{0});
 }
 
 TEST_F(Gate, ValuesBetweenGoWithTheLaunchOfTheirLastReader) {

@@ -249,10 +249,12 @@ TEST_F(Clients, Removed) {
     controller->remove_client(1);
   }
   memory = RawClient();  // the controller no longer touches it
-  // Two runs were granted, four dropped (none of them granted on the way), then the others' work and the farewell.
+  // Two runs were granted, four dropped (none of them granted on the way). The farewell comes right behind them, on all
+  // hosts (GANG-1), and does not wait for the others' work.
   EXPECT_EQ(controller->stats().dropped, 4u);
   EXPECT_EQ(controller->stats().granted, 2u);
   const RunRecord first = hosts[0]->next_run(), second = hosts[0]->next_run();
+  EXPECT_EQ(hosts[0]->next_kind(), RecordKind::kClientGone);
   EXPECT_TRUE(hosts[0]->next().empty());
   hosts[0]->done(first);
   hosts[0]->done(second);
@@ -260,17 +262,27 @@ TEST_F(Clients, Removed) {
   EXPECT_TRUE(hosts[0]->next().empty());  // GANG-1: the other host has no room yet
   hosts[1]->done(hosts[1]->next_run());
   hosts[1]->done(hosts[1]->next_run());
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kClientGone);
   pass();
   for (auto& host : hosts) {
     const RunRecord mine = host->next_run();
     EXPECT_EQ(mine.header.client, 0u);
-    EXPECT_EQ(host->next_kind(), RecordKind::kClientGone);
     host->done(mine);
   }
   pass();
   EXPECT_TRUE(controller->is_idle());
   EXPECT_THROW(controller->add_client(1, memory.block), Error);
   controller->remove_client(1);
+}
+
+TEST_F(Clients, RemovedBeforeItWasAdded) {
+  controller->remove_client(5);  // hosts may have been told to attach it
+  pass();
+  for (auto& host : hosts) {
+    EXPECT_EQ(host->next_kind(), RecordKind::kClientGone);
+    EXPECT_TRUE(host->next().empty());
+  }
+  EXPECT_TRUE(controller->is_idle());
 }
 
 TEST_F(Clients, RemovedWithoutGrantingTheRest) {

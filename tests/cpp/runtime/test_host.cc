@@ -4,6 +4,7 @@
 //   (posts)  Peers.LongPosts: a post longer than a record travels in pieces
 //   ERR-2    Peers.LostAndReplaced: at any moment of a run across; the next runs are as with new rings
 //   PEER-1   Peers.NonsenseClosesTheChannel
+//   OWN-1    Leaving.*: a client's memory is used until the order has passed its end, and never after
 //   (full)   Peers.FullRings: nobody rings when a ring has room again, so the host looks by itself
 #include "runtime/host.h"
 
@@ -62,9 +63,11 @@ class WideBackend final : public Backend {
   Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kFailed; }
   Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
   void note(uint32_t, std::span<const std::byte>) override {}
+  void forget_client(uint32_t client) override { gone.push_back(client); }
   std::string_view last_error() const override { return "not here"; }
 
   uint32_t sends = 0, received = 0, abandoned = 0;
+  std::vector<uint32_t> gone;
 
  private:
   size_t width_;
@@ -159,6 +162,42 @@ void play(TwoHosts& cluster, uint32_t runs, bool one_at_a_time) {
   EXPECT_EQ(cluster.backends[0].sends, runs);
   EXPECT_EQ(cluster.backends[1].received, runs);
   EXPECT_EQ(cluster.backends[1].abandoned, 0u);
+}
+
+TEST(Leaving, MemoryIsUsedUntilTheOrderSaysSo) {
+  const Watchdog watchdog("a client that leaves hosts which are behind");
+  TwoHosts cluster(1);
+  play(cluster, 1, true);
+  uint64_t result = 0;
+  ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
+  cluster.controller->step();
+  cluster.controller->remove_client(0);
+  for (uint32_t h = 0; h < 2; ++h) {
+    EXPECT_EQ(cluster.hosts[h]->attached_clients(), 1u);
+    EXPECT_TRUE(cluster.backends[h].gone.empty());
+  }
+  for (int i = 0; i < 20; ++i) {
+    for (auto& host : cluster.hosts) host->step();
+  }
+  EXPECT_EQ(cluster.backends[1].received, 2u);  // what was granted ran, on both
+  for (uint32_t h = 0; h < 2; ++h) {
+    EXPECT_EQ(cluster.hosts[h]->attached_clients(), 0u);
+    EXPECT_EQ(cluster.backends[h].gone, std::vector<uint32_t>{0});
+    EXPECT_TRUE(cluster.hosts[h]->executor().is_idle());
+  }
+}
+
+TEST(Leaving, AttachedTooLate) {
+  TwoHosts cluster(1);
+  Host& host = *cluster.hosts[0];
+  host.step();
+  cluster.controller->remove_client(3);
+  host.step();
+  EXPECT_EQ(cluster.backends[0].gone, std::vector<uint32_t>{3});
+  host.attach_client(3, nullptr);  // its memory is not even looked at
+  host.step();
+  EXPECT_EQ(cluster.backends[0].gone, (std::vector<uint32_t>{3, 3}));
+  EXPECT_EQ(host.attached_clients(), 1u);
 }
 
 TEST(Peers, LongPosts) {
