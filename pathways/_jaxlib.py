@@ -276,21 +276,48 @@ def lower_jaxpr(closed: Any, platforms: Sequence[str], mesh: AbstractMesh | None
     extra = {}
     if "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_module).parameters:
         extra["out_avals"] = closed.out_avals
-    result = jax_mlir.lower_jaxpr_to_module(
-        name,
-        closed,
-        num_const_args=0,
-        in_avals=closed.in_avals,
-        ordered_effects=[],
-        platforms=tuple(platforms),
-        backend=None,
-        axis_context=sharding_impls.ShardingContext(size, None, mesh),
-        donated_args=[False] * len(closed.in_avals),
-        num_partitions=size,
-        lowering_parameters=jax_mlir.LoweringParameters(hoist_constants_as_args=False),
-        **extra,
-    )
+    with lowering_for_slices():
+        result = jax_mlir.lower_jaxpr_to_module(
+            name,
+            closed,
+            num_const_args=0,
+            in_avals=closed.in_avals,
+            ordered_effects=[],
+            platforms=tuple(platforms),
+            backend=None,
+            axis_context=sharding_impls.ShardingContext(size, None, mesh),
+            donated_args=[False] * len(closed.in_avals),
+            num_partitions=size,
+            lowering_parameters=jax_mlir.LoweringParameters(hoist_constants_as_args=False),
+            **extra,
+        )
     return jax_mlir.module_to_bytecode(result.module)
+
+
+_lowering = threading.local()  # .for_slices: how deep this thread is in `lowering_for_slices`
+
+
+@contextlib.contextmanager
+def lowering_for_slices() -> Iterator[None]:
+    """What this thread lowers now does not run in this process: the guard of `guard_lowering` is off."""
+    depth = getattr(_lowering, "for_slices", 0)
+    _lowering.for_slices = depth + 1
+    try:
+        yield
+    finally:
+        _lowering.for_slices = depth
+
+
+def guard_lowering(refuse: Callable[[str], None]) -> None:
+    """From now on `refuse(name)` is called for each inner `jax.jit` that JAX lowers to run in this process."""
+    plain = pjit._pjit_lowering
+
+    def rule(ctx: Any, *args: Any, name: str, **params: Any) -> Any:
+        if not getattr(_lowering, "for_slices", 0):
+            refuse(name)
+        return plain(ctx, *args, name=name, **params)
+
+    jax_mlir.register_lowering(jit_p, rule, cacheable=False)
 
 
 def parse(module: bytes | str) -> ir.Module:

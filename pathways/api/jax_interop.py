@@ -20,7 +20,7 @@ from pathways.api.program import find_slice
 from pathways.api.put import device_put
 from pathways.compiler import primitives, specs
 from pathways.compiler.ir import MeshSpec, Spec
-from pathways.compiler.placed import lookup
+from pathways.compiler.placed import lookup, refuse_elsewhere
 
 _NUMBERS = (int, float, bool, complex)
 
@@ -42,6 +42,7 @@ def install() -> None:
                 Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
             )
     _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere)
+    _jaxlib.guard_lowering(refuse_elsewhere)
     primitives.transfer_p.def_impl(_transfer)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from pathways import errors
 from pathways.api.program import Program, is_tracing, remember
@@ -21,9 +22,10 @@ class PlacedFunction(Program):
         *,
         in_shardings: Any,
         out_shardings: Any,
-        donate_argnums: int | Sequence[int],
-        static_argnums: int | Sequence[int],
-        static_argnames: str | Sequence[str],
+        donate_argnums: int | Sequence[int] | None,
+        donate_argnames: str | Sequence[str] | None,
+        static_argnums: int | Sequence[int] | None,
+        static_argnames: str | Sequence[str] | None,
         name: str | None,
     ) -> None:
         self.slice = slice_
@@ -44,6 +46,7 @@ class PlacedFunction(Program):
             static_argnums=static_argnums,
             static_argnames=static_argnames,
             donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,29 +56,45 @@ class PlacedFunction(Program):
             return self._placed(*args, **kwargs)
         return self._submit(args, kwargs)
 
+    def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        remember(self.slice)
+        return self._placed(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets what it has compiled and traced; the next call does both again."""
+        super().clear_cache()
+        self._placed.clear_cache()
+
     def __repr__(self) -> str:
         return f"<pw.jit {self._name!r} on {self.slice!r}>"
 
 
+@overload
+def jit(fun: Callable[..., Any], devices: Slice | None = None, **options: Any) -> PlacedFunction: ...
+@overload
+def jit(*, devices: Slice | None = None, **options: Any) -> Callable[[Callable[..., Any]], PlacedFunction]: ...
+
+
 def jit(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] | None = None,
     devices: Slice | None = None,
     *,
     in_shardings: Any = None,
     out_shardings: Any = None,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
     name: str | None = None,
-) -> PlacedFunction:
-    """`fun`, compiled for a slice; the `jax.jit` of a cluster.
+) -> Any:
+    """`fun`, compiled for a slice; the `jax.jit` of a cluster. Also a decorator: `@pw.jit(devices=slice)`.
 
     Args:
         fun: any function that `jax.jit` takes. Callbacks in it are refused when it is traced.
         devices: the slice it runs on.
         in_shardings, out_shardings: pytree prefixes of `PartitionSpec`s over the slice's axes; None leaves the choice
             to the compiler.
-        donate_argnums: arguments whose buffers the results may take over, when called alone.
+        donate_argnums, donate_argnames: arguments whose buffers the results may take over, when called alone.
         static_argnums, static_argnames: as in `jax.jit`.
         name: shown in plans and errors; the function's own name when not given.
 
@@ -87,13 +106,15 @@ def jit(
             "pw.jit expects devices= a slice (make_virtual_device_set().add_slice(...)), got "
             f"{devices!r} of type {type(devices).__name__}"
         )
-    return PlacedFunction(
-        fun,
-        devices,
+    make = functools.partial(
+        PlacedFunction,
+        slice_=devices,
         in_shardings=in_shardings,
         out_shardings=out_shardings,
         donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         name=name,
     )
+    return make if fun is None else make(fun)

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -21,10 +22,11 @@ from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
 from pathways.api.constants import Constants, kind_of
 from pathways.api.slices import Slice
+from pathways.api.stages import Stage
 from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.options import Options
-from pathways.compiler.placed import parameter_names
+from pathways.compiler.placed import both_forms, parameter_names, positional_parameters, staged
 from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
 from pathways.runtime.binding import BoundProgram, lent, plan_text
 
@@ -53,10 +55,10 @@ class Program:
         *,
         name: str | None = None,
         home: Slice | None = None,
-        static_argnums: int | Sequence[int] = (),
-        static_argnames: str | Sequence[str] = (),
-        donate_argnums: int | Sequence[int] = (),
-        donate_argnames: str | Sequence[str] = (),
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+        donate_argnums: int | Sequence[int] | None = None,
+        donate_argnames: str | Sequence[str] | None = None,
         options: Mapping[str, Any] | Options | None = None,
     ) -> None:
         if not callable(fun):
@@ -65,13 +67,15 @@ class Program:
         self._fun = fun
         self._name = name or getattr(fun, "__name__", type(fun).__name__)
         self._home = home
-        self._static_argnums, self._static_argnames = static_argnums, static_argnames
-        self._donate_argnums, self._donate_argnames = donate_argnums, donate_argnames
-        self._has_static = bool(static_argnums or static_argnames) or static_argnums == 0
+        self._static_argnums, self._static_argnames = both_forms(fun, static_argnums, static_argnames)
+        self._donate_argnums, self._donate_argnames = both_forms(fun, donate_argnums, donate_argnames)
+        self._positional = positional_parameters(fun)
+        self._has_static = bool(self._static_argnums or self._static_argnames)
         self._options = Options.of(options)
         self._compiled: dict[Hashable, Compiled] = {}
         self._last: Compiled | None = None
         self._flat: Compiled | None = None  # the last, where arguments and result are arrays themselves, in no tree
+        self._staged: Any = None  # see `_stage`
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,10 +106,7 @@ class Program:
             return self._fun(*args, **kwargs)
         if any(_jaxlib.is_tracer(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
             if _jaxlib.is_staging():
-                raise errors.TraceError(
-                    f"program {self._name!r} was called inside a function that jax.jit (or scan, or the like) compiles "
-                    f"for this process. Call it outside, or make the whole a program: pw.program(...)"
-                )
+                return self._stage(args, kwargs)
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
         self._last = compiled
@@ -113,6 +114,19 @@ class Program:
         out = compiled.run(leaves, deadline)
         compiled.constants.learn(leaves)
         return tree_unflatten(compiled.out_tree, out)
+
+    def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call as JAX records it: for `jax.eval_shape` and the like; lowering it for this process is refused."""
+        from pathways.api import jax_interop
+
+        jax_interop.install()
+        if self._staged is None:
+            self._staged = staged(self._fun, self._name, self._static_argnums, self._static_argnames)
+        return self._staged(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method where it stands in a class, as a function of `jax.jit` is."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def with_timeout(self, seconds: float) -> TimedProgram:
         """This program with a deadline on its runs: `seconds` after the call, whatever is not there fails.
@@ -130,14 +144,28 @@ class Program:
         """
         return TimedProgram(self, seconds)
 
+    def trace(self, *args: Any, **kwargs: Any) -> Tracing:
+        """Traces for these arguments (arrays, or `jax.ShapeDtypeStruct`s): `.jaxpr`, `.out_info`, `.lower()`."""
+        split = self._split(args, kwargs)
+        return Tracing(self, split, *self._trace(split))
+
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces, partitions and lowers for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing."""
-        split = self._split(args, kwargs)
-        return Lowered(self, split, self._lower(split))
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The results' shapes and types for these arguments, as `jax.ShapeDtypeStruct`s; compiles nothing."""
+        return self.trace(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forgets what it has compiled and traced; the next call does both again."""
+        with self._lock:
+            self._last = self._flat = self._staged = None
+            self._compiled.clear()
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
         parameters = parameter_names(self._fun, len(args))
-        static = which(self._static_argnums, self._static_argnames, parameters)
+        static = which(self._static_argnums, self._static_argnames, parameters, self._positional)
         static_names = names_of(self._static_argnames)
         dynamic = tuple(arg for n, arg in enumerate(args) if n not in static)
         dynamic_kwargs = {key: value for key, value in kwargs.items() if key not in static_names}
@@ -179,6 +207,10 @@ class Program:
         return None
 
     def _lower(self, split: _Split) -> _Lowering:
+        return self._partition(*self._trace(split))
+
+    def _trace(self, split: _Split) -> tuple[Traced, Cluster, list[Slice]]:
+        """The traced program, the cluster it is for, and the slices it uses."""
         cluster = self._cluster(split.leaves)
         arguments = [
             abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
@@ -186,7 +218,7 @@ class Program:
         ]
         dynamic, dynamic_kwargs = tree_unflatten(split.tree, arguments)
         parameters = parameter_names(self._fun, len(split.args))
-        static = which(self._static_argnums, self._static_argnames, parameters)
+        static = which(self._static_argnums, self._static_argnames, parameters, self._positional)
         merged, rest = [], iter(dynamic)
         for number, arg in enumerate(split.args):
             merged.append(arg if number in static else next(rest))
@@ -213,6 +245,9 @@ class Program:
                 _tracing[thread] = outer
         if cluster is None:
             cluster = used[0].cluster if used else current()
+        return traced, cluster, used
+
+    def _partition(self, traced: Traced, cluster: Cluster, used: list[Slice]) -> _Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
         return _Lowering(traced, compile_traced(traced, options, default_mesh=home), cluster, used)
@@ -251,9 +286,25 @@ class TimedProgram:
         """The same program with another deadline."""
         return TimedProgram(self._program, seconds)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As `Program.__get__`."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Tracing:
+        """As `Program.trace`; what it compiles has no deadline."""
+        return self._program.trace(*args, **kwargs)
+
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """As `Program.lower`; what it compiles has no deadline."""
         return self._program.lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Program.eval_shape`."""
+        return self._program.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """As `Program.clear_cache`."""
+        self._program.clear_cache()
 
     def __repr__(self) -> str:
         return f"<{self._program!r} with a timeout of {self._seconds:g} s>"
@@ -466,10 +517,39 @@ def copy(array: Array) -> Array:
     return known.run([array])[0]
 
 
-class Lowered:
+class Tracing(Stage):
+    """A program traced for given arguments. Made by `Program.trace`; the counterpart of `jax.stages.Traced`."""
+
+    def __init__(
+        self, program: Program, split: _Split, traced: Traced, cluster: Cluster, used: list[Slice]
+    ) -> None:
+        super().__init__(traced)
+        self._program = program
+        self._split = split
+        self._cluster = cluster
+        self._used = used
+
+    @property
+    def jaxpr(self) -> Any:
+        """The closed jaxpr. Placed functions are its `jit` equations with a mark in their names."""
+        return self._traced.jaxpr
+
+    @property
+    def fun_name(self) -> str:
+        """The program's name."""
+        return self._traced.name
+
+    def lower(self) -> Lowered:
+        """Partitions and lowers it; runs nothing."""
+        lowering = self._program._partition(self._traced, self._cluster, self._used)
+        return Lowered(self._program, self._split, lowering)
+
+
+class Lowered(Stage):
     """A lowered program: text at each level, and `compile()`."""
 
     def __init__(self, program: Program, split: _Split, lowering: _Lowering) -> None:
+        super().__init__(lowering.traced)
         self._program = program
         self._split = split
         self._lowering = lowering
@@ -521,10 +601,10 @@ def program(
     fun: Callable[..., Any] | None = None,
     *,
     name: str | None = None,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
     **options: Any,
 ) -> Any:
     """Traces calls of placed functions into one program; use it as a decorator, with or without arguments.

@@ -54,6 +54,32 @@ def lookup(jit_name: str) -> Placement | None:
     return _placements.get(jit_name) if _MARK in jit_name else None
 
 
+def staged(fun: Callable[..., Any], name: str, static_argnums: Sequence[int], static_argnames: Sequence[str]) -> Any:
+    """A program's function as a jit whose name says what it is. JAX may trace it, but nobody may lower it."""
+    body = functools.wraps(fun, updated=())(functools.partial(fun))
+    body.__name__ = body.__qualname__ = f"{name}{_MARK}_program"
+    return jax.jit(body, static_argnums=tuple(static_argnums) or None, static_argnames=tuple(static_argnames) or None)
+
+
+def refuse_elsewhere(jit_name: str) -> None:
+    """Raises for a jit equation that is a placed function, or a program, and is about to be lowered for this process.
+
+    Tracing one is harmless (`jax.eval_shape`, `jax.make_jaxpr`); running it here would be in the wrong place.
+    """
+    placement = lookup(jit_name)
+    name, mark, rest = jit_name.rpartition(_MARK)
+    if placement is not None:
+        what = f"placed function {placement.name!r}"
+    elif mark and rest == "_program":
+        what = f"program {name!r}"
+    else:
+        return
+    raise errors.TraceError(
+        f"{what} was called inside a function that jax.jit (or scan, or the like) compiles for this process. Call it "
+        "outside, or make the whole a program: pw.program(...)"
+    )
+
+
 class PlacedFunction:
     """A function placed on a slice. Called under trace, it is one named computation of the program.
 
@@ -67,8 +93,8 @@ class PlacedFunction:
         *,
         in_shardings: Any = None,
         out_shardings: Any = None,
-        static_argnums: int | Sequence[int] = (),
-        static_argnames: str | Sequence[str] = (),
+        static_argnums: int | Sequence[int] | None = (),
+        static_argnames: str | Sequence[str] | None = (),
         name: str | None = None,
     ) -> None:
         if not callable(fun):
@@ -81,8 +107,7 @@ class PlacedFunction:
         self.abstract_mesh = specs.abstract_mesh(mesh)
         self.in_shardings = in_shardings
         self.out_shardings = out_shardings
-        self.static_argnums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-        self.static_argnames = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+        self.static_argnums, self.static_argnames = both_forms(fun, static_argnums, static_argnames)
         self.placement = Placement(self.name, mesh)
         self.__name__ = self.name
         self.__doc__ = getattr(fun, "__doc__", None)
@@ -96,6 +121,10 @@ class PlacedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The call as JAX traces it."""
         return self._jit(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets the traces that JAX keeps of it."""
+        self._jit.clear_cache()
 
     def __repr__(self) -> str:
         return f"<placed function {self.name!r} on slice {self.mesh.name!r}>"
@@ -113,8 +142,8 @@ def placed(
     *,
     in_shardings: Any = None,
     out_shardings: Any = None,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] | None = (),
+    static_argnames: str | Sequence[str] | None = (),
     name: str | None = None,
 ) -> PlacedFunction:
     """`fun` placed on `mesh`. Shardings are pytree prefixes of PartitionSpecs; None leaves the choice to the compiler.
@@ -130,6 +159,39 @@ def placed(
         static_argnames=static_argnames,
         name=name,
     )
+
+
+def both_forms(
+    fun: Callable[..., Any], numbers: int | Sequence[int] | None, names: str | Sequence[str] | None
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Arguments meant by their numbers or by their names, as both: so it does not matter how a call gives them.
+
+    As in `jax.jit`, only what is not given at all is found out from the other.
+    """
+    numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    if bool(numbers) == bool(names):
+        return numbers, names
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (ValueError, TypeError):
+        return numbers, names
+    either = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else None for p in parameters]
+    if names:
+        return tuple(n for n, name in enumerate(either) if name in names), names
+    count = len(either)
+    return numbers, tuple(name for number in numbers if -count <= number < count and (name := either[number]))
+
+
+def positional_parameters(fun: Callable[..., Any]) -> int | None:
+    """How many positional arguments a function takes at most; None: any number, or nobody knows."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (ValueError, TypeError):
+        return None
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return None
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:

@@ -91,8 +91,9 @@ def trace(
     kwargs = dict(kwargs or {})
     name = name or str(getattr(fun, "__name__", type(fun).__name__))
     parameters = placed.parameter_names(fun, len(args))
-    static = which(static_argnums, static_argnames, parameters)
-    donate = which(donate_argnums, donate_argnames, parameters)
+    most = placed.positional_parameters(fun)
+    static = which(static_argnums, static_argnames, parameters, most)
+    donate = which(donate_argnums, donate_argnames, parameters, most)
     static_names = names_of(static_argnames)
     donate_names = names_of(donate_argnames)
     dynamic = [n for n in range(len(args)) if n not in static]
@@ -143,14 +144,20 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def which(numbers: int | Sequence[int], names: str | Sequence[str], parameters: Sequence[str]) -> set[int]:
-    """Which positional arguments are meant by those numbers and names."""
+def which(
+    numbers: int | Sequence[int], names: str | Sequence[str], parameters: Sequence[str], most: int | None = 0
+) -> set[int]:
+    """Which positional arguments of a call are meant by those numbers and names.
+
+    Of the function's `most` positional parameters (None: any number), a call may leave out some, or name them.
+    """
     numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     count = len(parameters)
     for number in numbers:
-        if not -count <= number < count:
+        if not -count <= number < count and not (most is None or 0 <= number < most):
             raise errors.ProgramError(f"argnums {number} is out of range: the call has {count} positional arguments")
-    return {n % count for n in numbers} | {n for n, parameter in enumerate(parameters) if parameter in names_of(names)}
+    meant = {n % count for n in numbers if -count <= n < count}
+    return meant | {n for n, parameter in enumerate(parameters) if parameter in names_of(names)}
 
 
 def device_put(x: Any, mesh: MeshSpec, spec: Any = None) -> Any:

@@ -1,0 +1,66 @@
+"""What is known of a program before it runs: the arguments and results of its stages, as `jax.stages` names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.tree_util import tree_map, tree_unflatten
+
+from pathways import _jaxlib
+from pathways.compiler.trace import Traced
+
+
+class Stage:
+    """A traced program's arguments and results; the base of what `trace`, `lower` and `compile` give."""
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+
+    @property
+    def in_tree(self) -> Any:
+        """Tree structure of (positional arguments, keyword arguments), without the static ones."""
+        return self._traced.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """Tree structure of the result."""
+        return self._traced.out_tree
+
+    @property
+    def args_info(self) -> Any:
+        """A `jax.stages.ArgInfo` for each argument, as (positional arguments, keyword arguments)."""
+        traced = self._traced
+        count = traced.in_tree.num_leaves
+        return tree_unflatten(
+            traced.in_tree,
+            [
+                jax.stages.ArgInfo(_jaxlib.shaped_array(argument.shape, argument.dtype, argument.weak_type), donated)
+                for argument, donated in zip(traced.arguments[:count], traced.donated[:count], strict=True)
+            ],
+        )
+
+    @property
+    def in_avals(self) -> Any:
+        """The abstract values of the arguments, as `args_info`."""
+        traced = self._traced
+        count = traced.in_tree.num_leaves
+        return tree_unflatten(
+            traced.in_tree,
+            [_jaxlib.shaped_array(a.shape, a.dtype, a.weak_type) for a in traced.arguments[:count]],
+        )
+
+    @property
+    def out_info(self) -> Any:
+        """A `jax.ShapeDtypeStruct` for each result."""
+        return tree_unflatten(self._traced.out_tree, list(self._traced.results))
+
+    @property
+    def out_avals(self) -> Any:
+        """The abstract values of the results."""
+        return tree_map(lambda x: _jaxlib.shaped_array(x.shape, x.dtype, bool(x.weak_type)), self.out_info)
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Positions of donated arguments, flattened."""
+        return tuple(n for n, given in enumerate(self._traced.donated) if given)
