@@ -20,18 +20,19 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jaxlib
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import api, array, config, core, dispatch, dtypes, pjit, sharding_impls, xla_bridge
+from jax._src import api, array, config, core, dispatch, dtypes, pjit, sharding_impls, stages, xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
 from jax._src.numpy import array_methods
 from jax._src.random import prng
+from jax.experimental import layout
 from jax.sharding import AbstractMesh
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir import passmanager
@@ -103,6 +104,32 @@ def new_jaxpr(
     info = like.debug_info._replace(arg_names=None, result_paths=None)
     jaxpr = core.Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), core.no_effects, info)
     return close(jaxpr, consts)
+
+
+def rebuilt(
+    closed: Any,
+    constants: Sequence[tuple[core.Var, Any]],
+    invars: Sequence[core.Var],
+    outvars: Sequence[Any],
+    eqns: Any,
+) -> Any:
+    """A closed jaxpr with these parts and the effects of `closed`."""
+    jaxpr = closed.jaxpr
+    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    variables, values = [v for v, _ in constants], [value for _, value in constants]
+    return close(core.Jaxpr(variables, list(invars), list(outvars), list(eqns), jaxpr.effects, info), values)
+
+
+def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any) -> Any:
+    """A jit equation of `closed`, whose arguments are `inputs` and, at the end, `more`."""
+    params = dict(eqn.params, jaxpr=closed)
+    for name, value in (
+        ("in_shardings", sharding_impls.UNSPECIFIED),
+        ("in_layouts", None),
+        ("donated_invars", False),
+    ):
+        params[name] = (*eqn.params[name], *(value for _ in more))
+    return eqn.replace(invars=[*inputs, *more], params=params)
 
 
 def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
@@ -485,10 +512,39 @@ def initialize_lapack() -> None:
         lapack._lapack.initialize()
 
 
+class _HostParams(stages.CompiledCallParams):
+    """What says of an executable that a host runs it, whatever `jax.disable_jit` says on the thread (see below)."""
+
+
 def fast_call(compiled: Any) -> Callable[..., Any]:
-    """The C++ fast path of a `jax.stages.Compiled`, which spares one Python frame per call."""
+    """The C++ fast path of a `jax.stages.Compiled`, which spares one Python frame per call.
+
+    An embedded cluster runs on its user's threads, where `jax.disable_jit` may be on: JAX then calls
+    `jax.stages.Compiled.call`, which refuses. What a host runs is run all the same.
+    """
+    _run_hosts_executables()
     create = getattr(getattr(compiled, "_executable", None), "create_cpp_call", None)
-    return (create(compiled._params) if create is not None else None) or compiled
+    fast = create(_HostParams(*compiled._params)) if create is not None else None
+
+    def slow(*args: Any) -> Any:
+        with config.disable_jit(False):
+            return compiled(*args)
+
+    return fast or slow
+
+
+@functools.cache
+def _run_hosts_executables() -> None:
+    plain = stages.Compiled.call
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(args[0], _HostParams) and config.disable_jit.value:
+            with config.disable_jit(False):
+                return plain(*args, **kwargs)
+        return plain(*args, **kwargs)
+
+    stages.Compiled.call = staticmethod(call)
 
 
 def drop_main_attributes(module: ir.Module) -> None:
@@ -633,6 +689,11 @@ def is_staging() -> bool:
     return False
 
 
+def is_jit_disabled() -> bool:
+    """Whether `jax.disable_jit` is on, for this thread."""
+    return bool(config.disable_jit.value)
+
+
 def is_top_level() -> bool:
     """Whether no JAX transformation is under way on this thread; a tenth of a microsecond."""
     return bool(core.trace_state_clean())
@@ -646,6 +707,11 @@ def shaped_array(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
 def abstract_value(value: Any) -> Any:
     """The abstract value of anything JAX takes as an array."""
     return core.shaped_abstractify(value)
+
+
+def array_format(ndim: int, sharding: Any) -> Any:
+    """The format of an array whose dimensions lie in memory in their order."""
+    return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
 
 
 def as_function(closed: Any) -> Callable[..., list[Any]]:
@@ -733,3 +799,116 @@ def _is_from_library(filename: str | None) -> bool:
     if "optax" in sys.modules:
         roots += list(sys.modules["optax"].__path__)
     return filename is not None and any(filename.startswith(root + os.sep) for root in roots)
+
+
+def accept_shardings(
+    is_ours: Callable[[Any], bool],
+    put: Callable[[Any, Any], Any],
+    full: Callable[[Any, Any, Any, Any], Any],
+    iota: Callable[[Any, Any, int, Any], Any],
+    from_callback: Callable[[Any, Any, Callable[[Any], Any], Any], Any],
+    refuse_put: Callable[[], NoReturn],
+) -> None:
+    """Teaches JAX shardings of ours: what it puts to one, or makes with one, goes to these functions.
+
+    `jax.device_put`, and what ends in it, goes to `put(value, sharding)`, and to `refuse_put()` where it is lowered to
+    run in this process; `lax.full` and `lax.broadcasted_iota`, in
+    which `jnp.zeros(device=)` and `jnp.arange(device=)` end, to `full(shape, value, dtype, sharding)` and `iota(dtype,
+    shape, dimension, sharding)`; the makers of arrays from a process's parts to `from_callback(shape, sharding,
+    callback, dtype or None)`.
+    """
+    plain_put, plain_full, plain_iota = dispatch._batched_device_put_impl, lax.full, lax.broadcasted_iota
+    plain_convert, plain_constraint = lax._convert_element_type, pjit.sharding_constraint_p.impl
+    put_lowering = jax_mlir._lowerings[dispatch.device_put_p].rule
+    plain_callback, plain_local = array.make_array_from_callback, array.make_array_from_process_local_data
+    plain_single = array.make_array_from_single_device_arrays
+
+    def put_all(*xs: Any, devices: Any, srcs: Any, copy_semantics: Any, dst_avals: Any) -> list[Any]:
+        shardings = [getattr(device, "sharding", device) for device in devices]  # of a jax.experimental.layout.Format
+        here = [n for n, sharding in enumerate(shardings) if not is_ours(sharding)]
+        each = devices, srcs, copy_semantics, dst_avals
+        names = "devices", "srcs", "copy_semantics", "dst_avals"
+        if len(here) == len(xs):
+            return list(plain_put(*xs, **dict(zip(names, each, strict=True))))
+        out: list[Any] = [None] * len(xs)
+        chosen = [[values[n] for n in here] for values in each]
+        for n, y in zip(here, plain_put(*(xs[n] for n in here), **dict(zip(names, chosen, strict=True))), strict=True):
+            out[n] = y
+        for n in set(range(len(xs))) - set(here):
+            x, semantics = xs[n], copy_semantics[n]
+            if semantics is dispatch.ArrayCopySemantics.REUSE_INPUT and getattr(x, "sharding", None) == shardings[n]:
+                out[n] = x
+                continue
+            out[n] = put(x, shardings[n])
+            if semantics is dispatch.ArrayCopySemantics.DONATE_INPUT and hasattr(x, "delete"):
+                x.delete()
+        return out
+
+    @functools.wraps(plain_convert)
+    def convert_there(
+        operand: Any, new_dtype: Any = None, weak_type: bool = False, sharding: Any = None, **options: Any
+    ) -> Any:
+        if is_ours(sharding):
+            return put(plain_convert(operand, new_dtype, weak_type, **options), sharding)
+        return plain_convert(operand, new_dtype, weak_type, sharding, **options)
+
+    @functools.wraps(plain_full)
+    def full_there(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
+        if is_ours(sharding):
+            return full(shape, fill_value, dtype, sharding)
+        return plain_full(shape, fill_value, dtype, sharding=sharding)
+
+    @functools.wraps(plain_iota)
+    def iota_there(dtype: Any, shape: Any, dimension: int, *, out_sharding: Any = None) -> Any:
+        if is_ours(out_sharding):
+            return iota(dtype, shape, dimension, out_sharding)
+        return plain_iota(dtype, shape, dimension, out_sharding=out_sharding)
+
+    @functools.wraps(plain_callback)
+    def callback_there(shape: Any, sharding: Any, data_callback: Any, dtype: Any = None) -> Any:
+        target = getattr(sharding, "sharding", sharding)
+        if is_ours(target):
+            return from_callback(shape, target, data_callback, dtype)
+        return plain_callback(shape, sharding, data_callback, dtype)
+
+    @functools.wraps(plain_local)
+    def local_there(sharding: Any, local_data: Any, global_shape: Any = None) -> Any:
+        if not any(map(is_ours, jax.tree.leaves(sharding))):
+            return plain_local(sharding, local_data, global_shape)
+        if global_shape is not None:
+            shapes = jax.tree.map(np.shape, local_data)
+            if jax.tree.map(lambda _, given: tuple(given), local_data, global_shape) != shapes:
+                raise errors.ShardingError(
+                    "the client of a cluster is its only process: what it gives to a slice must be the whole array, of "
+                    f"shape {global_shape}, got {shapes}"
+                )
+        return jax.device_put(local_data, sharding)
+
+    @functools.wraps(plain_single)
+    def single_there(shape: Any, sharding: Any, arrays: Any, **options: Any) -> Any:
+        if is_ours(sharding):
+            raise errors.ShardingError(
+                "make_array_from_single_device_arrays takes arrays that lie on the devices of its sharding, but those "
+                "of a slice hold none of this process's. Use jax.make_array_from_callback or jax.device_put"
+            )
+        return plain_single(shape, sharding, arrays, **options)
+
+    def put_rule(ctx: Any, *args: Any, devices: Any, **params: Any) -> Any:
+        if any(is_ours(getattr(device, "sharding", device)) for device in devices):
+            refuse_put()
+        return put_lowering(ctx, *args, devices=devices, **params)
+
+    def constrain(x: Any, sharding: Any, **params: Any) -> Any:
+        if is_ours(sharding) or is_ours(getattr(x, "sharding", None)):
+            return put(x, sharding)
+        return plain_constraint(x, sharding=sharding, **params)
+
+    jax_mlir.register_lowering(dispatch.device_put_p, put_rule)
+    pjit.sharding_constraint_p.def_impl(constrain)
+    dispatch._batched_device_put_impl = put_all
+    lax._convert_element_type = convert_there
+    lax.full = jax.lax.full = full_there
+    lax.broadcasted_iota = jax.lax.broadcasted_iota = iota_there
+    array.make_array_from_callback = jax.make_array_from_callback = callback_there
+    array.make_array_from_process_local_data = jax.make_array_from_process_local_data = local_there
+    array.make_array_from_single_device_arrays = jax.make_array_from_single_device_arrays = single_there

@@ -18,6 +18,8 @@ from pathways.compiler.ir import ArrayType
 from pathways.runtime import payloads
 
 _READY, _FAILED = "ready", "failed"
+#: Embedded, up to so many bytes are shown by `repr` before anybody read them.
+_SHOWN_BYTES = 1 << 16
 
 
 if TYPE_CHECKING:
@@ -103,6 +105,38 @@ class Array(_Face):
         """The devices of its slice."""
         return set(self.layout.slice.devices)
 
+    @property
+    def device(self) -> Any:
+        """Its sharding, as of any sharded array of JAX's; also on a slice of one device, as slices may move."""
+        return self.sharding
+
+    @property
+    def format(self) -> Any:
+        """Its layout in memory, major to minor, with its sharding: a `jax.experimental.layout.Format`."""
+        return _jaxlib.array_format(len(self.layout.shape), self.sharding)
+
+    def on_device_size_in_bytes(self) -> int:
+        """Bytes on all devices of its slice together, replicas counted."""
+        return int(self.layout.place_bytes) * int(self.layout.slice.size)
+
+    @property
+    def addressable_shards(self) -> list[Any]:
+        """Its parts, one per device of the slice; the client can read each."""
+        from pathways.api.shards import shards_of
+
+        if self.is_deleted():
+            raise self._deleted_error("addressable_shards")
+        return shards_of(self)
+
+    @property
+    def global_shards(self) -> list[Any]:
+        """As `addressable_shards`."""
+        return self.addressable_shards
+
+    def addressable_data(self, index: int) -> Any:
+        """The part on device `index` of the slice, as an array."""
+        return self.addressable_shards[index].data
+
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """`isinstance(x, jax.Array)` is true, as for every array that JAX computes with; `type(x)` is `pw.Array`."""
@@ -171,6 +205,22 @@ class Array(_Face):
         from pathways.api.numpy_protocols import array_function
 
         return array_function(fun, args, kwargs)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The value, fetched, as memory of this process's CPU; see `numpy.ndarray.__dlpack__` for the options.
+
+        It is read-only. Consumers that know nothing of that (DLPack before 1.0) get a copy.
+        """
+        value = np.asarray(self)
+        if value.dtype.kind not in "biufc" or _jaxlib.is_sub_byte(value.dtype):
+            return jax.device_put(value, jax.local_devices(backend="cpu")[0]).__dlpack__()
+        if not value.flags.writeable and (options.get("max_version") or (0,))[0] < 1:
+            value = value.copy()
+        return value.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU, where a fetched value is."""
+        return (1, 0)
 
     def __reduce__(self) -> Any:
         """A pickle holds the value, and gives a NumPy array (or a JAX key array): a cluster cannot be pickled."""
@@ -255,16 +305,46 @@ class Array(_Face):
             return repr(self)
         return str(self._value())
 
+    def _here(self) -> Any:
+        """The value, if it is in this process's memory already; None otherwise. Waits for nothing and sends nothing."""
+        fetched = self.cached
+        if isinstance(fetched, _Fetch):
+            return fetched.result(self) if fetched.is_here() else None
+        if fetched is not None and not isinstance(fetched, _Carried):
+            return fetched
+        client = self.client
+        if client.closed or client.state(self) != _READY:
+            return None
+        if self.is_carried:
+            data = self._read()
+            return None if data is None else _value_of(self.layout, data)
+        cluster = self.layout.slice.cluster
+        if cluster.driver is None or cluster.platform != "cpu" or self.nbytes > _SHOWN_BYTES or client.moving:
+            return None
+        if client.in_flight:  # what reads it takes its place behind them
+            return None
+        fetch = _Fetch(self)  # the process is the host as well: nothing is transferred
+        client.pump()
+        return fetch.result(self) if fetch.is_here() else None
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: it would look for JAX's own ways to print a `jax.Array`."""
+        return {"text/plain": repr(self)}
+
     def __repr__(self) -> str:
-        """Never waits."""
+        """Never waits. With the value, if it is here already."""
+        value = ""
         if self.is_deleted():
             state = ", deleted"
         else:
             state = "" if self.client.closed or self.client.state(self) == _READY else f", {self.client.state(self)}"
+            here = self._here()
+            if isinstance(here, np.ndarray):
+                value = np.array2string(here, separator=", ", prefix="pw.Array(") + ", "
         dims = ",".join(map(str, self.shape))
         weak = ", weak_type" if self.weak_type else ""
         spec = tuple(self.layout.spec[: len(self.shape)])
-        return f"pw.Array({self.dtype}[{dims}]{weak} on {self.layout.slice.mesh_spec.name}, spec={spec}{state})"
+        return f"pw.Array({value}{self.dtype}[{dims}]{weak} on {self.layout.slice.mesh_spec.name}, spec={spec}{state})"
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -327,6 +407,12 @@ class _Fetch:
             self._driver.local[self._token] = None  # wanted
             payload = payloads.fetch_local(self._token)
         self._client.fetch(array, self._token, payload, self._block)
+
+    def is_here(self) -> bool:
+        """Whether the value has come; never waits."""
+        return self._value is not None or (
+            not self._client.closed and self._client.wait_raw(self._token, 0.0) == _READY
+        )
 
     def result(self, array: Array) -> Any:
         """Waits and returns the value; raises what befell it."""

@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pathways import _core, errors
 from pathways.api.slices import Device, Slice
@@ -425,6 +425,18 @@ class Cluster:
             if self in _current:
                 _current.remove(self)
         (self._handle or self._control).close()
+
+    def __copy__(self) -> Cluster:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Cluster:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        way = (
+            "its devices are this process's own" if self.is_embedded else f"connect there: pw.connect({self.address!r})"
+        )
+        raise TypeError(f"{self!r} cannot be pickled: it is a connection of this process. In another process, {way}")
 
     def __enter__(self) -> Cluster:
         return self

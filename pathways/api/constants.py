@@ -72,7 +72,7 @@ def _is_frozen(value: Any) -> bool:
 class Constants:
     """The host values of one signature of a program."""
 
-    def __init__(self, call: _core.Call, names: Sequence[str]) -> None:
+    def __init__(self, call: _core.Call | Any, names: Sequence[str]) -> None:
         self._layouts = call.inputs
         self._names = names
         self.kinds: list[set[Hashable]] = [set() for _ in call.inputs]

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from pathways import _jaxlib
+from pathways.api import creation
 from pathways.api.array import Array
 from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
@@ -42,6 +43,14 @@ def install() -> None:
                 Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
             )
     _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere)
+    _jaxlib.accept_shardings(
+        creation.is_over_slice,
+        creation.put,
+        creation.full,
+        creation.iota,
+        creation.from_callback,
+        primitives.refuse_here,
+    )
     _jaxlib.guard_lowering(refuse_elsewhere)
     primitives.transfer_p.def_impl(_transfer)
 

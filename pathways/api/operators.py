@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
+
 from pathways import _jaxlib, errors
 from pathways.api.array import Array
 from pathways.api.cluster import Cluster
@@ -41,6 +43,7 @@ class Operations:
         self.known: dict[Hashable, tuple[Compiled, Any]] = {}  # keeps the jaxpr whose id is in the key
         self.constants: dict[Hashable, int] = {}
         self.moves: dict[Hashable, Program] = {}
+        self.makers: dict[Hashable, Any] = {}  # placed functions that make arrays, see `creation`
         #: Operators that turned out to be one run of one program: (settings, call, which operand each argument is).
         self.shortcuts: dict[Hashable, tuple[Any, Any, tuple[int, ...]]] = {}
         self.callees: dict[Hashable, Compiled] = {}  # keeps the programs of `shortcuts`
@@ -211,5 +214,9 @@ def move(array: Array, devices: Slice, spec: Any) -> Array:
         known = table.moves[key] = Program(
             functools.partial(device_put, mesh=devices.mesh_spec, spec=target), name="device_put", home=devices
         )
-    moved: Array = known(array)
+    if _jaxlib.is_jit_disabled():
+        with jax.disable_jit(False):
+            moved: Array = known(array)
+    else:
+        moved = known(array)
     return moved

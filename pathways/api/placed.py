@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
-from pathways import errors
+import jax
+
+from pathways import _jaxlib, errors
+from pathways.api.array import Array
 from pathways.api.program import Program, is_tracing, remember
+from pathways.api.put import device_put
 from pathways.api.slices import Slice
-from pathways.compiler import placed
+from pathways.compiler import placed, specs
 
 
 class PlacedFunction(Program):
@@ -56,6 +60,24 @@ class PlacedFunction(Program):
             return self._placed(*args, **kwargs)
         return self._submit(args, kwargs)
 
+    def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fun = self._placed
+        dynamic = fun.dynamic(len(args))
+        given = tuple(args[n] for n in dynamic)
+        there = dict(zip(dynamic, device_put(given, self.slice, fun.in_shardings), strict=True))
+        named = {k: v if k in fun.static_argnames else device_put(v, self.slice) for k, v in kwargs.items()}
+        result = fun.fun(*(there.get(n, arg) for n, arg in enumerate(args)), **named)
+        if _jaxlib.is_staging():
+            return result
+        leaves, tree = jax.tree_util.tree_flatten(result)
+        wanted = specs.broadcast(fun.out_shardings, result, f"result shardings of placed function {fun.name!r}")
+        return tree.unflatten(
+            leaf
+            if type(leaf) is Array and leaf.slice is self.slice and spec is None
+            else device_put(leaf, self.slice, spec)
+            for leaf, spec in zip(leaves, wanted, strict=True)
+        )
+
     def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         remember(self.slice)
         return self._placed(*args, **kwargs)
@@ -67,12 +89,6 @@ class PlacedFunction(Program):
 
     def __repr__(self) -> str:
         return f"<pw.jit {self._name!r} on {self.slice!r}>"
-
-
-@overload
-def jit(fun: Callable[..., Any], devices: Slice | None = None, **options: Any) -> PlacedFunction: ...
-@overload
-def jit(*, devices: Slice | None = None, **options: Any) -> Callable[[Callable[..., Any]], PlacedFunction]: ...
 
 
 def jit(

@@ -22,7 +22,7 @@ from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
 from pathways.api.constants import Constants, kind_of
 from pathways.api.slices import Slice
-from pathways.api.stages import Stage
+from pathways.api.stages import Handle, Stage
 from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.options import Options
@@ -46,7 +46,7 @@ def remember(slice_: Slice) -> None:
         _tracing[threading.get_ident()].append(slice_)
 
 
-class Program:
+class Program(Handle):
     """A program and its compiled signatures. Made by `program` and `jit`."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Program:
             raise errors.ProgramError(f"expected a function, got {fun!r} of type {type(fun).__name__}")
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
-        self._name = name or getattr(fun, "__name__", type(fun).__name__)
+        self._name = str(name or getattr(fun, "__name__", type(fun).__name__))
         self._home = home
         self._static_argnums, self._static_argnames = both_forms(fun, static_argnums, static_argnames)
         self._donate_argnums, self._donate_argnames = both_forms(fun, donate_argnums, donate_argnames)
@@ -104,6 +104,8 @@ class Program:
     ) -> Any:
         if is_tracing():
             return self._fun(*args, **kwargs)
+        if _jaxlib.is_jit_disabled():
+            return self._call_eagerly(args, kwargs)
         if any(_jaxlib.is_tracer(leaf) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
             if _jaxlib.is_staging():
                 return self._stage(args, kwargs)
@@ -114,6 +116,10 @@ class Program:
         out = compiled.run(leaves, deadline)
         compiled.constants.learn(leaves)
         return tree_unflatten(compiled.out_tree, out)
+
+    def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under `jax.disable_jit`: the user's Python itself. What is done to arrays of a slice runs there, op by op."""
+        return self._fun(*args, **kwargs)
 
     def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call as JAX records it: for `jax.eval_shape` and the like; lowering it for this process is refused."""
@@ -237,6 +243,7 @@ class Program:
                 static_argnames=self._static_argnames,
                 donate_argnums=self._donate_argnums,
                 donate_argnames=self._donate_argnames,
+                closed_over=functools.partial(self._closed_over, cluster),
             )
         finally:
             if outer is None:
@@ -247,6 +254,16 @@ class Program:
             cluster = used[0].cluster if used else current()
         return traced, cluster, used
 
+    def _closed_over(self, cluster: Cluster | None, value: Any) -> Argument | None:
+        """What an array of this cluster is to a program that closes over it. Alone, a placed function has it moved."""
+        if type(value) is not Array or (cluster is not None and value.layout.slice.cluster is not cluster):
+            return None
+        remember(value.layout.slice)
+        argument = abstractify(value, "", value.layout.slice.cluster)
+        if self._home is None or value.layout.slice is self._home:
+            return argument
+        return dataclasses.replace(argument, mesh=self._home.mesh_spec, spec=((),) * len(argument.shape))
+
     def _partition(self, traced: Traced, cluster: Cluster, used: list[Slice]) -> _Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
@@ -256,7 +273,7 @@ class Program:
         return f"<pathways program {self._name!r}>"
 
 
-class TimedProgram:
+class TimedProgram(Handle):
     """A program whose runs have a deadline. Made by `Program.with_timeout`."""
 
     def __init__(self, program: Program, seconds: float) -> None:
@@ -377,9 +394,11 @@ class _Lowering:
         )
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
-        call = _core.Call(
+        call: Any = _core.Call(
             cluster.native, registration.number, registration.group, inputs, outputs, donated, shared, shared_results
         )
+        if self.traced.closed_over:
+            call = Closure(call, self.traced.name, self.traced.closed_over)
         return Compiled(call, split.tree, self, bound, registration)
 
 
@@ -397,6 +416,58 @@ class Registration:
             self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
 
 
+class Closure:
+    """A `_core.Call` whose last arguments are arrays that the program closes over: callers give the others.
+
+    The arrays are those of when it was traced, as in `jax.jit`. An array does not change, so holding it is enough.
+    """
+
+    def __init__(self, call: _core.Call, name: str, arrays: Sequence[Array]) -> None:
+        self._call = call
+        self._name = name
+        self.arrays = [
+            array if array.layout is layout else _at(array, layout)
+            for array, layout in zip(arrays, call.inputs[len(call.inputs) - len(arrays) :], strict=True)
+        ]
+        self.client = call.client
+        self.inputs = call.inputs[: len(call.inputs) - len(arrays)]
+        self.outputs = call.outputs
+        self.donated = call.donated
+        self.bind = call.bind
+
+    @property
+    def stale(self) -> bool:
+        """As `_core.Call.stale`."""
+        return self._call.stale
+
+    @stale.setter
+    def stale(self, value: bool) -> None:
+        self._call.stale = value
+
+    def _arguments(self, leaves: list[Any]) -> list[Any]:
+        for array in self.arrays:
+            if array.is_deleted():
+                raise errors.DeletedArrayError(
+                    f"{self._name!r} closes over {array!r}, which was deleted, or donated to a program, since it was "
+                    "traced. Give it as an argument, or keep the array"
+                )
+        return [*leaves, *self.arrays]
+
+    def __call__(self, leaves: list[Any]) -> list[Any] | None:
+        """As `_core.Call`."""
+        return self._call(self._arguments(leaves)) if len(leaves) == len(self.inputs) else None
+
+    def timed(self, leaves: list[Any], deadline: _core.Deadline) -> list[Any] | None:
+        """As `_core.Call.timed`."""
+        return self._call.timed(self._arguments(leaves), deadline) if len(leaves) == len(self.inputs) else None
+
+
+def _at(array: Array, layout: _core.Layout) -> Array:
+    from pathways.api import operators
+
+    return operators.move(array, layout.slice, layout.spec[: len(layout.shape)])
+
+
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): lent to a
     transfer, or the same value under two names."""
@@ -409,17 +480,23 @@ def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return positions(program.arguments), positions(program.results)
 
 
-class Compiled:
+class Compiled(Handle):
     """One signature of a program, ready to run."""
 
     def __init__(
-        self, call: _core.Call, in_tree: Any, lowering: _Lowering, bound: BoundProgram, registration: Registration
+        self,
+        call: _core.Call | Closure,
+        in_tree: Any,
+        lowering: _Lowering,
+        bound: BoundProgram,
+        registration: Registration,
     ) -> None:
         self.call = call
         self.in_tree = in_tree
         self.out_tree = lowering.traced.out_tree
         self.is_flat = in_tree == tree_structure(((0,) * len(call.inputs), {})) and self.out_tree == tree_structure(0)
-        self.names = lowering.traced.argument_names
+        self.names = lowering.traced.argument_names[: len(call.inputs)]
+        self._closed_over: Sequence[Array] = call.arrays if isinstance(call, Closure) else ()
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
         self.constants = Constants(call, self.names)
@@ -474,7 +551,7 @@ class Compiled:
             for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
         ]
         given = [ready[position] for position in self.call.donated]
-        times = collections.Counter(map(id, ready)) if given else {}
+        times = collections.Counter(map(id, (*ready, *self._closed_over))) if given else {}
         for position in self.call.donated:  # MEM-4: what something else may still read is given as a copy
             array = ready[position]
             if not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1):
@@ -520,9 +597,7 @@ def copy(array: Array) -> Array:
 class Tracing(Stage):
     """A program traced for given arguments. Made by `Program.trace`; the counterpart of `jax.stages.Traced`."""
 
-    def __init__(
-        self, program: Program, split: _Split, traced: Traced, cluster: Cluster, used: list[Slice]
-    ) -> None:
+    def __init__(self, program: Program, split: _Split, traced: Traced, cluster: Cluster, used: list[Slice]) -> None:
         super().__init__(traced)
         self._program = program
         self._split = split

@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten
 
 from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
-from pathways.api.slices import Slice
+from pathways.api.slices import Slice, SliceSharding
 from pathways.compiler import device_put as traced_put
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType
@@ -25,13 +25,13 @@ INLINE_BYTES = 1024
 _keys = itertools.count(1)
 
 
-def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
+def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
     """Puts a pytree of host values, or of arrays of other slices, onto a slice. Inside a program: a transfer.
 
     Args:
         x: NumPy or JAX arrays, numbers, `pw.Array`s, or a pytree of them.
-        devices: the slice.
-        spec: a pytree prefix of `PartitionSpec`s; None replicates.
+        devices: the slice; or a sharding over one, `slice.sharding(spec)`, or a pytree prefix of them.
+        spec: for a slice, a pytree prefix of `PartitionSpec`s; None replicates.
 
     Returns:
         The same pytree of `pw.Array`s. The call copies the bytes and returns; it does not wait for devices.
@@ -41,30 +41,51 @@ def device_put(x: Any, devices: Slice, spec: Any = None) -> Any:
     """
     from pathways.api import program
 
-    if not isinstance(devices, Slice):
-        raise errors.SliceError(f"pw.device_put expects a slice, got {devices!r} of type {type(devices).__name__}")
-    program.remember(devices)
-    if program.is_tracing() or any(_jaxlib.is_tracer(leaf) for leaf in tree_flatten(x)[0]):
-        return traced_put(x, devices.mesh_spec, spec)
     leaves, tree = tree_flatten(x)
-    wanted = specs.broadcast(spec, x, f"shardings of device_put to {devices!r}")
+    if isinstance(devices, Slice):
+        wanted = specs.broadcast(spec, x, f"shardings of device_put to {devices!r}")
+        targets = [(devices, leaf_spec) for leaf_spec in wanted]
+    else:
+        targets = _targets(x, devices, spec)
+    for slice_ in {slice_ for slice_, _ in targets}:
+        program.remember(slice_)
+    if program.is_tracing() or any(_jaxlib.is_tracer(leaf) for leaf in leaves):
+        where = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
+        return tree.unflatten(
+            traced_put(leaf, slice_.mesh_spec, leaf_spec, path)
+            for leaf, (slice_, leaf_spec), path in zip(leaves, targets, where, strict=True)
+        )
     out = []
-    for number, (leaf, leaf_spec) in enumerate(zip(leaves, wanted, strict=True)):
+    for number, (leaf, (slice_, leaf_spec)) in enumerate(zip(leaves, targets, strict=True)):
         what = f"value {number} of device_put"
         if isinstance(leaf, Array):
-            out.append(_move(leaf, devices, leaf_spec, what))
+            out.append(_move(leaf, slice_, leaf_spec, what))
         else:
             argument = as_argument(leaf, what)
-            kind = physical(argument.shape, argument.dtype, devices, devices.spec(leaf_spec, argument.shape, what))
-            layout = devices.cluster.layout(
+            kind = physical(argument.shape, argument.dtype, slice_, slice_.spec(leaf_spec, argument.shape, what))
+            layout = slice_.cluster.layout(
                 kind,
-                devices,
+                slice_,
                 dtype=_jaxlib.logical_dtype(argument.dtype, kind.dtype),
                 shape=argument.shape,
                 weak_type=argument.weak_type,
             )
             out.append(put_leaf(leaf, layout, what))
     return tree.unflatten(out)
+
+
+def _targets(x: Any, shardings: Any, spec: Any) -> list[tuple[Slice, Any]]:
+    """Slice and spec of each leaf, where shardings say both."""
+    wanted = specs.broadcast(shardings, x, "shardings of device_put")
+    for sharding in jax.tree_util.tree_leaves(shardings, is_leaf=lambda leaf: leaf is None):
+        if not isinstance(sharding, SliceSharding):
+            raise errors.SliceError(
+                "pw.device_put expects a slice, or shardings over slices (slice.sharding(spec)), got "
+                f"{sharding!r} of type {type(sharding).__name__}"
+            )
+    if spec is not None:
+        raise errors.ShardingError(f"pw.device_put got shardings and, beside them, spec={spec!r}; give one of the two")
+    return [(sharding.slice, sharding.spec) for sharding in wanted]
 
 
 def physical(shape: tuple[int, ...], dtype: Any, slice_: Slice, spec: Any) -> ArrayType:

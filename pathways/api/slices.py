@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from pathways import errors
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from pathways.api.cluster import Cluster
 
 _numbers = itertools.count()
+#: Which part of an array: one range per dimension.
+Index: TypeAlias = tuple[slice, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +42,51 @@ class SliceSharding(NamedSharding):
     """A `jax.sharding.NamedSharding` over a slice's mesh that knows its slice; equal to the plain one.
 
     Meshes of equal shape and names are one object to JAX, whatever slice they belong to: who has to find the slice of a
-    sharding (restoring a checkpoint) asks this.
+    sharding (`jax.device_put`, restoring a checkpoint) asks this. Those of two slices are not equal.
     """
 
     slice: Slice
+
+    @property
+    def device_set(self) -> set[Any]:
+        """The devices of the slice now."""
+        return set(self.slice.devices)
+
+    @property
+    def addressable_devices(self) -> set[Any]:
+        """All of them: the client reads and writes every shard."""
+        return self.device_set
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """True, see `addressable_devices`."""
+        return True
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Any, Index]:
+        """By device of the slice, in C order of its shape: which part of an array it holds."""
+        return dict(zip(self.slice.devices, self.slice.indices(self.spec, global_shape), strict=True))
+
+    def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[Any, Index]:
+        """As `devices_indices_map`."""
+        return self.devices_indices_map(global_shape)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SliceSharding) and other.slice is not self.slice:
+            return False
+        return isinstance(other, NamedSharding) and bool(super().__eq__(other))
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    def __deepcopy__(self, memo: Any) -> SliceSharding:
+        return self
+
+    def __copy__(self) -> SliceSharding:
+        return self
+
+    def __reduce__(self) -> Any:
+        """A pickle holds the mesh and the spec, and gives a plain sharding: a slice belongs to its process."""
+        return NamedSharding, (self.mesh, self.spec)
 
 
 class Slice:
@@ -71,6 +116,11 @@ class Slice:
         return self.mesh_spec.size
 
     @property
+    def island(self) -> int:
+        """The number of the island that it lies on now. What goes from an island to another passes host memory."""
+        return self.binding.island
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """The physical devices behind it now, in C order of its shape."""
         by_number = self.cluster.devices
@@ -89,6 +139,36 @@ class Slice:
     def spec(self, spec: PartitionSpec | None, shape: Sequence[int], what: str) -> tuple[tuple[str, ...], ...]:
         """A PartitionSpec normalized for an array of `shape` on this slice; raises `ShardingError`."""
         return specs.normalize(spec, shape, self.mesh_spec, what)
+
+    def indices(self, spec: PartitionSpec, shape: Sequence[int]) -> list[Index]:
+        """Which part of an array of `shape` each device holds, in C order of the slice's shape."""
+        dims = self.spec(spec, shape, "sharding")
+        sizes = dict(self.mesh_spec.axes)
+        parts = []
+        for place in np.ndindex(*sizes.values()):
+            at = dict(zip(sizes, place, strict=True))
+            index = []
+            for extent, axes in zip(shape, dims, strict=True):
+                number = 0
+                for axis in axes:
+                    number = number * sizes[axis] + at[axis]
+                each = extent // math.prod(sizes[axis] for axis in axes)
+                index.append(slice(None) if each == extent else slice(number * each, (number + 1) * each))
+            parts.append(tuple(index))
+        return parts
+
+    def __copy__(self) -> Slice:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Slice:
+        """A slice is what its devices are known by: there is no second one of it."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: it belongs to this process's connection. Connect in the other process "
+            "(pw.connect(cluster.address)) and ask for a slice there"
+        )
 
     def __repr__(self) -> str:
         shape = " x ".join(f"{name}={size}" for name, size in self.mesh_spec.axes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import jax
 from jax.tree_util import tree_map, tree_unflatten
@@ -11,7 +11,23 @@ from pathways import _jaxlib
 from pathways.compiler.trace import Traced
 
 
-class Stage:
+class Handle:
+    """Something of this process's connection: a copy of it is itself, and it cannot be pickled."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: what it has compiled, and the slices that it uses, belong to this process's "
+            "connection. Pickle the plain function, and place it in the other process"
+        )
+
+
+class Stage(Handle):
     """A traced program's arguments and results; the base of what `trace`, `lower` and `compile` give."""
 
     def __init__(self, traced: Traced) -> None:

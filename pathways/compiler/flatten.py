@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import placed
 from pathways.compiler.ir import MeshSpec, Spec
-from pathways.compiler.primitives import transfer_p
+from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.trace import Traced
 
 _INLINED = {
@@ -109,7 +110,7 @@ def holds_placement(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
     known = memo.get(id(jaxpr))
     if known is None:
         known = memo[id(jaxpr)] = any(
-            eqn.primitive is transfer_p
+            any(each.primitive is transfer_p for each in as_transfers(eqn))
             or _placement(eqn) is not None
             or any(holds_placement(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))
             for eqn in jaxpr.eqns
@@ -128,7 +129,7 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
 def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool) -> None:
     """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's. `fresh`: it may occur again."""
     memo: dict[int, bool] = {}
-    for eqn in jaxpr.eqns:
+    for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
         inputs = [_read(env, v) for v in eqn.invars]
         placement = _placement(eqn)
         if placement is None and any(holds_placement(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
@@ -206,7 +207,7 @@ def _refuse_other_slices(jaxpr: Any, outer: placed.Placement | None) -> None:
                 f"{where} calls {inner.name!r}, which is placed on slice {inner.mesh.name!r}; call "
                 "both from the program, one after the other"
             )
-        if eqn.primitive is transfer_p:
+        if any(each.primitive is transfer_p for each in as_transfers(eqn)):
             raise errors.ProgramError(
                 f"{where} calls device_put; use jax.lax.with_sharding_constraint inside, or call "
                 "device_put from the program"
@@ -292,6 +293,7 @@ _CALLBACKS = {
     "debug_print": "jax.debug.print",
     "buffer_callback": "buffer_callback",
     "outside_call": "host_callback",
+    "inspect_sharding": "jax.debug.inspect_array_sharding",
 }
 
 

@@ -157,10 +157,16 @@ def _readers(program: FlatProgram, cheap: Mapping[Any, Step]) -> dict[Any, set[i
 
 
 def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
-    """Variables made from constants by few plain operations, and the step that writes each."""
+    """Variables made from constants by few plain operations, and the step that writes each.
+
+    Not what the user transfers: that is made once, on the slice that it goes to.
+    """
     cheap: dict[Any, Step] = {}
     cost: dict[Any, int] = {}
+    sent = {v for step in program.steps if step.kind is StepKind.TRANSFER for v in step.inputs if _is_variable(v)}
     for step in program.steps:
+        if not sent.isdisjoint(step.outputs):
+            continue
         if step.kind is not StepKind.PLAIN or next(_jaxlib.sub_jaxprs(step.eqn.params), None) is not None:
             continue
         reads = [v for v in step.inputs if not isinstance(v, _jaxlib.Literal)]
@@ -170,6 +176,10 @@ def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
                 for v in step.outputs:
                     cheap[v], cost[v] = step, total
     return cheap
+
+
+def _is_variable(atom: Any) -> bool:
+    return not isinstance(atom, _jaxlib.Literal)
 
 
 def _ancestors(variables: Iterable[Any], cheap: Mapping[Any, Step]) -> list[Step]:

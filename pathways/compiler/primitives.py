@@ -8,11 +8,13 @@ A cotangent goes back to where the value came from: its equation carries the sam
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.extend as jex
 from jax.interpreters import ad, batching, mlir
 
+from pathways import errors
+from pathways.compiler import specs
 from pathways.compiler.ir import MeshSpec, Spec
 
 transfer_p = jex.core.Primitive("pathways_transfer")
@@ -22,6 +24,33 @@ _uids = itertools.count()
 def transfer(x: Any, mesh: MeshSpec, spec: Spec) -> Any:
     """`x` moved to `mesh`, cut by `spec`; only under trace."""
     return transfer_p.bind(x, mesh=mesh, spec=spec, uid=next(_uids), back=False)
+
+
+def as_transfers(eqn: Any) -> list[Any]:
+    """The equations that stand for one: of `jax.device_put`, each value that goes to a slice is a transfer."""
+    if eqn.primitive.name != "device_put" or not any(map(specs.slice_mesh, eqn.params["devices"])):
+        return [eqn]
+    out = []
+    for n, (x, result, device) in enumerate(zip(eqn.invars, eqn.outvars, eqn.params["devices"], strict=True)):
+        ends = {"invars": [x], "outvars": [result]}
+        mesh = specs.slice_mesh(device)
+        if mesh is None:
+            out.append(eqn.replace(**ends, params={name: value[n : n + 1] for name, value in eqn.params.items()}))
+        else:
+            sharding = getattr(device, "sharding", device)
+            spec = specs.normalize(sharding.spec, x.aval.shape, mesh, "value of device_put")
+            params = {"mesh": mesh, "spec": spec, "uid": next(_uids), "back": False}
+            out.append(eqn.replace(**ends, primitive=transfer_p, params=params))
+    return out
+
+
+def refuse_here() -> NoReturn:
+    """Raises for a transfer that is about to be lowered for this process."""
+    raise errors.TraceError(
+        "a value is put to a slice inside a function that jax.jit (or scan, or the like) compiles for this process. "
+        "Put it there outside (of a jnp function with device=, put the result), or make the whole a program: "
+        "pw.program(...)"
+    )
 
 
 def _transpose(cotangent: Any, operand: Any, *, mesh: MeshSpec, spec: Spec, uid: int, back: bool) -> list[Any]:
@@ -41,4 +70,4 @@ transfer_p.def_impl(lambda x, **_: x)
 transfer_p.def_abstract_eval(lambda x, **_: x)
 ad.deflinear2(transfer_p, _transpose)
 batching.primitive_batchers[transfer_p] = _batch
-mlir.register_lowering(transfer_p, lambda ctx, x, **_: [x])
+mlir.register_lowering(transfer_p, lambda ctx, x, **_: refuse_here())

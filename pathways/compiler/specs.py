@@ -78,6 +78,13 @@ def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], 
     return (*dims, *((),) * (len(shape) - len(dims)))
 
 
+def slice_mesh(sharding: Any) -> MeshSpec | None:
+    """The mesh of the slice that a sharding, or the format of an array, is over; None when it knows of no slice."""
+    slice_ = getattr(getattr(sharding, "sharding", sharding), "slice", None)
+    mesh = getattr(slice_, "mesh_spec", None)
+    return mesh if isinstance(mesh, MeshSpec) else None
+
+
 def to_partition_spec(spec: Spec) -> PartitionSpec:
     """The `PartitionSpec` of a normalized spec."""
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
-from pathways.compiler import placed, primitives, specs
+from pathways.compiler import closures, placed, primitives, specs
 from pathways.compiler.ir import MeshSpec, Spec
 
 
@@ -35,7 +35,10 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A traced program: its jaxpr, its pytrees and where its arguments live. Input of `partition`."""
+    """A traced program: its jaxpr, its pytrees and where its arguments live. Input of `partition`.
+
+    `in_tree` is that of the arguments of a call; after them come those of the jaxpr that are `closed_over`, by value.
+    """
 
     name: str
     jaxpr: Any
@@ -46,6 +49,7 @@ class Traced:
     results: tuple[jax.ShapeDtypeStruct, ...]
     result_names: tuple[str, ...]
     donated: tuple[bool, ...]
+    closed_over: tuple[Any, ...] = ()
 
 
 def as_argument(leaf: Any, what: str) -> Argument:
@@ -79,10 +83,12 @@ def trace(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     name: str | None = None,
+    closed_over: Callable[[Any], Argument | None] | None = None,
 ) -> Traced:
     """Traces `fun(*args, **kwargs)`; calls of placed functions inside become its computations.
 
     Leaves of the arguments that are not static are `Argument`s, `jax.ShapeDtypeStruct`s, arrays or numbers.
+    `closed_over` says of a value that the function closes over which argument it shall be; None: a constant.
 
     Raises:
         ProgramError: an argument or a result that is no array; names it.
@@ -129,13 +135,32 @@ def trace(
         return [leaf for _, leaf in paths]
 
     flat.__name__ = flat.__qualname__ = name
-    jaxpr = jax.make_jaxpr(flat)(*[argument.struct() for argument in arguments])
+    with jax.disable_jit(False):  # a placed function is a jit
+        jaxpr = jax.make_jaxpr(flat)(*[argument.struct() for argument in arguments])
+    values: list[Any] = []
+    if closed_over is not None:
+        jaxpr, values = closures.lift(jaxpr, lambda value: closed_over(value) is not None)
+        for value in values:
+            argument = closed_over(value)
+            assert argument is not None
+            arguments.append(argument)
+            names.append(f"closed-over array {len(names) - len(leaves)}")
+            donated.append(False)
     results = tuple(
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
         for aval in jaxpr.out_avals
     )
     return Traced(
-        name, jaxpr, in_tree, out["tree"], tuple(arguments), tuple(names), results, out["names"], tuple(donated)
+        name,
+        jaxpr,
+        in_tree,
+        out["tree"],
+        tuple(arguments),
+        tuple(names),
+        results,
+        out["names"],
+        tuple(donated),
+        tuple(values),
     )
 
 
@@ -160,16 +185,17 @@ def which(
     return meant | {n for n, parameter in enumerate(parameters) if parameter in names_of(names)}
 
 
-def device_put(x: Any, mesh: MeshSpec, spec: Any = None) -> Any:
+def device_put(x: Any, mesh: MeshSpec, spec: Any = None, within: str = "") -> Any:
     """Under trace: the pytree `x` moved to `mesh`. `spec` is a pytree prefix of PartitionSpecs; None replicates.
 
-    Differentiable: a cotangent goes back to where the value came from.
+    `within` is the path of `x` in a bigger pytree, for messages. Differentiable: a cotangent goes back to where the
+    value came from.
     """
     wanted = specs.broadcast(spec, x, f"shardings of device_put to slice {mesh.name!r}")
     leaves, treedef = jax.tree_util.tree_flatten_with_path(x)
     out = []
     for (path, leaf), leaf_spec in zip(leaves, wanted, strict=True):
-        what = f"value{jax.tree_util.keystr(path)} of device_put to slice {mesh.name!r}"
+        what = f"value{within}{jax.tree_util.keystr(path)} of device_put to slice {mesh.name!r}"
         if not (_jaxlib.is_tracer(leaf) or _jaxlib.valid_jaxtype(leaf)):
             raise errors.ProgramError(f"{what} is {leaf!r} of type {type(leaf).__name__}; expected an array")
         leaf = leaf if _jaxlib.is_tracer(leaf) else jax.numpy.asarray(leaf)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
@@ -194,3 +198,112 @@ def test_what_compiles_for_this_process_is_refused(add: Callable[..., Any], make
         with pytest.raises(pw.errors.TraceError, match=words):
             here(X)
     np.testing.assert_array_equal(f(X), X + 1)
+
+
+def test_without_jit_the_users_python_runs_on_values(add: Callable[..., Any]) -> None:
+    slice_ = add(2)
+    seen = []
+
+    def body(x: Any, n: int, *, shift: Any = 1.0) -> Any:
+        seen.append(type(x) is pw.Array)
+        if n > 1:
+            x = jax.lax.scan(lambda c, _: (c * 2, None), x, length=n)[0]
+        return {"r": jax.nn.relu(x) + shift}
+
+    f = pw.jit(body, devices=slice_, static_argnums=1, in_shardings=P("x"), out_shardings=P("x"))
+    whole = pw.program(lambda x: jnp.sum(f(x, 2)["r"]) + 1)
+    compiled = f(X, 1)["r"]
+    assert seen == [False]
+    with jax.disable_jit():
+        result = f(X, 2, shift=3.0)["r"]
+        assert seen == [False, True]
+        assert result.slice is slice_
+        assert result.sharding.spec == P("x")
+        np.testing.assert_array_equal(result, X * 4 + 3)
+        np.testing.assert_array_equal(compiled + 1, X + 2)
+        assert float(whole(X)) == (X * 4 + 1).sum() + 1
+        np.testing.assert_array_equal(jax.grad(whole)(X), [0] + [4] * 7)
+        np.testing.assert_array_equal(jax.vmap(lambda x: f(x, 1)["r"])(np.ones((3, 8), np.float32)), np.full((3, 8), 2))
+        np.testing.assert_array_equal(pw.device_put(compiled, add(2)), X + 1)
+        assert f.lower(X, 1).as_text("program").count("call") == 1
+    np.testing.assert_array_equal(f(X, 1)["r"], X + 1)
+
+
+@pytest.mark.parametrize("what", ["function", "program", "timed", "lowered", "slice", "cluster"])
+def test_copies_are_the_thing_itself_and_pickles_are_refused(add: Callable[..., Any], cluster: Any, what: str) -> None:
+    f = pw.jit(lambda x: x + 1, devices=add(2))
+    program = pw.program(lambda x: f(x))
+    thing: Any = {
+        "function": f,
+        "program": program,
+        "timed": program.with_timeout(60),
+        "lowered": f.lower(X),
+        "slice": f.slice,
+        "cluster": cluster,
+    }[what]
+    assert copy.copy(thing) is thing
+    assert copy.deepcopy({"model": [thing]})["model"][0] is thing
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps({"model": thing})
+
+
+def test_a_sharding_is_pickled_without_its_slice(add: Callable[..., Any]) -> None:
+    sharding = add(2).sharding(P("x"))
+    assert copy.deepcopy(sharding).slice is sharding.slice
+    there = pickle.loads(pickle.dumps(sharding))
+    assert there == sharding
+    assert type(there) is NamedSharding
+
+
+BIG = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+
+
+def test_an_array_that_a_function_closes_over_is_an_argument(add: Callable[..., Any], quiet: Any) -> None:
+    slice_ = add(2)
+    state = pw.device_put(BIG, slice_, P("x"))
+    f = pw.jit(lambda x: state * x + jnp.cos(state[0, 0]), devices=slice_, name="f")
+    g = pw.jit(lambda x: (state * x).sum(), devices=slice_)
+    for _ in range(3):
+        np.testing.assert_allclose(f(2.0), BIG * 2 + 1)
+        np.testing.assert_allclose(f(3.0), BIG * 3 + 1)
+    lowered = f.lower(2.0)
+    assert sum(len(c.module) for c in lowered.logical.computations) < BIG.nbytes // 16  # it is no constant in there
+    assert lowered.in_tree == jax.tree.structure(((0,), {}))
+    np.testing.assert_allclose(lowered.compile()(4.0), BIG * 4 + 1)
+    total = BIG.sum(dtype=np.float64)
+    for gradient in (jax.grad(g), pw.program(jax.grad(g)), pw.program(jax.grad(lambda x: g(x)))):
+        np.testing.assert_allclose(gradient(1.0), total, rtol=1e-5)
+    looped = pw.program(
+        lambda x: jax.lax.fori_loop(0, 3, lambda _, c: c + state[0, 1], x) + jnp.where(x > 0, g(x), state.min())
+    )
+    np.testing.assert_allclose(looped(1.0), total + 4, rtol=1e-5)
+    np.testing.assert_allclose(f.with_timeout(60)(1.0), BIG + 1)
+    del lowered, looped
+    f.clear_cache()
+    np.testing.assert_allclose(f(2.0), BIG * 2 + 1)
+
+
+def test_what_is_closed_over_lies_on_another_slice(add: Callable[..., Any]) -> None:
+    state = pw.device_put(BIG, add(2), P("x"))
+    f = pw.jit(lambda x: state * x, devices=add(2), out_shardings=P("x"))
+    np.testing.assert_array_equal(f(2.0), BIG * 2)
+    np.testing.assert_array_equal(pw.program(lambda x: f(x) + state)(2.0), BIG * 3)
+
+
+def test_closing_over_an_array_that_is_gone(add: Callable[..., Any]) -> None:
+    slice_ = add(2)
+    state = pw.device_put(X, slice_)
+    f = pw.jit(lambda x: x + state, devices=slice_, name="closing")
+    take = pw.jit(lambda s: s + 1, devices=slice_, donate_argnums=0)
+    both = pw.jit(lambda s: s + state, devices=slice_, donate_argnums=0)
+    np.testing.assert_array_equal(f(X), 2 * X)
+    np.testing.assert_array_equal(both(state), 2 * X)  # given away and read: as a copy
+    assert state.is_deleted()
+    state = pw.device_put(X, slice_)
+    np.testing.assert_array_equal(pw.jit(lambda x: x + state, devices=slice_)(X), 2 * X)
+    other = pw.jit(lambda x: x * state, devices=slice_, name="other")
+    np.testing.assert_array_equal(other(X), X * X)
+    np.testing.assert_array_equal(take(state), X + 1)
+    for call in (f, f.with_timeout(60), other):
+        with pytest.raises(pw.errors.DeletedArrayError, match=r"closes over .*deleted, or donated"):
+            call(X)

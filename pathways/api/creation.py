@@ -1,0 +1,88 @@
+"""Arrays made on a slice by JAX's own makers: `jnp.zeros(shape, device=slice.sharding(spec))` and the like.
+
+What has no data is made where it lives, by a small placed function per shape, dtype and sharding; no byte passes the
+client. `_jaxlib.accept_shardings` says which of JAX's functions end here. Inside a trace the value is made as ever, and
+then transferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _jaxlib, errors
+from pathways.api.operators import KEPT, operations
+from pathways.api.placed import PlacedFunction, jit
+from pathways.api.put import device_put
+from pathways.api.slices import SliceSharding
+
+
+def is_over_slice(sharding: Any) -> bool:
+    """Whether a sharding says which slice it is over."""
+    return isinstance(sharding, SliceSharding)
+
+
+def put(x: Any, sharding: Any) -> Any:
+    """`x` by a sharding over a slice, or over a mesh like that of the slice it lies on."""
+    if not is_over_slice(sharding):
+        sharding = x.slice.sharding(sharding.spec)
+    return device_put(x, sharding)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any, sharding: SliceSharding) -> Any:
+    """`jax.lax.full`, on the sharding's slice."""
+
+    def make(value: Any) -> Any:
+        return jax.lax.full(shape, value, dtype)
+
+    if not _jaxlib.is_top_level():
+        return device_put(make(fill_value), sharding)
+    return _maker("full", make, (shape, dtype), sharding)(fill_value)
+
+
+def iota(dtype: Any, shape: Any, dimension: int, sharding: SliceSharding) -> Any:
+    """`jax.lax.broadcasted_iota`, on the sharding's slice."""
+
+    def make() -> Any:
+        return jax.lax.broadcasted_iota(dtype, shape, dimension)
+
+    if not _jaxlib.is_top_level():
+        return device_put(make(), sharding)
+    return _maker("iota", make, (dtype, shape, dimension), sharding)()
+
+
+def _maker(name: str, make: Callable[..., Any], what: Sequence[Any], sharding: SliceSharding) -> PlacedFunction:
+    made = operations(sharding.slice.cluster).makers
+    key: Hashable = (name, *(tuple(x) if isinstance(x, Sequence) else x for x in what), sharding.slice, sharding.spec)
+    known: PlacedFunction | None = made.get(key)
+    if known is None:
+        while len(made) >= KEPT:
+            made.pop(next(iter(made)), None)
+        known = made[key] = jit(make, devices=sharding.slice, out_shardings=sharding.spec, name=name)
+    return known
+
+
+def from_callback(shape: Any, sharding: SliceSharding, callback: Callable[[Any], Any], dtype: Any) -> Any:
+    """`jax.make_array_from_callback`: each distinct part is asked for once."""
+    shape = tuple(shape)
+    parts: dict[Any, Any] = {}
+    for index in sharding.devices_indices_map(shape).values():
+        key = tuple((part.start, part.stop) for part in index)
+        if key not in parts:
+            parts[key] = index, np.asarray(callback(index))
+    kinds = {part.dtype for _, part in parts.values()}
+    if len(kinds) > 1:
+        raise errors.ShardingError(f"the parts that a callback gave have different dtypes: {sorted(map(str, kinds))}")
+    wanted = sharding.shard_shape(shape)
+    value = np.empty(shape, next(iter(kinds)) if dtype is None else dtype)
+    for index, part in parts.values():
+        if part.shape != wanted:
+            raise errors.ShardingError(
+                f"the callback was asked for {index} of an array of shape {shape}, which has shape {wanted}, but gave "
+                f"shape {part.shape}"
+            )
+        value[index] = part
+    return device_put(value, sharding)

@@ -1,0 +1,76 @@
+"""What a program closes over and lies on a slice already is an argument of it, not a constant baked into its text.
+
+JAX keeps what a function closes over as constants: of the traced jaxpr, and of each `jax.jit` equation inside, however
+deep (a placed function is one). `lift` takes the wanted ones out and hands them down as arguments. Constants inside
+other constructs' jaxprs (loops, branches) are operands of them already, as JAX makes them; a `jax.jit` within such a
+body keeps its own.
+
+Pure: works on jaxprs only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pathways import _jaxlib
+
+
+def lift(closed: Any, is_wanted: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
+    """`closed` without its wanted constants, which are arguments of it now, after all others; and their values."""
+    return _lift(closed, is_wanted, {})
+
+
+def _lift(
+    closed: Any, is_wanted: Callable[[Any], bool], memo: dict[int, tuple[Any, list[Any]]]
+) -> tuple[Any, list[Any]]:
+    known = memo.get(id(closed))  # equal calls share one jaxpr, and shall go on doing so
+    if known is None:
+        known = memo[id(closed)] = _lift_one(closed, is_wanted, memo)
+    return known
+
+
+def _lift_one(
+    closed: Any, is_wanted: Callable[[Any], bool], memo: dict[int, tuple[Any, list[Any]]]
+) -> tuple[Any, list[Any]]:
+    values: list[Any] = []
+    variables: dict[int, Any] = {}  # by a value's identity: the argument that it is now
+
+    def argument(value: Any, aval: Any) -> Any:
+        variable = variables.get(id(value))
+        if variable is None:
+            values.append(value)
+            variable = variables[id(value)] = _jaxlib.new_var(aval)
+        return variable
+
+    kept, renamed = [], {}
+    for v, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        if is_wanted(value):
+            renamed[v] = argument(value, v.aval)
+        else:
+            kept.append((v, value))
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, _jaxlib.Literal):
+            return argument(atom.val, atom.aval) if is_wanted(atom.val) else atom
+        return renamed.get(atom, atom)
+
+    eqns = []
+    for eqn in closed.jaxpr.eqns:
+        inputs = [read(v) for v in eqn.invars]
+        if eqn.primitive is _jaxlib.jit_p:
+            inner = eqn.params["jaxpr"]
+            lifted, inside = _lift(inner, is_wanted, memo)
+            if inside:
+                more = [argument(value, v.aval) for value, v in zip(inside, _last(lifted, len(inside)), strict=True)]
+                eqns.append(_jaxlib.extend_jit(eqn, inputs, more, lifted))
+                continue
+        eqns.append(eqn if inputs == list(eqn.invars) else eqn.replace(invars=inputs))
+    outvars = [read(v) for v in closed.jaxpr.outvars]
+    if not values:
+        return closed, []
+    return _jaxlib.rebuilt(closed, kept, [*closed.jaxpr.invars, *variables.values()], outvars, eqns), values
+
+
+def _last(closed: Any, count: int) -> list[Any]:
+    return list(closed.jaxpr.invars[len(closed.jaxpr.invars) - count :])
