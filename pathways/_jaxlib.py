@@ -725,13 +725,15 @@ def accept_arrays(
     run: Callable[[Any, str, Sequence[Any]], Sequence[Any]],
     full_like: Callable[[Any, Any, Any], Any],
     elsewhere: Callable[[str], Callable[[Any, Sequence[Any]], Sequence[Any]] | None],
+    pulled: Callable[[str, str, Sequence[Any]], None],
 ) -> None:
     """Teaches JAX an array type of ours, whose instances have `aval`.
 
     Every `jax.jit` call that meets one, and every primitive outside of a trace, ends in one function of JAX's; it is
     wrapped here. What comes from JAX itself or from optax (`jnp.sin`, `lax.add`, the halves of a gradient) goes to
     `run(closed jaxpr, name, arguments)`. Anybody else's function runs here in this process, on `fetch`ed values, and
-    so do JAX's own conversions (constants of a trace, `jax.device_put` to a local device).
+    so do JAX's own conversions (constants of a trace, `jax.device_put` to a local device). `pulled(name, where it was
+    written, arrays)` is told of the former.
 
     A jit whose name `elsewhere` knows runs by what that gives, whatever its arguments: so a placed function runs on its
     slice also when a gradient or a batch of it is taken eagerly.
@@ -749,10 +751,15 @@ def accept_arrays(
         there = elsewhere(params["name"])
         if there is not None:
             return list(there(jaxpr, args)), None, None, []
+        ours = [value for value in (*args, *jaxpr.consts) if is_ours(value)]
+        if not ours:
+            return plain(*args, **params)
         if not any(map(is_ours, args)):
+            pulled(params["name"], jaxpr.debug_info.func_src_info, ours)
             return plain(*args, **params)
         if _is_from_library(jaxpr.debug_info.func_filename):
             return list(run(jaxpr, params["name"], args)), None, None, []
+        pulled(params["name"], jaxpr.debug_info.func_src_info, ours)
         fetched = [fetch(arg) if is_ours(arg) else arg for arg in args]
         return jit_p.impl(*fetched, **params), None, None, []
 
@@ -790,6 +797,16 @@ def accept_arrays(
     dtypes.canonicalize_value_handlers[array_type] = lambda x: x
     pxla.shard_arg_handlers[array_type] = shard
     jax_mlir.register_constant_handler(array_type, lambda value, aval: jax_mlir.ir_constant(fetch(value)))
+
+
+def users_level(package: str) -> int:
+    """The `stacklevel` at which the caller's `warnings.warn` speaks of the first line that is neither JAX's nor of
+    `package`, a folder."""
+    level, frame = 1, sys._getframe(1)
+    inside = (package + os.sep, os.path.dirname(jax.__file__) + os.sep)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Every error that Pathways raises: one tree under `PathwaysError`.
+"""Every error that Pathways raises: one tree under `PathwaysError`; and every warning, under `PathwaysWarning`.
 
 A message says what was expected, what came, and what to do. Where Python has a natural error of its own, ours
 inherits from it as well, so that `except ValueError` written for plain JAX keeps working.
@@ -93,6 +93,14 @@ class ConnectError(PathwaysError, ConnectionError):
 
 class UnsupportedVersionError(PathwaysError, RuntimeError):
     """A jax or jaxlib that this release does not know, or client and hosts that differ."""
+
+
+class PathwaysWarning(UserWarning):
+    """The root of all warnings: filter this to silence everything that Pathways warns of."""
+
+
+class FetchWarning(PathwaysWarning):
+    """Arrays left their slice for a function that runs in this process; names the function and the bytes."""
 
 
 def from_text(text: str, default: type[PathwaysError]) -> PathwaysError:

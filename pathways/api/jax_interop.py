@@ -7,12 +7,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from pathways import _jaxlib
+from pathways import _jaxlib, errors
 from pathways.api import creation
 from pathways.api.array import Array
 from pathways.api.indexing import At, getitem
@@ -42,7 +45,7 @@ def install() -> None:
             setattr(
                 Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
             )
-    _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere)
+    _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere, _pulled)
     _jaxlib.accept_shardings(
         creation.is_over_slice,
         creation.put,
@@ -62,6 +65,26 @@ def _elsewhere(name: str) -> Callable[[Any, Any], Any] | None:
     if placement is None or home is None:
         return None
     return lambda closed, args: run(closed, placement.name, args, home=home)
+
+
+_told: set[tuple[str, str]] = set()  # functions of which `_pulled` has spoken
+
+
+def _pulled(name: str, where: str, arrays: Sequence[Array]) -> None:
+    """Warns, once per function, that a `jax.jit` of the user's takes arrays off their slice."""
+    coming = [array for array in arrays if not isinstance(array.cached, np.ndarray)]
+    if not coming or (name, where) in _told:
+        return
+    _told.add((name, where))
+    nbytes = sum(array.nbytes for array in coming)
+    warnings.warn(
+        f"jax.jit compiled {where} for this process, so {nbytes} bytes of {len(coming)} pw.Array(s) are fetched from "
+        f"{coming[0].slice!r} to run it here, at this call and whenever it gets arrays of a slice. To leave them "
+        f"there, place the function: pw.jit({name}, devices=array.slice). If it is meant, fetch them yourself "
+        "(jax.device_get), or filter pw.errors.FetchWarning. Each function is named once",
+        errors.FetchWarning,
+        stacklevel=_jaxlib.users_level(os.path.dirname(os.path.dirname(__file__))),
+    )
 
 
 def _transfer(x: Any, *, mesh: MeshSpec, spec: Spec, uid: int, back: bool) -> Any:

@@ -211,7 +211,37 @@ def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
 
 
 def _call(self: PlacedFunction, *args: Any, **kwargs: Any) -> Any:
-    """The body of a placed function, as JAX traces it."""
+    """The body of a placed function, as JAX traces it. What goes wrong in it says so."""
+    try:
+        return _traced(self, args, kwargs)
+    except Exception as error:
+        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            error.add_note(f"{_NOTE} {self.name!r}{_source(self.fun)} on slice {self.mesh.name!r}{_got(args, kwargs)}")
+        raise
+
+
+_NOTE = "This happened while tracing placed function"
+#: Arguments of which a note gives the types.
+_SHOWN = 8
+
+
+def _source(fun: Any) -> str:
+    """Where a function was written."""
+    code = getattr(inspect.unwrap(fun), "__code__", None) if callable(fun) else None
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _got(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    words = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
+        if isinstance(leaf, jax.Array):
+            where = jax.tree_util.keystr(path[1:])
+            words.append(f"{where[1:-1] if path[0].idx else where} {jax.typeof(leaf).str_short()}")
+    more = "" if len(words) <= _SHOWN else f", and {len(words) - _SHOWN} more"
+    return f" for arguments {', '.join(words[:_SHOWN])}{more}" if words else ""
+
+
+def _traced(self: PlacedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with jax.sharding.use_abstract_mesh(self.abstract_mesh):
         if self.in_shardings is not None:
             names = parameter_names(self.fun, len(args))

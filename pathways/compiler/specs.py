@@ -38,6 +38,11 @@ def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], 
     if spec is None:
         spec = PartitionSpec()
     if isinstance(spec, NamedSharding):
+        if any(kind is not AxisType.Auto for kind in spec.mesh.axis_types):
+            raise errors.ShardingError(
+                f"{what}: the sharding is over a mesh with axes of types {spec.mesh.axis_types}, but those of a slice "
+                "are AxisType.Auto. Give the PartitionSpec alone, or slice.sharding(spec)"
+            )
         if dict(spec.mesh.shape) != dict(mesh.axes):
             raise errors.ShardingError(
                 f"{what}: the sharding is over a mesh of axes {dict(spec.mesh.shape)}, but the "

@@ -135,7 +135,8 @@ def trace(
         return [leaf for _, leaf in paths]
 
     flat.__name__ = flat.__qualname__ = name
-    with jax.disable_jit(False):  # a placed function is a jit
+    # A placed function is a jit; and a mesh that the user has set for this process is none of a slice.
+    with jax.disable_jit(False), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         jaxpr = jax.make_jaxpr(flat)(*[argument.struct() for argument in arguments])
     values: list[Any] = []
     if closed_over is not None:

@@ -391,9 +391,7 @@ class Worker:
         slices, calls = frozenset([number]), frozenset([call])
         length = self.draw.randint(2, 40)
         self.diary.append(f"train {length} steps of {side} on {number} {spec}")
-        state = self.attempt(
-            slices, calls, lambda: pw.device_put(np.zeros((side, side), np.float32), slice_, spec)
-        )
+        state = self.attempt(slices, calls, lambda: pw.device_put(np.zeros((side, side), np.float32), slice_, spec))
         for i in range(length):
             if state is None:
                 return
@@ -498,7 +496,10 @@ class Worker:
         with self.crew.moving:
             self.crew.reach[number].add(island)
             everything = frozenset(range(SLICES))
-            if self.attempt(everything, frozenset([Call(True, True)]), lambda: (cluster.remap(slice_, target), 1)) is not None:
+            if (
+                self.attempt(everything, frozenset([Call(True, True)]), lambda: (cluster.remap(slice_, target), 1))
+                is not None
+            ):
                 self.crew.counts["remaps"] += 1
 
     # ---- values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
@@ -307,3 +308,86 @@ def test_closing_over_an_array_that_is_gone(add: Callable[..., Any]) -> None:
     for call in (f, f.with_timeout(60), other):
         with pytest.raises(pw.errors.DeletedArrayError, match=r"closes over .*deleted, or donated"):
             call(X)
+
+
+def test_errors_of_a_trace_name_the_placed_function(add: Callable[..., Any]) -> None:
+    matmul = pw.jit(lambda a, b, *, c: a @ b["w"] + c, devices=add(2), name="matmul")
+    whole = pw.program(lambda a, b: matmul(a, b, c=1.0))
+    a, b = np.ones((2, 3), np.float32), {"w": np.ones((2, 3), np.float32)}
+    for call in (whole, lambda a, b: matmul(a, b, c=1.0), lambda a, b: jax.grad(lambda a: whole(a, b).sum())(a)):
+        with pytest.raises(TypeError, match="contracting dimensions") as caught:
+            call(a, b)
+        notes = [note for note in caught.value.__notes__ if "placed function" in note]
+        assert len(notes) == 1
+        for words in ("'matmul'", "test_habits.py:", repr(matmul.slice.mesh_spec.name), "float32[2,3]", "['w']"):
+            assert words in notes[0]
+
+
+def explicit(*sizes: int) -> Any:
+    return jax.sharding.AbstractMesh(sizes, ("x", "y")[: len(sizes)], axis_types=(AxisType.Explicit,) * len(sizes))
+
+
+def test_shardings_over_explicit_axes_are_refused(add: Callable[..., Any]) -> None:
+    slice_ = add(2)
+    sharding = NamedSharding(explicit(2), P("x"))
+    for call in (
+        pw.jit(lambda x: x, devices=slice_, in_shardings=sharding),
+        pw.jit(lambda x: x, devices=slice_, out_shardings=sharding),
+        lambda x: pw.device_put(x, slice_, sharding),
+        pw.program(lambda x: pw.device_put(x, slice_, sharding)),
+    ):
+        with pytest.raises(pw.errors.ShardingError, match=r"AxisType\.Auto.*slice\.sharding"):
+            call(X)
+    with pytest.raises(ValueError, match="Auto axes"):  # JAX's own word for it
+        pw.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding), devices=slice_)(X)
+
+
+def test_a_mesh_that_is_set_for_this_process_is_none_of_a_slice(add: Callable[..., Any]) -> None:
+    slice_ = add((2, 2))
+    f = pw.jit(lambda x: x * 2, devices=slice_, out_shardings=P("x"))
+    program = pw.program(lambda x: f(x).sum() + 1)
+    array = pw.device_put(X, slice_)
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    local = jax.device_put(X, NamedSharding(mesh, P("y")))
+    for value in (X, local):
+        np.testing.assert_array_equal(f(value), 2 * X)
+    with jax.set_mesh(mesh):
+        for value in (X, local, array):
+            result = f(value)
+            np.testing.assert_array_equal(result, 2 * X)
+            assert result.sharding.spec == P("x")
+            assert float(program(value)) == 2 * X.sum() + 1
+        np.testing.assert_array_equal(array + 1, X + 1)
+        np.testing.assert_array_equal(array[2:4], X[2:4])
+        np.testing.assert_array_equal(pw.device_put(array, slice_, P("y")), X)
+        np.testing.assert_array_equal(jnp.zeros(8, device=slice_.sharding(P("x"))), np.zeros(8))
+        np.testing.assert_array_equal(pw.program(jax.grad(program))(X), np.full(8, 2))
+
+
+def test_a_jit_of_this_process_says_that_it_pulls_arrays_off_their_slice(
+    add: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pathways.api.jax_interop._told", set())  # this test runs for several clusters
+    slice_ = add(2)
+    fresh = functools.partial(pw.device_put, X, slice_)
+
+    def step(a: Any, b: Any) -> Any:
+        return a + b
+
+    here = jax.jit(step)
+    with pytest.warns(
+        pw.errors.FetchWarning, match=r"step at .*test_habits.py:\d+.* 64 bytes of 2 .*pw\.jit\(step"
+    ) as got:
+        np.testing.assert_array_equal(here(fresh(), fresh()), 2 * X)
+    assert got[0].filename == __file__
+    np.testing.assert_array_equal(here(fresh(), 1), X + 1)  # said once (a warning is an error in these tests)
+    state = fresh()
+    with pytest.warns(pw.errors.FetchWarning, match="32 bytes of 1"):
+        np.testing.assert_array_equal(jax.jit(lambda a: a + state)(1), X + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pw.errors.FetchWarning)
+        np.testing.assert_array_equal(jax.jit(lambda a: a * 3)(fresh()), X * 3)
+    read = fresh()
+    np.asarray(read)
+    np.testing.assert_array_equal(jax.jit(lambda a: a * 4)(read), X * 4)  # it was here already
+    np.testing.assert_array_equal(jnp.sin(fresh()) + jnp.where(fresh() > 0, 1, 0), np.sin(X) + (X > 0))  # runs there
