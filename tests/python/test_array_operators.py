@@ -15,6 +15,9 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways.api import operators
 
+# Some show what becomes of a `jax.jit` of the user's own, which takes arrays off their slice.
+pytestmark = pytest.mark.filterwarnings("ignore::pathways.errors.FetchWarning")
+
 BINARY = [
     operator.add,
     operator.sub,
