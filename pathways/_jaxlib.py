@@ -142,6 +142,33 @@ def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
                 yield item.jaxpr
 
 
+def is_jaxpr(value: Any) -> bool:
+    """True for a jaxpr, open or closed."""
+    return isinstance(value, core.Jaxpr) or is_closed(value)
+
+
+def is_plain_parameter(value: Any) -> bool:
+    """True for a hashable value of JAX's own types without code or arrays in it: specs, shardings, dimension numbers.
+
+    What names physical devices is none.
+    """
+    if isinstance(value, AbstractMesh | jax.sharding.PartitionSpec | sharding_impls.UnspecifiedValue):
+        return True
+    if isinstance(value, jax.sharding.NamedSharding):
+        return isinstance(value.mesh, AbstractMesh) and value.memory_kind is None
+    if isinstance(value, jax.sharding.Mesh):
+        return bool(value.empty)
+    return type(value).__name__ in _PLAIN_PARAMETERS and type(value).__module__.startswith("jax.")
+
+
+_PLAIN_PARAMETERS = frozenset({"GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers", "PRNGImpl"})
+
+
+def equation_context(eqn: Any) -> tuple[Any, ...]:
+    """What else than its primitive, parameters and operands decides how an equation is lowered."""
+    return str(eqn.source_info.name_stack), eqn.ctx
+
+
 def is_transposed(eqn: Any) -> bool:
     """True for an equation that reverse-mode differentiation made."""
     return "transpose(" in str(eqn.source_info.name_stack)

@@ -22,7 +22,6 @@ from pathways.runtime.memory import UNLIMITED, ProgramMemory, ledger_entries
 from pathways.runtime.resource_manager import ResourceManager
 from pathways.runtime.topology import SliceBinding, Topology
 
-
 _has_warned = False
 
 
@@ -40,9 +39,10 @@ def _local_devices() -> list[jax.Device]:
     if not _has_warned and devices[0].platform == "cpu" and not environment.has_cpu_threads(len(devices), os.environ):
         _has_warned = True
         why = "JAX was used before pathways.connect()" if exists else f"NPROC={os.environ['NPROC']} is set"
+        enough = environment.cpu_threads(len(devices))
         warnings.warn(
-            f"{why}, so XLA's thread pool may be too small for collectives of {len(devices)} CPU devices: they can wait "
-            f"for ever. Set NPROC={environment.cpu_threads(len(devices))} in the environment before the program starts"
+            f"{why}, so XLA's thread pool may be too small for collectives of {len(devices)} CPU devices: they can "
+            f"wait for ever. Set NPROC={enough} in the environment before the program starts"
             f"{', or call pathways.connect() before JAX makes its first array' if exists else ''}.",
             RuntimeWarning,
             stacklevel=_levels_to_user(),

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from pathways import _jaxlib, errors
+from pathways._jaxlib import trace_modes
 from pathways.api.array import Array
-from pathways.api.program import Program, is_tracing, remember
+from pathways.api.program import Program, is_tracing, remember, tracing
 from pathways.api.put import device_put
 from pathways.api.slices import Slice
 from pathways.compiler import placed, specs
@@ -55,7 +56,13 @@ class PlacedFunction(Program):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside a program's trace: one computation of it. Alone: one run of a program of one node."""
-        if is_tracing():
+        if not tracing:  # the way of most calls, in as little Python as can be
+            flat = self._flat
+            if flat is not None and not kwargs and flat.modes == trace_modes():
+                out = flat.call([*args])
+                if out is not None:
+                    return out[0]
+        elif is_tracing():
             remember(self.slice)
             return self._placed(*args, **kwargs)
         return self._submit(args, kwargs)

@@ -30,20 +30,20 @@ from pathways.compiler.placed import both_forms, parameter_names, positional_par
 from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
 from pathways.runtime.binding import BoundProgram, lent, plan_text
 
-_tracing: dict[int, list[Slice]] = {}  # by thread that traces a program: the slices that it has used
+tracing: dict[int, list[Slice]] = {}  # by thread that traces a program: the slices that it has used
 _slices: weakref.WeakValueDictionary[str, Slice] = weakref.WeakValueDictionary()  # by mesh name, never reused
 
 
 def is_tracing() -> bool:
     """Whether this thread is inside the trace of a program."""
-    return bool(_tracing) and threading.get_ident() in _tracing
+    return bool(tracing) and threading.get_ident() in tracing
 
 
 def remember(slice_: Slice) -> None:
     """Lets programs find a slice by its mesh's name."""
     _slices.setdefault(slice_.mesh_spec.name, slice_)
     if is_tracing():
-        _tracing[threading.get_ident()].append(slice_)
+        tracing[threading.get_ident()].append(slice_)
 
 
 class Program(Handle):
@@ -76,6 +76,8 @@ class Program(Handle):
         self._last: Compiled | None = None
         self._flat: Compiled | None = None  # the last, where arguments and result are arrays themselves, in no tree
         self._staged: Any = None  # see `_stage`
+        #: With static arguments: by number and names of a call's arguments, see `_find_static`.
+        self._routes: dict[Hashable, tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...], dict[Any, Compiled]]] = {}
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +99,49 @@ class Program(Handle):
                     out = last.run_known(leaves, self._home is not None)
                 if out is not None:
                     return tree_unflatten(last.out_tree, out)
+        elif (found := self._find_static(args, kwargs)) is not None:
+            last, leaves = found
+            out = last.call(leaves)
+            if out is None:
+                out = last.run_known(leaves, self._home is not None)
+            if out is not None:
+                return out[0] if last.is_flat else tree_unflatten(last.out_tree, out)
         return self._call_slowly(args, kwargs)
+
+    def _find_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]] | None:
+        """What a call with these static arguments ran before, and this call's leaves; None: it takes the long way."""
+        route = self._routes.get((len(args), *kwargs))
+        if route is None:
+            return None
+        positions, names, dynamic, known = route
+        last = known.get(_static_key(args, kwargs, positions, names))
+        if last is None or last.modes != _jaxlib.trace_modes():
+            return None
+        if last.is_flat and len(names) == len(kwargs):
+            leaves = [args[n] for n in dynamic]
+            if all(type(leaf) is Array for leaf in leaves):
+                return last, leaves
+        rest = {key: value for key, value in kwargs.items() if key not in names}
+        leaves, tree = tree_flatten((tuple([args[n] for n in dynamic]), rest))
+        return (last, leaves) if tree == last.in_tree else None
+
+    def _learn_static(self, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: Compiled) -> None:
+        """Calls like this one have that signature, until another one with the same static arguments comes."""
+        shape = (len(args), *kwargs)
+        route = self._routes.get(shape)
+        if route is None:
+            static = which(
+                self._static_argnums, self._static_argnames, parameter_names(self._fun, len(args)), self._positional
+            )
+            static_names = names_of(self._static_argnames)
+            positions = tuple(sorted(static))
+            dynamic = tuple(n for n in range(len(args)) if n not in static)
+            route = positions, tuple(name for name in kwargs if name in static_names), dynamic, {}
+            route = self._routes.setdefault(shape, route)
+        positions, names, _, known = route
+        key = _static_key(args, kwargs, positions, names)
+        if key is not None and (compiled.in_tree.num_leaves or self._home is not None):
+            known[key] = compiled
 
     def _call_slowly(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None
@@ -115,6 +159,8 @@ class Program(Handle):
         self._flat = compiled if compiled.is_flat and not self._has_static else None
         out = compiled.run(leaves, deadline)
         compiled.constants.learn(leaves)
+        if self._has_static:
+            self._learn_static(args, kwargs, compiled)
         return tree_unflatten(compiled.out_tree, out)
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,6 +214,7 @@ class Program(Handle):
         with self._lock:
             self._last = self._flat = self._staged = None
             self._compiled.clear()
+            self._routes.clear()
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
         parameters = parameter_names(self._fun, len(args))
@@ -230,9 +277,9 @@ class Program(Handle):
             merged.append(arg if number in static else next(rest))
         kwargs = {key: dynamic_kwargs.get(key, value) for key, value in split.kwargs.items()}
         thread = threading.get_ident()
-        outer = _tracing.get(thread)
+        outer = tracing.get(thread)
         used: list[Slice] = []
-        _tracing[thread] = used
+        tracing[thread] = used
         try:
             traced = trace(
                 self._fun,
@@ -247,9 +294,9 @@ class Program(Handle):
             )
         finally:
             if outer is None:
-                del _tracing[thread]
+                del tracing[thread]
             else:
-                _tracing[thread] = outer
+                tracing[thread] = outer
         if cluster is None:
             cluster = used[0].cluster if used else current()
         return traced, cluster, used
@@ -271,6 +318,20 @@ class Program(Handle):
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
+
+
+#: Static arguments of these types are known by type and value; those of others take the long way, which compares them.
+_PLAIN = frozenset({int, bool, str, bytes, type(None), types.FunctionType})
+
+
+def _static_key(
+    args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...], names: tuple[str, ...]
+) -> Hashable:
+    """A key of a call's static arguments; None: the long way compares them."""
+    values = [args[n] for n in positions]
+    values += [kwargs[name] for name in names]
+    kinds = tuple([type(value) for value in values])
+    return (kinds, tuple(values)) if _PLAIN.issuperset(kinds) else None
 
 
 class TimedProgram(Handle):
@@ -297,6 +358,11 @@ class TimedProgram(Handle):
                 out = last.call.timed(leaves, self._deadline)
                 if out is not None:
                     return tree_unflatten(last.out_tree, out)
+        elif (found := program._find_static(args, kwargs)) is not None:
+            last, leaves = found
+            out = last.call.timed(leaves, self._deadline)
+            if out is not None:
+                return tree_unflatten(last.out_tree, out)
         return program._call_slowly(args, kwargs, self._deadline)
 
     def with_timeout(self, seconds: float) -> TimedProgram:

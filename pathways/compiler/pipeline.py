@@ -12,11 +12,14 @@ from pathways import _jaxlib, errors
 from pathways.compiler import emit, lower
 from pathways.compiler.flatten import flatten
 from pathways.compiler.ir import LogicalProgram, MeshSpec
+from pathways.compiler.memo import Memo, key_of
 from pathways.compiler.options import Options
 from pathways.compiler.trace import Traced
 
 #: How often to compile again with more shardings pinned, when the compiler cut a value by part of an axis.
 _MAX_ROUNDS = 4
+
+_memo = Memo()
 
 
 def compile_traced(
@@ -34,6 +37,18 @@ def compile_traced(
     """
     _jaxlib.check_versions()
     options = Options.of(options)
+    key = key_of(traced)
+    if key is not None:
+        key = (key, options, default_mesh)
+        if (known := _memo.get(key)) is not None:
+            return known
+    compiled = _compile(traced, options, default_mesh)
+    if key is not None:
+        _memo.put(key, compiled)
+    return compiled
+
+
+def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) -> LogicalProgram:
     program = flatten(traced)
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()

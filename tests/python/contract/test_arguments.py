@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.api import program
 
 MiB = 1 << 20
 
@@ -199,3 +200,40 @@ def test_kinds_are_told_apart(add: Any) -> None:
     with pytest.raises(OverflowError):
         g(1 << 40)
     assert int(g(2)) == 3
+
+
+def test_static_arguments_and_keywords_take_the_short_way(add: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signature is looked for once; calls that come after it only compare. And no value is taken for another."""
+    slice_, looked = add(2), []
+    find = program.Program._find
+
+    def count(self: Any, args: Any, kwargs: Any) -> Any:
+        looked.append((args, kwargs))
+        return find(self, args, kwargs)
+
+    monkeypatch.setattr(program.Program, "_find", count)
+
+    def fun(x: Any, times: int = 1, *, how: str = "add", y: Any = 0.0) -> Any:
+        for _ in range(times):
+            x = x + y if how == "add" else x * y
+        return {"x": x}
+
+    both = pw.jit(fun, devices=slice_, static_argnums=1, static_argnames="how")
+    single = pw.jit(lambda x, n: x + n, devices=slice_, static_argnums=1)
+    whole = pw.program(lambda n, x: single(x, n), static_argnums=0)
+    bare = pw.jit(lambda x, *, y: x - y, devices=slice_)
+    x, y = pw.device_put(np.float32(3), slice_), pw.device_put(np.float32(2), slice_)
+    for number in range(3):
+        for times, how, wanted in ((2, "add", 7), (3, "add", 9), (2, "times", 12), (3, "times", 24)):
+            assert float(both(x, times, how=how, y=y)["x"]) == wanted
+            assert float(both(x, times, y=2.0, how=how)["x"]) == wanted
+        assert [float(single(x, n)) for n in (1, 4)] == [4, 7]
+        assert [float(whole(n, x)) for n in (1, 4)] == [4, 7]
+        assert float(whole.with_timeout(60)(4, x)) == 7
+        assert float(bare(x, y=y)) == 1 and float(bare(y, y=x)) == -1
+        if number == 0:
+            looked.clear()
+    assert looked == []
+    with pytest.raises(pw.errors.DeletedArrayError):
+        y.delete()
+        both(x, 2, how="add", y=y)
