@@ -135,7 +135,8 @@ class Membership:
     async def _attach(self, host: Host, client: Client) -> None:
         command = pb.HostCommand(attach_client=pb.AttachClient(client=client.number))
         message: fdpass.Message = {"kind": "client", "client": client.number}
-        segment = client.connection.segment
+        if (segment := client.connection.segment) is None:
+            return  # it left meanwhile
         if error := await self._hand_over(host, "attach", client.number, command, message, segment, ATTACH_TIMEOUT_S):
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
 
@@ -193,6 +194,7 @@ class Membership:
         self._suspension.client_gone(number)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)  # who tells the hosts, in the order
+        client.connection.segment = None  # unmapped now: the two name each other, and would wait for the collector
 
     def client(self, number: int) -> Client:
         """The client of this number.

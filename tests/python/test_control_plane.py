@@ -7,6 +7,7 @@ ERR-2 is in `test_lost_islands.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -86,6 +87,15 @@ def is_running(pid: int) -> bool:
 
 def who(stats: dict[str, Any]) -> list[tuple[int, int]]:
     return [(client["client"], client["slices"]) for client in stats["clients"]]
+
+
+def segments(pid: int) -> int:
+    """Clients' segments that a process holds."""
+    count = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += "pathways-client" in os.readlink(f"/proc/{pid}/fd/{fd}")
+    return count
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
@@ -215,7 +225,9 @@ def test_a_long_compiler_message_arrives(control: RemoteControl, monkeypatch: py
 
 def test_leaving_frees_what_was_owned(shared: LocalClusterHandle) -> None:
     before = shared.control.cluster_stats()
+    held = segments(shared.control.controller_pid)
     client = connect_unix(shared.address, native="control_doubles", sizes=SIZES)
+    assert segments(shared.control.controller_pid) == held + 1
     client.allocate_slice((2,), ("x",), None)
     number = client.register_program(program("good"), ((0, 1),))
     client.wait_compiled(number)
@@ -225,6 +237,7 @@ def test_leaving_frees_what_was_owned(shared: LocalClusterHandle) -> None:
     after = shared.control.cluster_stats()
     assert after["device_load"] == before["device_load"] and who(after) == who(before)
     assert f"remove_client {client.client_id}" in after["controller"]["calls"]
+    eventually(lambda: segments(shared.control.controller_pid) == held, "the controller lets go of its memory")
     with pytest.raises(errors.ClusterClosedError):
         client.allocate_slice((1,), ("x",), None)
     assert isinstance(client.failure(), errors.ClusterClosedError)

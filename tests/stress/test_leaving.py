@@ -150,6 +150,7 @@ class Stage:
         until(lambda: bool(self.news), "the nursery is there")
         self.pids = [host["pid"] for host in self.stats()["hosts"]]
         self.base: dict[str, Any] = {}  # the books as they must be when nobody else is there
+        self.resident = 0
         self.worst = (0.0, "")
         self.cells = 0
 
@@ -174,6 +175,7 @@ class Stage:
                 return last == self.base
 
             until(is_still, "nothing moves any more", 0.1)
+        self.resident = self.resident_bytes()
 
     def fork(self, cell: Cell) -> int:
         """The process of a new client."""
@@ -214,6 +216,10 @@ class Stage:
                 left.append(f"{count} clients' segments mapped by process {pid}")
         return left
 
+    def resident_bytes(self) -> int:
+        stats = self.stats()
+        return sum(int(each["resident_bytes"]) for each in (stats["controller"], *stats["hosts"]))
+
     def books(self) -> dict[str, Any]:
         """All that must come back to where it was; at a quiet point."""
         gc.collect()
@@ -239,6 +245,8 @@ class Stage:
         self.nursery.stdin.close()
         self.nursery.wait(LIMIT_S)
         self._reader.join()
+        assert self.nursery.stdout is not None
+        self.nursery.stdout.close()
         self.cluster.close()
 
 
@@ -370,9 +378,11 @@ def cells(generator: random.Random) -> dict[str, list[tuple[str, str]]]:
     if IS_WHOLE:
         return {shape: [(state, leave) for leave in LEAVES for state in STATES] for shape in SHAPES}
     states, leaves = list(STATES) * 2, (list(LEAVES) * 4)[:18]
-    generator.shuffle(states)
-    generator.shuffle(leaves)
-    drawn = list(zip(states, leaves, strict=True))
+    drawn: list[tuple[str, str]] = []
+    while len(set(drawn)) != len(states):  # no pair twice
+        generator.shuffle(states)
+        generator.shuffle(leaves)
+        drawn = list(zip(states, leaves, strict=True))
     each = len(drawn) // len(SHAPES)
     return {shape: drawn[n * each : (n + 1) * each] for n, shape in enumerate(SHAPES)}
 
@@ -400,9 +410,11 @@ def test_who_leaves_takes_what_was_its_own(
         stage.begin(generator)
         for state, leave in drawn[shape]:
             play(stage, state, leave, generator)
+        grown = stage.resident_bytes() - stage.resident
     finally:
         stage.close()
     print(
         f"{shape}: {stage.cells} cells, {stage.steady.values} values of the other's, {len(stage.steady.wrong)} wrong, "
-        f"{len(stage.steady.errors)} errors; all was back after {stage.worst[0]:.3f} s at most ({stage.worst[1]})"
+        f"{len(stage.steady.errors)} errors; all was back after {stage.worst[0]:.3f} s at most ({stage.worst[1]}); "
+        f"the cluster's processes grew by {grown / 2**20:.0f} MiB"
     )
