@@ -38,6 +38,7 @@ cdef extern from "<cstddef>" namespace "std" nogil:
 cdef extern from "base/status.h" namespace "pathways" nogil:
     cdef enum class Status(uint8_t):
         kOk
+        kPending
         kFull
         kEmpty
         kTimeout
@@ -291,6 +292,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         void attach_client(uint32_t, ClientBlock*) except +
         void set_faults(ExecutorFaults) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
+        void launched(uint64_t, uint32_t, vector[Value], optional[string]) except +
         void replace_peer(uint32_t, HostBlock*, uint64_t) except +
         uint64_t peers_replaced()
         uint32_t step() except +

@@ -181,6 +181,19 @@ cdef class Host:
             text = optional[string](words)
         self.core.get().task_done(task, NULL if value is None else _own(value), devices, text)
 
+    def launched(self, uint64_t order, uint32_t node, tuple made, str error):
+        """A launch that the driver attended to is over: `made` are its outputs, which are ready; or it failed."""
+        cdef optional[string] text
+        cdef vector[Value] values
+        cdef string words
+        if error is not None:
+            words = error.encode("utf-8", "replace")
+            text = optional[string](words)
+        else:
+            for value in made:
+                values.push_back(_own(value))
+        self.core.get().launched(order, node, values, text)
+
     # ---- the loop
 
     def run(self, arm, tidy):
@@ -359,13 +372,26 @@ cdef int _launch(void* self, const NodeContext* where, const Value* inputs, size
             item = PyList_GET_ITEM_(result, i)
             Py_INCREF_(item)
             outputs[i] = <Value>item
-    else:
+    elif PyTuple_CheckExact_(result):
         for i in range(m):
             item = PyTuple_GET_ITEM_(result, i)
             Py_INCREF_(item)
             outputs[i] = <Value>item
+    else:
+        return _attend(host, where, result)
     Py_DECREF_(result)
     return <int>Status.kOk
+
+
+cdef int _attend(Host host, const NodeContext* where, PyObject* launch) noexcept:
+    # A computation that calls its client back is launched by a thread of the driver's, which may wait there.
+    cdef object work = <object>launch
+    Py_DECREF_(launch)
+    try:
+        host.driver.attend(where.order, where.plan, where.node, work)
+        return <int>Status.kPending
+    except BaseException:
+        return _python_failed(host, "launch", where)
 
 
 cdef bint _was_deleted(PyObject* array) noexcept:

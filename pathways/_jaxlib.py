@@ -10,6 +10,8 @@ Nothing here initialises a backend: a client traces, partitions and lowers witho
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import enum
 import faulthandler
 import functools
 import inspect
@@ -26,7 +28,21 @@ import jax
 import jaxlib
 import jaxlib._jax as xla
 import numpy as np
-from jax._src import api, array, config, core, dispatch, dtypes, pjit, sharding_impls, stages, xla_bridge
+from jax._src import (
+    api,
+    array,
+    config,
+    core,
+    debugging,
+    dispatch,
+    dtypes,
+    ffi,
+    pjit,
+    sharding_impls,
+    stages,
+    xla_bridge,
+)
+from jax._src import callback as jax_callback
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
@@ -321,10 +337,17 @@ def mlir_context() -> Iterator[ir.Context]:
         yield context
 
 
-def lower_jaxpr(closed: Any, platforms: Sequence[str], mesh: AbstractMesh | None, name: str = "body") -> bytes:
+def lower_jaxpr(
+    closed: Any,
+    platforms: Sequence[str],
+    mesh: AbstractMesh | None,
+    number: Callable[[Callback], int],
+    name: str = "body",
+) -> bytes:
     """Lowers a closed jaxpr to StableHLO bytecode for `platforms` without initialising any backend.
 
-    `mesh` is the mesh that sharding constraints and shard_maps inside may speak of.
+    `mesh` is the mesh that sharding constraints and shard_maps inside may speak of. A callback becomes a custom call
+    `CALLBACK` with the number that `number` gives it.
     """
     size = mesh.size if mesh is not None else 1
     extra = {}
@@ -342,9 +365,19 @@ def lower_jaxpr(closed: Any, platforms: Sequence[str], mesh: AbstractMesh | None
             axis_context=sharding_impls.ShardingContext(size, None, mesh),
             donated_args=[False] * len(closed.in_avals),
             num_partitions=size,
-            lowering_parameters=jax_mlir.LoweringParameters(hoist_constants_as_args=False),
+            lowering_parameters=jax_mlir.LoweringParameters(
+                hoist_constants_as_args=False,
+                override_lowering_rules=tuple(
+                    (primitive, functools.partial(_lower_callback, kind, number))
+                    for primitive, kind in _CALLBACKS.items()
+                ),
+            ),
             **extra,
         )
+    with result.module.context, ir.Location.unknown():
+        if next(_callback_ops(result.module), None) is not None:
+            _tokens_to_data(result.module)
+            strip_locations(result.module)  # else the partitioner, which does not know the call, quotes the user's lines
     return jax_mlir.module_to_bytecode(result.module)
 
 
@@ -405,6 +438,347 @@ def strip_locations(module: ir.Module) -> None:
 def parse_portable(module: bytes) -> ir.Module:
     """What `portable_bytecode` wrote, in the context that is entered."""
     return xla.mlir.deserialize_portable_artifact(module)
+
+
+# ---------------------------------------------------------------------------------------------------- callbacks
+
+#: The custom call that stands for a callback, until a host connects it: see `connect_callbacks`.
+CALLBACK = "pathways_callback"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What JAX calls a callback, and how it calls the user's function."""
+
+    name: str
+    call: Callable[..., Any]
+    effect: Any = None  # of one that is `ordered`
+
+
+def _callback_kinds() -> dict[core.Primitive, _Kind]:
+    kinds = {
+        jax_callback.pure_callback_p: _Kind("jax.pure_callback", jax_callback.pure_callback_impl),
+        jax_callback.io_callback_p: _Kind(
+            "jax.experimental.io_callback", jax_callback.io_callback_impl, jax_callback._OrderedIOEffect
+        ),
+        debugging.debug_callback_p: _Kind("jax.debug.callback", debugging.debug_callback_impl),
+    }
+    if hasattr(debugging, "debug_print_p"):
+        kinds[debugging.debug_print_p] = _Kind(
+            "jax.debug.print", debugging.debug_print_impl, debugging.ordered_debug_effect
+        )
+    return kinds
+
+
+_CALLBACKS = _callback_kinds()
+_ORDERED = (jax_callback.OrderedIOEffect, debugging.OrderedDebugEffect)
+_EFFECTS = (jax_callback.IOEffect, debugging.DebugEffect, *_ORDERED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Callback:
+    """A callback of a traced program: who is called, and what it must give."""
+
+    what: str  # "jax.pure_callback (sin)"
+    call: Callable[..., Sequence[Any]]
+    results: tuple[tuple[tuple[int, ...], np.dtype], ...]
+    x64: bool
+
+    def __call__(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Calls the user's function, as JAX would, and checks what it gives.
+
+        Raises:
+            Whatever the function does. ValueError, TypeError: it gave something else than was promised.
+        """
+        with jax.enable_x64(self.x64):
+            given = [np.asarray(dtypes.canonicalize_value(np.asarray(each))) for each in self.call(*arguments)]
+        if len(given) != len(self.results):
+            raise ValueError(f"{self.what} gave {len(given)} results, but {len(self.results)} were promised")
+        for number, (value, (shape, dtype)) in enumerate(zip(given, self.results, strict=True)):
+            if value.shape != shape:
+                raise ValueError(f"{self.what}: result {number} has shape {value.shape}, but {shape} was promised")
+            if value.dtype != dtype:
+                raise TypeError(f"{self.what}: result {number} has dtype {value.dtype}, but {dtype} was promised")
+        return given
+
+
+class CallsBack(enum.IntEnum):
+    """What an equation calls back."""
+
+    NOTHING = 0
+    FREELY = 1
+    IN_ORDER = 2
+
+
+def calls_back(eqn: Any, memo: dict[int, CallsBack]) -> CallsBack:
+    """Whether a callback stands in an equation, and whether JAX promises its order. `memo` is by jaxpr."""
+    if any(isinstance(effect, _ORDERED) for effect in eqn.effects):
+        return CallsBack.IN_ORDER
+    if eqn.primitive in _CALLBACKS:
+        return CallsBack.FREELY
+    found = CallsBack.NOTHING
+    for sub in sub_jaxprs(eqn.params):
+        if id(sub) not in memo:
+            memo[id(sub)] = max((calls_back(each, memo) for each in sub.eqns), default=CallsBack.NOTHING)
+        found = max(found, memo[id(sub)])
+    return found
+
+
+def has_effects(eqn: Any) -> bool:
+    """Whether an equation does something beside giving results: those of a `pure_callback` are all that it does."""
+    return any(isinstance(effect, _EFFECTS) for effect in eqn.effects)
+
+
+def callback_name(eqn: Any) -> str:
+    """The user's name for what a callback calls: its function, or the format that it prints."""
+    if "fmt" in eqn.params:
+        return f"format {eqn.params['fmt']!r}"
+    return _function_name(eqn.params.get("callback"))
+
+
+def _function_name(callback: Any) -> str:
+    callback = _users_function(callback)
+    return str(getattr(callback, "__qualname__", None) or callback)
+
+
+def _users_function(callback: Any, depth: int = 6) -> Any:
+    """The user's function inside JAX's wrappers of it, as well as it can be found."""
+    if depth == 0 or callback is None:
+        return callback
+    inner = [getattr(callback, name, None) for name in ("callback_func", "func", "__wrapped__")]
+    if str(getattr(callback, "__module__", "")).split(".")[0] == "jax":
+        for cell in getattr(callback, "__closure__", None) or ():
+            try:
+                inner.append(cell.cell_contents)
+            except ValueError:  # an empty cell
+                continue
+    found = [f for f in inner if callable(f) and not isinstance(f, type)]
+    return _users_function(found[0], depth - 1) if found else callback
+
+
+def _lower_callback(kind: _Kind, number: Callable[[Callback], int], ctx: Any, *args: ir.Value, **params: Any) -> Any:
+    axes = ctx.module_context.axis_context
+    is_manual = isinstance(axes, sharding_impls.SPMDAxisContext)
+    if is_manual and axes.manual_axes != frozenset(axes.mesh.axis_names):
+        raise NotImplementedError(
+            f"{kind.name} inside a shard_map that leaves some axes of the slice to the compiler; make all axes manual"
+        )
+    what = f"{kind.name} ({params['fmt']!r})" if "fmt" in params else f"{kind.name} ({_function_name(params['callback'])})"
+    results = tuple((tuple(aval.shape), np.dtype(aval.dtype)) for aval in ctx.avals_out)
+    own = number(Callback(what, functools.partial(kind.call, **params), results, bool(config.enable_x64.value)))
+    effect = params.get("effect", kind.effect if params.get("ordered") else None)
+    effect = effect if isinstance(effect, _ORDERED) else None
+    tokens = [] if effect is None else [ctx.tokens_in.get(effect)]
+    call = jax_mlir.custom_call(
+        CALLBACK,
+        result_types=[*(token.type for token in tokens), *(tensor_type(*result) for result in results)],
+        operands=[*tokens, *args],
+        backend_config=f"{own} {'each' if is_manual else 'once'} {len(tokens)}",
+        has_side_effect=kind.name != "jax.pure_callback",
+        api_version=1,
+    )
+    made = list(call.results)
+    if effect is not None:
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(jax_mlir.TokenSet({effect: made.pop(0)})))
+    return made
+
+
+def _operations(block: Any) -> Iterator[Any]:
+    """Every operation inside, the outer ones first; one without regions may be erased when it is there."""
+    for op in list(block.operations):
+        inside = [inner for region in op.operation.regions for inner in region.blocks]
+        yield op
+        for inner in inside:
+            yield from _operations(inner)
+
+
+def _tokens_to_data(module: ir.Module) -> None:
+    """Makes each token a number: then the order of callbacks is data, of which every compiler understands the flow."""
+    token, data = ir.Type.parse("!stablehlo.token"), tensor_type((), np.dtype(np.bool_))
+
+    def turn(values: Any) -> None:
+        for value in values:
+            if value.type == token:
+                value.set_type(data)
+
+    for op in _operations(module.body):
+        name = op.operation.name
+        if name == "stablehlo.create_token":
+            with ir.InsertionPoint(op), op.operation.location:
+                start = stablehlo.ConstantOp(ir.DenseElementsAttr.get(np.array(False), type=data.element_type, shape=()))
+            op.operation.results[0].replace_all_uses_with(start.result)
+            op.operation.erase()
+            continue
+        turn(op.operation.results)
+        for region in op.operation.regions:
+            for block in region.blocks:
+                turn(block.arguments)
+        if name == "func.func":
+            kind = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+            inputs, results = ([data if each == token else each for each in types] for types in (kind.inputs, kind.results))
+            op.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
+        elif name == "builtin.unrealized_conversion_cast":
+            op.operation.results[0].replace_all_uses_with(op.operation.operands[0])
+            op.operation.erase()
+
+
+def _token_aval() -> Any:
+    return core.ShapedArray((), np.dtype(np.bool_))
+
+
+def order_var() -> core.Var:
+    """A variable that stands for the order of callbacks: whoever reads it comes after whoever wrote it."""
+    return core.Var(_token_aval())
+
+
+_in_order_p = core.Primitive("pathways_in_order")
+_in_order_p.multiple_results = True
+_in_order_p.def_abstract_eval(lambda *_, jaxpr: [_token_aval(), *(v.aval for v in jaxpr.jaxpr.outvars)])
+
+
+def _lower_in_order(ctx: Any, before: ir.Value, *args: ir.Value, jaxpr: Any) -> Sequence[ir.Value]:
+    found = {effect for eqn in jaxpr.jaxpr.eqns for effect in eqn.effects if isinstance(effect, _ORDERED)}
+    ordered = sorted(found, key=str)
+    token, data = ir.Type.parse("!stablehlo.token"), before.type
+    cast = functools.partial(ir.Operation.create, "builtin.unrealized_conversion_cast")
+    tokens = jax_mlir.TokenSet({effect: cast(results=[token], operands=[before]).result for effect in ordered})
+    outs, tokens = jax_mlir.jaxpr_subcomp(
+        ctx.module_context,
+        jaxpr.jaxpr,
+        ctx.name_stack,
+        tokens,
+        (),
+        *args,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=xla.Traceback(),
+    )
+    after = [cast(results=[data], operands=[tokens.get(effect)]).result for effect in ordered]
+    return [functools.reduce(lambda a, b: stablehlo.AndOp(a, b).result, after), *outs]
+
+
+jax_mlir.register_lowering(_in_order_p, _lower_in_order, cacheable=False)
+
+
+def in_order(
+    eqns: Sequence[Any],
+    constants: Sequence[core.Var],
+    inputs: Sequence[core.Var],
+    outputs: Sequence[core.Var],
+    before: core.Var | None,
+    after: core.Var,
+    like: core.Jaxpr,
+) -> tuple[list[Any], list[Any]]:
+    """Equations and outputs of a body that calls back: `after` comes with it, when its callbacks are over. Those whose
+    order is promised come after `before`, one of the inputs; None: there are none."""
+    if before is None:
+        done = core.Literal(np.bool_(False), _token_aval())
+        return list(eqns), [done if v is after else v for v in outputs]
+    args = [*constants, *(v for v in inputs if v is not before)]
+    results = [v for v in outputs if v is not after]
+    body = new_jaxpr([], [], args, results, eqns, like=like)
+    new = {v: core.Var(v.aval) for v in results}
+    eqn = core.new_jaxpr_eqn([before, *args], [after, *new.values()], _in_order_p, {"jaxpr": body}, core.no_effects)
+    return [eqn], [new.get(v, v) for v in outputs]
+
+
+def _callback_ops(module: ir.Module) -> Iterator[Any]:
+    for op in _operations(module.body):
+        if op.operation.name == "stablehlo.custom_call":
+            if ir.StringAttr(op.attributes["call_target_name"]).value == CALLBACK:
+                yield op
+
+
+def callbacks_of(module: ir.Module) -> Iterator[int]:
+    """The numbers of the callbacks that stand in a module."""
+    for op in _callback_ops(module):
+        yield int(ir.StringAttr(op.attributes["backend_config"]).value.split()[0])
+
+
+def wait_for_effects_also(wait: Callable[[], None]) -> None:
+    """From now on `jax.effects_barrier` calls `wait` as well."""
+    plain = dispatch.runtime_tokens.block_until_ready
+
+    def block_until_ready() -> None:
+        plain()
+        wait()
+
+    dispatch.runtime_tokens.block_until_ready = block_until_ready
+
+
+def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[np.ndarray]]) -> None:
+    """Makes each custom call `CALLBACK` of a module, which is lowered in `ctx`, call `ask(number, arrays, results)`,
+    where `results` are the shapes and dtypes that it must give.
+
+    As in `jax.jit`, a callback is called once with whole arrays, by the first device; in a shard_map by each device.
+    """
+    for op in list(_callback_ops(module)):
+        number, how, tokens = ir.StringAttr(op.attributes["backend_config"]).value.split()
+        has_side_effect = "has_side_effect" in op.attributes and ir.BoolAttr(op.attributes["has_side_effect"]).value
+        inputs, outputs = (
+            [core.ShapedArray(*_shape_and_dtype(value.type)) for value in values]
+            for values in (op.operation.operands, op.operation.results)
+        )
+        call = functools.partial(_answer, ask, int(number), int(tokens), [(o.shape, np.dtype(o.dtype)) for o in outputs])
+        if how == "each":
+            sharding = jax_callback._get_sdy_array_list_for_callbacks(outputs)
+        else:
+            sharding = jax_callback._callback_op_sharding(ctx.module_context.axis_context, None, outputs)
+        with ir.InsertionPoint(op), op.operation.location:
+            made = _emit_callback(ctx, call, list(op.operation.operands), inputs, outputs, has_side_effect, sharding)
+        for old, new in zip(op.operation.results, made, strict=True):
+            old.replace_all_uses_with(new)
+        op.operation.erase()
+
+
+def _shape_and_dtype(kind: ir.Type) -> tuple[tuple[int, ...], np.dtype]:
+    tensor = ir.RankedTensorType(kind)
+    return tuple(tensor.shape), _element_types()[str(tensor.element_type)]
+
+
+@functools.cache
+def _element_types() -> dict[str, np.dtype]:
+    with jax_mlir.make_ir_context():
+        known = {str(jax_mlir.dtype_to_ir_type(np.dtype(each))): np.dtype(each) for each in dtypes._jax_types}
+        return {**known, "i1": np.dtype(np.bool_)}
+
+
+def _answer(
+    ask: Callable[..., Sequence[np.ndarray]],
+    number: int,
+    tokens: int,
+    results: Sequence[tuple[tuple[int, ...], np.dtype]],
+    *arrays: Any,
+) -> tuple[Any, ...]:
+    """What XLA calls, on a thread of its own."""
+    arrays = tuple(np.asarray(each) for each in arrays)
+    return (*arrays[:tokens], *ask(number, arrays[tokens:], results[tokens:]))
+
+
+def _emit_callback(
+    ctx: Any,
+    call: Callable[..., tuple[Any, ...]],
+    operands: list[ir.Value],
+    inputs: list[Any],
+    outputs: list[Any],
+    has_side_effect: bool,
+    sharding: Any,
+) -> Sequence[ir.Value]:
+    """`jax._src.callback.emit_python_callback`, without its conversion of 64-bit results on threads where those are
+    off."""
+    platform = ctx.module_context.platforms[0]
+    ctx = dataclasses.replace(ctx, avals_in=inputs, avals_out=outputs)
+    if platform == "tpu":
+        return jax_callback.emit_python_callback(
+            ctx, call, None, operands, inputs, outputs, has_side_effect=has_side_effect, sharding=sharding
+        )[0]
+    ctx.module_context.add_host_callback(call)
+    index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
+    target = f"xla_ffi_python_{'cpu' if platform == 'cpu' else 'gpu'}_callback"
+    made = ffi.build_ffi_lowering_function(target, has_side_effect=has_side_effect)(ctx, *operands, index=index)
+    if sharding is not None:
+        jax_mlir.set_sharding(ctx.module_context, made, sharding)
+    return list(made.results)
 
 
 # ---------------------------------------------------------------------------------------------------- MPMD
@@ -604,13 +978,16 @@ def ignore_unused_donations() -> Iterator[None]:
 
 
 def module_primitive(name: str, load: Callable[[Any], ir.Module]) -> core.Primitive:
-    """A primitive with parameters `key` and `out_avals` whose lowering inlines the StableHLO module `load(key)`."""
+    """A primitive with parameters `key` and `out_avals` whose lowering inlines the StableHLO module `load(key)`, and
+    connects its callbacks to `key.ask` where it is not None."""
     primitive = core.Primitive(name)
     primitive.multiple_results = True
     primitive.def_abstract_eval(lambda *_, key, out_avals: list(out_avals))
 
     def lowering(ctx: Any, *args: ir.Value, key: Any, out_avals: Any) -> Sequence[ir.Value]:
         module = load(key)
+        if key.ask is not None:
+            connect_callbacks(ctx, module, key.ask)
         main = next(
             op
             for op in module.body.operations

@@ -24,7 +24,7 @@ class TraceError(ProgramError):
 
 
 class CallbackError(TraceError, NotImplementedError):
-    """A host callback stands where none can run; the message names it."""
+    """A callback of a kind that hosts cannot make; the message names it."""
 
 
 class PlacementError(ProgramError, ValueError):
@@ -57,6 +57,10 @@ class ResourceExhaustedError(PathwaysError, MemoryError):
 
 class ComputationError(PathwaysError, RuntimeError):
     """A computation failed on its devices; carries its name, host, device and XLA's own message."""
+
+
+class CallbackFailedError(ComputationError):
+    """A function that a computation calls in its client failed, or gave something else than it promised; names it."""
 
 
 class DeletedArrayError(PathwaysError, RuntimeError):

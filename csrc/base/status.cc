@@ -8,6 +8,8 @@ std::string_view to_string(Status status) noexcept {
   switch (status) {
     case Status::kOk:
       return "Ok";
+    case Status::kPending:
+      return "Pending";
     case Status::kFull:
       return "Full";
     case Status::kEmpty:

@@ -13,6 +13,7 @@ namespace pathways {
 
 enum class [[nodiscard]] Status : std::uint8_t {
   kOk,
+  kPending,   // begun; its end is told later
   kFull,      // no room now; try again after somebody consumed
   kEmpty,     // nothing there now
   kTimeout,   // the time given has passed

@@ -56,6 +56,8 @@ class Backend {
   virtual ~Backend() = default;
 
   /// Enqueues one computation on the local devices; `outputs` become new references. Does not wait for values.
+  /// kPending: the backend attends to it on a thread of its own, and `Executor::on_launched` hears of its end. The
+  /// backend has references of its own on `inputs`, and nothing else is launched on those devices meanwhile.
   virtual Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) = 0;
   /// A stand-in for an input that failed, so that a gang stays whole (GANG-1): any value of its type, fresh reference.
   virtual Value placeholder(const NodeContext& context, uint32_t input) = 0;

@@ -34,6 +34,8 @@ std::string Executor::describe_run(uint32_t slot) const {
     const auto is_this = [&](const NodeRef& ref) { return ref.run == slot && ref.node == i; };
     if (run.missing[i] != 0) {
       text += name + " waits for " + std::to_string(run.missing[i]) + " of what it needs";
+    } else if (attended_.contains(exchange_key(run.order, i))) {
+      text += name + " calls its client back";
     } else if (std::any_of(throttled_.begin(), throttled_.end(), is_this)) {
       text += name + (has_room(run, node) ? " waits for its turn" : " waits for memory");
     }

@@ -61,6 +61,7 @@ void Executor::clear() {
   stepwise_.clear();
   ready_.clear();
   throttled_.clear();
+  attended_.clear();  // whose end comes later finds nothing
   fetches_.clear();
   free_fetches_.clear();
   tasks_.clear();  // whose end comes later finds nothing
@@ -411,25 +412,45 @@ void Executor::launch(NodeRef ref) {
     }
     if (node.gang != 0 && options_.gangs_block) link_.flush_peers();  // GANG-2
     const Status status = backend_.launch(where, inputs_, outputs_);
+    if (status == Status::kPending) {
+      for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
+        if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
+      }
+      attended_.emplace(exchange_key(run.order, ref.node), ref);
+      return;
+    }
     ++age_;
     if (!taken.empty() && status == Status::kOk && error == 0) take_over(node, taken);
     for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
       if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
     }
-    book_launch(run, node);
-    ++stats_.launches;
-    if (node.gang != 0) {  // GANG-1
-      ++run.gangs;
-      ++stats_.gangs;
-    }
+    book_launched(run, node);
     // What befell an input says more than how its stand-in fared.
     if (status != Status::kOk && error == 0) error = new_error(std::string(backend_.last_error()));
   }
-  leave_fifos(node.devices);
   const bool counts = options_.max_in_flight != 0 && is_launched && error == 0 && !outputs.empty();
+  finish_launch(ref, error, counts, counts || !taken.empty());
+}
+
+void Executor::book_launched(Run& run, const NodeRecord& node) {
+  book_launch(run, node);
+  ++stats_.launches;
+  if (node.gang != 0) {  // GANG-1
+    ++run.gangs;
+    ++stats_.gangs;
+  }
+}
+
+/// A call is over for its devices: they go on to the next, and its outputs exist or have failed.
+void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched) {
+  Run& run = *runs_[ref.run];
+  const Plan& plan = run.plan->plan;
+  const NodeRecord& node = plan.node(ref.node);
+  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
+  leave_fifos(node.devices);
   Value watched = nullptr;
   if (error == 0 && !outputs.empty()) {
-    const bool is_watched = counts || !taken.empty() || std::any_of(outputs.begin(), outputs.end(), [&](uint32_t value) {
+    is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(), [&](uint32_t value) {
                               return !plan.results_of(value).empty();
                             });
     if (is_watched) watched = retain(outputs_[run.plan->watched[ref.node]]);
@@ -449,6 +470,28 @@ void Executor::launch(NodeRef ref) {
   }
   read_done(run, inputs);
   close_step(ref.run);
+}
+
+void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,
+                           const std::optional<std::string>& error) {
+  const auto found = attended_.find(exchange_key(order, node));
+  if (found == attended_.end()) {  // everything was dropped meanwhile
+    for (const Value value : made) backend_.drop(value);
+    return;
+  }
+  const NodeRef ref = found->second;
+  attended_.erase(found);
+  Run& run = *runs_[ref.run];
+  const NodeRecord& call = run.plan->plan.node(ref.node);
+  outputs_.assign(made.begin(), made.end());
+  outputs_.resize(run.plan->plan.outputs(call).size(), nullptr);
+  input_ages_.clear();
+  ++age_;
+  book_launched(run, call);
+  uint32_t failed = run.poison[ref.node];
+  if (failed == 0 && error) failed = new_error(*error);
+  finish_launch(ref, failed, false, false);
+  drain();
 }
 
 void Executor::leave_fifos(uint64_t devices) {
@@ -672,7 +715,7 @@ uint32_t Executor::poll() {
   drain();
   // The order admits only what fits, so room comes when what is under way is done. If nothing is, the sizes it was told
   // were wrong: better too full than still for ever.
-  const bool is_stuck = !throttled_.empty() && done == 0 && stats_.waiting == 0 && exchanges_.empty() &&
+  const bool is_stuck = !throttled_.empty() && done == 0 && stats_.waiting == 0 && exchanges_.empty() && attended_.empty() &&
                         stats_.launches + stats_.transfers == starts;
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {

@@ -116,6 +116,9 @@ class Executor {
   void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   /// The backend has done a task, or failed with `error`. Takes over `made`, which lies on `devices`; nullptr: none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
+  /// A launch that the backend attended to is over: takes over `made`, its outputs, which are ready; or it failed with
+  /// `error`. It has taken none of its inputs over.
+  void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
   /// ERR-2: nothing more comes from these hosts for the runs so far; later runs know their successors.
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
   /// Copies that still go on to memory of a host's; where it is dead, nobody else may have that memory before they end.
@@ -286,6 +289,8 @@ class Executor {
   void drain();  // launches and starts everything in ready_
   void satisfy(uint32_t slot, uint32_t node);
   void launch(NodeRef ref);
+  void book_launched(Run& run, const NodeRecord& node);
+  void finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched);
   void leave_fifos(uint64_t devices);
   void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
   void poison(uint32_t slot, uint32_t value, uint32_t error);
@@ -364,6 +369,7 @@ class Executor {
   std::vector<uint32_t> in_flight_;                  ///< per local device
   std::vector<NodeRef> ready_;
   std::vector<NodeRef> throttled_;
+  std::unordered_map<uint64_t, NodeRef> attended_;  ///< launches that the backend attends to, by order and node
   std::vector<Lane> lanes_;
   std::unordered_map<uint64_t, Exchange> exchanges_;
   struct Lost {

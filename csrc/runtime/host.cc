@@ -97,6 +97,12 @@ void Host::task_done(uint64_t task, Value made, uint64_t devices, std::optional<
       [this, task, made, devices, error = std::move(error)] { executor_.on_task_done(task, made, devices, error); });
 }
 
+void Host::launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error) {
+  mailbox_.post([this, order, node, made = std::move(made), error = std::move(error)] {
+    executor_.on_launched(order, node, made, error);
+  });
+}
+
 void Host::set_faults(ExecutorFaults faults) {
   mailbox_.post([this, faults] { executor_.set_faults(faults); });
 }

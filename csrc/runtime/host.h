@@ -11,8 +11,8 @@
 ///           closes the channel from it, with an error that names it, and nothing else.
 ///
 /// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `remove_plan`, `attach_client`,
-/// `replace_peer`, `set_faults` and `task_done` by any thread, they leave mail that the next step reads before it takes
-/// a record, so what was registered before a record was submitted is known when it comes.
+/// `replace_peer`, `set_faults`, `task_done` and `launched` by any thread, they leave mail that the next step reads
+/// before it takes a record, so what was registered before a record was submitted is known when it comes.
 #pragma once
 
 #include <atomic>
@@ -61,6 +61,8 @@ class Host final : private HostLink {
   void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
+  /// A launch that the backend attended to is over: see Executor::on_launched.
+  void launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error);
   /// A lost peer's successor has `block`. Takes effect when this host has heard of the cluster's loss number `loss` (0:
   /// at once); then `peers_replaced` goes up by one, and nothing of the predecessor's memory is used any more.
   void replace_peer(uint32_t peer, HostBlock* block, uint64_t loss);

@@ -142,6 +142,11 @@ Status ModelledBackend::launch(const NodeContext& context, std::span<const Value
       paired = what ^ fabric_->launch(node.communicator, options_.host, what);
     }
   }
+  if (std::find(attends_.begin(), attends_.end(), context.plan) != attends_.end()) {
+    attended_.push_back({context.order, context.node, {inputs.begin(), inputs.end()}});
+    for (const Value input : inputs) retain(input);
+    return Status::kPending;
+  }
   if (launches_ == faults_.fail_launch)
     return refuse("a modelled launch was refused on host " + std::to_string(options_.host));
   bool fails = launches_ == faults_.fail_value;

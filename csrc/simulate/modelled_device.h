@@ -111,6 +111,14 @@ class ModelledBackend final : public Backend {
   void donate(uint32_t plan_id, uint32_t node, std::vector<uint32_t> positions) {
     plans_[plan_id][node].donated = std::move(positions);
   }
+  /// Launches of that plan are attended to: see Backend::launch. Whoever models it ends what is in `attended`.
+  void attend(uint32_t plan_id) { attends_.push_back(plan_id); }
+  struct Attended {
+    uint64_t order;
+    uint32_t node;
+    std::vector<Value> inputs;  ///< with references of their own
+  };
+  std::vector<Attended>& attended() { return attended_; }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
 
   uint64_t live_values() const { return live_; }
@@ -209,6 +217,8 @@ class ModelledBackend final : public Backend {
   std::vector<std::pair<uint64_t, uint32_t>> last_launch_;  ///< per device: (order, node)
   std::unordered_map<uint64_t, std::unique_ptr<Receive>> receives_;
   std::vector<Task> tasks_;
+  std::vector<uint32_t> attends_;  ///< plans
+  std::vector<Attended> attended_;
   std::deque<UnderWay> under_way_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;

@@ -155,6 +155,7 @@ class Cluster:
     def __init__(self, control: Any, target: Any, handle: Any = None) -> None:
         from pathways.api import checkpoint, jax_interop
         from pathways.api.array import Array
+        from pathways.api.effects import Effects
 
         jax_interop.install()
         checkpoint.register_if_imported()
@@ -194,6 +195,7 @@ class Cluster:
         self._home: Slice | None = None
         #: Programs that nobody here can call any more, (number, group): appended by finalizers, see `sweep`.
         self.forgotten: collections.deque[tuple[int, int]] = collections.deque()
+        self.effects = Effects()
         self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
         self.steady = threading.RLock()  # bindings of slices change under it, and only in `moving.remap`
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`

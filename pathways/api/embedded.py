@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -168,6 +168,10 @@ class EmbeddedControl:
         for number in numbers:
             self._errors.pop(number, None)
         self.controller.take_forgotten()  # no host has a successor here
+
+    def serve_callbacks(self, callbacks: Mapping[int, _jaxlib.Callback]) -> None:
+        """See `ControlPlane`."""
+        self.driver.callbacks.local = callbacks
 
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
-from pathways.api import creation
+from pathways.api import creation, effects
 from pathways.api.array import Array
 from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
@@ -55,6 +55,7 @@ def install() -> None:
         primitives.refuse_here,
     )
     _jaxlib.guard_lowering(refuse_elsewhere)
+    _jaxlib.wait_for_effects_also(effects.wait_for_all)
     primitives.transfer_p.def_impl(_transfer)
 
 

@@ -113,7 +113,8 @@ def jit(
     """`fun`, compiled for a slice; the `jax.jit` of a cluster. Also a decorator: `@pw.jit(devices=slice)`.
 
     Args:
-        fun: any function that `jax.jit` takes. Callbacks in it are refused when it is traced.
+        fun: any function that `jax.jit` takes. Its callbacks (`jax.debug.print`, `jax.pure_callback` and their kin)
+            run in this process.
         devices: the slice it runs on.
         in_shardings, out_shardings: pytree prefixes of `PartitionSpec`s over the slice's axes; None leaves the choice
             to the compiler.

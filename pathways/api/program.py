@@ -27,7 +27,7 @@ from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.options import Options
 from pathways.compiler.placed import both_forms, parameter_names, positional_parameters, staged
-from pathways.compiler.trace import Argument, Traced, as_argument, names_of, trace, which
+from pathways.compiler.trace import ORDER, Argument, Traced, as_argument, names_of, trace, which
 from pathways.runtime.binding import BoundProgram, lent, plan_text
 
 tracing: dict[int, list[Slice]] = {}  # by thread that traces a program: the slices that it has used
@@ -155,12 +155,13 @@ class Program(Handle):
                 return self._stage(args, kwargs)
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
-        self._last = compiled
+        self._last = compiled if not compiled.calls_back else None  # the short ways know nothing of callbacks
         self._flat = compiled if compiled.is_flat and not self._has_static else None
         out = compiled.run(leaves, deadline)
-        compiled.constants.learn(leaves)
-        if self._has_static:
-            self._learn_static(args, kwargs, compiled)
+        if not compiled.calls_back:
+            compiled.constants.learn(leaves)
+            if self._has_static:
+                self._learn_static(args, kwargs, compiled)
         return tree_unflatten(compiled.out_tree, out)
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -451,13 +452,13 @@ class _Lowering:
                 weak_type=bool(struct.weak_type),
             )
 
+        calls = self.program.calls
+        arguments = self.traced.in_order().arguments if calls.last >= 0 else self.traced.arguments
+        results = (*self.traced.results, *(ORDER for _ in range(calls.count)))
         inputs = tuple(
-            layout(value, argument)
-            for value, argument in zip(self.program.arguments, self.traced.arguments, strict=True)
+            layout(value, argument) for value, argument in zip(self.program.arguments, arguments, strict=True)
         )
-        outputs = tuple(
-            layout(value, result) for value, result in zip(self.program.results, self.traced.results, strict=True)
-        )
+        outputs = tuple(layout(value, result) for value, result in zip(self.program.results, results, strict=True))
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
         call: Any = _core.Call(
@@ -474,6 +475,9 @@ class Registration:
     def __init__(self, cluster: Cluster, program: LogicalProgram, bound: BoundProgram) -> None:
         self._cluster = cluster
         control = cluster.control()
+        if program.callbacks:
+            cluster.effects.callbacks.update(program.callbacks)
+            control.serve_callbacks(cluster.effects.callbacks)
         self.group: int = control.group(bound.hosts())
         self.number: int = control.register_program(program, bound.bindings)
 
@@ -560,8 +564,14 @@ class Compiled(Handle):
         self.call = call
         self.in_tree = in_tree
         self.out_tree = lowering.traced.out_tree
-        self.is_flat = in_tree == tree_structure(((0,) * len(call.inputs), {})) and self.out_tree == tree_structure(0)
-        self.names = lowering.traced.argument_names[: len(call.inputs)]
+        self.calls_back = lowering.program.calls.count != 0
+        self.is_flat = (
+            not self.calls_back
+            and in_tree == tree_structure(((0,) * len(call.inputs), {}))
+            and self.out_tree == tree_structure(0)
+        )
+        traced = lowering.traced
+        self.names = (*traced.argument_names[: traced.given], "the order of callbacks")[: len(call.inputs)]
         self._closed_over: Sequence[Array] = call.arrays if isinstance(call, Closure) else ()
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
@@ -612,6 +622,19 @@ class Compiled(Handle):
 
     def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
         """Puts what is no array yet where the program wants it, and submits."""
+        if self.calls_back:
+            return self._run_calling_back(leaves, deadline)
+        return self._submit(leaves, deadline)
+
+    def _run_calling_back(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
+        def submit(*before: Any) -> list[Array]:
+            return self._submit([*leaves, *before], deadline)
+
+        lowering = self._lowering
+        results: list[Array] = lowering.cluster.effects.run(lowering.program, self.call.inputs, submit)
+        return results
+
+    def _submit(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
         ready = [
             leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
             for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
@@ -639,7 +662,7 @@ class Compiled(Handle):
         leaves, tree = tree_flatten((args, kwargs))
         if tree != self.in_tree:
             raise errors.ProgramError(f"compiled for arguments of structure {self.in_tree}, got {tree}")
-        for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=True):
+        for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=not self.calls_back):
             kind = leaf if type(leaf) is Array else as_argument(leaf, f"argument {name}")
             if (kind.shape, kind.dtype) != (layout.shape, layout.dtype):
                 raise errors.ProgramError(

@@ -7,6 +7,7 @@ by the constants inside. Used by `emit`, one `Bodies` per program.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from pathways.compiler import specs
 from pathways.compiler.flatten import FlatProgram, Step
 from pathways.compiler.groups import Group
 from pathways.compiler.ir import MeshSpec
+
+
+_callbacks = itertools.count(1)  # of this process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +42,13 @@ class Bodies:
         self.all: list[Body] = []
         self._known: dict[Any, Body] = {}
         self._alive: list[Any] = []  # keeps what is keyed by id alive
+        self.callbacks: dict[int, _jaxlib.Callback] = {}  # by number
 
     def of(self, group: Group) -> Body:
         """The body of a group of steps, from its inputs to its outputs."""
         numbers: dict[Any, int] = {v: n for n, v in enumerate(group.inputs)}
         steps = tuple(self._step_key(step, numbers) for step in group.steps)
+        numbers[group.after] = len(numbers)
         key = (group.mesh, tuple(str(v.aval) for v in group.inputs), steps, tuple(numbers[v] for v in group.outputs))
         body = self._known.get(key)
         if body is None:
@@ -51,6 +57,9 @@ class Bodies:
             constants = {v: value for v, value in self.constants.items() if v in used}
             eqns = [step.eqn.replace(invars=step.inputs, outvars=step.outputs) for step in group.steps]
             inputs, outputs, eqns = _jaxlib.cross_physically(group.inputs, group.outputs, eqns)
+            if group.after is not None:
+                ends = group.before, group.after
+                eqns, outputs = _jaxlib.in_order(eqns, list(constants), inputs, outputs, *ends, like=self.like)
             body = self._add(
                 key,
                 group.mesh,
@@ -89,10 +98,16 @@ class Bodies:
         return body
 
     def _add(self, key: Any, mesh: MeshSpec, closed: Any) -> Body:
-        module = _jaxlib.lower_jaxpr(closed, self.platforms, specs.abstract_mesh(mesh))
+        module = _jaxlib.lower_jaxpr(closed, self.platforms, specs.abstract_mesh(mesh), self._number)
         body = self._known[key] = Body(len(self.all), module, mesh)
         self.all.append(body)
         return body
+
+
+    def _number(self, callback: _jaxlib.Callback) -> int:
+        number = next(_callbacks)
+        self.callbacks[number] = callback
+        return number
 
 
 def _value_key(value: Any) -> Any:

@@ -9,13 +9,15 @@ argument that the user keeps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+from pathways import _jaxlib
+from pathways.compiler.ir import ArrayType, Calls, Computation, LogicalProgram, MeshSpec, Node, NodeKind
 
 #: A call site gets an executable of its own, donating more than the other sites of its computation, only for this.
 WORTH_A_COMPILE_BYTES = 1 << 20
+_NO_CALLS = Calls()
 
 
 def may_alias(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> tuple[bool, ...]:
@@ -35,6 +37,8 @@ def finish(
     donated_arguments: Sequence[bool],
     mpmd_text: str = "",
     ifrt_text: str = "",
+    calls: Calls = _NO_CALLS,
+    callbacks: Mapping[int, _jaxlib.Callback] | None = None,
 ) -> LogicalProgram:
     """The program, without dead transfers and meshes, and with each node's `donates` filled in."""
     nodes, same = _shorten(nodes, values)
@@ -75,6 +79,8 @@ def finish(
         tuple(donated_arguments),
         mpmd_text,
         ifrt_text,
+        calls,
+        callbacks or {},
     )
 
 
@@ -137,7 +143,8 @@ def _donate(
         if node.kind is not NodeKind.CALL:
             wanted.append(())
             continue
-        free = [values[v] for v in node.outputs]
+        # One that calls its client back is launched by a thread beside the order, which must find its inputs.
+        free = [] if computations[node.computation].callbacks else [values[v] for v in node.outputs]
         chosen = []
         for v in node.inputs:
             dies = head(v) not in kept and last_read[head(v)] == number

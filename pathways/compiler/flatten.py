@@ -1,7 +1,7 @@
 """From a traced jaxpr to a flat list of steps: placed calls, transfers, and plain operations between them.
 
 Plain jits, custom derivatives, remat and closed calls that hold placed calls are inlined. Placed calls inside loops,
-branches and shard_maps are refused, naming the construct, as are host callbacks anywhere.
+branches and shard_maps are refused, naming the construct. Steps that call the client back say so.
 
 Pure: works on jaxprs only.
 """
@@ -61,30 +61,33 @@ class Step:
     transposes: int = 0
     mesh: MeshSpec | None = None
     spec: Spec | None = None
+    calls: _jaxlib.CallsBack = _jaxlib.CallsBack.NOTHING
 
 
 @dataclasses.dataclass
 class FlatProgram:
     """A flat program: `constants` maps variables to the values that the program closes over, `declared` maps variables
-    to the shardings that the user wrote for them."""
+    to the shardings that the user wrote for them. `before` is one more argument of a program that calls its client
+    back in order: what its first such call comes after."""
 
     invars: list[Any]
     constants: dict[Any, Any]
     steps: list[Step]
     outvars: list[Any]
     declared: dict[Any, Spec] = dataclasses.field(default_factory=dict)
+    before: Any = None
 
 
 def flatten(traced: Traced) -> FlatProgram:
     """The flat program of a traced one, without dead steps.
 
     Raises:
-        CallbackError: a host callback, anywhere.
+        CallbackError: a callback of a kind that hosts cannot make.
         TraceError: a traced value that escaped from the function it belongs to.
         ProgramError: a placed call or a device_put inside a loop, a branch or a shard_map.
     """
     closed = traced.jaxpr
-    _refuse_callbacks(closed.jaxpr, traced.name, None)
+    _refuse_unknown_callbacks(closed.jaxpr, traced.name, None)
     _refuse_leaks(closed, traced.name)
     program = FlatProgram(
         list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [], []
@@ -93,6 +96,9 @@ def flatten(traced: Traced) -> FlatProgram:
     _inline(closed.jaxpr, env, program, traced.name, fresh=False)
     program.outvars = [_read(env, v) for v in closed.jaxpr.outvars]
     _drop_dead(program)
+    callers: dict[int, _jaxlib.CallsBack] = {}
+    for step in program.steps:
+        step.calls = _jaxlib.calls_back(step.eqn, callers)
     memo: dict[int, list[Spec | None]] = {}
     for step in program.steps:
         if step.kind is StepKind.PLACED:
@@ -101,6 +107,9 @@ def flatten(traced: Traced) -> FlatProgram:
             specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)
             program.declared.update((v, spec) for v, spec in zip(step.outputs, specs, strict=True) if spec is not None)
     _send_cotangents_home(program, traced)
+    if any(step.calls is _jaxlib.CallsBack.IN_ORDER for step in program.steps):
+        program.before = _jaxlib.order_var()
+        program.invars.insert(traced.given, program.before)
     return program
 
 
@@ -246,7 +255,7 @@ def _drop_dead(program: FlatProgram) -> None:
     live = {v for v in program.outvars if not isinstance(v, _jaxlib.Literal)}
     kept = []
     for step in reversed(program.steps):
-        if any(v in live for v in step.outputs):
+        if any(v in live for v in step.outputs) or _jaxlib.has_effects(step.eqn):
             kept.append(step)
             live.update(v for v in step.inputs if not isinstance(v, _jaxlib.Literal))
     program.steps = kept[::-1]
@@ -286,18 +295,15 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
     program.outvars = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in program.outvars]
 
 
-_CALLBACKS = {
-    "pure_callback": "jax.pure_callback",
-    "io_callback": "jax.experimental.io_callback",
-    "debug_callback": "jax.debug.callback",
-    "debug_print": "jax.debug.print",
+#: Ways to call back that JAX keeps to itself, or that ask for what no host can tell.
+_UNKNOWN_CALLBACKS = {
     "buffer_callback": "buffer_callback",
     "outside_call": "host_callback",
     "inspect_sharding": "jax.debug.inspect_array_sharding",
 }
 
 
-def _refuse_callbacks(
+def _refuse_unknown_callbacks(
     jaxpr: Any, name: str, where: str | None, seen: set[tuple[int, str | None]] | None = None
 ) -> None:
     seen = set() if seen is None else seen
@@ -305,38 +311,16 @@ def _refuse_callbacks(
         return
     seen.add((id(jaxpr), where))
     for eqn in jaxpr.eqns:
-        kind = _CALLBACKS.get(eqn.primitive.name)
+        kind = _UNKNOWN_CALLBACKS.get(eqn.primitive.name)
         if kind is not None:
             place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
             raise errors.CallbackError(
-                f"{place} calls {kind} ({_callback_name(eqn)}), but the hosts that run it cannot reach this process's "
-                "Python yet. Return the value as a result instead, and look at it there"
+                f"{place} calls {kind} ({_jaxlib.callback_name(eqn)}), with which a host cannot reach this process's "
+                "Python. Use jax.pure_callback, jax.experimental.io_callback or jax.debug.callback"
             )
         placement = _placement(eqn)
         for sub in _jaxlib.sub_jaxprs(eqn.params):
-            _refuse_callbacks(sub, name, placement.name if placement else where, seen)
-
-
-def _callback_name(eqn: Any) -> str:
-    if "fmt" in eqn.params:
-        return f"format {eqn.params['fmt']!r}"
-    callback = _users_function(eqn.params.get("callback"))
-    return str(getattr(callback, "__qualname__", None) or callback)
-
-
-def _users_function(callback: Any, depth: int = 6) -> Any:
-    """The user's function inside JAX's wrappers of it, as well as it can be found."""
-    if depth == 0 or callback is None:
-        return callback
-    inner = [getattr(callback, name, None) for name in ("callback_func", "func", "__wrapped__")]
-    if str(getattr(callback, "__module__", "")).split(".")[0] == "jax":
-        for cell in getattr(callback, "__closure__", None) or ():
-            try:
-                inner.append(cell.cell_contents)
-            except ValueError:  # an empty cell
-                continue
-    found = [f for f in inner if callable(f) and not isinstance(f, type)]
-    return _users_function(found[0], depth - 1) if found else callback
+            _refuse_unknown_callbacks(sub, name, placement.name if placement else where, seen)
 
 
 def _refuse_leaks(closed: Any, name: str, where: str | None = None, seen: set[int] | None = None) -> None:

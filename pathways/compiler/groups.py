@@ -19,7 +19,7 @@ import numpy as np
 
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
-from pathways.compiler.ir import MeshSpec
+from pathways.compiler.ir import Calls, MeshSpec
 from pathways.compiler.trace import Argument
 
 #: Constant expressions of more operations than this run once, on the slice that first reads them.
@@ -32,6 +32,8 @@ class Group:
 
     `steps` starts with the cheap constant operations it repeats; a transfer that nobody wrote has none. `inputs` and
     `outputs` are the steps' variables; `reads` are the variables that the inputs stand for here, on this mesh.
+    Where steps call the client back, one more output, `after`, is there when that is over; and where its order is
+    promised, one more input, `before`, is the `after` of the calls before.
     """
 
     kind: StepKind
@@ -40,16 +42,20 @@ class Group:
     inputs: list[Any]
     outputs: list[Any]
     reads: list[Any]
+    before: Any = None
+    after: Any = None
 
 
 @dataclasses.dataclass
 class Grouped:
     """A program as groups in a valid order. `homes` says which slice each variable lives on; `outvars` are the results,
-    with what a placed function merely passes through replaced by what it got."""
+    with what a placed function merely passes through replaced by what it got, and behind them what
+    says that the client has been called back: see `Calls`."""
 
     groups: list[Group]
     homes: dict[Any, MeshSpec]
     outvars: list[Any]
+    calls: Calls = Calls()
 
 
 def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> Grouped:
@@ -58,7 +64,17 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
     moved: dict[tuple[Any, MeshSpec], Any] = {}
     passed: dict[Any, Any] = {}
     out: list[Group] = []
+    before = program.before
+    effects: list[Any] = []
+    pure: list[Any] = []
     for g in _groups(program, arguments, default):
+        if any(step.calls is not _jaxlib.CallsBack.NOTHING for step in g.steps):
+            g.after = _jaxlib.order_var()
+            if any(step.calls is _jaxlib.CallsBack.IN_ORDER for step in g.steps):
+                g.before, before = before, g.after
+                g.inputs.append(g.before)
+                g.reads.append(g.before)
+            (effects if any(_jaxlib.has_effects(step.eqn) for step in g.steps) else pure).append(g.after)
         for number, v in enumerate(g.reads):
             v = g.reads[number] = passed.get(v, v)
             home = homes.setdefault(v, g.mesh)  # an argument that lives nowhere goes where it is read first
@@ -73,10 +89,15 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
             passes = _passed_through(g)
             passed.update(passes)
             g.outputs = [v for v in g.outputs if v not in passes]
+        if g.after is not None:
+            g.outputs.append(g.after)
         if g.outputs:
             homes.update((v, g.mesh) for v in g.outputs)
             out.append(g)
-    return Grouped(out, homes, [v if isinstance(v, _jaxlib.Literal) else passed.get(v, v) for v in program.outvars])
+    outvars = [v if isinstance(v, _jaxlib.Literal) else passed.get(v, v) for v in program.outvars]
+    last = effects.index(before) if before is not program.before else -1
+    calls = Calls(len(effects) + len(pure), len(effects), last)
+    return Grouped(out, homes, [*outvars, *effects, *pure], calls)
 
 
 def _passed_through(g: Group) -> dict[Any, Any]:
@@ -165,7 +186,7 @@ def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
     cost: dict[Any, int] = {}
     sent = {v for step in program.steps if step.kind is StepKind.TRANSFER for v in step.inputs if _is_variable(v)}
     for step in program.steps:
-        if not sent.isdisjoint(step.outputs):
+        if not sent.isdisjoint(step.outputs) or step.calls is not _jaxlib.CallsBack.NOTHING:
             continue
         if step.kind is not StepKind.PLAIN or next(_jaxlib.sub_jaxprs(step.eqn.params), None) is not None:
             continue
@@ -245,8 +266,10 @@ def _infer(
 
 
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
-    """A run of plain steps as few pieces, each on one mesh, in an order in which each reads only earlier ones."""
+    """A run of plain steps as few pieces, each on one mesh, in an order in which each reads only earlier ones, and calls
+    the client back after earlier ones where that has an order."""
     level: dict[Any, tuple[int, MeshSpec]] = {}
+    order = (0, meshes[id(run[0])])
     pieces: dict[tuple[int, MeshSpec], list[Step]] = {}
     for step in run:
         mesh = meshes[id(step)]
@@ -255,6 +278,9 @@ def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[
             if not isinstance(v, _jaxlib.Literal) and v in level:
                 before, other = level[v]
                 depth = max(depth, before if other == mesh else before + 1)
+        if step.calls is _jaxlib.CallsBack.IN_ORDER:
+            depth = max(depth, order[0] if order[1] == mesh else order[0] + 1)
+            order = depth, mesh
         level.update((v, (depth, mesh)) for v in step.outputs)
         pieces.setdefault((depth, mesh), []).append(step)
     return [pieces[key] for key in sorted(pieces, key=lambda key: key[0])]

@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 import numpy as np
+
+from pathways import _jaxlib
 
 Spec = tuple[tuple[str, ...], ...]
 
@@ -61,6 +64,7 @@ class Computation:
     `module` is StableHLO as portable bytecode, its function `main` takes and returns *logical* (global) shapes;
     equal modules have equal bytes, so hosts compile each `fingerprint` once.
     `donated[i]` says that input i may be given to the outputs: the runtime still decides (MEM-4).
+    `callbacks` are the numbers of what it calls in its client.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Computation:
     inputs: tuple[ArrayType, ...]
     outputs: tuple[ArrayType, ...]
     donated: tuple[bool, ...]
+    callbacks: tuple[int, ...] = ()
 
 
 class NodeKind(enum.Enum):
@@ -99,12 +104,26 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True)
+class Calls:
+    """What a program's computations call in its client: behind the user's results, `count` more come when such a
+    computation is over; the first `effects` of them do more than to give values. Where calls have an order, the last
+    argument comes before the first, and of these results number `last` after the last; it is -1 elsewhere."""
+
+    count: int = 0
+    effects: int = 0
+    last: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
 class LogicalProgram:
     """A whole program: arguments in, nodes in order, results out.
 
     `arguments` and `results` are value numbers; a result may be an argument (it then bypasses XLA) or appear twice.
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
+
+    The client alone knows the rest: `calls`, for which there may be one more argument and more results than the
+    user's; and `callbacks`, whom those numbers call.
     """
 
     name: str
@@ -117,3 +136,5 @@ class LogicalProgram:
     donated_arguments: tuple[bool, ...]
     mpmd_text: str = ""
     ifrt_text: str = ""
+    calls: Calls = Calls()
+    callbacks: Mapping[int, _jaxlib.Callback] = dataclasses.field(default_factory=dict, compare=False, repr=False)

@@ -128,6 +128,8 @@ def to_logical(
         donated_arguments=traced.donated,
         mpmd_text=partitioned.text,
         ifrt_text=_text(ifrt),
+        calls=emitted.calls,
+        callbacks=emitted.callbacks,
     )
 
 
@@ -148,7 +150,7 @@ class _Builder:
         self.computations: list[Computation] = []
         self.nodes: list[Node] = []
         self._by_content: dict[Any, int] = {}
-        self._loaded: dict[tuple[str, str], tuple[bytes, str]] = {}
+        self._loaded: dict[tuple[str, str], tuple[bytes, str, tuple[int, ...]]] = {}
         self._transfers = 0
         self._inferred = 0
 
@@ -175,7 +177,7 @@ class _Builder:
                 for number, source in enumerate(passes):
                     self._transfer(op.inputs[source], op.outputs[number])
                 return
-        module, fingerprint = self._fragment(op)
+        module, fingerprint, callbacks = self._fragment(op)
         inputs = tuple(self.known[n] for n in op.inputs)
         for number in op.outputs:
             self.known[number] = self.value(self.type(number))
@@ -197,6 +199,7 @@ class _Builder:
                     in_types,
                     out_types,
                     donation.may_alias(in_types, out_types),
+                    callbacks,
                 )
             )
         self.nodes.append(
@@ -224,15 +227,16 @@ class _Builder:
         self.nodes.append(Node(NodeKind.TRANSFER, f"transfer.{self._transfers}", -1, (before,), (self.known[target],)))
         self._transfers += 1
 
-    def _fragment(self, op: _Op) -> tuple[bytes, str]:
-        """The portable module that a call runs, and its fingerprint."""
+    def _fragment(self, op: _Op) -> tuple[bytes, str, tuple[int, ...]]:
+        """The portable module that a call runs, its fingerprint, and what it calls back."""
         key = (op.callee, op.mesh)
         loaded = self._loaded.get(key)
         if loaded is None:
             module = _jaxlib.parse(_jaxlib.standalone(self.fragments[op.callee]))
             canonicalize(module)
             portable = _jaxlib.portable_bytecode(module)
-            loaded = self._loaded[key] = (portable, hashlib.sha256(portable).hexdigest()[:32])
+            callbacks = tuple(_jaxlib.callbacks_of(module)) if self.emitted.callbacks else ()
+            loaded = self._loaded[key] = (portable, hashlib.sha256(portable).hexdigest()[:32], callbacks)
         return loaded
 
 

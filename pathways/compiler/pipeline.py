@@ -50,6 +50,8 @@ def compile_traced(
 
 def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) -> LogicalProgram:
     program = flatten(traced)
+    if program.before is not None:
+        traced = traced.in_order()
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()
     for _ in range(_MAX_ROUNDS):

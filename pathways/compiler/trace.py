@@ -33,6 +33,10 @@ class Argument:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
 
 
+#: What a program that calls its client back in order takes, and gives, beside what the user wrote.
+ORDER = Argument((), np.dtype(np.bool_))
+
+
 @dataclasses.dataclass(frozen=True)
 class Traced:
     """A traced program: its jaxpr, its pytrees and where its arguments live. Input of `partition`.
@@ -50,6 +54,21 @@ class Traced:
     result_names: tuple[str, ...]
     donated: tuple[bool, ...]
     closed_over: tuple[Any, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """How many arguments a call gives."""
+        return len(self.arguments) - len(self.closed_over)
+
+    def in_order(self) -> Traced:
+        """With `ORDER` as one more argument behind those that a call gives."""
+        at = self.given
+        return dataclasses.replace(
+            self,
+            arguments=(*self.arguments[:at], ORDER, *self.arguments[at:]),
+            argument_names=(*self.argument_names[:at], "the order of callbacks", *self.argument_names[at:]),
+            donated=(*self.donated[:at], False, *self.donated[at:]),
+        )
 
 
 def as_argument(leaf: Any, what: str) -> Argument:

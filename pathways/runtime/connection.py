@@ -20,14 +20,16 @@ import importlib.metadata
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from pathways import errors
+from pathways._jaxlib import Callback
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import fdpass, wire
+from pathways.runtime.callbacks import Answers
 from pathways.runtime.members import Stage
 from pathways.runtime.options import PROTOCOL_VERSION, ClientSizes
 from pathways.runtime.processes import Deadline, is_readable
@@ -85,6 +87,9 @@ class ControlPlane(Protocol):
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """Drops programs from the controller's books; the hosts are told in the order, by `payloads.forget`."""
+
+    def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
+        """Answers the calls of hosts from now on, with these functions by number; the mapping grows."""
 
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         """Takes a client off the devices; the bytes that left them. `pause(seconds)` makes an embedded cluster run."""
@@ -248,6 +253,7 @@ class RemoteControl:
         self._stub = rpc.ControllerStub(channel)
         self._connection = connection
         self._connection_number = -1
+        self._answers: Answers | None = None
         self._failure: errors.PathwaysError | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -359,6 +365,13 @@ class RemoteControl:
         """See `ControlPlane`."""
         self._call(self._stub.ForgetPrograms, pb.ForgetProgramsRequest(client=self.client_id, program_ids=numbers))
 
+    def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
+        """See `ControlPlane`."""
+        with self._lock:
+            if self._answers is None and not self._closed:
+                self._answers = Answers(self._stub.Callbacks, self.client_id, callbacks)
+        assert self._answers is not None or self._closed
+
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""
         return int(self._call(self._stub.Suspend, _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
@@ -419,6 +432,8 @@ class RemoteControl:
             self._closed = True
             if self._failure is None:
                 self._failure = errors.ClusterClosedError("this connection to the cluster was closed; connect again")
+        if self._answers is not None:
+            self._answers.stop()
         self._channel.close()
         self._connection.close()
         if self.controller_pidfd >= 0:

@@ -24,6 +24,7 @@ from pathways import _core, _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, parking, payloads, read_back
+from pathways.runtime.callbacks import Asker, Crew, Questions
 from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan, local_mask
 from pathways.runtime.inputs import Inputs
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
@@ -116,6 +117,10 @@ class HostDriver:
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
         self._tasks = Tasks(self.core, host, all_dtypes)
+        self.callbacks = Questions(host)
+        self._attendants = Crew("pw-attend")
+        #: Called when a computation cannot be brought to its end, with the reason; may end the process.
+        self.give_up: Callable[[str], None] = lambda why: None
         self._streams: Streams | None = None  # to hosts on other machines
         self._local_bytes = 0  # by transfers within this host
         self._compiles = CompileCounter()
@@ -173,6 +178,8 @@ class HostDriver:
     def client_gone(self, client: int) -> None:
         """The order has passed a client's end (OWN-1); enqueue thread. Its programs follow with their last runs."""
         self._tasks.forget(client)
+        self.callbacks.forget(client)
+        self._executables.forget(client)
         for key in [key for key in self._placements if key[0] == client]:
             del self._placements[key]
             self._inputs.pop(key, None)
@@ -217,8 +224,12 @@ class HostDriver:
         for launch in registered.plan.launches:
             computation = bound.program.computations[launch.computation]
             devices = [self._device(number) for number in bound.bindings[computation.mesh]]
-            loaded.append(self._executables.load(computation, devices, launch.donates))
+            asker = functools.partial(self._asker, registered.client)
+            loaded.append(self._executables.load(computation, devices, launch.donates, registered.client, asker))
         return tuple(loaded)
+
+    def _asker(self, client: int, devices: int) -> Asker:
+        return Asker(functools.partial(self.callbacks.ask, client), devices, lambda why: self.give_up(why))
 
     def _device(self, number: int) -> jax.Device:
         return self._all_devices[number - self._first_device]
@@ -239,6 +250,7 @@ class HostDriver:
         if self._streams is not None:
             self._streams.stop()
         self._tasks.stop()
+        self._attendants.stop()
         self._compiler.put(None)
         self.core.clear()
 
@@ -286,6 +298,21 @@ class HostDriver:
         registered = self._programs[plan]
         nodes = _native.describe_plan(registered.plan.block)
         return registered.bound.program.nodes[nodes[node]["node"]].name if node < len(nodes) - 1 else ""
+
+    def attend(self, order: int, plan: int, node: int, launch: executable.Attended) -> None:
+        """Makes a launch on a thread of its own, for it calls its client back; `core.launched` hears of its end."""
+
+        @all_dtypes
+        def see_to_it() -> None:
+            made: tuple[jax.Array, ...] = ()
+            error = None
+            try:
+                made = launch.run()
+            except BaseException as problem:
+                error = self.describe("run", problem, plan, node)
+            self.core.launched(order, node, made, error)
+
+        self._attendants.do(see_to_it)
 
     @all_dtypes
     def placeholder(self, plan: int, node: int, index: int) -> jax.Array:

@@ -21,8 +21,18 @@ from jax.sharding import Mesh, NamedSharding
 from pathways import _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, Computation
+from pathways.runtime.callbacks import Asker
 
 _REPLICATED_AXIS = "_devices"
+#: While one device of several calls the client back the others wait for it, which XLA must not take for a deadlock.
+_PATIENCE = dict.fromkeys(
+    (
+        "xla_cpu_collective_timeout_seconds",
+        "xla_cpu_collective_call_warn_stuck_seconds",
+        "xla_cpu_collective_call_terminate_timeout_seconds",
+    ),
+    1 << 30,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +41,7 @@ class _Module:
 
     fingerprint: str
     module: bytes = dataclasses.field(compare=False, repr=False)
+    ask: Asker | None = None
 
 
 def _load_module(key: _Module) -> Any:
@@ -102,25 +113,56 @@ def sharding(type: ArrayType, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, specs.to_partition_spec(type.spec))
 
 
-def load_executable(computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()) -> Executable:
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """A launch that a thread of its own is to make and to see to its end: `run` it there."""
+
+    call: Callable[..., tuple[jax.Array, ...]]
+    asker: Asker
+    arrays: tuple[jax.Array, ...]
+
+    def run(self) -> tuple[jax.Array, ...]:
+        """The results, which are ready.
+
+        Raises:
+            CallbackFailedError: what it called back failed. What XLA raises.
+        """
+        self.asker.begin()
+        try:
+            made = jax.block_until_ready(self.call(*self.arrays))
+        except Exception:
+            if self.asker.failure is None:
+                raise
+        if self.asker.failure is not None:
+            raise self.asker.failure
+        return tuple(made)
+
+
+def load_executable(
+    computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = (), ask: Asker | None = None
+) -> Executable:
     """Compiles `computation` for `devices` (C order of the slice's shape) without executing anything.
 
     `donate[i]` gives input i's buffer to the outputs; () donates none. On a mesh of several processes every process
-    calls this with the same arguments.
+    calls this with the same arguments. A computation that calls its client back does so by `ask`, and its `call` gives
+    an `Attended` instead of results.
 
     Raises:
         ComputationError: XLA refused the module; carries its message.
     """
+    if computation.callbacks and ask is None:
+        raise errors.PlanError(f"computation {computation.name!r} calls its client back, and nobody carries that")
     _jaxlib.initialize_lapack()
     try:
         mesh = device_mesh(computation, devices)
-        jitted, in_shardings, out_shardings = _jit(computation, mesh, donate)
+        jitted, in_shardings, out_shardings = _jit(computation, mesh, donate, ask if computation.callbacks else None)
         structs = [
             jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
             for type, s in zip(computation.inputs, in_shardings, strict=True)
         ]
         with _jaxlib.ignore_unused_donations():
-            compiled = jitted.lower(*structs).compile()
+            is_patient = computation.callbacks and len(devices) > 1 and devices[0].platform == "cpu"
+            compiled = jitted.lower(*structs).compile(_PATIENCE if is_patient else None)
     except errors.PathwaysError:
         raise
     except (RuntimeError, ValueError) as error:
@@ -129,6 +171,14 @@ def load_executable(computation: Computation, devices: Sequence[jax.Device], don
         ) from error
     # Arrays of less than a byte per element carry layouts that an ahead-of-time call refuses; jit's own cache already
     # holds what was just compiled.
+    if computation.callbacks:
+        assert ask is not None
+        return Executable(
+            lambda *arrays: Attended(compiled, ask, arrays),  # type: ignore[arg-type, return-value]
+            in_shardings,
+            out_shardings,
+            _memory(compiled),
+        )
     narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
     return Executable(jitted if narrow else _jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
 
@@ -137,12 +187,13 @@ def _jit(
     computation: Computation,
     mesh: Mesh,
     donate: Sequence[bool],
+    ask: Asker | None,
 ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
     """A `jax.jit` that inlines the computation's module, and the shardings of its arguments and results."""
     in_shardings = tuple(sharding(type, mesh) for type in computation.inputs)
     out_shardings = tuple(sharding(type, mesh) for type in computation.outputs)
     out_avals = tuple(jax.core.ShapedArray(type.shape, type.dtype) for type in computation.outputs)
-    key = _Module(computation.fingerprint, computation.module)
+    key = _Module(computation.fingerprint, computation.module, ask)
 
     def call(*arrays: Any) -> tuple[Any, ...]:
         return tuple(_computation_p.bind(*arrays, key=key, out_avals=out_avals))
@@ -182,10 +233,19 @@ class ExecutableCache:
         self._lock = threading.Lock()
         self._loaded: dict[Any, Future[Executable]] = {}  # guarded by _lock
 
-    def load(self, computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()) -> Executable:
-        """As `load_executable`; equal modules compile once."""
+    def load(
+        self,
+        computation: Computation,
+        devices: Sequence[jax.Device],
+        donate: Sequence[bool] = (),
+        client: int = 0,
+        asker: Callable[[int], Asker] | None = None,
+    ) -> Executable:
+        """As `load_executable`; equal modules compile once, or once per client whom they call by `asker(devices)`."""
         donate = tuple(donate) if any(donate) else ()
-        key = (computation.fingerprint, computation.inputs, computation.outputs, tuple(d.id for d in devices), donate)
+        whose = client if computation.callbacks else None
+        where = tuple(d.id for d in devices)
+        key = (whose, computation.fingerprint, computation.inputs, computation.outputs, where, donate)
         with self._lock:
             known = self._loaded.get(key)
             mine = known is None
@@ -193,7 +253,8 @@ class ExecutableCache:
                 known = self._loaded[key] = Future()
         if mine:
             try:
-                known.set_result(load_executable(computation, devices, donate))
+                ask = asker(len(devices)) if computation.callbacks and asker is not None else None
+                known.set_result(load_executable(computation, devices, donate, ask))
             except BaseException as error:
                 with self._lock:
                     self._loaded.pop(key, None)
@@ -203,6 +264,12 @@ class ExecutableCache:
 
     def __len__(self) -> int:
         return len(self._loaded)
+
+    def forget(self, client: int) -> None:
+        """Forgets what calls this client: it is gone."""
+        with self._lock:
+            for key in [key for key in self._loaded if key[0] == client]:
+                del self._loaded[key]
 
     def clear(self) -> None:
         """Forgets every executable; those in use stay alive with their users."""

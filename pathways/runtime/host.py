@@ -175,6 +175,9 @@ class HostProcess:
         try:
             driver = self._driver = self._start()
             driver.on_parked = self._parked
+            if (callbacks := getattr(driver, "callbacks", None)) is not None:
+                callbacks.send = lambda part: self._report(pb.HostReport(callback=part))
+                driver.give_up = _give_up  # type: ignore[attr-defined]
             self._report(
                 pb.HostReport(
                     stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0))
@@ -239,6 +242,9 @@ class HostProcess:
             error = _described(failure)
         self._report(pb.HostReport(client_attached=pb.ClientAttached(client=command.client, error=error)))
 
+    def _do_callback(self, command: pb.CallbackPart, driver: Driver) -> None:
+        driver.callbacks.answer(command)  # type: ignore[attr-defined]
+
     def _do_replace_peer(self, command: pb.ReplacePeer, driver: Driver) -> None:
         error = pb.Error()
         try:
@@ -284,6 +290,11 @@ class HostProcess:
 
     def _report(self, report: pb.HostReport) -> None:
         self._reports.put(report)
+
+
+def _give_up(why: str) -> None:
+    print(f"this host ends, for {why}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _described(failure: Exception) -> pb.Error:

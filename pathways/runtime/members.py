@@ -95,6 +95,8 @@ class Client:
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
     suspended: bool = False
+    #: What hosts ask of it, while its stream of callbacks is open; None: that ends.
+    questions: asyncio.Queue[pb.CallbackPart | None] | None = None
     #: Held by who suspends or resumes it.
     moving: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 

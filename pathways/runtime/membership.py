@@ -37,6 +37,8 @@ class Membership:
         # What hosts are asked and have not answered: by what, host, its incarnation, and a number.
         self._asked: dict[tuple[str, int, int, int], asyncio.Future[str]] = {}
         self._suspension = Suspension(self)
+        # Calls of clients' functions that are not answered yet: who is to answer, by host, its incarnation, and number.
+        self._calls: dict[tuple[int, int, int], int] = {}
         self._last = {"connection": 0, "client": 0, "program": 0, "stats": 0}
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(os.getpid())
@@ -192,6 +194,7 @@ class Membership:
             for answer in (*program.stored.values(), *program.compiled.values()):
                 _settle(answer, "its client is gone")
         self._suspension.client_gone(number)
+        self.stop_answering(client)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)  # who tells the hosts, in the order
         client.connection.segment = None  # unmapped now: the two name each other, and would wait for the collector
@@ -274,6 +277,45 @@ class Membership:
             if program is not None and program.client in self.clients:
                 self.clients[program.client].programs.discard(number)
 
+    # -- callbacks, see callbacks.py ---------------------------------------------------------------------------------
+
+    def _ask_client(self, host: Host, part: pb.CallbackPart) -> None:
+        """A host calls a function of a client's."""
+        client = self.clients.get(part.client)
+        if client is None or client.questions is None:
+            if part.last:
+                self._refuse_call(host, part.call, f"client {part.client}, which would have to answer, is gone")
+            return
+        part.host, part.incarnation = host.number, host.incarnation
+        self._calls[host.number, host.incarnation, part.call] = client.number
+        client.questions.put_nowait(part)
+
+    def answer_host(self, client: Client, part: pb.CallbackPart) -> None:
+        """A client has answered; only what it was asked."""
+        key = (part.host, part.incarnation, part.call)
+        if self._calls.get(key) != client.number:
+            return
+        if part.last or part.error:
+            del self._calls[key]
+        host = self.cluster.hosts[part.host]
+        if not host.is_lost and host.incarnation == part.incarnation:
+            host.commands.put_nowait(pb.HostCommand(callback=part))
+
+    def stop_answering(self, client: Client) -> None:
+        """A client answers no more: what it was asked has failed, and what it is asked from now on."""
+        if client.questions is not None:
+            client.questions.put_nowait(None)
+            client.questions = None
+        for key in [key for key, whose in self._calls.items() if whose == client.number]:
+            del self._calls[key]
+            host = self.cluster.hosts[key[0]]
+            if not host.is_lost and host.incarnation == key[1]:
+                self._refuse_call(host, key[2], f"client {client.number}, which was to answer, is gone")
+
+    @staticmethod
+    def _refuse_call(host: Host, call: int, why: str) -> None:
+        host.commands.put_nowait(pb.HostCommand(callback=pb.CallbackPart(call=call, last=True, error=why)))
+
     # -- suspension, see suspension.py -------------------------------------------------------------------------------
 
     async def suspend(self, client: int, to_disk: bool) -> int:
@@ -312,6 +354,7 @@ class Membership:
         """Nobody waits any more for what these hosts were asked; what their successors will answer is awaited."""
         for host in hosts:
             self._suspension.host_lost(host.number)
+            self._calls = {key: whose for key, whose in self._calls.items() if key[0] != host.number}
             for (_, number, incarnation, _), answer in list(self._asked.items()):
                 if (number, incarnation) == (host.number, host.incarnation):
                     _settle(answer, "")
@@ -380,6 +423,8 @@ class Membership:
                 _settle(program.compiled.get(host.number), report.program_compiled.error)
         elif what == "stats":
             self._answered(host, "stats", report.stats.request, report.stats.driver_json)
+        elif what == "callback":
+            self._ask_client(host, report.callback)
         elif what == "client_parked":
             self._suspension.report(host.number, report.client_parked)
         elif what == "error":

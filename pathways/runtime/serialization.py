@@ -64,6 +64,7 @@ def dump_program(program: LogicalProgram, texts: bool = True) -> bytes:
             inputs=_dump_types(computation.inputs),
             outputs=_dump_types(computation.outputs),
             donated=computation.donated,
+            callbacks=computation.callbacks,
         )
     modules = sum(len(computation.module) for computation in program.computations)
     if modules > MAX_PROGRAM_BYTES or message.ByteSize() > MAX_PROGRAM_BYTES:
@@ -95,6 +96,7 @@ def load_program(data: bytes) -> LogicalProgram:
             inputs=_load_types(computation.inputs, len(meshes)),
             outputs=_load_types(computation.outputs, len(meshes)),
             donated=tuple(computation.donated),
+            callbacks=tuple(computation.callbacks),
         )
         for computation in message.computations
     )

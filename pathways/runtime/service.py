@@ -126,6 +126,33 @@ class ControllerService(rpc.ControllerServicer):
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:  # noqa: D102
         return pb.ResumeReply(bytes=await self._membership.resume(request.client))
 
+    async def Callbacks(  # noqa: D102
+        self, answers: AsyncIterator[pb.CallbackPart], context: Any
+    ) -> AsyncIterator[pb.CallbackPart]:
+        try:
+            client = self._membership.client((await anext(answers)).client)
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+        if client.questions is not None:
+            await wire.refuse(context, errors.ClusterClosedError(f"client {client.number} answers already"))
+        questions = client.questions = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                async for answer in answers:
+                    self._membership.answer_host(client, answer)
+            finally:
+                if client.questions is questions:
+                    self._membership.stop_answering(client)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            yield pb.CallbackPart()  # it is open
+            while (question := await questions.get()) is not None:
+                yield question
+        finally:
+            reader.cancel()
+
     @_refusing
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:  # noqa: D102
         topology = self._cluster.topology

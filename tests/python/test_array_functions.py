@@ -227,10 +227,6 @@ def test_callbacks(x: pw.Array, capfd: pytest.CaptureFixture[str]) -> None:
         jax.debug.print("saw {}", v)
         return v + 1
 
-    with pytest.raises(pw.errors.CallbackError, match="debug"):
-        pw.jit(noisy, devices=x.slice)(x)
-    with pytest.raises(pw.errors.CallbackError, match="pure_callback"):
-        pw.jit(lambda v: jax.pure_callback(np.sin, v, v), devices=x.slice)(x)
     noisy(x)  # no function on a slice: prints here
     jax.effects_barrier()
     assert "saw [[1. 2.]" in capfd.readouterr().out

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from pathways import errors
 from pathways.compiler import Argument, MeshSpec, compile_traced, device_put, placed, trace
+from pathways.compiler.ir import Calls
 
 LEFT = MeshSpec("left", (("x", 2),))
 X = Argument((4,), np.float32, False, LEFT, (("x",),))
@@ -105,22 +106,35 @@ def logger_callback(x):
 @pytest.mark.parametrize(
     ("fun", "name"),
     [
-        (printing, r"jax.debug.print.*x is \{\}"),
-        (pure, "jax.pure_callback.*sin"),
-        (logger, "io_callback.*logger_callback"),
-        (lambda x: jax.debug.callback(logger_callback, x), "jax.debug.callback.*logger_callback"),
-        (lambda x: jax.lax.scan(lambda c, y: (printing(c), y), x, x)[0], "jax.debug.print"),
+        (printing, "jax.debug.print ('x is {}')"),
+        (pure, "jax.pure_callback (sin)"),
+        (logger, "jax.experimental.io_callback (logger_callback)"),
+        (lambda x: jax.debug.callback(logger_callback, x), "jax.debug.callback (logger_callback)"),
+        (lambda x: jax.lax.scan(lambda c, y: (printing(c), y), x, x)[0], "jax.debug.print ('x is {}')"),
     ],
 )
-def test_callbacks_are_refused_by_name(fun, name):
-    with pytest.raises(errors.CallbackError, match=f"placed function 'speaks' of program 'prog' calls {name}|{name}"):
-        compiled(placed(fun, LEFT, name="speaks"), X, name="prog")
-    with pytest.raises(errors.CallbackError, match="program 'prog' calls"):
-        compiled(
-            lambda x: placed(jnp.sin, LEFT)(x) + jnp.sum(jnp.asarray(fun(x) if fun(x) is not None else 0)),
-            X,
-            name="prog",
-        )
+def test_callbacks_have_numbers_and_names(fun, name):
+    program = compiled(placed(fun, LEFT, name="speaks"), X, name="prog")
+    (computation,) = program.computations
+    assert [callback.what for callback in program.callbacks.values()] == [name]
+    assert computation.callbacks == tuple(program.callbacks)
+    assert program.calls.count == 1 and program.calls.effects == (fun is not pure) and program.calls.last == -1
+    assert not any(donated for node in program.nodes for donated in node.donates)
+
+
+def test_ordered_callbacks_are_a_chain_through_the_program():
+    def notes(x):
+        io_callback(logger_callback, None, x, ordered=True)
+        return x + 1
+
+    left, right = placed(notes, LEFT), placed(notes, MeshSpec("right", (("x", 1),)))
+    program = compiled(lambda x: (left(x), right(x), left(x))[1], X)
+    assert program.calls == Calls(3, 3, 2) and len(program.arguments) == 2 and len(program.results) == 4
+    at = program.arguments[1]
+    for node in program.nodes:
+        if program.calls.last >= 0 and at in node.inputs:
+            at = node.outputs[-1]
+    assert at == program.results[-1]
 
 
 @pytest.mark.parametrize(

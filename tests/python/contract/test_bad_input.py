@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
@@ -171,26 +170,6 @@ def test_traced_values_that_escape(add: Any) -> None:
     with refused(errors.TraceError, "escaped", "float32[8]"):
         pw.program(lambda x: f(x) + seen[0])(X)
     seen.clear()
-
-
-def test_callbacks_are_refused_by_name(add: Any) -> None:
-    slice_ = add(2)
-
-    def prints(x: Any) -> Any:
-        jax.debug.print("{}", x)
-        return x
-
-    def calls(x: Any) -> Any:
-        return io_callback(lambda x: x, jax.ShapeDtypeStruct((8,), np.float32), x)
-
-    def pure(x: Any) -> Any:
-        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((8,), np.float32), x)
-
-    for fun in (prints, calls, pure):
-        with refused(errors.CallbackError, "callback" if fun is not prints else "print"):
-            pw.jit(fun, devices=slice_)(X)
-        with refused(NotImplementedError, fun.__name__):
-            pw.program(lambda x, fun=fun: pw.jit(fun, devices=slice_)(x))(X)
 
 
 def test_options_and_static_arguments(add: Any) -> None:

@@ -1,0 +1,183 @@
+"""What a client's functions, or their absence, cannot do to others: OWN-1 of callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+from pathways import errors
+from pathways.runtime import callbacks
+
+X = np.arange(8, dtype=np.float32)
+
+#: A client that computes on a slice like ours, and whose function never answers.
+WAITS = """
+    import sys, threading, time
+    import jax, numpy as np
+    import pathways as pw
+
+    asked = threading.Event()
+
+    def never(v):
+        print("asked", flush=True)
+        asked.set()
+        time.sleep(600)
+
+    cluster = pw.connect(sys.argv[1])
+    slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=int(sys.argv[2]))
+    body = lambda c, _: (jax.pure_callback(never, jax.ShapeDtypeStruct((8,), np.float32), c), None)
+    f = pw.jit(lambda x: jax.lax.scan(body, x, None, length=1000)[0] + x.sum(), devices=slice_)
+    y = [f(np.ones(8, np.float32)) for _ in range(3)]
+    print("submitted", flush=True)
+    if sys.argv[3] == "close":
+        asked.wait()
+        cluster.close()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`other(cluster, devices, what)`: that client, once it has been asked."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(cluster: Any, devices: int, what: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", textwrap.dedent(WAITS), cluster.address, str(devices), what]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            words = {process.stdout.readline().strip() for _ in range(2)}
+            assert words == {"asked", "submitted"}
+            return process
+
+        yield begin
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("how", ["kill", "interrupt", "close"])
+def test_a_client_that_goes_leaves_nobody_waiting(other: Any, local_cluster: Any, devices: int, how: str) -> None:
+    pids = [host["pid"] for host in local_cluster.stats()["hosts"]]
+    slices = [pw.make_virtual_device_set(local_cluster).add_slice(devices=n) for n in (4, 1, 1, 1, 1)]
+    steps = [pw.jit(lambda x: x + 1, devices=slice_) for slice_ in slices]
+    for step in steps:
+        np.testing.assert_array_equal(np.asarray(step(X)), X + 1)
+    process = other(local_cluster, devices, how)
+    waiting = [step(X) for step in steps]  # some behind what waits for the answer
+    if how != "close":
+        process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
+    for n in range(20):
+        for at, step in enumerate(steps):
+            waiting[at] = step(waiting[at])
+    for value in waiting:
+        np.testing.assert_array_equal(np.asarray(value), X + 21)
+    assert [host["pid"] for host in local_cluster.stats()["hosts"]] == pids
+
+
+def test_big_arrays_and_many_calls_at_once(local_cluster: Any) -> None:
+    slices = [pw.make_virtual_device_set(local_cluster).add_slice(devices=1) for _ in range(4)]
+    meet = threading.Barrier(len(slices))
+    shape = jax.ShapeDtypeStruct((6 << 20,), np.float32)  # more than any piece
+
+    def together(v: Any) -> Any:
+        meet.wait(60)  # all four are asked at the same time
+        return np.asarray(v) * 2
+
+    runs = [pw.jit(lambda x: jax.pure_callback(together, shape, x), devices=slice_) for slice_ in slices]
+    x = np.arange(6 << 20, dtype=np.float32)
+    for _ in range(2):
+        for y in [run(x) for run in runs]:
+            np.testing.assert_array_equal(np.asarray(y), x * 2)
+
+
+def test_deadlines_pass_while_a_function_takes_its_time(local_cluster: Any) -> None:
+    slice_ = pw.make_virtual_device_set(local_cluster).add_slice(devices=1)
+    go = threading.Event()
+
+    def slow(v: Any) -> Any:
+        go.wait(60)
+        return np.asarray(v)
+
+    f = pw.jit(lambda x: jax.pure_callback(slow, jax.ShapeDtypeStruct((8,), np.float32), x), devices=slice_)
+    f.lower(X).compile()
+    late = pw.program(f).with_timeout(0.2)(X)
+    with pytest.raises(errors.DeadlineExceededError):
+        np.asarray(late)
+    go.set()
+    np.testing.assert_array_equal(np.asarray(f(X)), X)
+
+
+def test_a_callback_may_use_the_cluster(local_cluster: Any) -> None:
+    """On other devices than those that wait for it."""
+    one, two = (pw.make_virtual_device_set(local_cluster).add_slice(devices=1) for _ in range(2))
+    double = pw.jit(lambda x: x * 2, devices=two)
+    f = pw.jit(
+        lambda x: jax.pure_callback(lambda v: np.asarray(double(np.asarray(v))), jax.ShapeDtypeStruct((8,), np.float32), x),
+        devices=one,
+    )
+    np.testing.assert_array_equal(np.asarray(f(X)), X * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "bool", "complex64"])
+def test_calls_as_bytes(dtype: str) -> None:
+    arrays = [np.zeros((2, 3), jnp.dtype(dtype)), np.ones((), jnp.dtype(dtype)), np.empty((0, 4), jnp.dtype(dtype))]
+    number, back = callbacks.unpack(b"".join(data for data, _ in callbacks.pieces(callbacks.pack(7, arrays))))
+    assert number == 7
+    for array, copy in zip(arrays, back, strict=True):
+        assert copy.dtype == array.dtype and copy.shape == array.shape and copy.tobytes() == array.tobytes()
+
+
+def test_answers_are_not_trusted() -> None:
+    """A host believes nothing that does not fit what it asked for."""
+    kind = ((2,), np.dtype(np.float32))
+    good = callbacks.pack(1, [np.ones(2, np.float32)])
+    answers = {
+        b"": "bytes that should be a call",
+        good[:-1]: "answered with",
+        good + b"x": "takes",
+        callbacks.pack(1, [np.ones(3, np.float32)]): "expected",
+        callbacks.pack(1, [np.ones(2, np.int32)]): "expected",
+        callbacks.pack(1, []): "expected",
+        bytes(1 << 20): "more than was asked for",
+    }
+    for answer, words in answers.items():
+        questions = callbacks.Questions(0)
+        questions.send = lambda part, q=questions, a=answer: q.answer(  # type: ignore[misc]
+            callbacks.pb.CallbackPart(call=part.call, data=a, last=True)
+        )
+        with pytest.raises(errors.CallbackFailedError, match=words):
+            questions.ask(1, 1, [], [kind])
+    questions = callbacks.Questions(0)
+    questions.send = lambda part: questions.answer(callbacks.pb.CallbackPart(call=part.call, data=good, last=True))
+    np.testing.assert_array_equal(questions.ask(1, 1, [], [kind])[0], [1, 1])
+    questions.forget(1)
+    with pytest.raises(errors.CallbackFailedError, match="gone"):
+        questions.ask(1, 1, [], [kind])
+
+
+def test_a_computation_that_never_ends_without_its_answers_ends() -> None:
+    said: list[str] = []
+
+    def ask(*_: Any) -> Any:
+        raise errors.CallbackFailedError("no")
+
+    asker = callbacks.Asker(ask, 2, said.append)
+    asker.begin()
+    for _ in range(callbacks.MOST_VAIN_CALLS):
+        (zeros,) = asker(1, [], [((2,), np.dtype(np.float32))])
+        assert zeros.tolist() == [0, 0]
+    with pytest.raises(errors.CallbackFailedError):
+        asker(1, [], [])
+    assert "goes on" in said[0]
