@@ -163,6 +163,10 @@ class EmbeddedControl:
         if program_id in self._errors:
             raise errors.from_text(self._errors[program_id], errors.ComputationError)
 
+    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+        """See `ControlPlane`."""
+        return {int(number): what for number, what in self.driver.analyze(program_id).items()}
+
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """See `ControlPlane`."""
         for number in numbers:

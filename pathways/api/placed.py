@@ -89,6 +89,14 @@ class PlacedFunction(Program):
         remember(self.slice)
         return self._placed(*args, **kwargs)
 
+    def _lower_plainly(self, split: Any, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:
+        args, kwargs = jax.tree_util.tree_map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) if type(x) is Array else x,
+            (split.args, split.kwargs),
+        )
+        with _jaxlib.lowering_for_slices():
+            return self._placed.trace(*args, **kwargs).lower(lowering_platforms=platforms, **private)
+
     def clear_cache(self) -> None:
         """Forgets what it has compiled and traced; the next call does both again."""
         super().clear_cache()

@@ -22,7 +22,7 @@ from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
 from pathways.api.constants import Constants, kind_of
 from pathways.api.slices import Slice
-from pathways.api.stages import Handle, Stage
+from pathways.api.stages import Handle, MemoryAnalysis, Stage, cost_of, memory_of
 from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.options import Options
@@ -311,6 +311,12 @@ class Program(Handle):
         if self._home is None or value.layout.slice is self._home:
             return argument
         return dataclasses.replace(argument, mesh=self._home.mesh_spec, spec=((),) * len(argument.shape))
+
+    def _lower_plainly(self, split: _Split, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:
+        raise errors.ProgramError(
+            f"program {self._name!r} cannot be exported: what it says of slices is lost outside of a cluster. Export "
+            "its placed functions, or the plain function: jax.export.export(jax.jit(fun))"
+        )
 
     def _partition(self, traced: Traced, cluster: Cluster, used: list[Slice]) -> _Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
@@ -657,6 +663,24 @@ class Compiled(Handle):
             array.delete()
         return out
 
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimate of one run, for one device of each slice ("flops", "bytes accessed", ...), from the hosts."""
+        return cost_of(self.bound.program, self._analyze())
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """What XLA says of the memory of its computations on one device, from the hosts."""
+        return memory_of(self.bound.program, self._analyze())
+
+    def _analyze(self) -> dict[int, dict[str, Any]]:
+        if self.call.stale:
+            self._bind_again()
+        registration = self._registration
+        assert registration is not None
+        found: dict[int, dict[str, Any]] = self._lowering.cluster.control().analyze(registration.number)
+        if len(found) < len(self.bound.program.computations):
+            raise errors.HostLostError(f"not every host of program {self._lowering.traced.name!r} answers")
+        return found
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs on arguments of this very signature."""
         leaves, tree = tree_flatten((args, kwargs))
@@ -703,8 +727,15 @@ class Tracing(Stage):
         """The program's name."""
         return self._traced.name
 
-    def lower(self) -> Lowered:
-        """Partitions and lowers it; runs nothing."""
+    def lower(self, *, lowering_platforms: Sequence[str] | None = None, **private: Any) -> Any:
+        """Partitions and lowers it; runs nothing.
+
+        Args:
+            lowering_platforms: of a placed function, for which platforms to lower the plain function instead, for
+                whoever runs it without a cluster. It is how `jax.export` asks, and gives a `jax.stages.Lowered`.
+        """
+        if lowering_platforms is not None:
+            return self._program._lower_plainly(self._split, tuple(lowering_platforms), private)
         lowering = self._program._partition(self._traced, self._cluster, self._used)
         return Lowered(self._program, self._split, lowering)
 
@@ -740,6 +771,10 @@ class Lowered(Stage):
     def bound(self) -> BoundProgram:
         """The program on the physical devices that its slices are bound to now."""
         return self._lowering.bind()
+
+    def cost_analysis(self) -> dict[str, float]:
+        """As `Compiled.cost_analysis`; compiles it for that."""
+        return self.compile().cost_analysis()
 
     def compile(self) -> Compiled:
         """Registers it with the hosts and waits until they have compiled it."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, NoReturn, Self
 
 import jax
 from jax.tree_util import tree_map, tree_unflatten
 
 from pathways import _jaxlib
+from pathways.compiler.ir import LogicalProgram, Node, NodeKind
 from pathways.compiler.trace import Traced
 
 
@@ -80,3 +84,56 @@ class Stage(Handle):
     def donate_argnums(self) -> tuple[int, ...]:
         """Positions of donated arguments, flattened."""
         return tuple(n for n, given in enumerate(self._traced.donated) if given)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryAnalysis:
+    """Bytes per device, named as XLA's `CompiledMemoryStats`: of a program, the most of any of its computations.
+
+    `generated_code_size_in_bytes` is that of all together. `by_computation` has each by the name of its call site.
+    """
+
+    argument_size_in_bytes: int = 0
+    output_size_in_bytes: int = 0
+    temp_size_in_bytes: int = 0
+    alias_size_in_bytes: int = 0
+    generated_code_size_in_bytes: int = 0
+    by_computation: Mapping[str, MemoryAnalysis] = dataclasses.field(default_factory=dict)
+
+
+def memory_of(program: LogicalProgram, found: Mapping[int, Mapping[str, Any]]) -> MemoryAnalysis:
+    """What XLA says of a program's memory; `found` by number of a computation."""
+    each = {}
+    for node in _calls(program):
+        memory = found[node.computation]["memory"]
+        each[node.name] = MemoryAnalysis(
+            memory["argument_bytes"],
+            memory["output_bytes"],
+            memory["temporary_bytes"],
+            memory["alias_bytes"],
+            memory["code_bytes"],
+        )
+
+    def most(name: str) -> int:
+        return max((getattr(one, name) for one in each.values()), default=0)
+
+    return MemoryAnalysis(
+        most("argument_size_in_bytes"),
+        most("output_size_in_bytes"),
+        most("temp_size_in_bytes"),
+        most("alias_size_in_bytes"),
+        sum(what["memory"]["code_bytes"] for what in found.values()),
+        each,
+    )
+
+
+def cost_of(program: LogicalProgram, found: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+    """What XLA says that a run of a program costs on one device of each slice, summed over its computations."""
+    total: collections.Counter[str] = collections.Counter()
+    for node in _calls(program):
+        total.update(found[node.computation]["cost"])
+    return dict(total)
+
+
+def _calls(program: LogicalProgram) -> list[Node]:
+    return [node for node in program.nodes if node.kind is NodeKind.CALL]

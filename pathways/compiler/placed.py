@@ -122,6 +122,10 @@ class PlacedFunction:
         """The call as JAX traces it."""
         return self._jit(*args, **kwargs)
 
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's own trace of it, a `jax.stages.Traced`."""
+        return self._jit.trace(*args, **kwargs)
+
     def clear_cache(self) -> None:
         """Forgets the traces that JAX keeps of it."""
         self._jit.clear_cache()

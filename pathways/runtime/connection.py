@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
+import json
 import os
 import stat
 import threading
@@ -84,6 +85,9 @@ class ControlPlane(Protocol):
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
         """Waits for the compilers; raises `ComputationError` with host and XLA's message."""
+
+    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+        """By number of a computation of a compiled program: "memory" and "cost" on one device, as XLA has them."""
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """Drops programs from the controller's books; the hosts are told in the order, by `payloads.forget`."""
@@ -360,6 +364,17 @@ class RemoteControl:
         self._call(
             self._stub.WaitCompiled, pb.WaitCompiledRequest(client=self.client_id, program_id=program_id), timeout
         )
+
+    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+        """See `ControlPlane`."""
+        request = pb.AnalyzeRequest(client=self.client_id, program_id=program_id)
+        found: dict[int, dict[str, Any]] = {}
+        for text in self._call(self._stub.Analyze, request).host_json:
+            answer = json.loads(text)
+            if "error" in answer:
+                raise errors.ComputationError(answer["error"])
+            found |= {int(number): what for number, what in answer.items()}
+        return found
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """See `ControlPlane`."""

@@ -7,6 +7,7 @@ of which this process sees its own shards.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import queue
 import re
@@ -230,6 +231,16 @@ class HostDriver:
 
     def _asker(self, client: int, devices: int) -> Asker:
         return Asker(functools.partial(self.callbacks.ask, client), devices, lambda why: self.give_up(why))
+
+    def analyze(self, program_id: int) -> dict[str, Any]:
+        """By number of a computation of a compiled program: its memory and cost on one device, as XLA has them."""
+        registered = self._programs.get(program_id)
+        if registered is None:
+            return {}
+        return {
+            str(launch.computation): {"memory": dataclasses.asdict(loaded.memory), "cost": loaded.cost()}
+            for launch, loaded in zip(registered.plan.launches, self.compile_now(registered), strict=True)
+        }
 
     def _device(self, number: int) -> jax.Device:
         return self._all_devices[number - self._first_device]

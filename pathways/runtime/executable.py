@@ -75,6 +75,7 @@ class Executable:
     in_shardings: tuple[NamedSharding, ...]
     out_shardings: tuple[NamedSharding, ...]
     memory: MemoryStats
+    cost: Callable[[], dict[str, float]]  # XLA's estimates: "flops", "bytes accessed", ...; of one device
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         """Global arrays in, global arrays out; one XLA launch."""
@@ -178,9 +179,16 @@ def load_executable(
             in_shardings,
             out_shardings,
             _memory(compiled),
+            _cost(compiled),
         )
     narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
-    return Executable(jitted if narrow else _jaxlib.fast_call(compiled), in_shardings, out_shardings, _memory(compiled))
+    return Executable(
+        jitted if narrow else _jaxlib.fast_call(compiled),
+        in_shardings,
+        out_shardings,
+        _memory(compiled),
+        _cost(compiled),
+    )
 
 
 def _jit(
@@ -204,6 +212,14 @@ def _jit(
         call, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated, keep_unused=True
     )
     return jitted, in_shardings, out_shardings
+
+
+def _cost(compiled: Any) -> Callable[[], dict[str, float]]:
+    def cost() -> dict[str, float]:
+        found = compiled.cost_analysis() or {}
+        return {str(name): float(value) for name, value in found.items()}
+
+    return cost
 
 
 def _memory(compiled: Any) -> MemoryStats:

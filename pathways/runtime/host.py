@@ -68,6 +68,9 @@ class Driver(Protocol):
     def stop(self) -> None:
         """Makes `run` return; from the control thread."""
 
+    def analyze(self, program_id: int) -> dict[str, Any]:
+        """By number of a computation of a compiled program: its memory and cost, as XLA has them."""
+
     def stats(self) -> dict[str, Any]:
         """Numbers for people; from the control thread."""
 
@@ -268,7 +271,7 @@ class HostProcess:
 
     def _do_report_stats(self, command: pb.ReportStats, driver: Driver) -> None:
         try:
-            text = json.dumps(driver.stats(), default=str)
+            text = json.dumps(driver.analyze(command.program_id) if command.program_id else driver.stats(), default=str)
         except Exception as failure:
             text = json.dumps({"error": str(failure)})
         self._report(pb.HostReport(stats=pb.HostStatsReport(request=command.request, driver_json=text)))

@@ -436,11 +436,19 @@ class Membership:
         """Every host's driver statistics as JSON; of a host that does not answer in time, `{}`."""
         return await asyncio.gather(*(self._ask_stats(host) for host in self.cluster.hosts))
 
-    async def _ask_stats(self, host: Host) -> str:
+    async def analyze(self, client: int, number: int) -> Sequence[str]:
+        """What XLA says of a client's compiled program, from each host that runs it, as JSON."""
+        self.client(client)
+        program = self.programs.get(number)
+        if program is None or program.client != client:
+            raise errors.PlanError(f"no program {number} of this client")
+        return await asyncio.gather(*(self._ask_stats(self.cluster.hosts[host], number) for host in program.compiled))
+
+    async def _ask_stats(self, host: Host, program: int = 0) -> str:
         if not host.ready.is_set():
             return "{}"
         request = self._new("stats")
-        command = pb.HostCommand(report_stats=pb.ReportStats(request=request))
+        command = pb.HostCommand(report_stats=pb.ReportStats(request=request, program_id=program))
         try:
             return await self._ask(host, "stats", request, command, STATS_TIMEOUT_S) or "{}"
         except TimeoutError:

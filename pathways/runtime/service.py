@@ -114,6 +114,10 @@ class ControllerService(rpc.ControllerServicer):
         return pb.WaitCompiledReply()
 
     @_refusing
+    async def Analyze(self, request: pb.AnalyzeRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
+        return pb.AnalyzeReply(host_json=await self._membership.analyze(request.client, request.program_id))
+
+    @_refusing
     async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> pb.ForgetProgramsReply:  # noqa: D102
         self._membership.forget_programs(request.client, request.program_ids)
         return pb.ForgetProgramsReply()

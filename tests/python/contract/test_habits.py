@@ -284,6 +284,17 @@ def test_an_array_that_a_function_closes_over_is_an_argument(add: Callable[..., 
     np.testing.assert_allclose(f(2.0), BIG * 2 + 1)
 
 
+def test_equal_functions_that_close_over_different_arrays(add: Callable[..., Any]) -> None:
+    slice_ = add(2)
+    states = [pw.device_put(X + n, slice_) for n in range(3)]
+    fs = [pw.jit(lambda x, state=state: x * state, devices=slice_) for state in states]
+    gs = [functools.partial(pw.jit, devices=slice_)(functools.partial(lambda s, x: x - s, state)) for state in states]
+    for _ in range(2):
+        for n, (f, g) in enumerate(zip(fs, gs, strict=True)):
+            np.testing.assert_array_equal(f(X), X * (X + n))
+            np.testing.assert_array_equal(g(X), X - (X + n))
+
+
 def test_what_is_closed_over_lies_on_another_slice(add: Callable[..., Any]) -> None:
     state = pw.device_put(BIG, add(2), P("x"))
     f = pw.jit(lambda x: state * x, devices=add(2), out_shardings=P("x"))
@@ -391,3 +402,44 @@ def test_a_jit_of_this_process_says_that_it_pulls_arrays_off_their_slice(
     np.asarray(read)
     np.testing.assert_array_equal(jax.jit(lambda a: a * 4)(read), X * 4)  # it was here already
     np.testing.assert_array_equal(jnp.sin(fresh()) + jnp.where(fresh() > 0, 1, 0), np.sin(X) + (X > 0))  # runs there
+
+
+def test_what_xla_says_of_a_compiled_program(add: Callable[..., Any]) -> None:
+    f = pw.jit(lambda x: x @ x, devices=add(2), out_shardings=P("x"), name="square")
+    g = pw.jit(lambda x: x @ x + 1, devices=add(2), name="more")
+    x = np.ones((64, 64), np.float32)
+    half = 64 * 64 * 64  # multiply-adds of one device of two
+    alone = f.lower(x).compile()
+    cost, memory = alone.cost_analysis(), alone.memory_analysis()
+    assert half <= cost["flops"] <= 3 * half
+    assert cost["bytes accessed"] > 0
+    assert cost == f.lower(x).cost_analysis()
+    assert memory.output_size_in_bytes == x.nbytes // 2
+    assert set(memory.by_computation) == {"square.0"}
+    whole = pw.program(lambda x: g(f(f(x)))).lower(x).compile()
+    assert whole.cost_analysis()["flops"] >= 3 * half
+    sizes = whole.memory_analysis()
+    assert len(sizes.by_computation) == 3
+    for name in ("argument", "output", "temp", "alias"):
+        field = f"{name}_size_in_bytes"
+        assert getattr(sizes, field) == max(getattr(each, field) for each in sizes.by_computation.values())
+    np.testing.assert_array_equal(whole(x), (x @ x @ x @ x) @ (x @ x @ x @ x) + 1)
+
+
+def test_a_placed_function_is_exported(add: Callable[..., Any]) -> None:
+    slice_ = add(2)
+    plain = pw.jit(lambda x: {"r": jnp.sin(x) * 2}, devices=slice_, name="plain")
+    cut = pw.jit(lambda x: {"r": jnp.sin(x) * 2}, devices=slice_, in_shardings=P("x"), out_shardings=P("x"))
+    want = np.sin(X) * 2
+    for f in (plain, cut):
+        for argument in (jax.ShapeDtypeStruct((8,), np.float32), X, pw.device_put(X, slice_)):
+            exported = jax.export.export(f, platforms=["cpu"])(argument)
+            assert exported.in_avals[0].shape == (8,)
+        there = jax.export.deserialize(exported.serialize())
+        np.testing.assert_allclose(there.call(X)["r"], want, rtol=1e-6)  # plain JAX, in this process
+        np.testing.assert_allclose(pw.jit(there.call, devices=add(2))(X)["r"], want, rtol=1e-6)
+    (rows,) = jax.export.symbolic_shape("rows")
+    flexible = jax.export.export(plain, platforms=["cpu"])(jax.ShapeDtypeStruct((rows,), np.float32))
+    np.testing.assert_allclose(flexible.call(X[:3])["r"], want[:3], rtol=1e-6)
+    with pytest.raises(pw.errors.ProgramError, match="placed functions"):
+        jax.export.export(pw.program(lambda x: plain(x)), platforms=["cpu"])(X)
