@@ -125,6 +125,9 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
       break;
     case NoteKind::kFail: {  // ERR-1: what takes it as an argument fails by its words
       if (handle.index() >= c->capacity) break;
+      // FUT-3: the index may mean something younger by now; then nobody can name this handle any more.
+      const Object* there = c->objects.occupant(handle);
+      if (there != nullptr && there->generation >= handle.generation()) break;
       Object& object = make_object(*c, handle, ObjectState::kFailed);
       object.error = new_error({reinterpret_cast<const char*>(payload.data()), payload.size()});
       break;

@@ -291,15 +291,23 @@ void Controller::cancel(uint32_t client, uint64_t tag) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
     if (entry.client != client || entry.kind != EntryKind::kRun || entry.tag != tag) continue;
-    // No host will ever speak of its results: whoever holds one, or uses it, hears it from here.
-    const std::vector<std::byte> record = kept_[id];
-    release_donated(id);
-    sequencer_.cancel(id);
-    settle_granted();
-    fail_results(owner, record, kCancelled);
+    if (entry.state == EntryState::kWaiting) drop(id, kCancelled);
     return;
   }
   cancel_held(owner, tag, kCancelled);
+}
+
+/// Drops a run that waits in the order. No host will ever speak of its results: its client hears now that they failed,
+/// and its hosts in its place, before anything that comes behind it (ERR-1, FUT-3).
+void Controller::drop(EntryId id, std::string_view text, uint16_t detail) {
+  release_donated(id);
+  if (Client* owner = client_of(sequencer_.entry(id).client)) {
+    const PlanMemory* memory = id < admitted_.size() ? admitted_[id].memory.get() : nullptr;
+    tell_results(*owner, kept_[id], text, detail);
+    for (auto& note : failure_notes(owner->id, kept_[id], memory, text)) instead_[id].push_back(std::move(note));
+  }
+  sequencer_.cancel(id);
+  settle_granted();
 }
 
 void Controller::run_done(uint32_t h, const RunDoneRecord& record) {

@@ -153,6 +153,10 @@ class Controller {
   int64_t next_deadline_ns() const { return deadlines_.empty() ? INT64_MAX : deadlines_.next_ns(); }
 
  private:
+  struct Held {
+    std::vector<std::byte> record;
+    std::string dropped;  ///< a run that was dropped: why; its hosts hear it in its place
+  };
   struct Client {
     uint32_t id = 0;
     ClientBlock* block = nullptr;
@@ -167,7 +171,7 @@ class Controller {
     Directory directory;
     std::vector<std::vector<std::byte>> definitions;      ///< backend notes so far: a host's successor hears them again
     uint64_t in_flight = 0;                               ///< runs admitted and not over
-    std::deque<std::vector<std::byte>> held;              ///< records that wait for memory, or behind one that does
+    std::deque<Held> held;                                ///< records that wait for memory, or behind one that does
     std::unordered_map<uint64_t, uint32_t> held_handles;  ///< handles that they name, and how often
     std::unordered_map<uint64_t, GroupId> held_releases;  ///< of those, which are released behind the last that does
     std::vector<std::pair<GroupId, uint64_t>> let_go;     ///< of those again, which no held record names any more
@@ -210,6 +214,10 @@ class Controller {
   bool retry_held(Client& client);
   void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, PlaceId worst);
   void fail_results(Client& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
+  void tell_results(Client& client, std::span<const std::byte> record, std::string_view text, uint16_t detail);
+  void fail_on_hosts(Client& client, std::span<const std::byte> record, std::string_view text);
+  std::vector<std::vector<std::byte>> failure_notes(uint32_t client, std::span<const std::byte> record,
+                                                    const PlanMemory* memory, std::string_view text) const;
   std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
                       Verdict verdict, PlaceId worst) const;
   bool is_held_by_busy(const Client& client, PlaceId place) const;
@@ -248,7 +256,7 @@ class Controller {
   void reclaim(uint32_t h);
   void tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text);
   void fail_futures(const std::vector<uint32_t>& hosts, std::string_view text);
-  void strand(EntryId id, std::string_view text);
+  void drop(EntryId id, std::string_view text, uint16_t detail = 0);
   void forward_instead(EntryId id);
   void release_donated(EntryId id);
   std::vector<EntryId> stranded() const;

@@ -86,11 +86,7 @@ void Controller::pass_deadline(const Deadlines::Item& item) {
     }
     return;
   }
-  const std::vector<std::byte> record = kept_[item.entry];
-  release_donated(item.entry);
-  sequencer_.cancel(item.entry);
-  settle_granted();
-  fail_results(client, record, item.text, kFailedByDeadline);
+  drop(item.entry, item.text, kFailedByDeadline);
 }
 
 /// Its hosts may be done before the client hears of it, who may be busy, or waiting for a core: what was late stays

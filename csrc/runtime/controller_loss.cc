@@ -78,12 +78,7 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
   std::vector<EntryId> dropped = stranded();
   std::sort(dropped.begin(), dropped.end(),
             [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
-  for (const EntryId id : dropped) {
-    strand(id, text);
-    release_donated(id);
-    sequencer_.cancel(id);
-    settle_granted();
-  }
+  for (const EntryId id : dropped) drop(id, text);  // the results that would lie on survivors too
   if (stepper_) step_on();
   admission_version_ = UINT64_MAX;  // what memory is held for may have changed
 }
@@ -162,20 +157,7 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
   }
 }
 
-/// In the place of a dropped run, its surviving hosts hear that its results failed (ERR-1).
-void Controller::strand(EntryId id, std::string_view text) {
-  const uint32_t client = sequencer_.entry(id).client;
-  Client* owner = client_of(client);
-  if (owner == nullptr) return;
-  auto& notes = instead_[id];
-  for (const uint64_t result : results_of(kept_[id])) {
-    tell(*owner, Handle{result}, text);  // also of those that would lie on survivors
-    if (const auto* entry = owner->directory.find(Handle{result})) {
-      notes.push_back(failure_note(client, Handle{result}, entry->group, text));
-    }
-  }
-}
-
+/// What the hosts of a dropped run hear in its stead.
 void Controller::forward_instead(EntryId id) {
   const auto found = instead_.find(id);
   if (found == instead_.end()) return;

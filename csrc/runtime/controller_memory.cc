@@ -252,7 +252,7 @@ void Controller::hold(Client& client, std::span<const std::byte> bytes) {
     return;
   }
   count_held(client, bytes, true);
-  client.held.emplace_back(bytes.begin(), bytes.end());
+  client.held.push_back({{bytes.begin(), bytes.end()}, {}});
   watch_deadline(client, bytes);
 }
 
@@ -334,9 +334,19 @@ void Controller::retry_held() {
 /// Orders what fits now. True when nothing of the client is held any more.
 bool Controller::retry_held(Client& client) {
   while (!client.held.empty()) {
-    const auto& front = client.held.front();
-    if (lost_ != 0 && is_run(front) && is_stranded(read_record<RunRecord>(front).group)) return false;  // ERR-2
-    std::vector<std::byte> bytes = std::move(client.held.front());
+    const Held& front = client.held.front();
+    if (!front.dropped.empty()) {
+      const Held dropped = std::move(client.held.front());
+      client.held.pop_front();
+      fail_on_hosts(client, dropped.record, dropped.dropped);
+      count_held(client, dropped.record, false);
+      order_releases(client);
+      continue;
+    }
+    if (lost_ != 0 && is_run(front.record) && is_stranded(read_record<RunRecord>(front.record).group)) {
+      return false;  // ERR-2
+    }
+    std::vector<std::byte> bytes = std::move(client.held.front().record);
     client.held.pop_front();
     Verdict verdict;
     PlaceId worst = 0;
@@ -367,7 +377,7 @@ bool Controller::retry_held(Client& client) {
       for (Client* other : holding_) other->held_since = 0;
       continue;
     }
-    client.held.push_front(std::move(bytes));
+    client.held.push_front({std::move(bytes), {}});
     return false;
   }
   return true;
@@ -383,20 +393,19 @@ bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
   });
 }
 
+/// The run fails at its client now. What is in front of it may still use what its results' handles meant before, so its
+/// hosts hear of it in its place.
 bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail) {
-  const auto at = std::find_if(client.held.begin(), client.held.end(), [&](const auto& bytes) {
-    return is_run(bytes) && read_record<RunRecord>(bytes).tag == tag;
+  const auto at = std::find_if(client.held.begin(), client.held.end(), [&](const Held& held) {
+    return held.dropped.empty() && is_run(held.record) && read_record<RunRecord>(held.record).tag == tag;
   });
   if (at == client.held.end()) return false;
-  const std::vector<std::byte> bytes = std::move(*at);
-  client.held.erase(at);
+  at->dropped = text;
   admission_version_ = UINT64_MAX;  // nothing may be held any more
-  count_held(client, bytes, false);
   ++stats_.dropped;
   ++client.retired;
   client.has_news = true;
-  fail_results(client, bytes, text, detail);
-  order_releases(client);
+  tell_results(client, at->record, text, detail);
   return true;
 }
 
@@ -467,27 +476,46 @@ std::vector<std::byte> Controller::failure_note(uint32_t client, Handle handle, 
   return out;
 }
 
-/// Tells the client that the record's results failed; and the hosts that would hold them, so that what depends on them
-/// fails by the same words (ERR-1).
+/// A record that gets no place in the order: what it would make has failed, here.
 void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
                               uint16_t detail) {
-  const auto fail = [&](Handle handle, GroupId group, bool is_told_hosts) {
-    tell(client, handle, text, detail);
-    if (!is_told_hosts) return;
-    const auto out = failure_note(client.id, handle, group, text);
-    submit_record(client, out, group, EntryKind::kNote, 0);
-  };
+  tell_results(client, bytes, text, detail);
+  fail_on_hosts(client, bytes, text);
+}
+
+void Controller::tell_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
+                              uint16_t detail) {
   if (!is_run(bytes)) {
-    const auto record = read_record<NoteRecord>(bytes);
-    fail(Handle{record.handle}, record.group, true);
+    tell(client, Handle{read_record<NoteRecord>(bytes).handle}, text, detail);
     return;
   }
-  const auto record = read_record<RunRecord>(bytes);
-  const PlanMemory* memory = memory_of(record.plan);
-  const bool is_known = memory != nullptr && memory->results.size() == record.results;
-  for (uint32_t i = 0; i < record.results; ++i) {
-    fail(Handle{result_of(bytes, i)}, is_known ? memory->results[i].group : record.group, is_known);
+  const uint32_t results = read_record<RunRecord>(bytes).results;
+  for (uint32_t i = 0; i < results; ++i) tell(client, Handle{result_of(bytes, i)}, text, detail);
+}
+
+/// The hosts that would hold them hear it too, so that what depends on them fails by the same words (ERR-1).
+void Controller::fail_on_hosts(Client& client, std::span<const std::byte> bytes, std::string_view text) {
+  const PlanMemory* memory = is_run(bytes) ? memory_of(read_record<RunRecord>(bytes).plan) : nullptr;
+  for (const std::vector<std::byte>& note : failure_notes(client.id, bytes, memory, text)) {
+    submit_record(client, note, read_record<NoteRecord>(note).group, EntryKind::kNote, 0);
   }
+}
+
+/// None of a run of which it is not known where its results would lie.
+std::vector<std::vector<std::byte>> Controller::failure_notes(uint32_t client, std::span<const std::byte> bytes,
+                                                              const PlanMemory* memory, std::string_view text) const {
+  std::vector<std::vector<std::byte>> notes;
+  if (!is_run(bytes)) {
+    const auto record = read_record<NoteRecord>(bytes);
+    notes.push_back(failure_note(client, Handle{record.handle}, record.group, text));
+    return notes;
+  }
+  const uint32_t results = read_record<RunRecord>(bytes).results;
+  if (memory == nullptr || memory->results.size() != results) return notes;
+  for (uint32_t i = 0; i < results; ++i) {
+    notes.push_back(failure_note(client, Handle{result_of(bytes, i)}, memory->results[i].group, text));
+  }
+  return notes;
 }
 
 }  // namespace pathways

@@ -213,7 +213,12 @@ TEST_F(Loss, NoBreach) {
 TEST_F(Loss, RunsAcrossIslandsHoldNobodyUp) {
   submit(3);
   submit(3);
-  const uint64_t across = submit(2), behind = submit(1);  // wait for host 1's window, and behind that
+  PlanMemory memory;
+  memory.results.push_back({2, kNoPlaceSet, 0, -1, -1});
+  controller->set_plan_memory(6, memory);
+  uint64_t across = 0;
+  ASSERT_EQ(good->submit({6, 2, {2}}, {}, &across), Status::kOk);
+  const uint64_t behind = submit(1);  // wait for host 1's window, and behind that
   pass();
   EXPECT_TRUE(hosts[0]->next().empty());
   lose(1);
@@ -229,9 +234,9 @@ TEST_F(Loss, RunsAcrossIslandsHoldNobodyUp) {
   EXPECT_EQ(hosts[0]->next_run().order, 4u);
   EXPECT_EQ(state(behind), FutureState::kPending);
   // A run across, submitted now, waits with its client; another client's work does not wait for it.
-  RawClient memory;
-  Client other({1, 8}, memory.block, block);
-  controller->add_client(1, memory.block);
+  RawClient raw;
+  Client other({1, 8}, raw.block, block);
+  controller->add_client(1, raw.block);
   const uint64_t later = submit(2);
   pass();
   uint64_t result = 0;
