@@ -348,8 +348,8 @@ cdef class Client:
         """
         cdef Handle handle
         cdef FutureState state
-        cdef int64_t left = -1 if timeout < 0 else <int64_t>(timeout * 1e9)
-        cdef int64_t piece
+        cdef int64_t end = 0 if timeout < 0 else monotonic_ns() + <int64_t>(min(timeout, 1e9) * 1e9)
+        cdef int64_t piece, left
         handle.raw = raw
         # Whoever waits for a step's result wants it soon: it stays awake, and keeps back the releases, which would go
         # before it. Whoever waits with a stream under way only lets the hosts catch up: it leaves them the cores.
@@ -365,10 +365,11 @@ cdef class Client:
                 return FAILED
             if state == FutureState.kFree:
                 return RELEASED
-            if left == 0:
-                return PENDING
             piece = _BRIEF_NS if is_brief else _LOOK_NS
-            if left >= 0:
+            if end != 0:  # a piece may be over early: others ring too
+                left = end - monotonic_ns()
+                if left <= 0:
+                    return PENDING
                 piece = min(piece, left)
             if self.host is not None:
                 self.check_alive()
@@ -386,8 +387,6 @@ cdef class Client:
                     if self.core.get().poll(handle) == FutureState.kPending:
                         self.check_alive()
             PyErr_CheckSignals()
-            if left > 0:
-                left = max(0, left - piece)
 
     def wait(self, Buffer buffer not None, double timeout=-1.0):
         """See `wait_raw`."""

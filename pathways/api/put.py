@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ from pathways.runtime.packing import aligned
 
 #: Up to here bytes travel inside the note; above, through shared memory.
 INLINE_BYTES = 1024
+#: How long a value waits for room in shared memory before nothing seems to give any back.
+_PATIENCE_S = 30.0
 _keys = itertools.count(1)
 
 
@@ -149,18 +152,18 @@ def allocate(client: _core.Client, nbytes: int, what: str) -> _core.BlockView:
         raise errors.ResourceExhaustedError(
             f"{what} has {nbytes} bytes, but this client's shared memory only {capacity}; connect with more"
         )
-    waited = 0.0
+    deadline = 0.0
     while (block := client.allocate(nbytes)) is None:
-        if waited == 0:
+        if deadline == 0:
             gc.collect()  # arrays in cycles
+            deadline = time.monotonic() + _PATIENCE_S
         client.flush()
         client.check_alive()
         client.pause(0.001)
-        waited += 0.001
-        if waited > 30:
+        if time.monotonic() > deadline:
             raise errors.ResourceExhaustedError(
                 f"{what} needs {nbytes} bytes of this client's shared memory, and none of its {capacity} bytes became "
-                f"free for 30 s: {client.arena_stats()[0]} are in use by arrays that are still alive"
+                f"free for {_PATIENCE_S:g} s: {client.arena_stats()[0]} are in use by arrays that are still alive"
             )
     return block
 

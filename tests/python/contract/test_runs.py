@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -42,6 +43,34 @@ def test_a_call_returns_before_anything_executes(local_cluster: Any) -> None:
     np.testing.assert_array_equal(np.asarray(z), VALUE + 3)
     waited = time.perf_counter() - begin
     assert called < waited / 4, f"the calls took {called:.4f} s of {waited:.4f} s"
+
+
+@pytest.mark.watchdog(300)
+def test_a_wait_lasts_as_long_as_it_says(add: Any, cluster: Any) -> None:
+    """Others' results come meanwhile, and wake who waits each time."""
+    one, two = add(1), add(1)
+    slow, fast = pw.jit(heavy, devices=one), pw.jit(lambda x: x + 1, devices=two)
+    x, y = jax.block_until_ready((pw.device_put(VALUE, one), pw.device_put(VALUE, two)))
+    jax.block_until_ready((slow(x), fast(y)))
+    over = threading.Event()
+
+    def others() -> None:
+        z = y
+        while not over.is_set():
+            z = fast(z).block_until_ready()
+
+    for _ in range(8):
+        x = slow(x)
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        begin = time.monotonic()
+        state = cluster.native.wait(x, 0.4)
+        assert state == "ready" or time.monotonic() - begin >= 0.4, f"{state} after {time.monotonic() - begin:.3f} s"
+    finally:
+        over.set()
+        thread.join()
+    np.testing.assert_array_equal(np.asarray(x), VALUE + 8)
 
 
 def test_thousands_of_calls_without_reading(add: Any, cluster: Any) -> None:
