@@ -41,7 +41,8 @@ py::dict stats_dict(const ControllerStats& s) {
   return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped,
                   "late"_a = s.late, "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes,
                   "clients"_a = s.clients, "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held,
-                  "refused"_a = s.refused, "live_bytes"_a = s.live_bytes, "high_water"_a = s.high_water);
+                  "unread"_a = s.unread, "refused"_a = s.refused, "live_bytes"_a = s.live_bytes,
+                  "high_water"_a = s.high_water);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 /// The sending end of a ring: never waits, never loses, never reorders.
 ///
 /// What does not fit in the ring now is kept here and goes first at the next chance, so a slow reader costs its writer
-/// memory and not time. That memory is bounded from above by the credits of those who cause the records (runs in flight
-/// per client). Records become visible, and the reader is woken, at `flush`: once per batch, not once per record.
+/// memory and not time. That memory is bounded by the credits of those who cause the records (runtime/credits.h).
+/// Records become visible, and the reader is woken, at `flush`: once per batch, not once per record.
 ///
 /// `set_distance` makes each record become visible a while after it was sent: processes far apart, on one machine. Who
 /// owns the outbox then flushes again when `due` says.
@@ -39,19 +39,27 @@ class Outbox {
       const std::span<std::byte> room = producer_.try_reserve(bytes);
       if (!room.empty()) {
         fill(room.data());
+        ++in_ring_;
         return;
       }
     }
     std::vector<std::byte>& kept = overflow_.emplace_back(bytes);
+    overflow_bytes_ += bytes;
     fill(kept.data());
     if (distance_ns_ != 0) due_.push_back(monotonic_ns() + distance_ns_);
   }
 
   /// Publishes what was sent and wakes the reader if it sleeps. True while some records are still kept here.
   bool flush() {
+    return flush([](uint64_t) {});
+  }
+  /// `published(count)` is called when records have become visible, before the reader is woken: how many so far in all.
+  template <typename Published>
+  bool flush(Published&& published) {
     if (!overflow_.empty()) drain();
     if (is_dirty_) {
       producer_.publish();
+      published(in_ring_);
       if (news_ != nullptr) news_->post(place_);
       doorbell_->ring();
       is_dirty_ = false;
@@ -66,6 +74,8 @@ class Outbox {
 
   bool is_connected() const { return doorbell_ != nullptr; }
   bool has_overflow() const { return !overflow_.empty(); }
+  /// Of the records that are kept here.
+  uint64_t overflow_bytes() const { return overflow_bytes_; }
   /// The longest record that `send` takes.
   uint32_t max_record() const { return producer_.max_record(); }
 
@@ -77,6 +87,8 @@ class Outbox {
       const std::span<std::byte> room = producer_.try_reserve(static_cast<uint32_t>(kept.size()));
       if (room.empty()) return;
       std::memcpy(room.data(), kept.data(), kept.size());
+      overflow_bytes_ -= kept.size();
+      ++in_ring_;
       overflow_.pop_front();
       if (!due_.empty()) due_.pop_front();
       is_dirty_ = true;
@@ -88,6 +100,8 @@ class Outbox {
   NewsBoard* news_ = nullptr;
   uint32_t place_ = 0;
   std::deque<std::vector<std::byte>> overflow_;
+  uint64_t overflow_bytes_ = 0;
+  uint64_t in_ring_ = 0;  ///< records that went there, ever
   int64_t distance_ns_ = 0;
   std::deque<int64_t> due_;  ///< with a distance: of each record in overflow_
   bool is_dirty_ = false;

@@ -2,9 +2,9 @@
 ///
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
-///   client -> controller   kRun, kNote, kCancel
+///   client -> controller   kRun, kNote; on a ring of its own kCancel
 ///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost; kGo
-///   host -> controller     kRunDone, kFailed; kEnqueued. This and kGo: in sequential dispatch only
+///   host -> controller     kRunDone, kCommandsDone, kFailed; kEnqueued. This and kGo: in sequential dispatch only
 ///   controller -> client   kFailed, kReclaim
 ///   host -> host           kPost (where to write), kArrived (it is written)
 #pragma once
@@ -31,6 +31,7 @@ enum class RecordKind : uint16_t {
   kEnqueued = 10,
   kHostLost = 11,
   kReclaim = 12,
+  kCommandsDone = 13,
 };
 
 /// A flag in a run's `detail`, from the controller to hosts: its nodes are prepared as goes come, not before.
@@ -42,7 +43,8 @@ enum class NoteKind : uint16_t {
   kFetch = 2,    ///< writes the buffer `handle` where the payload says, then completes `token`
   kRelease = 3,  ///< payload: handles that the client will not name again
   kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's. `token`, unless it is
-                 ///< 0: a plan that no later run names
+                 ///< 0: a plan that no later run names. `handle`, unless it is 0: a number under which the note
+                 ///< describes something, in place of what it described before; a lost host's successor hears it again
   /// Work of the backend's that takes long and is done beside the order (a checkpoint's reading and writing). With a
   /// token: done with the buffer `handle` once it is ready (with none if 0), then completes `token`. Without: makes the
   /// buffer `handle`.
@@ -107,6 +109,14 @@ struct RunDoneRecord {
   uint32_t expected;  ///< what its plan has of them: a host launches all or none
   uint32_t host;
   uint32_t reserved;
+};
+
+/// A host is done with `count` commands of the client's, in records of so many bytes: what it read, answered and keeps
+/// nothing of. Said for many at once: see runtime/credits.h.
+struct CommandsDoneRecord {
+  RecordHeader header;
+  uint64_t count;
+  uint64_t bytes;
 };
 
 /// The detail of a FailedRecord's header when it is a deadline that has passed: the client knows the better words.
@@ -196,5 +206,8 @@ template <std::unsigned_integral T>
 constexpr T padded(T bytes) {
   return (bytes + T{7}) & ~T{7};
 }
+
+/// Of a note with its payload.
+inline constexpr uint64_t bytes_of(const NoteRecord& note) { return sizeof note + padded(uint64_t{note.bytes}); }
 
 }  // namespace pathways

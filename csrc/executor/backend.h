@@ -139,6 +139,8 @@ class HostLink {
   virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
   /// `gangs` launched of the `expected` that the run has on this host.
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
+  /// A command of the client's, in a record of so many bytes, is done here, and nothing of it is kept.
+  virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
   /// A call of a stepwise run has left its devices' FIFOs.
   virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
   /// Lets other hosts have what was said to them so far: this one may be busy for long.

@@ -839,8 +839,7 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
         break;
       }
       fetch_now(fetches_[item.index], item.value);
-      fetches_[item.index].payload.clear();
-      free_fetches_.push_back(item.index);
+      end_fetch(item.index, !fetches_[item.index].is_task);
       break;
     }
     case Watch::Kind::kPut:

@@ -240,6 +240,7 @@ class Executor {
     uint64_t token = 0;
     bool is_task = false;  ///< the buffer is for a task, not to be written out
     std::vector<std::byte> payload;
+    uint64_t command = 0;  ///< bytes of its record
   };
 
   /// A task that the backend has taken: `future` is its token, or the buffer that it makes.
@@ -249,6 +250,7 @@ class Executor {
     bool makes = false;
     bool is_counted = false;  ///< what it makes is in the ledger, with `bytes` on each device
     uint64_t bytes = 0;
+    uint64_t command = 0;  ///< bytes of its record
   };
 
   struct Client {
@@ -324,6 +326,7 @@ class Executor {
   void fetch(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
   void start_fetch(uint32_t slot, Object& object);
   void refuse_fetch(uint32_t slot, std::string_view why);
+  void end_fetch(uint32_t slot, bool is_done);
   void fetch_now(const Fetch& fetch, Value value);
   void task(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
   void start_task(Task task, Value value, std::span<const std::byte> payload);

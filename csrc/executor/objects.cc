@@ -78,11 +78,16 @@ void Executor::release(Client& c, Object& object) {
 
 void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payload) {
   const uint32_t id = record.header.client;
+  const uint64_t command = bytes_of(record);
   Client* c = client(id);
-  if (c == nullptr) return;
+  if (c == nullptr) {
+    link_.command_done(id, command);
+    return;
+  }
   if (!held_.empty()) release_held();  // the swap fault swaps runs, not a run and the release of its results
   const Handle handle{record.handle};
-  switch (static_cast<NoteKind>(record.header.detail)) {
+  const auto kind = static_cast<NoteKind>(record.header.detail);
+  switch (kind) {
     case NoteKind::kPut: {
       if (record.is_refused != 0) {  // why is said by a kFail behind it
         backend_.refuse_put(id, payload);
@@ -141,9 +146,10 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
       break;
     case NoteKind::kPark:
     case NoteKind::kUnpark:
-      park(id, *c, static_cast<NoteKind>(record.header.detail), payload);
+      park(id, *c, kind, payload);
       break;
   }
+  if (kind != NoteKind::kFetch && kind != NoteKind::kTask) link_.command_done(id, command);  // these say so themselves
   drain();
 }
 
@@ -153,6 +159,7 @@ void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span
   if (object == nullptr) {
     link_.failed(id, Handle{record.token}, missing(id, "the buffer to read was deleted"));
     if (!is_task) backend_.refuse_fetch(id, payload);
+    link_.command_done(id, bytes_of(record));
     return;
   }
   uint32_t slot;
@@ -163,7 +170,7 @@ void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span
     slot = free_fetches_.back();
     free_fetches_.pop_back();
   }
-  fetches_[slot] = {id, record.token, is_task, {payload.begin(), payload.end()}};
+  fetches_[slot] = {id, record.token, is_task, {payload.begin(), payload.end()}, bytes_of(record)};
   if (object->state == ObjectState::kAnnounced) {
     object->waiters.push_back({ObjectWaiter::Kind::kFetch, slot, 0});
   } else {
@@ -186,6 +193,13 @@ void Executor::refuse_fetch(uint32_t slot, std::string_view why) {
     link_.failed(fetch.client, Handle{fetch.token}, why);
     if (!fetch.is_task) backend_.refuse_fetch(fetch.client, fetch.payload);
   }
+  end_fetch(slot, true);
+}
+
+/// `is_done`: else a task goes on with it.
+void Executor::end_fetch(uint32_t slot, bool is_done) {
+  Fetch& fetch = fetches_[slot];
+  if (is_done) link_.command_done(fetch.client, fetch.command);
   fetch.payload.clear();
   free_fetches_.push_back(slot);
 }
@@ -194,7 +208,7 @@ void Executor::refuse_fetch(uint32_t slot, std::string_view why) {
 void Executor::fetch_now(const Fetch& fetch, Value value) {
   if (client(fetch.client) == nullptr) return;
   if (fetch.is_task) {
-    start_task({fetch.client, fetch.token}, value, fetch.payload);
+    start_task({fetch.client, fetch.token, false, false, 0, fetch.command}, value, fetch.payload);
   } else if (backend_.fetch(fetch.client, value, fetch.payload) == Status::kOk) {
     link_.complete(fetch.client, Handle{fetch.token});
   } else {

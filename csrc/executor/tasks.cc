@@ -18,16 +18,18 @@ void Executor::task(uint32_t id, Client& c, const NoteRecord& record, std::span<
     if (handle.valid()) {
       fetch(id, c, record, payload);
     } else {
-      start_task({id, record.token}, nullptr, payload);
+      start_task({id, record.token, false, false, 0, bytes_of(record)}, nullptr, payload);
     }
     return;
   }
   if (!handle.valid() || handle.index() >= c.capacity) {
     link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(options_.host));
+    link_.command_done(id, bytes_of(record));
     return;
   }
   make_object(c, handle, ObjectState::kAnnounced);
-  start_task({id, record.handle, true, record.place_set != kNoPlaceSet, record.place_bytes}, nullptr, payload);
+  start_task({id, record.handle, true, record.place_set != kNoPlaceSet, record.place_bytes, bytes_of(record)}, nullptr,
+             payload);
 }
 
 void Executor::start_task(Task task, Value value, std::span<const std::byte> payload) {
@@ -43,7 +45,10 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
   const auto found = tasks_.find(number);
   const bool is_known = found != tasks_.end();
   const Task task = is_known ? found->second : Task{};
-  if (is_known) tasks_.erase(found);
+  if (is_known) {
+    tasks_.erase(found);
+    link_.command_done(task.client, task.command);
+  }
   const Handle future{task.future};
   if (made != nullptr && (!is_known || !task.makes || error)) {
     backend_.drop(made);  // never told to the ledger

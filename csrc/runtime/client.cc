@@ -22,6 +22,7 @@ Client::Client(Options options, ClientBlock* block, ControllerBlock* controller)
       read_back_(block->read_back_area()),
       arena_(block->arena == 0 ? nullptr : block->client_arena()),
       outgoing_(block->ring_to_controller()->claim_producer()),
+      cancels_(block->ring_of_cancels()->claim_producer()),
       inbox_(block->ring_from_controller()->claim_consumer()) {}
 
 void Client::publish() {
@@ -84,7 +85,10 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   out += wanted.size_bytes();
   if (deadline_ns != 0) {
     std::memcpy(out, &deadline_ns, sizeof deadline_ns);
-    for (const Handle handle : fresh) too_late_.insert_or_assign(handle.raw, *too_late);
+    for (const Handle handle : fresh) {
+      too_late_.insert_or_assign(handle.raw, *too_late);
+      watch_deadline(handle, deadline_ns);
+    }
   }
   submitted_.store(record.tag, std::memory_order_relaxed);
   publish();
@@ -92,11 +96,12 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
 }
 
 Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text) {
-  const std::span<std::byte> room = outgoing_.try_reserve(sizeof(CancelRecord));
+  const std::span<std::byte> room = cancels_.try_reserve(sizeof(CancelRecord));
   if (room.empty()) return Status::kFull;
   const CancelRecord record{{RecordKind::kCancel, 0, options_.id}, tag};
   std::memcpy(room.data(), &record, sizeof record);
-  publish();
+  cancels_.publish();
+  controller_->doorbell.ring();
   for (uint64_t raw : results) {
     if (table_->poll(Handle{raw}) != FutureState::kPending) continue;
     errors_[raw] = text;
@@ -173,7 +178,38 @@ void Client::flush() {
   for (auto& [group, releases] : releases_) send_releases(group, releases);
 }
 
+void Client::watch_deadline(Handle handle, int64_t at_ns) {
+  const auto later = [](const Timed& a, const Timed& b) { return a.at_ns > b.at_ns; };
+  if (timed_.size() >= sweep_timed_at_) {
+    std::erase_if(timed_, [&](const Timed& each) { return poll(Handle{each.handle}) != FutureState::kPending; });
+    std::make_heap(timed_.begin(), timed_.end(), later);
+    sweep_timed_at_ = std::max<size_t>(64, 2 * timed_.size());
+  }
+  timed_.push_back({at_ns, handle.raw});
+  std::push_heap(timed_.begin(), timed_.end(), later);
+  next_deadline_.store(timed_.front().at_ns, std::memory_order_relaxed);
+}
+
+void Client::pass_deadlines(int64_t now_ns) {
+  const auto later = [](const Timed& a, const Timed& b) { return a.at_ns > b.at_ns; };
+  while (!timed_.empty() && timed_.front().at_ns <= now_ns) {
+    const Handle handle{timed_.front().handle};
+    std::pop_heap(timed_.begin(), timed_.end(), later);
+    timed_.pop_back();
+    const auto words = too_late_.find(handle.raw);
+    if (words == too_late_.end() || table_->fail(handle) != Completion::kReady) continue;  // it was over in time
+    errors_.insert_or_assign(handle.raw, *words->second);
+  }
+  next_deadline_.store(timed_.empty() ? INT64_MAX : timed_.front().at_ns, std::memory_order_relaxed);
+}
+
 void Client::poll_inbox() {
+  take_inbox();
+  if (timed_.empty()) return;
+  if (const int64_t now_ns = monotonic_ns(); timed_.front().at_ns <= now_ns) pass_deadlines(now_ns);
+}
+
+void Client::take_inbox() {
   while (true) {
     const std::span<const std::byte> bytes = inbox_.try_front();
     if (bytes.empty()) return;
@@ -217,6 +253,10 @@ FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPo
   // SYNC client/told: pairs with Controller::flush(), which rings after it; what is told later wakes this ticket.
   const bool has_news = block_->told.load(std::memory_order_acquire) != taken_.load(std::memory_order_relaxed);
   if (has_news || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
+  const int64_t deadline = next_deadline_.load(std::memory_order_relaxed);
+  if (deadline != INT64_MAX) {
+    timeout = std::min(timeout, std::chrono::nanoseconds(std::max<int64_t>(0, deadline - monotonic_ns())));
+  }
   (void)bell.wait(ticket, timeout, spin);
   return table_->poll(handle);
 }

@@ -9,6 +9,9 @@
 /// OWN-1: a client whose records the controller cannot read is put out: everything it owns is freed, and from then on
 /// `cluster_status` says kFailed and `cluster_failure` why. Others see nothing.
 ///
+/// DEAD-1: the controller sees to deadlines, but it may not have read a run yet (FLOW-1, or the client is suspended);
+/// so the client looks at its own as well, whenever it looks at what it was told.
+///
 /// Threading: `submit`, `release`, `note`, `flush`, `cancel`, `poll_inbox` and the failures' texts by one thread at a
 /// time (Python's lock sees to it); `wait*`, `in_flight` and `cluster_status` by any thread, they call back into
 /// nothing.
@@ -65,7 +68,8 @@ class Client {
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
                 std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const Words* too_late = nullptr);
   uint64_t last_tag() const { return submitted(); }
-  /// Drops a run that no host has been granted, and fails its results in any case.
+  /// Drops a run that no host has been granted, and fails its results in any case. It passes what the controller has
+  /// not read yet (runtime/credits.h).
   Status cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text);
 
   /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
@@ -80,10 +84,11 @@ class Client {
   /// Sends the releases held back.
   void flush();
 
-  /// Takes in what the controller says: failures of futures.
+  /// Takes in what the controller says, failures of futures; and fails those whose deadline has passed.
   void poll_inbox();
   FutureState poll(Handle handle) const { return table_->poll(handle); }
-  /// Waits until the future is no longer pending, the cluster fails, or the time is over. Does not call poll_inbox.
+  /// Waits until the future is no longer pending, something was told, a deadline passed, the cluster fails, or the time
+  /// is over. Does not call poll_inbox.
   FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin);
   /// Waits until a quarter of the window is free again, or the time is over.
   void wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin);
@@ -117,7 +122,10 @@ class Client {
   void send_releases(uint32_t group, Releases& releases);
   bool open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted);
   uint64_t lend(const Loan& loan);
+  void take_inbox();
   void take_failure(std::span<const std::byte> record);
+  void watch_deadline(Handle handle, int64_t at_ns);
+  void pass_deadlines(int64_t now_ns);
   void publish();
 
   const Options options_;
@@ -127,6 +135,7 @@ class Client {
   ReadBackArea* read_back_;  ///< nullptr: none
   Arena* arena_;
   ByteRing::Producer outgoing_;
+  ByteRing::Producer cancels_;
   ByteRing::Consumer inbox_;
   Atomic<uint64_t> submitted_{0};  ///< written by the submitting thread
   Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::told
@@ -138,6 +147,13 @@ class Client {
   uint32_t recent_group_ = 0;
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
   std::unordered_map<uint64_t, Words> too_late_;      ///< by handle, of runs with deadlines
+  struct Timed {
+    int64_t at_ns;
+    uint64_t handle;
+  };
+  std::vector<Timed> timed_;  ///< the same ones, a heap with the earliest on top; some are over
+  size_t sweep_timed_at_ = 64;
+  Atomic<int64_t> next_deadline_{INT64_MAX};  ///< of timed_, for who waits
 };
 
 }  // namespace pathways

@@ -102,6 +102,7 @@ void Controller::add_client(uint32_t id, ClientBlock* block) {
   (*client)->block = block;
   (*client)->directory = Directory(block->futures()->capacity());
   (*client)->inbox = block->ring_to_controller()->claim_consumer();
+  (*client)->cancels = block->ring_of_cancels()->claim_consumer();
   (*client)->outbox = Outbox(block->ring_from_controller(), &block->futures()->doorbell());
   mailbox_.post([this, client] {
     if ((*client)->id >= by_id_.size()) by_id_.resize((*client)->id + 1);
@@ -140,6 +141,7 @@ void Controller::forget_client(Client& client) {
     if (!kept_[entry].empty() && sequencer_.entry(entry).client == id) waiting.push_back(entry);
   }
   by_id_[id] = nullptr;  // from here on nothing is written to its memory
+  unread_ -= client.is_unread ? 1U : 0U;
   std::erase(holding_, &client);
   client.directory.for_each([&](Handle, Directory::Entry& entry) { give_back(entry); });
   // The youngest first, so that none is granted because an older one went.
@@ -163,6 +165,7 @@ uint32_t Controller::step() {
   done += drain_clients();
   if (!deadlines_.empty()) done += pass_deadlines();
   if (!holding_.empty()) retry_held();
+  if (unread_ != 0) done += read_on();
   ++stats_.passes;
   flush();
   return done;
@@ -174,6 +177,7 @@ EntryId Controller::submit_record(Client& client, std::span<const std::byte> rec
   if (sequencer_.granted().empty()) {
     if (id >= kept_.size()) kept_.resize(id + 1);
     kept_[id].assign(record.begin(), record.end());
+    client.waiting.add(1, record.size());
     return id;
   }
   // It alone was granted, at once: what comes in last makes room for nobody.
@@ -204,6 +208,7 @@ void Controller::settle_granted() {
     } else {
       forward_granted(id, kept_[id]);
     }
+    if (Client* client = client_of(entry.client)) client->waiting.remove(1, kept_[id].size());
     kept_[id].clear();
     if (kept_[id].capacity() > 4096) kept_[id].shrink_to_fit();
     sequencer_.settle(id);
@@ -231,11 +236,11 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
   const bool is_run = entry.kind == EntryKind::kRun;
   if (is_run) ++stats_.granted;
   const auto hosts = sequencer_.hosts_of(entry.group);
-  if (header.kind == RecordKind::kNote) {
-    if (Client* client = client_of(entry.client)) keep_note(*client, record, hosts);
-  }
+  Client* client = header.kind == RecordKind::kNote ? client_of(entry.client) : nullptr;
+  if (client != nullptr) keep_note(*client, record, hosts);
   stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {
+    if (client != nullptr) give(client, h, bytes);
     outbox_of(h).send(bytes, [&](std::byte* out) {
       std::memcpy(out, record.data(), bytes);
       std::memcpy(out, &header, sizeof header);
@@ -258,8 +263,13 @@ void Controller::keep_note(Client& client, std::span<const std::byte> bytes, std
   if (record.header.detail == static_cast<uint16_t>(NoteKind::kBackend)) {
     if (record.token != 0) {  // nothing that waits names the plan: a successor need not know it
       forgotten_.push_back(static_cast<uint32_t>(record.token));
-    } else {
-      client.definitions.emplace_back(bytes.begin(), bytes.end());
+    } else if (record.handle != 0) {
+      std::vector<std::byte>& definition = client.definitions[record.handle];
+      client.defined_bytes += bytes.size() - definition.size();
+      definition.assign(bytes.begin(), bytes.end());
+      if (client.defined_bytes > kMostDefinedBytes) {
+        client.fault = "it described more than " + std::to_string(kMostDefinedBytes >> 20) + " MiB of placements";
+      }
     }
   }
   if (record.lent == 0) return;
@@ -283,18 +293,27 @@ void Controller::retire(EntryId id, uint32_t of_client) {
 
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
 
-void Controller::cancel(uint32_t client, uint64_t tag) {
-  Client* const found = client_of(client);
-  if (found == nullptr) return;
-  Client& owner = *found;
+void Controller::cancel(Client& owner, uint64_t tag) {
+  if (tag > owner.newest) {  // the run itself is still in the client's ring
+    owner.cancelled.insert(tag);
+    return;
+  }
   for (EntryId id = 0; id < kept_.size(); ++id) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
-    if (entry.client != client || entry.kind != EntryKind::kRun || entry.tag != tag) continue;
+    if (entry.client != owner.id || entry.kind != EntryKind::kRun || entry.tag != tag) continue;
     if (entry.state == EntryState::kWaiting) drop(id, kCancelled);
     return;
   }
   cancel_held(owner, tag, kCancelled);
+}
+
+/// Of a run that comes behind its own cancel: it gets no place in the order.
+void Controller::refuse_cancelled(Client& client, std::span<const std::byte> record) {
+  ++stats_.dropped;
+  ++client.retired;
+  client.has_news = true;
+  fail_results(client, record, kCancelled);
 }
 
 /// Drops a run that waits in the order. No host will ever speak of its results: its client hears now that they failed,
@@ -338,12 +357,15 @@ void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
 void Controller::flush() {
   // A host whose ring is full stays in the list.
   std::erase_if(dirty_, [&](uint32_t h) { return !(hosts_[h].is_dirty = hosts_[h].outbox.flush()); });
+  has_untold_ = false;
   for (auto& client : clients_) {
-    if (client->told != client->block->told.load(std::memory_order_relaxed)) {
-      // SYNC client/told: pairs with Client::wait(); the doorbell rings after it.
-      client->block->told.store(client->told, std::memory_order_release);
+    // SYNC client/told: pairs with Client::wait(); the records are there, and the doorbell rings after it.
+    const auto published = [&](uint64_t count) { client->block->told.store(count, std::memory_order_release); };
+    if (client->outbox.flush(published)) {
+      has_untold_ = true;
+    } else {
+      fail_late(*client);
     }
-    if (!client->outbox.flush()) fail_late(*client);
     if (!client->has_news) continue;
     client->has_news = false;
     // SYNC client/retired: pairs with Client::in_flight(); SYNC client/wanted: see Client::wait_room().
@@ -427,6 +449,7 @@ void Controller::loop() {
     std::chrono::nanoseconds limit = kLook;
     if (!holding_.empty()) limit = kHeldLook;
     if (!dirty_.empty()) limit = overflow_look();
+    if (has_untold_) limit = std::min<std::chrono::nanoseconds>(limit, kOverflowLook);
     if (!deadlines_.empty()) {
       limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, deadlines_.next_ns() - monotonic_ns())));
     }
@@ -441,6 +464,7 @@ ControllerStats Controller::snapshot() const {
       std::count_if(kept_.begin(), kept_.end(), [](const auto& record) { return !record.empty(); }));
   for (const Host& host : hosts_) stats.gangs.push_back(host.gangs);
   for (const Client* client : holding_) stats.held += client->held.size();
+  stats.unread = unread_;
   for (PlaceId place = 0; place < admission_.place_count(); ++place) {
     stats.live_bytes.push_back(admission_.live(place));
     stats.high_water.push_back(admission_.high_water(place));

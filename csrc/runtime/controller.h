@@ -16,6 +16,9 @@
 /// OWN-1: a client whose records make no sense is put out, with the reason; the others see nothing. Hosts are ours: a
 /// senseless record of theirs fails the cluster, naming the host.
 ///
+/// FLOW-1: what a client has under way is bounded here (runtime/credits.h): past its bounds it is not read further
+/// until earlier work of it is done on the hosts. Its cancels come on a ring of their own, which is read in any case.
+///
 /// ERR-2: hosts that are lost are taken out of the order, and put back when they have been started anew
 /// (controller_loss.cc). Whatever they had been granted is over: it is completed in their stead, and every pending
 /// future with a part there fails. What was still waiting for them waits on, and runs on their successors; only a run
@@ -31,6 +34,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -42,6 +46,7 @@
 #include "channel/outbox.h"
 #include "channel/records.h"
 #include "memory/arena.h"
+#include "runtime/credits.h"
 #include "runtime/deadlines.h"
 #include "runtime/directory.h"
 #include "runtime/mailbox.h"
@@ -65,6 +70,7 @@ struct ControllerStats {
   uint64_t waiting = 0;
   std::vector<uint64_t> gangs;                   ///< per host, of retired runs
   uint64_t held = 0;                             ///< records held back for want of memory
+  uint64_t unread = 0;                           ///< clients that are not read further: they have too much under way
   uint64_t refused = 0;                          ///< runs and puts that failed for want of memory
   std::vector<uint64_t> live_bytes, high_water;  ///< per place, as the order sees them
 };
@@ -161,15 +167,24 @@ class Controller {
     uint32_t id = 0;
     ClientBlock* block = nullptr;
     ByteRing::Consumer inbox;
+    ByteRing::Consumer cancels;
     Outbox outbox;
     uint64_t retired = 0;
-    uint64_t told = 0;
-    std::vector<Handle> late;  ///< results of granted runs that it is being told of
+    uint64_t newest = 0;                     ///< tag of the newest run that was taken
+    std::unordered_set<uint64_t> cancelled;  ///< tags of runs that were cancelled before they were taken
+    std::vector<Load> on_host;               ///< by host: commands given and not done there; empty: none anywhere
+    uint32_t full_hosts = 0;                 ///< hosts that have as many as they may
+    Load waiting;                            ///< records in the order that no host was granted
+    Load holding;                            ///< records in `held`
+    bool is_unread = false;                  ///< it was not read further for what it has under way
+    bool is_paced = false;                   ///< nor was what it has held ordered
+    std::vector<Handle> late;                ///< results of granted runs that it is being told of
     bool has_news = false;
     bool is_suspended = false;
     std::string fault;  ///< why it is to be put out
     Directory directory;
-    std::vector<std::vector<std::byte>> definitions;      ///< backend notes so far: a host's successor hears them again
+    std::map<uint64_t, std::vector<std::byte>> definitions;  ///< backend notes by number: a successor hears them again
+    uint64_t defined_bytes = 0;
     uint64_t in_flight = 0;                               ///< runs admitted and not over
     std::deque<Held> held;                                ///< records that wait for memory, or behind one that does
     std::unordered_map<uint64_t, uint32_t> held_handles;  ///< handles that they name, and how often
@@ -194,6 +209,12 @@ class Controller {
 
   uint32_t drain_clients();
   uint32_t drain_client(Client& client);
+  uint32_t drain_cancels(Client& client);
+  static bool is_behind(const Client& client);
+  static bool is_full(const Client& client);
+  uint32_t read_on() const;
+  void give(Client* client, uint32_t host, uint64_t bytes);
+  void commands_done(uint32_t host, const CommandsDoneRecord& record);
   uint32_t drain_hosts();
   uint32_t drain_host(uint32_t index);
   bool take(Client& client, std::span<const std::byte> record);
@@ -229,6 +250,7 @@ class Controller {
   void tell(Client& client, Handle handle, std::string_view text, uint16_t detail = 0);
   static int64_t deadline_of(std::span<const std::byte> record);
   void refuse_late(Client& client, std::span<const std::byte> record);
+  void refuse_cancelled(Client& client, std::span<const std::byte> record);
   void watch_deadline(Client& client, std::span<const std::byte> record, EntryId id = Deadlines::kHeld);
   bool is_over(const Deadlines::Item& item);
   uint32_t pass_deadlines();
@@ -245,7 +267,7 @@ class Controller {
   Outbox& outbox_of(uint32_t host);
   void keep_note(Client& client, std::span<const std::byte> record, std::span<const uint32_t> hosts);
   void retire(EntryId id, uint32_t client);
-  void cancel(uint32_t client, uint64_t tag);
+  void cancel(Client& client, uint64_t tag);
   bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
   void run_done(uint32_t host, const RunDoneRecord& record);
   void drop_client(uint32_t client);
@@ -287,6 +309,8 @@ class Controller {
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
   std::vector<uint32_t> forgotten_;                             ///< plans; see take_forgotten()
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
+  uint32_t unread_ = 0;                                         ///< clients whose `is_unread` is true
+  bool has_untold_ = false;                                     ///< something waits for room in a client's ring
   uint64_t losses_ = 0;
   uint32_t lost_ = 0;                                                         ///< hosts that are lost now
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what hosts hear in a run's stead

@@ -8,8 +8,10 @@
 namespace pathways {
 namespace {
 
-constexpr uint32_t kBatch = 256;      // records taken from one ring in one pass
-constexpr uint32_t kMostText = 4096;  // of one error
+constexpr uint32_t kBatch = 256;       // records taken from one ring in one pass
+constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each is looked for
+constexpr uint32_t kMostText = 4096;   // of one error
+constexpr uint32_t kLeastText = 256;
 
 }  // namespace
 
@@ -19,6 +21,7 @@ uint32_t Controller::drain_clients() {
   uint32_t done = 0;
   for (auto& client : clients_) {
     if (!client->is_suspended) done += drain_client(*client);
+    done += drain_cancels(*client);
   }
   for (size_t i = 0; i < clients_.size();) {
     if (clients_[i]->fault.empty()) {
@@ -32,8 +35,15 @@ uint32_t Controller::drain_clients() {
 
 uint32_t Controller::drain_client(Client& client) {
   uint32_t done = 0;
+  unread_ -= client.is_unread ? 1U : 0U;
+  client.is_unread = false;
   try {
     for (; done < kBatch; ++done) {
+      if (is_full(client)) {
+        client.is_unread = true;
+        ++unread_;
+        break;
+      }
       const std::span<const std::byte> bytes = client.inbox.try_front();
       if (bytes.empty() || !take(client, bytes)) break;
       client.inbox.pop();
@@ -45,6 +55,66 @@ uint32_t Controller::drain_client(Client& client) {
   return done;
 }
 
+/// A client that has too much under way, or is suspended, is not read on, but it can drop what it has.
+uint32_t Controller::drain_cancels(Client& client) {
+  uint32_t done = 0;
+  try {
+    while (done < kMostCancels && client.cancelled.size() < kMostRuns && client.fault.empty()) {
+      const std::span<const std::byte> bytes = client.cancels.try_front();
+      if (bytes.empty()) break;
+      if (bytes.size() != sizeof(CancelRecord) || read_record<RecordHeader>(bytes).kind != RecordKind::kCancel) {
+        client.fault = "a record among its cancels is none";
+        break;
+      }
+      cancel(client, read_record<CancelRecord>(bytes).tag);
+      client.cancels.pop();
+      ++done;
+    }
+  } catch (const Error& error) {  // its ring is corrupt
+    client.fault = error.what();
+  }
+  if (done != 0) client.cancels.release();
+  return done;
+}
+
+// -------------------------------------------------------------------------------------------------------- credits
+
+/// FLOW-1: the hosts have as much of its work as they may; they will be done with it.
+bool Controller::is_behind(const Client& client) {
+  return client.full_hosts != 0 || client.in_flight >= kMostRuns ||
+         client.waiting.is_above(kMostWaiting, kMostWaitingBytes);
+}
+
+bool Controller::is_full(const Client& client) {
+  return is_behind(client) || client.holding.is_above(kMostHeld, kMostHeldBytes) ||
+         client.outbox.overflow_bytes() >= kMostUntoldBytes;
+}
+
+/// Clients that can be read on since they were looked at in this pass.
+uint32_t Controller::read_on() const {
+  return static_cast<uint32_t>(std::count_if(clients_.begin(), clients_.end(), [](const auto& client) {
+    return client->is_unread && !client->is_suspended && !is_full(*client);
+  }));
+}
+
+/// A host gets a command of the client's.
+void Controller::give(Client* client, uint32_t h, uint64_t bytes) {
+  if (client->on_host.empty()) client->on_host.resize(hosts_.size());
+  Load& load = client->on_host[h];
+  const bool was_full = load.is_above(kMostCommands, kMostCommandBytes);
+  load.add(1, bytes);
+  if (!was_full && load.is_above(kMostCommands, kMostCommandBytes)) ++client->full_hosts;
+}
+
+void Controller::commands_done(uint32_t h, const CommandsDoneRecord& record) {
+  Client* client = client_of(record.header.client);
+  if (client == nullptr || client->on_host.empty()) return;
+  Load& load = client->on_host[h];
+  const bool was_full = load.is_above(kMostCommands, kMostCommandBytes);
+  load.remove(record.count, record.bytes);
+  if (was_full && !load.is_above(kMostCommands, kMostCommandBytes)) --client->full_hosts;
+}
+
 /// False when the record must wait, for mail or for hosts that are lost, or when the client is to be put out for it.
 bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   if (std::string fault = unsound(bytes); !fault.empty()) {
@@ -52,10 +122,6 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     return false;
   }
   const auto header = read_record<RecordHeader>(bytes);
-  if (header.kind == RecordKind::kCancel) {
-    cancel(client.id, read_record<CancelRecord>(bytes).tag);
-    return true;
-  }
   const bool is_run = header.kind == RecordKind::kRun;
   const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<NoteRecord>(bytes).group;
   const PlaceSetId set = is_run ? kNoPlaceSet : read_record<NoteRecord>(bytes).place_set;
@@ -72,8 +138,19 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     return false;  // its plan may be in the mail
   }
   ++(is_run ? stats_.runs : stats_.notes);
+  bool is_cancelled = false;
+  if (is_run) {
+    const uint64_t tag = read_record<RunRecord>(bytes).tag;
+    client.newest = std::max(client.newest, tag);
+    is_cancelled = !client.cancelled.empty() && client.cancelled.erase(tag) != 0;
+  }
   if (!client.held.empty()) {
     hold(client, bytes);
+    if (is_cancelled) cancel(client, read_record<RunRecord>(bytes).tag);
+    return true;
+  }
+  if (is_cancelled) {
+    refuse_cancelled(client, bytes);
     return true;
   }
   if (const int64_t deadline = deadline_of(bytes); deadline != 0 && deadline <= monotonic_ns()) {
@@ -125,8 +202,6 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
       }
       return expect(sizeof(NoteRecord) + ((uint64_t{read_record<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
     }
-    case RecordKind::kCancel:
-      return expect(sizeof(CancelRecord));
     default:
       return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which clients do not send";
   }
@@ -141,9 +216,10 @@ void Controller::put_out(Client& client) {
 }
 
 void Controller::tell(Client& client, Handle handle, std::string_view text, uint16_t detail) {
-  text = text.substr(0, std::min(kMostText, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
+  // Who does not read what it is told hears less of it (FLOW-1).
+  const uint32_t most = client.outbox.overflow_bytes() < kMostUntoldBytes ? kMostText : kLeastText;
+  text = text.substr(0, std::min(most, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
-  ++client.told;
   client.outbox.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
     const FailedRecord record{{RecordKind::kFailed, detail, client.id}, handle.raw, bytes, 0};
     std::memcpy(out, &record, sizeof record);
@@ -196,6 +272,9 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
       refuse("a completion of a run that does not run");
     }
     run_done(index, record);
+  } else if (header.kind == RecordKind::kCommandsDone) {
+    if (bytes.size() != sizeof(CommandsDoneRecord)) refuse("a count of commands of the wrong size");
+    commands_done(index, read_record<CommandsDoneRecord>(bytes));
   } else if (header.kind == RecordKind::kEnqueued) {
     if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
     if (!enqueued(index, read_record<EnqueuedRecord>(bytes))) refuse("a report of a call that nobody waits for");

@@ -61,6 +61,12 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
     host.inbox = ByteRing::Consumer();
     host.outbox = Outbox();
     ++lost_;
+    for (auto& client : clients_) {  // its successor begins with nothing
+      if (client->on_host.empty()) continue;
+      Load& load = client->on_host[h];
+      if (load.is_above(kMostCommands, kMostCommandBytes)) --client->full_hosts;
+      load = {};
+    }
   }
   std::erase_if(dirty_, [&](uint32_t h) { return hosts_[h].is_lost; });
   for (const uint32_t h : hosts) reclaim(h);
@@ -99,7 +105,6 @@ void Controller::reclaim(uint32_t h) {
   for (auto& client : clients_) {
     const uint64_t stamp = std::exchange(client->lent[h], 0);
     if (stamp == 0) continue;
-    ++client->told;
     client->outbox.send(sizeof(ReclaimRecord), [&](std::byte* out) {
       const ReclaimRecord record{{RecordKind::kReclaim, 0, client->id}, h, 0, stamp};
       std::memcpy(out, &record, sizeof record);
@@ -163,8 +168,10 @@ void Controller::forward_instead(EntryId id) {
   if (found == instead_.end()) return;
   for (const std::vector<std::byte>& note : found->second) {
     const auto record = read_record<NoteRecord>(note);
+    Client* client = client_of(record.header.client);
     for (const uint32_t h : sequencer_.hosts_of(record.group)) {
       if (hosts_[h].is_lost) continue;  // its successor knows better
+      if (client != nullptr) give(client, h, note.size());
       outbox_of(h).send(static_cast<uint32_t>(note.size()),
                         [&](std::byte* out) { std::memcpy(out, note.data(), note.size()); });
     }
@@ -202,11 +209,12 @@ void Controller::restore(uint32_t h, HostBlock* block) {
   max_record_ = std::min(max_record_, host.outbox.max_record());
   news_.push_back(h);
   for (const auto& client : clients_) {
-    for (const std::vector<std::byte>& note : client->definitions) {
+    for (const auto& [number, note] : client->definitions) {
       auto record = read_record<NoteRecord>(note);
       record.header.client = client->id;
       const auto members = sequencer_.hosts_of(record.group);
       if (std::find(members.begin(), members.end(), h) == members.end()) continue;
+      give(client.get(), h, note.size());
       outbox_of(h).send(static_cast<uint32_t>(note.size()), [&](std::byte* out) {
         std::memcpy(out, note.data(), note.size());
         std::memcpy(out, &record.header, sizeof record.header);

@@ -252,6 +252,7 @@ void Controller::hold(Client& client, std::span<const std::byte> bytes) {
     return;
   }
   count_held(client, bytes, true);
+  client.holding.add(1, bytes.size());
   client.held.push_back({{bytes.begin(), bytes.end()}, {}});
   watch_deadline(client, bytes);
 }
@@ -313,11 +314,11 @@ void Controller::order_releases(Client& client) {
 }
 
 void Controller::retry_held() {
-  bool has_only_held = false;
+  bool is_due = false;
   for (const Client* client : holding_) {
-    has_only_held = has_only_held || (client->held_since != 0 && !client->is_suspended);
+    is_due = is_due || (client->held_since != 0 && !client->is_suspended) || (client->is_paced && !is_behind(*client));
   }
-  if (admission_version_ == admission_.version() && !has_only_held) return;
+  if (admission_version_ == admission_.version() && !is_due) return;
   admission_.clear_claims();
   for (size_t i = 0; i < holding_.size();) {
     if (holding_[i]->is_suspended) {
@@ -333,11 +334,18 @@ void Controller::retry_held() {
 
 /// Orders what fits now. True when nothing of the client is held any more.
 bool Controller::retry_held(Client& client) {
+  client.is_paced = false;
   while (!client.held.empty()) {
+    if (is_behind(client)) {  // FLOW-1
+      client.is_paced = true;
+      client.held_since = 0;
+      return false;
+    }
     const Held& front = client.held.front();
     if (!front.dropped.empty()) {
       const Held dropped = std::move(client.held.front());
       client.held.pop_front();
+      client.holding.remove(1, dropped.record.size());
       fail_on_hosts(client, dropped.record, dropped.dropped);
       count_held(client, dropped.record, false);
       order_releases(client);
@@ -348,6 +356,7 @@ bool Controller::retry_held(Client& client) {
     }
     std::vector<std::byte> bytes = std::move(client.held.front().record);
     client.held.pop_front();
+    client.holding.remove(1, bytes.size());
     Verdict verdict;
     PlaceId worst = 0;
     bool is_over = false;
@@ -377,6 +386,7 @@ bool Controller::retry_held(Client& client) {
       for (Client* other : holding_) other->held_since = 0;
       continue;
     }
+    client.holding.add(1, bytes.size());
     client.held.push_front({std::move(bytes), {}});
     return false;
   }
@@ -389,7 +399,7 @@ bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
   return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
     if (holder.client == client.id) return false;
     const Client* other = client_of(holder.client);
-    return other != nullptr && other->in_flight != 0;
+    return other != nullptr && (other->in_flight != 0 || is_behind(*other));
   });
 }
 

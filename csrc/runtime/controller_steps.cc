@@ -21,6 +21,7 @@ void Controller::add_plan(uint32_t plan, std::vector<ProgramNode> nodes) {
 /// In place of `forward`: entries leave one after the other, each when the run before it has been stepped through.
 void Controller::forward_in_turn(const Entry& entry, EntryId id, std::span<const std::byte> record) {
   stepper_->waiting().push_back({id, entry, {record.begin(), record.end()}});
+  if (Client* client = client_of(entry.client)) client->waiting.add(1, record.size());
   step_on();
 }
 
@@ -37,6 +38,7 @@ void Controller::step_on() {
     if (stepper_->is_busy() || stepper_->waiting().empty()) return;
     const Stepper::Waiting first = std::move(stepper_->waiting().front());
     stepper_->waiting().pop_front();
+    if (Client* client = client_of(first.entry.client)) client->waiting.remove(1, first.record.size());
     RunRecord run{};
     const bool is_run = first.entry.kind == EntryKind::kRun;
     if (is_run) std::memcpy(&run, first.record.data(), sizeof run);

@@ -216,6 +216,18 @@ void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expe
   });
 }
 
+void Host::command_done(uint32_t client, uint64_t bytes) {
+  if (client >= commands_done_.size()) commands_done_.resize(client + 1);
+  Load& done = commands_done_[client];
+  done.add(1, bytes);
+  if (!done.is_above(kCommandsTold, kCommandBytesTold)) return;
+  to_controller_.send(sizeof(CommandsDoneRecord), [&](std::byte* out) {
+    const CommandsDoneRecord record{{RecordKind::kCommandsDone, 0, client}, done.count, done.bytes};
+    std::memcpy(out, &record, sizeof record);
+  });
+  done = {};
+}
+
 void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
   to_controller_.send(sizeof(EnqueuedRecord), [&](std::byte* out) {
     const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};

@@ -25,6 +25,7 @@
 
 #include "channel/outbox.h"
 #include "executor/executor.h"
+#include "runtime/credits.h"
 #include "runtime/mailbox.h"
 #include "runtime/wiring.h"
 
@@ -86,6 +87,7 @@ class Host final : private HostLink {
   bool begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) override;
   void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
+  void command_done(uint32_t client, uint64_t bytes) override;
   void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void flush_peers() override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
@@ -119,6 +121,7 @@ class Host final : private HostLink {
   bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
   std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone
   std::vector<ReadBackArea*> read_backs_;  ///< by client; nullptr: it has none
+  std::vector<Load> commands_done_;        ///< by client: that the controller has not heard of
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 

@@ -94,6 +94,7 @@ Segment ClientBlock::make(Sizes sizes, bool shared) {
   Layout layout(sizeof(ClientBlock));
   const size_t ring_bytes = ByteRing::bytes_for(sizes.ring_bytes);
   const uint64_t to_controller = layout.take(ring_bytes), from_controller = layout.take(ring_bytes);
+  const uint64_t cancels = layout.take(ByteRing::bytes_for(ByteRing::kMinCapacity));
   const uint64_t table = layout.take(FutureTable::bytes_for(sizes.futures));
   const uint64_t read_back = sizes.has_read_back ? layout.take(ReadBackArea::bytes_for(sizes.futures), kPage) : 0;
   const uint64_t arena = sizes.arena_bytes == 0 ? 0 : layout.take(sizes.arena_bytes, kPage);
@@ -101,12 +102,14 @@ Segment ClientBlock::make(Sizes sizes, bool shared) {
   auto* block = new (segment.data()) ClientBlock{};
   block->magic = kMagic;
   block->to_controller = to_controller;
+  block->cancels = cancels;
   block->from_controller = from_controller;
   block->table = table;
   block->read_back = read_back;
   block->arena = arena;
   ByteRing::create(segment.data() + to_controller, sizes.ring_bytes);
   ByteRing::create(segment.data() + from_controller, sizes.ring_bytes);
+  ByteRing::create(segment.data() + cancels, ByteRing::kMinCapacity);
   FutureTable::create(segment.data() + table, sizes.futures);
   if (read_back != 0) ReadBackArea::create(segment.data() + read_back, sizes.futures);
   if (arena != 0) Arena::create(segment.data() + arena, sizes.arena_bytes);

@@ -6,8 +6,8 @@
 ///
 ///   controller   doorbell, status of the cluster and the text of its failure, which hosts' rings have news
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for each other host g, arena
-///   client c     rings c -> controller, controller -> c, counters, future table (with c's doorbell), read-back area,
-///                arena
+///   client c     rings c -> controller (and one for cancels, which pass what waits in the other), controller -> c,
+///                counters, future table (with c's doorbell), read-back area, arena
 #pragma once
 
 #include <cstddef>
@@ -77,10 +77,10 @@ struct HostBlock {
 struct ClientBlock {
   static constexpr uint64_t kMagic = 0x5057434c49454e54ULL;
   uint64_t magic;
-  uint64_t to_controller, from_controller, table, read_back, arena;  ///< offsets in the block; 0: none
+  uint64_t to_controller, cancels, from_controller, table, read_back, arena;  ///< offsets in the block; 0: none
   alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes
   Atomic<uint64_t> wanted;  ///< ring the doorbell when `retired` reaches it, and clear it; 0: nobody waits
-  Atomic<uint64_t> told;    ///< records sent to the client; the controller writes, before it rings
+  Atomic<uint64_t> told;    ///< records published to the client; the controller writes, before it rings
 
   struct Sizes {
     uint32_t futures = 1u << 16;
@@ -91,6 +91,7 @@ struct ClientBlock {
   static Segment make(Sizes sizes, bool shared);
   static ClientBlock* attach(Segment& segment);
   ByteRing* ring_to_controller() { return ring(to_controller); }
+  ByteRing* ring_of_cancels() { return ring(cancels); }
   ByteRing* ring_from_controller() { return ring(from_controller); }
   FutureTable* futures() { return FutureTable::attach(reinterpret_cast<std::byte*>(this) + table); }
   /// nullptr: it has none.

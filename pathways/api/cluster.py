@@ -392,7 +392,7 @@ class Cluster:
                 if known is None or known[1] is not layout.slice.binding:
                     number = len(self._placements) + 1 if known is None else known[0]
                     payload = payloads.define(number, layout.slice.placed(kind))
-                    self.native.note(payloads.BACKEND, layout.group, 0, 0, payload)
+                    self.native.note(payloads.BACKEND, layout.group, number, 0, payload)
                     known = self._placements[key] = number, layout.slice.binding
         return known[0]
 

@@ -1,6 +1,6 @@
 """What notes carry between a client and the hosts: descriptions of placements once, then puts and fetches by number.
 
-    define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (a backend note)
+    define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (a backend note under the same number)
     forget    "U" + program number: no run that comes after names it              (a backend note)
     rename    pairs of handles, name and newcomer                                 (a note of its own kind)
     park      "S", request number, to disk?                                       (a note of its own kind)

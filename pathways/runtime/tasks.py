@@ -35,6 +35,8 @@ from pathways.runtime.routes import Region, slices
 
 #: Threads that do tasks; tensorstore has its own for the work itself.
 THREADS = 4
+#: So many jobs of a client a host remembers as given up, the newest; no task of an older one is still on its way.
+GIVEN_UP = 1024
 _MOST_WORDS = 1500
 
 
@@ -69,7 +71,8 @@ class Tasks:
         self._wrap = wrap
         self._lock = threading.Lock()
         self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as is all below
-        self._given_up: set[tuple[int, int]] = set()  # ended while tasks of theirs could still come
+        #: Jobs that ended while tasks of theirs could still come, by client, the oldest first.
+        self._given_up: dict[int, dict[int, None]] = {}
         self._running: dict[tuple[int, int], int] = {}  # tasks under way, by job
         self._waiting: dict[tuple[int, int], list[int]] = {}  # tasks that are done when none is, by job
         self._gone: set[int] = set()
@@ -122,7 +125,7 @@ class Tasks:
         def run() -> None:
             value, mask, error = None, 0, None
             try:
-                if client in self._gone or key in self._given_up:
+                if self._is_given_up(client, job):
                     raise errors.CheckpointError(f"on host {self._host}: the save or restore was given up")
                 value, mask = do()
             except BaseException as problem:
@@ -154,7 +157,10 @@ class Tasks:
         """The client needs nothing more of a job. `early`: tasks of it may still be on their way."""
         with self._lock:
             if early:
-                self._given_up.add((client, job))
+                given_up = self._given_up.setdefault(client, {})
+                given_up[job] = None
+                if len(given_up) > GIVEN_UP:
+                    del given_up[next(iter(given_up))]
             ended = self._jobs.pop((client, job), None)
         _abort(ended)
 
@@ -163,7 +169,7 @@ class Tasks:
         with self._lock:
             self._gone.add(client)
             ended = [self._jobs.pop(key) for key in list(self._jobs) if key[0] == client]
-            self._given_up = {key for key in self._given_up if key[0] != client}
+            self._given_up.pop(client, None)
         for job in ended:
             _abort(job)
 
@@ -184,9 +190,12 @@ class Tasks:
 
     def _job(self, client: int, number: int) -> _Job:
         with self._lock:
-            if client in self._gone or (client, number) in self._given_up:
+            if self._is_given_up(client, number):
                 raise errors.CheckpointError(f"on host {self._host}: the save or restore was given up")
             return self._jobs.setdefault((client, number), _Job())
+
+    def _is_given_up(self, client: int, job: int) -> bool:
+        return client in self._gone or job in self._given_up.get(client, ())
 
     def _open_job(self, job: _Job, fields: dict[str, Any]) -> Any:
         """tensorstore, with the job's context made."""

@@ -106,5 +106,29 @@ TEST_F(Box, KeepsWhatIsFarUntilItIsDue) {
   EXPECT_EQ(box.due(), 0);
 }
 
+TEST_F(Box, SaysHowManyAreVisible) {
+  Outbox box(ring, &bell);
+  auto consumer = ring->claim_consumer();
+  uint64_t visible = 0;
+  const auto published = [&](uint64_t count) {
+    visible = count;
+    EXPECT_FALSE(consumer.was_empty());  // they are there before this says so
+  };
+  for (uint64_t number = 1; number <= 10; ++number) send(box, number, 1000);
+  uint64_t seen = 0;
+  while (box.flush(published)) {
+    EXPECT_GT(visible, seen);
+    EXPECT_EQ(box.overflow_bytes(), (10 - visible) * 1000);
+    for (; seen < visible; ++seen) {
+      ASSERT_FALSE(consumer.try_front().empty());
+      consumer.pop();
+    }
+    EXPECT_TRUE(consumer.try_front().empty());
+    consumer.release();
+  }
+  EXPECT_EQ(visible, 10u);
+  EXPECT_EQ(box.overflow_bytes(), 0u);
+}
+
 }  // namespace
 }  // namespace pathways::test

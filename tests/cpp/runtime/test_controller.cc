@@ -114,7 +114,7 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
       {"group 99", raw(nowhere, 56)},
       {"expected 120", raw(note, 64)},
       {"has 8 bytes, expected 56", raw(note, 8)},
-      {"expected 16", raw(CancelRecord{{RecordKind::kCancel, 0, 0}, 1}, 24)},
+      {"of kind 3", raw(CancelRecord{{RecordKind::kCancel, 0, 0}, 1}, 16)},  // it has a ring of its own
       {"of kind 5", raw(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, 1, 1, 1, 1, 0}, sizeof(RunDoneRecord))},
       {"of kind 999", raw(RecordHeader{static_cast<RecordKind>(999), 0, 0}, 8)},
       {"does not fit the hosts' rings", std::vector<std::byte>(3000)},

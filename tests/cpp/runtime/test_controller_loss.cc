@@ -305,16 +305,19 @@ TEST_F(Loss, MemoryOfWhatIsLostIsFree) {
 }
 
 TEST_F(Loss, ASuccessorHearsTheDefinitionsFirst) {
-  const auto define = [&](GroupId group, const char* text) {
-    ASSERT_EQ(good->note(NoteKind::kBackend, group, {}, {}, std::as_bytes(std::span{text, 8})), Status::kOk);
+  const auto define = [&](GroupId group, const char* text, uint64_t number) {
+    ASSERT_EQ(good->note(NoteKind::kBackend, group, Handle{number}, {}, std::as_bytes(std::span{text, 8})),
+              Status::kOk);
   };
-  define(3, "D first ");
-  define(1, "D other ");
-  define(3, "D second");
+  define(3, "D old   ", 1);
+  define(3, "E over  ", 0);  // a command that is done with when it was heard
+  define(3, "D first ", 1);
+  define(1, "D other ", 2);
+  define(3, "D second", 3);
   submit(3);
   submit(3);
   submit(3);
-  define(3, "D late  ");  // still waits when the host is lost
+  define(3, "D late  ", 4);  // still waits when the host is lost
   pass();
   lose(1);
   restore(1);
@@ -326,7 +329,7 @@ TEST_F(Loss, ASuccessorHearsTheDefinitionsFirst) {
   };
   EXPECT_EQ(text(), "D first ");
   EXPECT_EQ(text(), "D second");
-  EXPECT_EQ(hosts[1]->next_run().order, 6u);
+  EXPECT_EQ(hosts[1]->next_run().order, 8u);
   EXPECT_EQ(text(), "D late  ");
   EXPECT_TRUE(hosts[1]->next().empty());
   lose(1);

@@ -138,6 +138,22 @@ TEST_F(Deadlines, AWaitingRunKeepsItsPlace) {
   EXPECT_EQ(client->in_flight(), 2u);
 }
 
+TEST_F(Deadlines, AtTheClientThoughTheControllerHasNotReadIt) {
+  const int64_t at = monotonic_ns() + kSoon;
+  const Handle late = submit(at), other = submit(0), far = submit(at + kFar);
+  while (client->poll(late) == FutureState::kPending) {  // nobody steps, and nobody rings
+    (void)client->wait(late, std::chrono::seconds(100), SpinPolicy::park());
+    client->poll_inbox();
+  }
+  EXPECT_GE(monotonic_ns(), at);
+  EXPECT_EQ(client->poll(late), FutureState::kFailed);
+  EXPECT_EQ(client->error_of(late), *words);
+  for (const Handle handle : {other, far}) EXPECT_EQ(client->poll(handle), FutureState::kPending);
+  pass();
+  EXPECT_EQ(client->in_flight(), 2u);
+  EXPECT_EQ(controller->stats().late, 1u);
+}
+
 TEST_F(Deadlines, TooLateToStartWith) {
   const Handle late = submit(monotonic_ns() - 1);
   pass();
