@@ -143,8 +143,9 @@ class HostLink {
   virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
   /// A call of a stepwise run has left its devices' FIFOs.
   virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
-  /// Lets other hosts have what was said to them so far: this one may be busy for long.
-  virtual void flush_peers() {}
+  /// The owner's thread may be in a launch for long. Until `come_back`, other hosts get what was said to them so far.
+  virtual void leave() {}
+  virtual void come_back() {}
   virtual void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
   virtual void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
 };

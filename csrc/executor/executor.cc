@@ -56,6 +56,8 @@ void Executor::clear() {
   exchanges_.clear();
   under_way_.clear();
   stalled_receives_.clear();
+  unsourced_.clear();
+  unsent_.clear();
   runs_.clear();
   free_runs_.clear();
   stepwise_.clear();
@@ -67,6 +69,7 @@ void Executor::clear() {
   tasks_.clear();  // whose end comes later finds nothing
   held_.clear();
   for (auto& fifo : fifos_) fifo.clear();
+  gangs_.clear();
   std::fill(in_flight_.begin(), in_flight_.end(), 0u);
   for (auto& plan : plans_) {
     if (plan) plan->live = 0, plan->waiting.clear();
@@ -323,10 +326,11 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
 
 void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
   if (node.kind == NodeKind::kCall) {
-    for_each_device(node.devices, [&](uint32_t d) {
-      fifos_[d].push_back({slot, index});
-      if (fifos_[d].size() == 1) satisfy(slot, index);
-    });
+    if (node.gang != 0 && options_.gangs_block) {  // GANG-2: one thing more to wait for
+      ++runs_[slot]->missing[index];
+      enter_fifo(gangs_, {slot, index});
+    }
+    for_each_device(node.devices, [&](uint32_t d) { enter_fifo(fifos_[d], {slot, index}); });
   } else if (node.kind == NodeKind::kTransfer) {
     prepare_transfer(slot, index);
   }
@@ -410,8 +414,10 @@ void Executor::launch(NodeRef ref) {
         has_stand_ins = true;
       }
     }
-    if (node.gang != 0 && options_.gangs_block) link_.flush_peers();  // GANG-2
+    const bool is_away = node.gang != 0 && options_.gangs_block && waits_in_launch(node);  // GANG-2
+    if (is_away) link_.leave();
     const Status status = backend_.launch(where, inputs_, outputs_);
+    if (is_away) link_.come_back();
     if (status == Status::kPending) {
       for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
         if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
@@ -447,7 +453,7 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  leave_fifos(node.devices);
+  leave_fifos(node);
   Value watched = nullptr;
   if (error == 0 && !outputs.empty()) {
     is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(), [&](uint32_t value) {
@@ -494,11 +500,19 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   drain();
 }
 
-void Executor::leave_fifos(uint64_t devices) {
-  for_each_device(devices, [&](uint32_t d) {
-    fifos_[d].pop_front();  // ORD-1: it heads each of them
-    if (!fifos_[d].empty()) satisfy(fifos_[d].front().run, fifos_[d].front().node);
-  });
+void Executor::enter_fifo(std::deque<NodeRef>& fifo, NodeRef ref) {
+  fifo.push_back(ref);
+  if (fifo.size() == 1) satisfy(ref.run, ref.node);
+}
+
+void Executor::leave_fifo(std::deque<NodeRef>& fifo) {
+  fifo.pop_front();
+  if (!fifo.empty()) satisfy(fifo.front().run, fifo.front().node);
+}
+
+void Executor::leave_fifos(const NodeRecord& node) {
+  if (node.gang != 0 && options_.gangs_block) leave_fifo(gangs_);
+  for_each_device(node.devices, [&](uint32_t d) { leave_fifo(fifos_[d]); });  // ORD-1: it heads each of them
 }
 
 void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {

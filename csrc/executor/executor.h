@@ -12,10 +12,15 @@
 ///   ASY-1   nothing here waits; what cannot go on stays in a list and `poll` looks again.
 ///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
 ///           `gangs` counts those launches, per run and in all.
-///   GANG-2  where the launch of a gang waits for the other hosts' (a CPU host of one device computes in the call), it
-///           is made only when this host owes nobody anything that comes before it in the order: every room is posted,
-///           every value sent, and said. For while it waits nobody does that, and the others may need it, by whatever
-///           way, before they can make theirs. All that is waited for is earlier in the order, so nothing goes round.
+///   GANG-2  where a gang holds up what its host does after it (`gangs_block`), gangs are launched in the order,
+///           whatever devices they hold. And nothing that comes before a gang in the order, and that other hosts may
+///           need of this one, is left to be done behind it: they may need that, by whatever way, before they can launch
+///           theirs. All that is waited for is earlier in the order, so nothing goes round. What is held up differs:
+///           - A launch on one local device computes in the call, and waits there for the other hosts. It is made when
+///             this host owes nobody anything: every room is posted, every value sent. What was said goes out meanwhile
+///             (HostLink::leave).
+///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
+///             the other, on whatever devices. It is made when all that is owed is enqueued; sending goes on beside it.
 ///   MEM-1   what values take is in the ledger from their first reference to their last; a call that finds no room
 ///           beside what is there waits for what is under way.
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
@@ -80,7 +85,7 @@ class Executor {
     uint32_t devices = 1;
     uint32_t max_in_flight = 0;  ///< launches not known to be done, per device; 0: no bound
     uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
-    bool gangs_block = false;    ///< the launch of a gang waits for the other hosts' (GANG-2)
+    bool gangs_block = false;    ///< the launch of a gang holds up what comes after it (GANG-2)
   };
 
   Executor(Options options, Backend& backend, HostLink& link);
@@ -273,7 +278,9 @@ class Executor {
   std::string describe_run(uint32_t slot) const;
   static void measure(PlanEntry& entry);
   bool has_room(const Run& run, const NodeRecord& node) const;
-  bool owes_before(const Run& run, const NodeRecord& node) const;
+  bool owes_before(const Run& run, const NodeRecord& node);
+  void trim_sends();
+  static bool waits_in_launch(const NodeRecord& node);
   void book_launch(const Run& run, const NodeRecord& node);
   void book(const Run& run, const NodeRecord& node, Value value);
   void forget_plan(uint32_t id);
@@ -293,7 +300,9 @@ class Executor {
   void launch(NodeRef ref);
   void book_launched(Run& run, const NodeRecord& node);
   void finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched);
-  void leave_fifos(uint64_t devices);
+  void leave_fifos(const NodeRecord& node);
+  void enter_fifo(std::deque<NodeRef>& fifo, NodeRef ref);
+  void leave_fifo(std::deque<NodeRef>& fifo);
   void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
   void poison(uint32_t slot, uint32_t value, uint32_t error);
   void deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
@@ -369,6 +378,7 @@ class Executor {
   std::vector<uint32_t> free_runs_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for their go
   std::vector<std::deque<NodeRef>> fifos_;           ///< one per local device
+  std::deque<NodeRef> gangs_;                        ///< GANG-2: all gangs, where they hold up one another
   std::vector<uint32_t> in_flight_;                  ///< per local device
   std::vector<NodeRef> ready_;
   std::vector<NodeRef> throttled_;
@@ -382,6 +392,7 @@ class Executor {
   std::unordered_map<uint32_t, Lost> lost_peers_;
   std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: copies
   std::vector<Sent> sent_;                            ///< scratch of poll()
+  std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends that wait for their value, or are not done
   std::deque<uint64_t> stalled_receives_;             ///< in the order of their runs: nobody takes room before them
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_fetches_;

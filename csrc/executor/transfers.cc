@@ -4,6 +4,7 @@
 /// straight there once its value is ready, so each byte is copied once, and says so (an arrival). Posts and arrivals
 /// may come before the run itself is prepared here: the exchange is then made by whoever comes first.
 #include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 #include "executor/executor.h"
@@ -24,6 +25,11 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
   exchange.sends_left += node.destination_count;
   exchange.arrivals_left += node.source_count;
   std::erase_if(exchange.posts, [&](const Landing& post) { return !has_part(exchange, post.source, false); });
+  if (options_.gangs_block && node.destination_count != 0) {
+    trim_sends();
+    unsourced_.push_back(key);
+    unsent_.push_back(key);
+  }
   if (node.output_count == 0) return;
   // Room is given in the order of the runs: a younger receive that took the last room could wait for an older one's
   // consumer, which waits for room.
@@ -261,14 +267,31 @@ void Executor::receive_done(uint64_t key) {
   }
 }
 
-/// GANG-2: whether a transfer before this call waits for us to post or to send.
-bool Executor::owes_before(const Run& run, const NodeRecord& node) const {
+/// GANG-2: whether the launch of a gang waits in the call.
+bool Executor::waits_in_launch(const NodeRecord& node) { return std::has_single_bit(node.devices); }
+
+/// GANG-2: whether a transfer before this call waits for what this host could not do after it. Gangs before it are
+/// launched: it heads their FIFO.
+bool Executor::owes_before(const Run& run, const NodeRecord& node) {
   if (node.gang == 0 || !options_.gangs_block || exchanges_.empty()) return false;
   const uint64_t key = exchange_key(run.order, node.global_node);
-  if (!stalled_receives_.empty() && stalled_receives_.front() < key) return true;  // in the order
-  return std::any_of(exchanges_.begin(), exchanges_.end(), [&](const auto& item) {
-    return item.first < key && item.second.is_prepared && item.second.sends_left != 0;
-  });
+  trim_sends();
+  if (!unsourced_.empty() && unsourced_.front() < key) return true;
+  if (!waits_in_launch(node)) return false;
+  return (!stalled_receives_.empty() && stalled_receives_.front() < key) || (!unsent_.empty() && unsent_.front() < key);
+}
+
+/// Takes from the front what needs its source, or its room, no more.
+void Executor::trim_sends() {
+  const auto trim = [&](std::deque<uint64_t>& keys, auto&& is_owed) {
+    while (!keys.empty()) {
+      const auto at = exchanges_.find(keys.front());
+      if (at != exchanges_.end() && at->second.sends_left != 0 && is_owed(at->second)) return;
+      keys.pop_front();
+    }
+  };
+  trim(unsourced_, [](const Exchange& exchange) { return exchange.source == nullptr && !exchange.source_ready; });
+  trim(unsent_, [](const Exchange&) { return true; });
 }
 
 void Executor::finish_exchange(uint64_t key) {

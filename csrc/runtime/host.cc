@@ -124,8 +124,8 @@ uint32_t Host::step() {
   for (uint32_t peer = 0; peer < from_peers_.size(); ++peer) done += drain_peer(peer);
   done += executor_.poll();
   if (!replacements_.empty()) replace_peers();
-  has_overflow_ = to_controller_.flush();
-  for (Outbox& peer : to_peers_) has_overflow_ = peer.flush() || has_overflow_;
+  const bool is_kept = to_controller_.flush();
+  has_overflow_ = flush_peers() || is_kept;
   return done;
 }
 
@@ -233,10 +233,6 @@ void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
     const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};
     std::memcpy(out, &record, sizeof record);
   });
-}
-
-void Host::flush_peers() {
-  for (Outbox& peer : to_peers_) has_overflow_ = peer.flush() || has_overflow_;
 }
 
 void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -89,10 +90,12 @@ class Host final : private HostLink {
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
   void command_done(uint32_t client, uint64_t bytes) override;
   void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
-  void flush_peers() override;
+  void leave() override;
+  void come_back() override;
   void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
+  bool flush_peers();
   std::chrono::nanoseconds overflow_look() const;
   void take(std::span<const std::byte> bytes);
   void forget_client(uint32_t client);
@@ -118,6 +121,7 @@ class Host final : private HostLink {
   uint64_t losses_ = 0;                    ///< of the cluster, as far as heard of
   std::atomic<uint64_t> peers_replaced_{0};
   int64_t distance_ns_ = 0;
+  std::jthread speaker_;                   ///< see leave()
   bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
   std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone
   std::vector<ReadBackArea*> read_backs_;  ///< by client; nullptr: it has none

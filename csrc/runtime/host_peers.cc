@@ -1,6 +1,10 @@
 /// What hosts say to each other about transfers, and what becomes of one that makes no sense.
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 
 #include "base/status.h"
 #include "runtime/host.h"
@@ -15,6 +19,32 @@ std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
 }
 
 }  // namespace
+
+/// True while some record is kept for want of room in a peer's ring, or of time.
+bool Host::flush_peers() {
+  bool is_kept = false;
+  for (Outbox& peer : to_peers_) is_kept = peer.flush() || is_kept;
+  return is_kept;
+}
+
+/// GANG-2: as a rule all that was said goes out at once. What does not is sent by another thread while ours is away.
+void Host::leave() {
+  if (!flush_peers()) return;
+  speaker_ = std::jthread([this](const std::stop_token& is_back) {
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    std::unique_lock lock(mutex);
+    do {
+      (void)wake.wait_for(lock, is_back, overflow_look(), [] { return false; });
+    } while (!is_back.stop_requested() && flush_peers());
+  });
+}
+
+void Host::come_back() {
+  if (!speaker_.joinable()) return;
+  speaker_.request_stop();
+  speaker_.join();
+}
 
 uint32_t Host::drain_peer(uint32_t peer) {
   ByteRing::Consumer& ring = from_peers_[peer];

@@ -3,7 +3,8 @@
 //   ASY-2   Pair.PostsBeforeTheRun: room is taken and posted when the run is prepared
 //   ERR-1   Pair.SourceFailed, Pair.ReceiveFailed, Pair.SendFailed
 //   MEM-4   every test ends with no value, receive or exchange left; Pair.SendUnderWay: kept until it is written
-//   GANG-2  Gangs.WaitForWhatTheirOthersNeed
+//   GANG-2  Gangs.WaitForWhatTheirOthersNeed, Gangs.DoNotWaitForWhatComesAfter; Gangs.GoInTheOrder: whatever devices
+//           they hold; Gangs.OfSeveralDevicesWaitForSources: and not for sending
 //   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 #include <random>
@@ -377,6 +378,57 @@ TEST_F(Gangs, DoNotWaitForWhatComesAfter) {
   clock.advance(1000);
   zero.poll();
   EXPECT_EQ(zero.executor.stats().gangs, 1u);
+}
+
+TEST_F(Gangs, GoInTheOrder) {
+  // Two gangs on a device each. The inputs of the second are there first; another host may have it the other way round.
+  auto first = call({1}, {2}, 1, true), second = call({0}, {3}, 2, true);
+  zero.add_plan(0, plan_of({0}, {transfer(5, {}, {1}, {1}, {}), first, second}, {2, 3}, 4, 0));
+  zero.put(A, 7, 2);
+  zero.run(1, 0, {A}, {B, C});
+  for (int round = 0; round < 10; ++round) {
+    clock.advance(1000);
+    zero.poll();
+  }
+  EXPECT_EQ(zero.executor.stats().gangs, 0u);
+  EXPECT_EQ(zero.executor.on_arrived(1, 5, 1, false, {}), Status::kOk);
+  EXPECT_EQ(zero.executor.stats().gangs, 2u);
+  for (int round = 0; round < 10; ++round) {
+    clock.advance(1000);
+    zero.poll();
+  }
+  EXPECT_EQ(zero.link.completions(C), 1u);  // nothing was written for B
+  for (const uint64_t each : {A, B, C}) zero.release(each);
+  zero.expect_empty();
+}
+
+TEST_F(Gangs, OfSeveralDevicesWaitForSources) {
+  // What host 0 owes is computed from what it receives, on one device; a gang behind it holds two others.
+  BenchHost wide{clock, 0, 4, 100, 0, true};
+  auto first = call({1}, {2}, 1), gang = call({0}, {3}, 6, true);
+  first.global_node = 6;
+  gang.global_node = 8;
+  auto receive = transfer(5, {}, {1}, {1}, {}), send = transfer(7, {2}, {}, {}, {1});
+  wide.add_plan(0, plan_of({0}, {receive, first, send, gang}, {3}, 4, 0, 4));
+  wide.put(A, 7, 6);
+  wide.run(1, 0, {A}, {B});
+  for (int round = 0; round < 10; ++round) {
+    clock.advance(1000);
+    wide.poll();
+  }
+  EXPECT_EQ(wide.executor.stats().gangs, 0u);  // XLA might run what is owed behind it
+  EXPECT_EQ(wide.executor.on_arrived(1, 5, 1, false, {}), Status::kOk);
+  wide.poll();
+  EXPECT_EQ(wide.executor.stats().gangs, 1u);  // it is enqueued now, if not sent
+  EXPECT_EQ(wide.executor.stats().exchanges, 1u);
+  uint64_t slot = 0;
+  const std::vector<uint64_t> offsets{reinterpret_cast<uint64_t>(&slot)};
+  EXPECT_EQ(wide.executor.on_post(1, 7, 1, offsets), Status::kOk);
+  clock.advance(1000);
+  wide.poll();
+  EXPECT_EQ(wide.link.completions(B), 1u);
+  for (const uint64_t each : {A, B}) wide.release(each);
+  wide.expect_empty();
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 //   ERR-2    Peers.LostAndReplaced: at any moment of a run across; the next runs are as with new rings
 //   PEER-1   Peers.NonsenseClosesTheChannel
 //   OWN-1    Leaving.*: a client's memory is used until the order has passed its end, and never after
+//   GANG-2   Peers.HearWhatWasSaidToThemDuringALaunch: when their rings were full, too
 //   (full)   Peers.FullRings: nobody rings when a ring has room again, so the host looks by itself
 #include "runtime/host.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "runtime/controller.h"
@@ -26,6 +28,8 @@ class WideBackend final : public Backend {
   explicit WideBackend(size_t width) : width_(width) {}
   Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
     for (Value& output : outputs) output = this;
+    ++launches;
+    if (in_launch) in_launch();
     return Status::kOk;
   }
   Value placeholder(const NodeContext&, uint32_t) override { return this; }
@@ -66,7 +70,8 @@ class WideBackend final : public Backend {
   void forget_client(uint32_t client) override { gone.push_back(client); }
   std::string_view last_error() const override { return "not here"; }
 
-  uint32_t sends = 0, received = 0, abandoned = 0;
+  uint32_t sends = 0, received = 0, abandoned = 0, launches = 0;
+  std::function<void()> in_launch;
   std::vector<uint32_t> gone;
 
  private:
@@ -74,7 +79,8 @@ class WideBackend final : public Backend {
 };
 
 struct TwoHosts {
-  explicit TwoHosts(size_t width, uint32_t peer_ring_bytes = 4096) : backends{WideBackend(width), WideBackend(width)} {
+  explicit TwoHosts(size_t width, uint32_t peer_ring_bytes = 4096, bool gangs_block = false)
+      : backends{WideBackend(width), WideBackend(width)} {
     std::vector<HostBlock*> blocks;
     for (uint32_t h = 0; h < 2; ++h) {
       segments.push_back(HostBlock::make(h, 2, {1u << 16, peer_ring_bytes, 0}, false));
@@ -83,7 +89,7 @@ struct TwoHosts {
     block = ControllerBlock::attach(controller_segment);
     controller = std::make_unique<Controller>(Controller::Options{1024, {}}, block, blocks);
     for (uint32_t h = 0; h < 2; ++h) {
-      hosts.push_back(std::make_unique<Host>(Host::Options{h, 1, 0, 64}, blocks, block, backends[h]));
+      hosts.push_back(std::make_unique<Host>(Host::Options{h, 1, 0, 64, gangs_block}, blocks, block, backends[h]));
       hosts[h]->attach_client(0, client_block);
     }
     controller->add_client(0, client_block);
@@ -292,6 +298,40 @@ TEST(Peers, LooksAgainWhileHeldUp) {
     cluster.controller->step();
     for (auto& host : cluster.hosts) host->step();
   }
+}
+
+TEST(Peers, HearWhatWasSaidToThemDuringALaunch) {
+  const Watchdog watchdog("a host that waits in a launch for one that reads slowly");
+  TwoHosts cluster(300, 4096, true);
+  ModelledProgram gang;
+  gang.add_result(gang.add_call(gang.add_slice({{0, 1}, 1}), {}));
+  for (uint32_t h = 0; h < 2; ++h) {
+    cluster.hosts[h]->add_plan(0, Plan::parse(cluster.program().plan_of(h, 1)));
+    cluster.hosts[h]->add_plan(1, Plan::parse(gang.plan_of(h, 1)));
+    cluster.hosts[h]->set_compiled(0, std::nullopt);
+    cluster.hosts[h]->set_compiled(1, std::nullopt);
+  }
+  cluster.controller->add_group(1, {0, 1});
+  const uint32_t transfers = 10;  // whose posts of 2.4 KB do not fit 4 KiB
+  for (uint32_t i = 0; i < transfers; ++i) {
+    uint64_t result = 0;
+    ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
+  }
+  uint64_t result = 0;
+  ASSERT_EQ(cluster.client->submit({1, 1, {1}}, {}, &result), Status::kOk);
+  cluster.controller->step();
+  // Host 1 launches its part of the gang, and stays in it until host 0 has launched the other: behind all its sends.
+  cluster.backends[1].in_launch = [&] {
+    while (cluster.backends[0].launches != transfers + 1) cluster.hosts[0]->step();
+    EXPECT_EQ(cluster.backends[0].sends, transfers);
+  };
+  while (cluster.client->in_flight() != 0) {
+    cluster.hosts[1]->step();
+    cluster.hosts[0]->step();
+    cluster.controller->step();
+  }
+  EXPECT_EQ(cluster.backends[1].launches, 1u);
+  EXPECT_EQ(cluster.backends[1].received, transfers);
 }
 
 TEST(Peers, NonsenseClosesTheChannel) {
