@@ -116,10 +116,12 @@ void Copier::run() {
   while (true) {
     wake_.wait(lock, [&] { return stopping_ || !short_.empty() || !long_.empty(); });
     if (stopping_) return;
-    auto& queue = short_.empty() ? long_ : short_;
+    const bool is_short = long_.empty() || (!short_.empty() && short_bytes_ < kPieceBytes);  // COPY-3, COPY-4
+    auto& queue = is_short ? short_ : long_;
     Cursor& cursor = queue.front();  // stays where it is: only this thread takes from the front
-    lock.unlock();
     const uint64_t bytes = cursor.job.parcel->bytes();
+    short_bytes_ = is_short ? short_bytes_ + bytes : 0;
+    lock.unlock();
     const bool complete = write(cursor, kPieceBytes, bytes >= kStreamedJob);
     if (complete) {
       finish_streams();

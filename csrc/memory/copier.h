@@ -8,7 +8,11 @@
 // Invariants
 //   COPY-1 (told)     each job is told exactly once: by start()'s answer, by take_done(), or by stop().
 //   COPY-2 (visible)  who has taken a job's completion sees all that it wrote, and may hand it to another process.
-//   COPY-3 (short)    a job of at most kShortBytes waits for one piece (kPieceBytes) of longer ones, not for all.
+//   COPY-3 (short)    a job of at most kShortBytes overtakes longer ones: it waits for the piece (kPieceBytes) of them
+//                     that is being written, and for one more for each kPieceBytes of short ones before it.
+//   COPY-4 (long)     while a long job waits, a piece of it follows as soon as kPieceBytes of short ones have been
+//                     written since the last: before a long job of n pieces is done, less than 2 n kPieceBytes of
+//                     short ones overtake it. Long jobs take turns in the order of their start.
 //
 // How it writes: pieces of kPieceBytes, past the cache (non-temporal) where rows are long and the job does not fit into
 // a cache anyway; pages that this process has not touched yet are mapped a piece at a time, which costs a third of
@@ -84,6 +88,7 @@ class Copier {
   std::mutex mutex_;        // guards what follows, up to touched_
   std::condition_variable wake_;
   std::deque<Cursor> short_, long_;
+  uint64_t short_bytes_ = 0;  // of short jobs, begun since the last piece of a long one
   std::vector<Job> done_;
   std::atomic<bool> has_done_{false};
   bool stopping_ = false;

@@ -2,6 +2,7 @@
 //   COPY-1 told      Copier.ToldOnce, Copier.StopGivesBackTheRest
 //   COPY-2 visible   Copier.ToldOnce (under ThreadSanitizer), Copier.RandomJobs
 //   COPY-3 short     Copier.ShortOnesOvertake
+//   COPY-4 long      Copier.LongOnesGoOn
 #include "memory/copier.h"
 
 #include <gtest/gtest.h>
@@ -78,6 +79,41 @@ TEST(Copier, ShortOnesOvertake) {
   const auto done = wait_for(copier, 2);
   EXPECT_EQ(done[0].key, 2u);
   EXPECT_EQ(got, data);
+}
+
+TEST(Copier, LongOnesGoOn) {
+  // Short jobs are always under way, as many as ever are done, beside one of eight pieces.
+  const Watchdog watchdog("a copier with a long job beside short ones without end");
+  for (const uint64_t small : {Copier::kShortBytes, Copier::kInlineBytes + 1}) {
+    Bell bell;
+    Copier copier(bell.ring());
+    const uint64_t large = 8 * Copier::kPieceBytes;
+    std::vector<std::byte> source(large), target(large), from(small), to(small);
+    const auto short_parcel = whole(small);
+    const auto start_short = [&] {
+      Copier::Job job{short_parcel, {from.data()}, {to.data()}, 1, 0, nullptr};
+      ASSERT_FALSE(copier.start(job));
+    };
+    const uint32_t ahead = 64;
+    for (uint32_t i = 0; i < ahead; ++i) start_short();
+    Copier::Job job{whole(large), {source.data()}, {target.data()}, 2, 0, nullptr};
+    ASSERT_FALSE(copier.start(job));
+    const uint64_t bound = ahead + 8 * (Copier::kPieceBytes / small + 1);
+    uint64_t overtook = 0;
+    bool is_done = false;
+    std::vector<Copier::Job> done;
+    while (!is_done && overtook <= 100 * bound) {
+      done.clear();
+      copier.take_done(&done);
+      for (const Copier::Job& each : done) {
+        is_done = is_done || each.key == 2;
+        if (!is_done) ++overtook;
+        start_short();
+      }
+    }
+    EXPECT_LE(overtook, bound) << "short jobs of " << small << " bytes";
+    (void)copier.stop();
+  }
 }
 
 TEST(Copier, StopGivesBackTheRest) {
