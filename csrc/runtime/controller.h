@@ -11,8 +11,10 @@
 /// flushes only those it wrote to.
 /// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. One that is not keeps its
 /// client's later records behind it, but no other client's; only releases of buffers that none of the held records
-/// names go ahead. MEM-3: one that can never fit fails at once; one that only live buffers keep out fails after a short
-/// grace, in which releases under way arrive, unless another client that holds some of them has runs in flight.
+/// names go ahead. One that only live buffers keep out gets turns, in which nobody else enters its places, so that
+/// others who let go of some and take some do not keep it out for ever. MEM-3: one that can never fit fails at once; one
+/// that only live buffers keep out fails after a short grace, in which releases under way arrive, unless another client
+/// that holds some of them has runs in flight.
 /// OWN-1: a client whose records make no sense is put out, with the reason; the others see nothing. Hosts are ours: a
 /// senseless record of theirs fails the cluster, naming the host.
 ///
@@ -191,6 +193,9 @@ class Controller {
     std::unordered_map<uint64_t, GroupId> held_releases;  ///< of those, which are released behind the last that does
     std::vector<std::pair<GroupId, uint64_t>> let_go;     ///< of those again, which no held record names any more
     int64_t held_since = 0;                               ///< when only live buffers began to keep the first out
+    int64_t turn_since = 0;                               ///< when it got its turn, or the others theirs
+    uint32_t turns = 0;                                   ///< that were in vain
+    bool is_its_turn = false;                             ///< see may_wait_for_blocks()
     std::array<uint64_t, Arena::kBorrowers> lent{};       ///< by host: the last stamp of a loan that it has heard of
   };
   /// An admitted run's part in the ledger.
@@ -242,8 +247,11 @@ class Controller {
   std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
                       Verdict verdict, PlaceId worst) const;
   bool is_held_by_busy(const Client& client, PlaceId place) const;
+  void claim_places(std::span<const std::byte> record);
+  bool may_wait_for_blocks(Client& client, std::span<const std::byte> record, PlaceId worst);
   static std::vector<std::byte> failure_note(uint32_t client, Handle handle, GroupId group, std::string_view text);
   void give_back(Directory::Entry& entry);
+  Directory::Entry* announce(Client& client, Handle handle, GroupId group);
   void note_handles(Client& client, std::span<const std::byte> record);
   void rename(Client& client, Handle name, Handle fresh);
   void put_out(Client& client);
@@ -307,6 +315,7 @@ class Controller {
   std::vector<BlockId> blocks_;                                 ///< scratch of order()
   std::vector<Admitted> admitted_;                              ///< by entry
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
+  const Client* first_held_ = nullptr;                          ///< of them, whom only live buffers keep out; of a pass
   std::vector<uint32_t> forgotten_;                             ///< plans; see take_forgotten()
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
   uint32_t unread_ = 0;                                         ///< clients whose `is_unread` is true

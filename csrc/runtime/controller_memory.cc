@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kHoldersNamed = 3;
 constexpr size_t kMostReleases = 64;  // in one note
+constexpr uint32_t kMostPatience = 6;  // between two turns of a held record: 2^6 graces
 
 bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }
 
@@ -145,7 +146,7 @@ void Controller::order(Client& client, std::span<const std::byte> bytes) {
     } else if (result.set != kNoPlaceSet) {
       block = admission_.add_block(client.id, record.plan, result.set, result.bytes, false);
     }
-    if (auto* entry = client.directory.announce(Handle{result_of(bytes, i)}, result.group)) {
+    if (auto* entry = announce(client, Handle{result_of(bytes, i)}, result.group)) {
       entry->block = block;
     } else if (block != Directory::kNoBlock) {
       admission_.release(block);
@@ -166,7 +167,7 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
   if (is_run(bytes)) {
     const auto record = read_record<RunRecord>(bytes);
     for (uint32_t i = 0; i < record.results; ++i) {
-      client.directory.announce(Handle{result_of(bytes, i)}, record.group);
+      (void)announce(client, Handle{result_of(bytes, i)}, record.group);
     }
     return;
   }
@@ -175,16 +176,16 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
     case NoteKind::kPut:
     case NoteKind::kTask:
       if (!makes_buffer(bytes)) {
-        client.directory.announce(Handle{record.token}, record.group);
+        (void)announce(client, Handle{record.token}, record.group);
         return;
       }
-      if (auto* entry = client.directory.announce(Handle{record.handle}, record.group);
+      if (auto* entry = announce(client, Handle{record.handle}, record.group);
           entry != nullptr && record.place_set != kNoPlaceSet) {
         entry->block = admission_.add_block(client.id, Admission::kPut, record.place_set, record.place_bytes, true);
       }
       return;
     case NoteKind::kFetch:
-      client.directory.announce(Handle{record.token}, record.group);
+      (void)announce(client, Handle{record.token}, record.group);
       return;
     case NoteKind::kRelease:
       for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
@@ -212,14 +213,19 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
   }
 }
 
+/// A handle that a record makes. A client that names a place again without having released it gives that back (MEM-1).
+Directory::Entry* Controller::announce(Client& client, Handle handle, GroupId group) {
+  if (auto* old = client.directory.occupant(handle)) give_back(*old);
+  return client.directory.announce(handle, group);
+}
+
 /// MOVE-1: the name means the fresh buffer, and what it meant before gives its memory back.
 void Controller::rename(Client& client, Handle name, Handle fresh) {
   Directory::Entry* came = client.directory.find(fresh);
   if (came == nullptr) return;
   const Directory::Entry moved = *came;
   client.directory.forget(*came);
-  if (auto* old = client.directory.find(name)) give_back(*old);
-  if (auto* entry = client.directory.announce(name, moved.group)) {
+  if (auto* entry = announce(client, name, moved.group)) {
     entry->block = moved.block;
   } else if (moved.block != Directory::kNoBlock) {
     admission_.release(moved.block);
@@ -320,6 +326,7 @@ void Controller::retry_held() {
   }
   if (admission_version_ == admission_.version() && !is_due) return;
   admission_.clear_claims();
+  first_held_ = nullptr;
   for (size_t i = 0; i < holding_.size();) {
     if (holding_[i]->is_suspended) {
       holding_[i++]->held_since = 0;
@@ -368,15 +375,9 @@ bool Controller::retry_held(Client& client) {
     }
     if (verdict == Verdict::kBusy) {
       client.held_since = 0;
-      if (is_run(bytes)) {
-        admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
-      } else {
-        admission_.claim_set(read_record<NoteRecord>(bytes).place_set);
-      }
+      claim_places(bytes);
     } else if (verdict == Verdict::kHeld) {
-      const int64_t now = monotonic_ns();
-      if (client.held_since == 0 || is_held_by_busy(client, worst)) client.held_since = now;
-      is_over = now - client.held_since >= options_.grace.count();
+      is_over = !may_wait_for_blocks(client, bytes, worst);
     }
     if (is_over || verdict == Verdict::kNever) {
       count_held(client, bytes, false);
@@ -389,6 +390,51 @@ bool Controller::retry_held(Client& client) {
     client.holding.add(1, bytes.size());
     client.held.push_front({std::move(bytes), {}});
     return false;
+  }
+  return true;
+}
+
+void Controller::claim_places(std::span<const std::byte> bytes) {
+  if (is_run(bytes)) {
+    admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
+  } else {
+    admission_.claim_set(read_record<NoteRecord>(bytes).place_set);
+  }
+}
+
+/// What only blocks keep out. Others may have to run before they let go of theirs; but then they may take new ones as
+/// fast, for ever. So the first in the line gets turns (MEM-2): for a grace nobody else enters its places, and what
+/// others need only for their runs under way comes back. Between two turns the others run freely, each time for longer,
+/// so that one whose turns are in vain costs them little. False: for a grace, and not in a turn, nobody ran who holds
+/// any of it (MEM-3).
+bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> bytes, PlaceId worst) {
+  const int64_t now = monotonic_ns(), grace = options_.grace.count();
+  if (client.held_since == 0) {
+    client.held_since = client.turn_since = now;
+    client.is_its_turn = false;
+    client.turns = 0;
+  }
+  if (first_held_ == nullptr) first_held_ = &client;
+  if (first_held_ != &client && first_held_->is_its_turn) {  // that keeps others from running, too
+    client.held_since = now;
+    return true;
+  }
+  if (client.is_its_turn) {
+    client.held_since = now;
+    if (now - client.turn_since < grace) {
+      claim_places(bytes);
+      return true;
+    }
+    client.is_its_turn = false;
+    client.turn_since = now;
+  }
+  if (is_held_by_busy(client, worst)) client.held_since = now;
+  if (now - client.held_since >= grace) return false;
+  if (first_held_ == &client && now - client.turn_since >= grace << std::min(client.turns, kMostPatience)) {
+    client.is_its_turn = true;
+    client.turn_since = client.held_since = now;
+    ++client.turns;
+    claim_places(bytes);
   }
   return true;
 }

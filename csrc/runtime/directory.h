@@ -32,14 +32,21 @@ class Directory {
   /// `capacity`: futures that the client can have.
   explicit Directory(uint32_t capacity = 0) : capacity_(capacity) {}
 
-  /// A handle that a record named for the first time. What the index meant before is over. nullptr when the client
-  /// cannot have such a handle: its hosts refuse it.
+  /// A handle that a record named for the first time. What the index meant before is over, and its block was given back
+  /// (`occupant`). nullptr when the client cannot have such a handle: its hosts refuse it.
   Entry* announce(Handle handle, GroupId group) {
     const uint32_t index = handle.index();
     if (index >= capacity_) return nullptr;
     if (index >= entries_.size()) entries_.resize(std::max<size_t>(size_t{index} + 1, entries_.size() * 2));
     entries_[index] = {handle.generation(), group, kNoBlock};
     return &entries_[index];
+  }
+
+  /// What is known of a handle's index, whichever of its handles it is; nullptr: nothing.
+  Entry* occupant(Handle handle) {
+    if (handle.index() >= entries_.size()) return nullptr;
+    Entry& entry = entries_[handle.index()];
+    return entry.generation != 0 ? &entry : nullptr;
   }
 
   /// nullptr when the handle is not, or no longer, known.

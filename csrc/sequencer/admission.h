@@ -17,7 +17,7 @@
 ///          taken, the place holds no more than its budget; so no admitted run waits for memory that one that was not
 ///          admitted holds, and none of two admitted runs waits for the other. Whoever waits for runs keeps those that
 ///          come later off its places (`claim`), so that it is not overtaken for ever; runs end, so it ends. Whoever
-///          waits for blocks that others hold keeps nobody off: those may have to run before they let go.
+///          waits for blocks that others hold does so for a turn at a time: those may have to run before they let go.
 ///   MEM-3  what does not fit an empty place is refused at once (kNever); what only blocks keep out is told so
 ///          (kHeld), and the caller decides how long to wait.
 #pragma once

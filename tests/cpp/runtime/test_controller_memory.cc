@@ -1,8 +1,10 @@
 // What the controller does with records for which there is no memory now.
 //
 //   MEM-2  Held.*: they wait, and what their client sends waits behind them; a release goes ahead only of buffers that
-//          none of them names
+//          none of them names; Held.SmallOnesDoNotStarveABigOne
+//   MEM-1  Held.AHandleThatIsNamedAgainGivesBackWhatItMeant
 //   MEM-3  Held.IsRefusedAfterItsGrace, Held.WhatNeverFitsIsRefusedAtOnce
+#include <deque>
 #include <thread>
 
 #include "runtime/played.h"
@@ -159,6 +161,63 @@ TEST_F(Held, WhatNeverFitsIsRefusedAtOnce) {
   EXPECT_EQ(next(), said(NoteKind::kFail, big));
   good->poll_inbox();
   EXPECT_NE(good->error_of(Handle{big}).find("It can never fit"), std::string::npos);
+}
+
+TEST_F(Held, SmallOnesDoNotStarveABigOne) {
+  // Another client keeps four runs ahead of its reader, and releases each result when it is there.
+  const Watchdog watchdog("a big run beside small ones");
+  controller->set_plan_memory(5, {0, "big", {}, {{0, 50, 0}}, {{1, set, 50, -1, -1}}, {}});
+  controller->set_plan_memory(6, {1, "small", {}, {{0, 25, 0}}, {{1, set, 25, -1, -1}}, {}});
+  RawClient other_memory;
+  Client other(Client::Options{1, 8}, other_memory.block, block);
+  controller->add_client(1, other_memory.block);
+  std::deque<uint64_t> results;
+  std::deque<RunRecord> running;
+  uint64_t big = 0, small_runs = 0;
+  bool has_run = false;
+  const auto play = [&] {
+    for (auto bytes = hosts[0]->next(); !bytes.empty(); bytes = hosts[0]->next()) {
+      if (read_record<RecordHeader>(bytes).kind != RecordKind::kRun) continue;
+      const auto record = read_record<RunRecord>(bytes);
+      has_run = has_run || record.header.client == 0;
+      running.push_back(record);
+    }
+  };
+  while (!has_run) {
+    while (results.size() < 4) {
+      uint64_t result = 0;
+      ASSERT_EQ(other.submit({6, 1, {1}}, {}, &result), Status::kOk);
+      results.push_back(result);
+      pass();
+    }
+    if (++small_runs == 10) {
+      ASSERT_EQ(good->submit({5, 1, {1}}, {}, &big), Status::kOk);
+      pass();
+    }
+    play();
+    if (!running.empty() && running.front().header.client == 1) {
+      hosts[0]->done(running.front());
+      running.pop_front();
+      pass();
+      other.release(Handle{results.front()}, 1, uint64_t{1} << 30);
+      results.pop_front();
+      other.poll_inbox();
+    }
+    pass();
+    play();
+  }
+  EXPECT_GT(small_runs, 10u);
+  EXPECT_EQ(controller->stats().refused, 0u);
+  controller->remove_client(1);
+}
+
+TEST_F(Held, AHandleThatIsNamedAgainGivesBackWhatItMeant) {
+  const uint64_t first = put(60);
+  EXPECT_EQ(good->note(NoteKind::kPut, 1, Handle{first}, {}, {}, set, 30), Status::kOk);
+  pass();
+  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{30}));
+  release(first);
+  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{0}));
 }
 
 }  // namespace
