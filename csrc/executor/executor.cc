@@ -58,6 +58,7 @@ void Executor::clear() {
   stalled_receives_.clear();
   unsourced_.clear();
   unsent_.clear();
+  refused_.clear();
   runs_.clear();
   free_runs_.clear();
   stepwise_.clear();
@@ -215,6 +216,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
+    refuse_posts(record.order, why);
     link_.run_done(record.header.client, record.tag, 0, 1);  // whatever gangs it has: none of them
     return;
   }

@@ -47,6 +47,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "channel/records.h"
@@ -344,6 +345,7 @@ class Executor {
   bool is_local(const Plan& plan, const NodeRecord& node) const;
   void start_transfer(NodeRef ref);
   bool post_receive(uint64_t key);
+  void refuse_posts(uint64_t order, const std::string& why);
   void try_send(uint64_t key);
   void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);
   void arrival(uint64_t key, uint32_t host, bool failed, std::string_view text);
@@ -385,6 +387,8 @@ class Executor {
   std::unordered_map<uint64_t, NodeRef> attended_;  ///< launches that the backend attends to, by order and node
   std::vector<Lane> lanes_;
   std::unordered_map<uint64_t, Exchange> exchanges_;
+  static constexpr size_t kRefusedKept = 256;
+  std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
   struct Lost {
     std::string text;
     LostPeer state;

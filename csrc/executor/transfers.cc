@@ -122,6 +122,12 @@ bool Executor::post_receive(uint64_t key) {
 
 Status Executor::on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
   const uint64_t key = exchange_key(order, node);
+  const auto refused =
+      std::find_if(refused_.begin(), refused_.end(), [&](const auto& run) { return run.first == order; });
+  if (refused != refused_.end()) {
+    link_.arrived(host, order, node, true, refused->second);
+    return Status::kOk;
+  }
   Exchange& exchange = exchanges_[key];
   if (exchange.is_prepared && !has_part(exchange, host, false)) return Status::kInvalid;
   if (std::find(exchange.posted.begin(), exchange.posted.end(), host) != exchange.posted.end()) return Status::kInvalid;
@@ -130,6 +136,21 @@ Status Executor::on_post(uint64_t order, uint32_t node, uint32_t host, std::span
   try_send(key);
   drain();
   return Status::kOk;
+}
+
+/// This host has no part in a run although others count on it (ERR-1): who posts for it, or has posted, hears why.
+void Executor::refuse_posts(uint64_t order, const std::string& why) {
+  for (auto at = exchanges_.begin(); at != exchanges_.end();) {
+    if (at->first >> 20 != order) {
+      ++at;
+      continue;
+    }
+    const auto node = static_cast<uint32_t>(at->first & 0xfffffu);
+    for (const uint32_t host : at->second.posted) link_.arrived(host, order, node, true, why);
+    at = exchanges_.erase(at);
+  }
+  refused_.emplace_back(order, why);
+  if (refused_.size() > kRefusedKept) refused_.pop_front();
 }
 
 /// Whether a host takes part in an exchange that is prepared here.

@@ -5,7 +5,7 @@
 //   MEM-4   every test ends with no value, receive or exchange left; Pair.SendUnderWay: kept until it is written
 //   GANG-2  Gangs.WaitForWhatTheirOthersNeed, Gangs.DoNotWaitForWhatComesAfter; Gangs.GoInTheOrder: whatever devices
 //           they hold; Gangs.OfSeveralDevicesWaitForSources: and not for sending
-//   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers
+//   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers, Pair.RunThatThePeerRefuses
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 #include <random>
 
@@ -189,6 +189,28 @@ TEST_F(Pair, PeerThatMakesNoSense) {
   settle();
   EXPECT_EQ(one.link.completions(C), 1u);
   drop({A, B, C});
+}
+
+TEST_F(Pair, RunThatThePeerRefuses) {
+  // Host 0 waits for what host 1, which does not know the plan, would send. It posts before host 1 refuses, or after.
+  zero.add_plan(0, plan_of({kNoValue}, {transfer(5, {}, {0}, {1}, {}), call({0}, {1})}, {1}, 2, 0));
+  for (uint64_t order : {1u, 2u}) {
+    const uint64_t result = handle(static_cast<uint32_t>(order));
+    if (order == 2) one.run(order, 0, {A}, {result});
+    zero.run(order, 0, {A}, {result});
+    if (order == 1) {
+      while (deliver(zero)) {
+      }
+      one.run(order, 0, {A}, {result});
+    }
+    settle();
+    EXPECT_NE(zero.link.failure(result).find("not known on host 1"), std::string::npos) << order;
+    EXPECT_EQ(zero.link.runs.count(order), 1u);
+    EXPECT_EQ(one.executor.stats().exchanges, 0u);  // one that is left switches off the check for hosts that are stuck
+    zero.release(result);
+  }
+  zero.expect_empty();
+  one.expect_empty();
 }
 
 TEST_F(Pair, LostPeers) {
