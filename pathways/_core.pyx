@@ -651,8 +651,22 @@ cdef class Call:
         """As a call; the run must be over when `deadline` has passed, counted from now."""
         return self.submit(leaves, deadline)
 
-    cdef list submit(self, list leaves, Deadline deadline):
+    cdef bint takes(self, list leaves) except -1:
+        """Whether the call may be made with these leaves now. True holds until somebody lets go of Python's lock."""
         global _donating
+        cdef Py_ssize_t i
+        if self.donated:
+            _donating += 1
+            self.number = _donating
+            self.is_twice = False
+        if self.stale or not self.gather(leaves) or self.is_twice:
+            return False
+        for i in self.donated:
+            if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
+                return False
+        return True
+
+    cdef list submit(self, list leaves, Deadline deadline):
         cdef int64_t at_ns = 0
         cdef Py_ssize_t i, n
         cdef Status status
@@ -665,17 +679,6 @@ cdef class Call:
         cdef vector[uint64_t] many
         cdef uint64_t* results = few
         cdef vector[uint64_t] mask
-        if client.gated:
-            client.pass_gate()
-        if self.donated:
-            _donating += 1
-            self.number = _donating
-            self.is_twice = False
-        if self.stale or not self.gather(leaves) or self.is_twice:
-            return None
-        for i in self.donated:
-            if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
-                return None
         if deadline is not None:
             at_ns = monotonic_ns() + deadline.nanos
         n = len(self.inputs)
@@ -683,6 +686,10 @@ cdef class Call:
             many.resize(len(self.outputs))
             results = many.data()
         while True:
+            if client.gated:
+                client.pass_gate()
+            if not self.takes(leaves):
+                return None
             if self.wants != 0:
                 mask = self.wanted
             if at_ns == 0:
@@ -696,12 +703,11 @@ cdef class Call:
             if status == Status.kInvalid:
                 raise ValueError(f"a call with {n} arguments and {len(self.outputs)} results does not fit the ring "
                                  "to the controller; pass fewer, larger arrays")
-            client.make_room()
-            if client.gated:
-                client.pass_gate()
-            if self.stale:
-                return None
-            self.gather(leaves)  # another thread may have called meanwhile
+            client.make_room()  # lets other threads in: they may have moved, deleted or pinned what this one looked at
+        for i in self.shared:
+            (<Buffer>leaves[i]).shared = True
+        for i in self.donated:  # before anybody else can pin it
+            (<Buffer>leaves[i])._forget()
         client.dispatches += 1
         tag = client.core.get().last_tag()
         n = len(self.outputs)
@@ -717,12 +723,8 @@ cdef class Call:
             for i in range(n):
                 (<Buffer>out[i]).is_carried = mask[i // 64] >> (i % 64) & 1
             self.forget_unread()
-        for i in self.shared:
-            (<Buffer>leaves[i]).shared = True
         for i in self.shared_results:
             (<Buffer>out[i]).shared = True
-        for i in self.donated:
-            (<Buffer>leaves[i])._forget()
         if client.host is not None:
             client.pump()
         return out

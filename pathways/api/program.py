@@ -647,18 +647,21 @@ class Compiled(Handle):
         ]
         given = [ready[position] for position in self.call.donated]
         times = collections.Counter(map(id, (*ready, *self._closed_over))) if given else {}
-        for position in self.call.donated:  # MEM-4: what something else may still read is given as a copy
+
+        def is_lent(position: int) -> bool:
             array = ready[position]
-            if not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1):
-                ready[position] = copy(array)
+            return not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1)
+
         while True:
+            for position in filter(is_lent, self.call.donated):  # MEM-4: what something else may still read
+                ready[position] = copy(ready[position])
             if self.call.stale:
                 self._bind_again()
             out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
-            if out is not None or not self.call.stale:
+            if out is not None:
                 break
-        if out is None:
-            raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
+            if not self.call.stale and not any(map(is_lent, self.call.donated)):
+                raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
         for array in given:
             array.delete()
         return out

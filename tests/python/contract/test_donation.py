@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import threading
 from typing import Any
 
 import jax
@@ -112,6 +114,53 @@ def test_an_array_donated_while_it_is_read(add: Any) -> None:
     z = take(y)
     np.testing.assert_array_equal(seen, (BIG + 1) * 3)
     np.testing.assert_array_equal(np.asarray(z), (BIG + 1) * 9)
+
+
+@pytest.mark.watchdog(300)
+def test_an_array_pinned_while_its_donating_call_waits_for_room(embedded_cluster: Any) -> None:
+    """A call that waits for credit lets other threads in. Of what they pin then (a save does) the call gets a copy."""
+    here = pw.make_virtual_device_set(embedded_cluster).add_slice(devices=1)
+    keep_busy = pw.jit(slow, devices=here)
+    take = pw.jit(lambda x: x * 2, devices=here, donate_argnums=0)
+    armed, idle, ended = threading.Event(), threading.Event(), threading.Event()
+    target: list[Any] = []
+    pinned: list[bool] = []
+
+    def pin() -> None:
+        while armed.wait() and not ended.is_set():
+            armed.clear()
+            array = target.pop()
+            array._pin()
+            pinned.append(not array.is_deleted())
+            del array
+            idle.set()
+
+    thread = threading.Thread(target=pin, daemon=True)
+    thread.start()
+    start = pw.device_put(VALUE, here)
+    np.testing.assert_array_equal(np.asarray(take(pw.device_put(VALUE, here))), VALUE * 2)
+    runs = collections.deque(maxlen=1)
+    in_time = 0
+    for attempt in range(60):
+        x = pw.device_put(VALUE + attempt, here)
+        for _ in range(1100 if attempt == 0 else 2):  # more than a client may have in flight
+            runs.append(keep_busy(start))
+        target.append(x)
+        idle.clear()
+        armed.set()
+        before = embedded_cluster.native.dispatches
+        y = take(x)
+        idle.wait()
+        if pinned.pop():
+            in_time += 1
+            assert embedded_cluster.native.dispatches - before == 2  # the copy, and the call
+        np.testing.assert_array_equal(np.asarray(y), (VALUE + attempt) * 2)
+        if in_time == 5:
+            break
+    ended.set()
+    armed.set()
+    thread.join()
+    assert in_time != 0
 
 
 def test_two_names_of_one_value(add: Any) -> None:
