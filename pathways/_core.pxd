@@ -51,6 +51,9 @@ cdef extern from "base/status.h" namespace "pathways" nogil:
 cdef extern from "sync/atomic.h" namespace "pathways" nogil:
     int64_t monotonic_ns()
 
+cdef extern from "base/process.h" namespace "pathways" nogil:
+    uint64_t process_token()
+
 cdef extern from "base/ids.h" namespace "pathways" nogil:
     cdef cppclass Handle:
         uint64_t raw
@@ -343,6 +346,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         string cluster_failure() except +
         string error_of(Handle) except +
         uint64_t in_flight()
+        void settle_forks()
         uint64_t submitted()
         FutureTable& futures()
         Arena* arena()

@@ -182,6 +182,7 @@ cdef class Client:
     cdef object keep                   # segments
     cdef object array_type
     cdef readonly bint closed
+    cdef readonly str orphaned         # in a forked child: why nothing of its parent's can be used here; else None
     cdef bint gated                    # closed, or moving: what would send something looks closer
     cdef readonly bint moving          # a thread moves a slice; no other one sends anything meanwhile (MOVE-1)
     cdef unsigned long mover           # that thread
@@ -200,6 +201,8 @@ cdef class Client:
         options.id = client_id
         options.window = window
         options.release_bytes = release_bytes
+        client_segment.hide_from_children()
+        controller_segment.hide_from_children()
         self.keep = (client_segment, controller_segment)
         self.core.reset(new CppClient(options, <ClientBlock*><size_t>client_segment.client_block,
                                       <ControllerBlock*><size_t>controller_segment.controller_block))
@@ -224,6 +227,16 @@ cdef class Client:
     def close(self):
         """Sends nothing more. Handles released from now on are forgotten."""
         self.closed = self.gated = True
+
+    def abandon(self, str reason not None, object owner):
+        """In a forked child: closed, and whoever uses it is told `reason` (FORK-1). Neither it nor its owner is ever
+        freed: their threads are the parent's, and whatever joins them would wait for ever.
+        """
+        Py_INCREF(self)
+        Py_INCREF(owner)
+        self.close()
+        self.orphaned = reason
+        self.host = None
 
     cdef inline void release_array(self, Buffer array) noexcept:
         cdef Handle handle
@@ -319,7 +332,7 @@ cdef class Client:
         """Raises what befell the cluster, or what the liveness check raises."""
         if self.closed:
             from pathways.errors import ClusterClosedError
-            raise ClusterClosedError("the cluster of this array or program was closed")
+            raise ClusterClosedError(self.orphaned or "the cluster of this array or program was closed")
         cdef ClusterStatus status = self.core.get().cluster_status()
         if status != ClusterStatus.kUp:
             from pathways.errors import raise_cluster_failure
@@ -331,6 +344,8 @@ cdef class Client:
     def state(self, Buffer buffer not None):
         """"pending", "ready", "failed" or "released"; never blocks."""
         cdef Handle handle
+        if self.orphaned is not None:
+            self.check_alive()
         handle.raw = buffer.handle
         return self.state_of(handle)
 
@@ -350,6 +365,8 @@ cdef class Client:
         cdef FutureState state
         cdef int64_t end = 0 if timeout < 0 else monotonic_ns() + <int64_t>(min(timeout, 1e9) * 1e9)
         cdef int64_t piece, left
+        if self.orphaned is not None:
+            self.check_alive()
         handle.raw = raw
         # Whoever waits for a step's result wants it soon: it stays awake, and keeps back the releases, which would go
         # before it. Whoever waits with a stream under way only lets the hosts catch up: it leaves them the cores.
@@ -521,6 +538,7 @@ cdef class Client:
         cdef Arena* arena = self.core.get().arena()
         if arena == NULL:
             return None
+        self.core.get().settle_forks()
         if arena.allocate(nbytes, &offset) != Status.kOk:
             self.core.get().poll_inbox()  # lost hosts give back by way of it
             if arena.allocate(nbytes, &offset) != Status.kOk:
@@ -532,6 +550,7 @@ cdef class Client:
         cdef Arena* arena = self.core.get().arena()
         cdef vector[Holding] found
         self.core.get().poll_inbox()
+        self.core.get().settle_forks()
         if arena != NULL:
             found = arena.holdings()
         return [(found[i].offset, found[i].bytes, found[i].references,
@@ -541,6 +560,7 @@ cdef class Client:
     def arena_stats(self):
         cdef Arena* arena = self.core.get().arena()
         self.core.get().poll_inbox()
+        self.core.get().settle_forks()
         if arena == NULL:
             return (0, 0, 0)
         return (arena.bytes_in_use(), arena.high_water(), arena.capacity())
@@ -556,8 +576,7 @@ cdef class Call:
     cdef readonly tuple donated         # positions of arguments
     cdef readonly tuple shared          # positions of arguments, and of results, that this run makes `shared`
     cdef readonly tuple shared_results
-    cdef uint64_t number                # of the donating call under way
-    cdef bint is_twice                  # an array is two of its arguments
+    cdef vector[uint32_t] kept          # positions of the others, when something is donated
     cdef vector[uint64_t] arguments
     cdef vector[uint64_t] wanted        # a bit per result whose value is to come with its completion
     cdef vector[uint32_t] unread        # by result: runs since one of its arrays was read
@@ -570,6 +589,9 @@ cdef class Call:
         self.inputs = inputs
         self.outputs = outputs
         self.donated = donated
+        for position in range(len(inputs)):
+            if donated and position not in donated:
+                self.kept.push_back(position)
         self.wanted.resize((len(outputs) + 63) // 64)
         self.unread.resize(len(outputs))
         self.arguments.resize(len(inputs) + 1)
@@ -636,10 +658,24 @@ cdef class Call:
                 from pathways.errors import DeletedArrayError
                 raise DeletedArrayError(f"argument {i} (flattened) was deleted or donated: {leaf!r}")
             self.arguments[i] = leaf.handle
-            if self.donated:
-                self.is_twice = self.is_twice or leaf.seen == self.number
-                leaf.seen = self.number
         return True
+
+    cdef bint gives_twice(self, list leaves) except -1:
+        """Whether an array that is donated is another argument as well."""
+        global _donating
+        cdef Buffer leaf
+        cdef Py_ssize_t i
+        cdef size_t n
+        _donating += 1
+        for i in self.donated:
+            leaf = <Buffer>leaves[i]
+            if leaf.seen == _donating:
+                return True
+            leaf.seen = _donating
+        for n in range(self.kept.size()):
+            if (<Buffer>leaves[<Py_ssize_t>self.kept[n]]).seen == _donating:
+                return True
+        return False
 
     def __call__(self, list leaves not None):
         """Submits one run and returns its results as a list; None when the leaves are not of this signature, or one
@@ -653,13 +689,8 @@ cdef class Call:
 
     cdef bint takes(self, list leaves) except -1:
         """Whether the call may be made with these leaves now. True holds until somebody lets go of Python's lock."""
-        global _donating
         cdef Py_ssize_t i
-        if self.donated:
-            _donating += 1
-            self.number = _donating
-            self.is_twice = False
-        if self.stale or not self.gather(leaves) or self.is_twice:
+        if self.stale or not self.gather(leaves) or (self.donated and self.gives_twice(leaves)):
             return False
         for i in self.donated:
             if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
@@ -748,6 +779,7 @@ cdef class BlockView:
     """A block of a shared arena as a writable Python buffer; gives its reference back when Python forgets it."""
     cdef Arena* arena
     cdef int borrower       # as whom it was lent the block; negative: the reference is its own
+    cdef uint64_t process   # whose reference it is; a forked child's copy of the view has none (FORK-1)
     cdef readonly uint64_t offset
     cdef readonly size_t nbytes
     cdef object keep
@@ -757,6 +789,7 @@ cdef class BlockView:
         cdef BlockView view = BlockView.__new__(BlockView)
         view.arena = arena
         view.borrower = -1
+        view.process = process_token()
         view.offset = offset
         view.nbytes = nbytes
         view.keep = keep
@@ -766,7 +799,7 @@ cdef class BlockView:
         PyBuffer_FillInfo(buffer, self, <void*>self.arena.at(self.offset), self.nbytes, 0, flags)
 
     def __dealloc__(self):
-        if self.arena == NULL:
+        if self.arena == NULL or self.process != process_token():
             return
         if self.borrower >= 0:
             global _borrowed

@@ -10,6 +10,7 @@ Nothing here initialises a backend: a client traces, partitions and lowers witho
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import enum
 import faulthandler
@@ -29,6 +30,7 @@ import jaxlib
 import jaxlib._jax as xla
 import numpy as np
 from jax._src import (
+    ad_util,
     api,
     array,
     config,
@@ -62,6 +64,8 @@ VERSION = jaxlib.__version__
 OLDEST = (0, 10, 2)
 TOO_NEW = (0, 13)
 
+_recording: set[int] = set()  # threads, see `is_recording`
+_debug_nans, _debug_infs = config.debug_nans, config.debug_infs
 Literal = core.Literal
 DropVar = core.DropVar
 jit_p = pjit.jit_p
@@ -88,6 +92,18 @@ def check_versions(jax_version: str = jax.__version__, jaxlib_version: str = jax
 def initialized_backends() -> tuple[str, ...]:
     """Names of the XLA backends this process has initialised so far; asking initialises none."""
     return tuple(xla_bridge._backends)
+
+
+def keep_threads_of_parent() -> None:
+    """In a forked child: never ends what has threads, which are the parent's. At the child's exit JAX would join them,
+    and so crash."""
+    for owner in (*xla_bridge._backends.values(), jax_mlir.global_thread_pool):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+
+
+def is_forked() -> bool:
+    """True in a forked child of a process that had initialised a backend: the backend's threads are not here."""
+    return bool(xla_bridge._backends) and len(os.listdir("/proc/self/task")) == 1
 
 
 # ---------------------------------------------------------------------------------------------------- jaxprs
@@ -296,8 +312,23 @@ def physical_struct(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...]
 
 
 def trace_modes() -> Any:
-    """Every global JAX setting that what a trace gives depends on, as one comparable value; takes 0.2 us."""
+    """Every global JAX setting that what a call does depends on, as one comparable value; takes 0.2 us."""
+    if _recording:
+        return config.trace_context(), is_recording()
+    if _debug_nans.value or _debug_infs.value:
+        return config.trace_context(), _debug_nans.value, _debug_infs.value
     return config.trace_context()
+
+
+def is_recording() -> bool:
+    """Whether this thread records a function on values, not on tracers, to change what it does before it runs:
+    `checkify`. What is computed meanwhile belongs to the record."""
+    return bool(_recording) and threading.get_ident() in _recording
+
+
+def value_checks() -> tuple[str, ...]:
+    """The values that no result may have: "nan" under `jax.debug_nans`, "inf" under `jax.debug_infs`."""
+    return ("nan",) * bool(_debug_nans.value) + ("inf",) * bool(_debug_infs.value)
 
 
 def collect_garbage() -> None:
@@ -1123,6 +1154,26 @@ def as_function(closed: Any) -> Callable[..., list[Any]]:
     return core.jaxpr_as_fun(closed)
 
 
+class _NotesRecording:
+    """JAX's function that traces, which notes meanwhile that the thread records for `checkify`."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def __call__(self, fun: Any, in_avals: Any, debug_info: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = threading.get_ident()
+        if debug_info.traced_for != "checkify" or thread in _recording:
+            return self._plain(fun, in_avals, debug_info, *args, **kwargs)
+        _recording.add(thread)
+        try:
+            return self._plain(fun, in_avals, debug_info, *args, **kwargs)
+        finally:
+            _recording.discard(thread)
+
+
 def accept_arrays(
     array_type: type,
     fetch: Callable[[Any], Any],
@@ -1194,10 +1245,13 @@ def accept_arrays(
     api._device_get = lambda x: fetch(x) if is_ours(x) else plain_get(x)
     lax.full_like = jax.lax.full_like = like
 
+    partial_eval.trace_to_jaxpr = _NotesRecording(partial_eval.trace_to_jaxpr)
+
     def shard(xs: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
         return pxla.shard_args(shardings, layouts, copy_semantics, [fetch(x) for x in xs])
 
     core.pytype_aval_mappings[array_type] = lambda x: x.aval
+    ad_util.raw_jaxval_adders[array_type] = lax.add  # cotangents of a value that is used twice
     dtypes.canonicalize_value_handlers[array_type] = lambda x: x
     pxla.shard_arg_handlers[array_type] = shard
     jax_mlir.register_constant_handler(array_type, lambda value, aval: jax_mlir.ir_constant(fetch(value)))

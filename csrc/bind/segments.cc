@@ -21,6 +21,7 @@ void register_segments(py::module_& m) {
           "heap", [](size_t nbytes) { return Segment::heap(nbytes); }, "nbytes"_a)
       .def_property_readonly(
           "fd", [](const Segment& s) { return s.fd(); }, "Its descriptor; -1 for this process alone.")
+      .def("hide_from_children", &Segment::hide_from_children, "A forked child gets a private copy of it (FORK-1).")
       .def_property_readonly("nbytes", [](const Segment& s) { return s.size(); })
       .def_property_readonly("address", [](Segment& s) { return reinterpret_cast<size_t>(s.data()); })
       .def_property_readonly("controller_block",

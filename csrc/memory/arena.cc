@@ -116,6 +116,26 @@ void Arena::retain(std::uint64_t offset) noexcept {
   PW_CHECK(before != 0 && (before & kMostReferences) != kMostReferences);  // ARENA-2
 }
 
+std::vector<std::uint64_t> Arena::retain_held() {
+  std::vector<std::uint64_t> held;
+  lock_.lock();
+  for (std::uint64_t at = begin_; at != end_; at += block(at)->bytes) {
+    Block* here = block(at);
+    if (!here->is(BlockState::kLive)) continue;
+    // Another process may drop the last reference meanwhile: what has none stays so.
+    std::uint64_t word = here->references.load(std::memory_order_relaxed);
+    while ((word & kMostReferences) != 0) {
+      PW_CHECK((word & kMostReferences) != kMostReferences);
+      if (!here->references.compare_exchange(word, word + 1, std::memory_order_relaxed, std::memory_order_relaxed))
+        continue;
+      held.push_back(at + kHeaderBytes);
+      break;
+    }
+  }
+  lock_.unlock();
+  return held;
+}
+
 void Arena::release(std::uint64_t offset) noexcept { drop(checked_block(offset), 1); }
 
 void Arena::give_back(std::uint64_t offset, unsigned borrower) noexcept {

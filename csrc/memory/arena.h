@@ -56,6 +56,9 @@ class Arena {
   Status allocate(std::size_t bytes, std::uint64_t* offset) noexcept;
   /// One more reference. The caller holds one already.
   void retain(std::uint64_t offset) noexcept;
+  /// One more reference to each block that has some which are no loans; their payloads' offsets. Owner process;
+  /// O(blocks).
+  std::vector<std::uint64_t> retain_held();
   /// One reference less. The payload must not be touched through it any more.
   void release(std::uint64_t offset) noexcept;
   /// Lends the block, once in its life, to each of `borrowers`, a bit each: who gives it back by number. Stamps go up.

@@ -1,15 +1,19 @@
 #include "memory/segment.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "base/check.h"
 #include "base/status.h"
 
 namespace pathways {
@@ -49,6 +53,32 @@ std::byte* map(std::size_t bytes, int flags, int fd, const char* who) {
     throw_errno(status_of(error), std::string(who) + ": mapping " + std::to_string(bytes) + " bytes", error);
   }
   return static_cast<std::byte*>(data);
+}
+
+/// The mappings that a forked child gets as private ones. Never destroyed: a fork may come while the process ends.
+struct HiddenMappings {
+  struct Mapping {
+    std::byte* data;
+    std::size_t size;
+    int fd;
+  };
+  std::mutex mutex;  // held over a fork
+  std::vector<Mapping> all;
+};
+
+HiddenMappings& hidden_mappings() {
+  static auto* const mappings = new HiddenMappings;
+  return *mappings;
+}
+
+/// FORK-1. Runs in the child inside fork(), where there is one thread: system calls only.
+void map_privately() {
+  HiddenMappings& mappings = hidden_mappings();
+  for (const auto& [data, size, fd] : mappings.all) {
+    constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+    PW_CHECK(::mmap(data, size, PROT_READ | PROT_WRITE, kFlags, fd, 0) == data);
+  }
+  mappings.mutex.unlock();
 }
 
 }  // namespace
@@ -91,20 +121,38 @@ Segment Segment::heap(std::size_t bytes) {
   return {map(size, MAP_PRIVATE | MAP_ANONYMOUS, -1, "Segment::heap"), size, -1};
 }
 
+void Segment::hide_from_children() {
+  if (fd_ < 0 || is_hidden_) return;
+  HiddenMappings& mappings = hidden_mappings();
+  static const int registered = ::pthread_atfork([] { hidden_mappings().mutex.lock(); },
+                                                 [] { hidden_mappings().mutex.unlock(); }, map_privately);
+  if (registered != 0) throw_errno(Status::kNoMemory, "Segment::hide_from_children: pthread_atfork", registered);
+  const std::lock_guard lock(mappings.mutex);
+  mappings.all.push_back({data_, size_, fd_});
+  is_hidden_ = true;
+}
+
 Segment::Segment(Segment&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
-      fd_(std::exchange(other.fd_, -1)) {}
+      fd_(std::exchange(other.fd_, -1)),
+      is_hidden_(std::exchange(other.is_hidden_, false)) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   Segment taken(std::move(other));
   std::swap(data_, taken.data_);
   std::swap(size_, taken.size_);
   std::swap(fd_, taken.fd_);
+  std::swap(is_hidden_, taken.is_hidden_);
   return *this;
 }
 
 Segment::~Segment() {
+  if (is_hidden_) {
+    HiddenMappings& mappings = hidden_mappings();
+    const std::lock_guard lock(mappings.mutex);
+    std::erase_if(mappings.all, [this](const auto& mapping) { return mapping.data == data_; });
+  }
   if (data_ != nullptr) ::munmap(data_, size_);
   if (fd_ >= 0) ::close(fd_);
 }

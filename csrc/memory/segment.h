@@ -6,6 +6,12 @@
 //
 // Threading: a Segment is owned by one thread at a time; the memory is everybody's. The mapping ends with the object,
 // so it must outlive whatever was placed in it.
+//
+// Invariant
+//   FORK-1 (private)  what a forked child does to a segment of hide_from_children() reaches no other process. Why: the
+//                     child inherits objects that write to shared memory when they end (views of blocks, rings), and
+//                     they end at moments that nobody chooses. So the child maps the same pages privately, at the same
+//                     address, before fork() returns in it. What it may still read is kept by ForkHolds.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +29,9 @@ class Segment {
   static Segment attach(int fd);
   /// Zeroed private memory; fd() is -1. A forked child gets a copy.
   static Segment heap(std::size_t bytes);
+
+  /// From now on a forked child gets a private copy of the pages (FORK-1). Nothing to do for heap().
+  void hide_from_children();
 
   Segment() noexcept = default;
   Segment(Segment&& other) noexcept;
@@ -42,6 +51,7 @@ class Segment {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   int fd_ = -1;
+  bool is_hidden_ = false;
 };
 
 }  // namespace pathways

@@ -21,6 +21,7 @@ Client::Client(Options options, ClientBlock* block, ControllerBlock* controller)
       table_(block->futures()),
       read_back_(block->read_back_area()),
       arena_(block->arena == 0 ? nullptr : block->client_arena()),
+      fork_holds_(arena_),
       outgoing_(block->ring_to_controller()->claim_producer()),
       cancels_(block->ring_of_cancels()->claim_producer()),
       inbox_(block->ring_from_controller()->claim_consumer()) {}

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "channel/records.h"
+#include "memory/fork_holds.h"
 #include "runtime/wiring.h"
 
 namespace pathways {
@@ -112,6 +113,8 @@ class Client {
   uint64_t submitted() const { return submitted_.load(std::memory_order_relaxed); }
   FutureTable& futures() { return *table_; }
   Arena* arena() { return arena_; }
+  /// Gives back the blocks that forked children, which are gone by now, could still read (FORK-1).
+  void settle_forks() noexcept { fork_holds_.settle(); }
   bool inbox_was_empty() const { return inbox_.was_empty(); }
 
  private:
@@ -134,6 +137,7 @@ class Client {
   FutureTable* table_;
   ReadBackArea* read_back_;  ///< nullptr: none
   Arena* arena_;
+  ForkHolds fork_holds_;
   ByteRing::Producer outgoing_;
   ByteRing::Producer cancels_;
   ByteRing::Consumer inbox_;

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pathways import _core, errors
+from pathways import _core, _jaxlib, errors
 from pathways.api.slices import Device, Slice
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.runtime import payloads
@@ -67,6 +67,8 @@ RELEASE_BYTES = 1 << 20
 _lock = threading.RLock()
 _live: dict[Any, Cluster] = {}  # by target; guarded by _lock
 _current: list[Cluster] = []  # the last one is current; guarded by _lock
+_all: weakref.WeakSet[Cluster] = weakref.WeakSet()
+_child_of: int | None = None  # the process that forked this one when JAX was up there
 
 
 def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -> Cluster:
@@ -78,9 +80,15 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
         progress: see `pathways.runtime.launcher.start_local_cluster`.
 
     Raises:
-        ConnectError: nobody listens there, or a process did not start; with its log's last lines.
+        ConnectError: nobody listens there, or a process did not start; with its log's last lines. Or this process was
+            forked from one that uses JAX.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
     """
+    if _child_of is not None or _jaxlib.is_forked():
+        raise errors.ConnectError(
+            f"process {os.getpid()} was forked from process {_child_of or os.getppid()}, where JAX was up: JAX's "
+            f"threads are not in this one, and whoever waited for them would wait for ever. {_IN_CHILDREN}"
+        )
     with _lock:
         known = _live.get(target)
         if known is not None and known.is_alive():
@@ -124,15 +132,31 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
         return cluster
 
 
-def _forget_in_child() -> None:
-    """After a fork: the child shares the parent's rings and must not write to them, or give its handles back."""
-    for cluster in {*_live.values(), *_current}:
-        cluster.native.close()
+_IN_CHILDREN = (
+    "Compute in the process that connected, and give forked workers NumPy arrays; workers that compute themselves are "
+    "started by multiprocessing's 'spawn' or 'forkserver', or forked before JAX is used"
+)
+
+
+def _abandon_in_child() -> None:
+    """After a fork, FORK-1: what the parent connected cannot be used here, and nothing here may end it."""
+    global _lock, _child_of
+    _lock = threading.RLock()  # perhaps a thread of the parent's held it
+    parent = os.getppid()
+    _jaxlib.keep_threads_of_parent()
+    clusters = list(_all)
+    if clusters or _jaxlib.initialized_backends():
+        _child_of = parent
+    for cluster in clusters:
+        cluster.abandon(
+            f"this array, program or cluster belongs to process {parent}, which forked this one ({os.getpid()}): its "
+            f"cluster cannot be used here. {_IN_CHILDREN}"
+        )
     _live.clear()
     _current.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_abandon_in_child)
 
 
 def current() -> Cluster:
@@ -199,6 +223,7 @@ class Cluster:
         self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
         self.steady = threading.RLock()  # bindings of slices change under it, and only in `moving.remap`
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
+        _all.add(self)
 
     # ---- what is there
 
@@ -234,6 +259,8 @@ class Cluster:
         start; `restarts` under `hosts` says how many of those there were after losses. The rest under `controller`,
         `hosts`.
         """
+        if self.native.orphaned is not None:
+            self.native.check_alive()
         if self.is_open:
             self.sweep()
         stats = dict(self._control.cluster_stats())
@@ -439,6 +466,14 @@ class Cluster:
             "its devices are this process's own" if self.is_embedded else f"connect there: pw.connect({self.address!r})"
         )
         raise TypeError(f"{self!r} cannot be pickled: it is a connection of this process. In another process, {way}")
+
+    def abandon(self, reason: str) -> None:
+        """In a forked child: every use is refused with `reason`; nothing of it is ever closed or freed here."""
+        self._lock = threading.RLock()  # perhaps threads of the parent's held them
+        self.steady = threading.RLock()
+        if not self.native.closed:
+            self.native.abandon(reason, self)
+            self._control.abandon(reason)
 
     def __enter__(self) -> Cluster:
         return self

@@ -1,8 +1,9 @@
 """Host values as arguments of one signature: what is known of their kinds, and those that need not be sent again.
 
 A value that cannot change, given again at the same position, is the array that the hosts have already: Python and NumPy
-scalars by their type and bits; `jax.Array`s, and NumPy arrays that are read-only all the way down to their memory, by
-identity and for as long as they live. Bounded per position. Never for positions that are donated.
+scalars by their type and bits; `jax.Array`s, and NumPy arrays whose memory is such an array's or `bytes`, by identity
+and for as long as they live. A NumPy array of its own memory is sent each time, also a read-only one: who may set that
+flag may clear it. Bounded per position. Never for positions that are donated.
 """
 
 from __future__ import annotations
@@ -61,12 +62,10 @@ def name_of(leaf: Any) -> tuple[Hashable, bool]:
 
 
 def _is_frozen(value: Any) -> bool:
-    """Whether nobody can write a NumPy array's memory through anything that it stands on."""
-    while type(value) is np.ndarray:
-        if value.flags.writeable:
-            return False
-        value = value.base
-    return value is None or type(value) is bytes or _jaxlib.is_concrete(value)
+    """Whether nobody can write a NumPy array's memory: it is that of an object that cannot change."""
+    while type(value) in (np.ndarray, memoryview):
+        value = value.base if type(value) is np.ndarray else value.obj
+    return type(value) is bytes or _jaxlib.is_concrete(value)
 
 
 class Constants:

@@ -242,6 +242,10 @@ class EmbeddedControl:
         """See `ControlPlane`."""
         return errors.ClusterClosedError("the embedded cluster was closed") if self._closed else None
 
+    def abandon(self, reason: str) -> None:
+        """See `ControlPlane`."""
+        self._closed = True
+
     def close(self) -> None:
         """Drops every buffer."""
         if not self._closed:

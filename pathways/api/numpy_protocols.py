@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pathways import errors
 from pathways.api.array import Array
 
 _SPACES = {"numpy": jnp, "numpy.linalg": jnp.linalg, "numpy.fft": jnp.fft}
@@ -42,8 +43,10 @@ def array_function(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     if ours is not None and ours is not fun and kwargs.get("out") is None:
         try:
             return ours(*args, **kwargs)
-        except (NotImplementedError, TypeError):
-            pass  # an argument that JAX has not, or a result whose shape depends on values: NumPy knows
+        except (NotImplementedError, TypeError, ValueError) as error:
+            # An argument or a type that JAX has not, or a result whose shape depends on values: NumPy knows.
+            if isinstance(error, errors.PathwaysError) and not isinstance(error, TypeError):
+                raise
     args, kwargs = _fetched((tuple(args), dict(kwargs)))
     return fun(*args, **kwargs)
 

@@ -18,6 +18,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
+from pathways.api import value_checks
 from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
 from pathways.api.constants import Constants, kind_of
@@ -27,6 +28,7 @@ from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.options import Options
 from pathways.compiler.placed import both_forms, parameter_names, positional_parameters, staged
+from pathways.compiler.statics import key_of
 from pathways.compiler.trace import ORDER, Argument, Traced, as_argument, names_of, trace, which
 from pathways.runtime.binding import BoundProgram, lent, plan_text
 
@@ -146,7 +148,7 @@ class Program(Handle):
     def _call_slowly(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None
     ) -> Any:
-        if is_tracing():
+        if is_tracing() or _jaxlib.is_recording():
             return self._fun(*args, **kwargs)
         if _jaxlib.is_jit_disabled():
             return self._call_eagerly(args, kwargs)
@@ -155,12 +157,16 @@ class Program(Handle):
                 return self._stage(args, kwargs)
             return self._fun(*args, **kwargs)  # an eager jax.grad or jax.vmap: its placed steps run one by one
         compiled, leaves = self._find(args, kwargs)
-        self._last = compiled if not compiled.calls_back else None  # the short ways know nothing of callbacks
-        self._flat = compiled if compiled.is_flat and not self._has_static else None
-        out = compiled.run(leaves, deadline)
+        checked = bool(_jaxlib.value_checks())  # the short ways look at no value, and know nothing of callbacks
+        if checked:
+            out = self._run_checked(compiled, leaves, deadline, args, kwargs)
+        else:
+            self._last = compiled if not compiled.calls_back else None
+            self._flat = compiled if compiled.is_flat and not self._has_static else None
+            out = compiled.run(leaves, deadline)
         if not compiled.calls_back:
             compiled.constants.learn(leaves)
-            if self._has_static:
+            if self._has_static and not checked:
                 self._learn_static(args, kwargs, compiled)
         return tree_unflatten(compiled.out_tree, out)
 
@@ -180,6 +186,21 @@ class Program(Handle):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method where it stands in a class, as a function of `jax.jit` is."""
         return self if instance is None else types.MethodType(self, instance)
+
+    def _run_checked(
+        self, compiled: Compiled, leaves: list[Any], deadline: _core.Deadline | None, args: Any, kwargs: Any
+    ) -> list[Array]:
+        """A run under `jax.debug_nans`. As JAX does, it goes step by step to find which of a program's computations it
+        was."""
+        try:
+            return compiled.run(leaves, deadline)
+        except FloatingPointError as error:
+            if self._home is None:
+                try:
+                    self._fun(*args, **kwargs)
+                except FloatingPointError as first:
+                    raise FloatingPointError(f"{first}; in program {self._name!r}") from None
+            raise error from None
 
     def with_timeout(self, seconds: float) -> TimedProgram:
         """This program with a deadline on its runs: `seconds` after the call, whatever is not there fails.
@@ -225,14 +246,15 @@ class Program(Handle):
         dynamic_kwargs = {key: value for key, value in kwargs.items() if key not in static_names}
         leaves, tree = tree_flatten((dynamic, dynamic_kwargs))
         constants = (
-            tuple(args[n] for n in sorted(static)),
-            tuple(sorted((key, value) for key, value in kwargs.items() if key in static_names)),
+            tuple(key_of(args[n]) for n in sorted(static)),
+            tuple(sorted((key, key_of(value)) for key, value in kwargs.items() if key in static_names)),
         )
         return _Split(args, kwargs, leaves, tree, constants)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]]:
         split = self._split(args, kwargs)
         cluster = self._cluster(split.leaves) or current()
+        cluster.control()  # of one that is closed, or a forked child's parent's, nothing is compiled
         abstract = tuple(
             abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
             for number, leaf in enumerate(split.leaves)
@@ -266,6 +288,7 @@ class Program(Handle):
     def _trace(self, split: _Split) -> tuple[Traced, Cluster, list[Slice]]:
         """The traced program, the cluster it is for, and the slices it uses."""
         cluster = self._cluster(split.leaves)
+        (cluster or current()).control()
         arguments = [
             abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
             for number, leaf in enumerate(split.leaves)
@@ -277,6 +300,7 @@ class Program(Handle):
         for number, arg in enumerate(split.args):
             merged.append(arg if number in static else next(rest))
         kwargs = {key: dynamic_kwargs.get(key, value) for key, value in split.kwargs.items()}
+        checked = bool(_jaxlib.value_checks())
         thread = threading.get_ident()
         outer = tracing.get(thread)
         used: list[Slice] = []
@@ -289,8 +313,8 @@ class Program(Handle):
                 name=self._name,
                 static_argnums=self._static_argnums,
                 static_argnames=self._static_argnames,
-                donate_argnums=self._donate_argnums,
-                donate_argnames=self._donate_argnames,
+                donate_argnums=() if checked else self._donate_argnums,
+                donate_argnames=() if checked else self._donate_argnames,
                 closed_over=functools.partial(self._closed_over, cluster),
             )
         finally:
@@ -628,6 +652,15 @@ class Compiled(Handle):
 
     def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
         """Puts what is no array yet where the program wants it, and submits."""
+        kinds = _jaxlib.value_checks()
+        if not kinds:
+            return self._run(leaves, deadline)
+        with jax.debug_nans(False), jax.debug_infs(False):  # embedded, this thread is the host as well
+            out = self._run(leaves, deadline)
+            value_checks.check(kinds, self.bound.program.name, out, self._lowering.traced.result_names)
+        return out
+
+    def _run(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
         if self.calls_back:
             return self._run_calling_back(leaves, deadline)
         return self._submit(leaves, deadline)

@@ -128,8 +128,11 @@ class Slice:
 
     def sharding(self, spec: PartitionSpec | None = None) -> SliceSharding:
         """A sharding over this slice, for `jax.ShapeDtypeStruct` and whoever else asks for one; None: replicated."""
+        from pathways.api.program import remember
+
         sharding = SliceSharding(self.mesh, PartitionSpec() if spec is None else spec)
         sharding.slice = self
+        remember(self)
         return sharding
 
     def placed(self, kind: ArrayType) -> Placed:

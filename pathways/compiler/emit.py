@@ -70,7 +70,8 @@ def symbol(number: int) -> str:
 def collect_meshes(traced: Traced, program: FlatProgram, default: MeshSpec | None) -> tuple[MeshSpec, ...]:
     """The meshes of a program in order of first appearance; the first is where unplaced things go."""
     meshes: dict[str, MeshSpec] = {}
-    candidates = [a.mesh for a in traced.arguments] + [step.mesh for step in program.steps] + [default]
+    named = [demand.home for step in program.steps for demand in step.demands]
+    candidates = [*(a.mesh for a in traced.arguments), *(step.mesh for step in program.steps), *named, default]
     for mesh in candidates:
         if mesh is not None and meshes.setdefault(mesh.name, mesh) != mesh:
             raise errors.PlacementError(

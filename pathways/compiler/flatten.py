@@ -14,7 +14,7 @@ import itertools
 from typing import Any
 
 from pathways import _jaxlib, errors
-from pathways.compiler import placed
+from pathways.compiler import meshes, placed
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.trace import Traced
@@ -62,6 +62,7 @@ class Step:
     mesh: MeshSpec | None = None
     spec: Spec | None = None
     calls: _jaxlib.CallsBack = _jaxlib.CallsBack.NOTHING
+    demands: tuple[meshes.Demand, ...] = ()  # what the operation needs of the slice that it runs on
 
 
 @dataclasses.dataclass
@@ -100,8 +101,13 @@ def flatten(traced: Traced) -> FlatProgram:
     for step in program.steps:
         step.calls = _jaxlib.calls_back(step.eqn, callers)
     memo: dict[int, list[Spec | None]] = {}
+    demands: dict[int, tuple[meshes.Demand, ...]] = {}
     for step in program.steps:
+        if step.kind is not StepKind.TRANSFER:
+            step.demands = meshes.demands_of(step.eqn, demands)
         if step.kind is StepKind.PLACED:
+            assert step.placement is not None and step.mesh is not None
+            meshes.check(step.demands, step.mesh, f"placed function {step.placement.name!r} of program {traced.name!r}")
             if id(step.eqn.params["jaxpr"].jaxpr) not in memo:
                 _refuse_other_slices(step.eqn.params["jaxpr"].jaxpr, step.placement)
             specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)

@@ -20,6 +20,7 @@ import numpy as np
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Calls, MeshSpec
+from pathways.compiler.meshes import check
 from pathways.compiler.trace import Argument
 
 #: Constant expressions of more operations than this run once, on the slice that first reads them.
@@ -134,6 +135,8 @@ def _groups(program: FlatProgram, arguments: Sequence[Argument], default: MeshSp
     for run in runs:
         if run[0].kind is StepKind.PLAIN:
             for steps in _split_by_mesh(run, meshes):
+                for step in steps:
+                    check(step.demands, meshes[id(step)], "the program, outside of placed functions,")
                 groups.append(_make(StepKind.PLAIN, steps, meshes[id(steps[0])], cheap, program, readers))
         else:
             assert run[0].mesh is not None
@@ -186,9 +189,11 @@ def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
     cost: dict[Any, int] = {}
     sent = {v for step in program.steps if step.kind is StepKind.TRANSFER for v in step.inputs if _is_variable(v)}
     for step in program.steps:
-        if not sent.isdisjoint(step.outputs) or step.calls is not _jaxlib.CallsBack.NOTHING:
+        if step.kind is not StepKind.PLAIN or step.demands or not sent.isdisjoint(step.outputs):
             continue
-        if step.kind is not StepKind.PLAIN or next(_jaxlib.sub_jaxprs(step.eqn.params), None) is not None:
+        if step.calls is not _jaxlib.CallsBack.NOTHING:
+            continue
+        if any(True for _ in _jaxlib.sub_jaxprs(step.eqn.params)):
             continue
         reads = [v for v in step.inputs if not isinstance(v, _jaxlib.Literal)]
         if all(v in cheap or v in program.constants for v in reads):
@@ -239,6 +244,7 @@ def _infer(
                     votes = wanted.setdefault(v, {})
                     votes[step.mesh] = votes.get(step.mesh, 0) + _nbytes(v)
     meshes: dict[int, MeshSpec] = {}
+    all_meshes = list(dict.fromkeys([*known.values(), default]))
     plain = [
         step for step in program.steps if step.kind is StepKind.PLAIN and not any(v in cheap for v in step.outputs)
     ]
@@ -251,18 +257,30 @@ def _infer(
             for v in step.outputs:
                 for mesh, weight in wanted.get(v, {}).items():
                     votes[mesh] = votes.get(mesh, 0) + weight
-            meshes[id(step)] = max(votes, key=votes.__getitem__)
+            meshes[id(step)] = _fitting(step, max(votes, key=votes.__getitem__), all_meshes)
             known.update((v, meshes[id(step)]) for v in step.outputs)
     for step in reversed(plain):  # what reads nothing that is placed goes to where it is read first
         if id(step) not in meshes:
             readers = [mesh for v in step.outputs for mesh in wanted.get(v, {})]
-            meshes[id(step)] = readers[-1] if readers else default
+            meshes[id(step)] = _fitting(step, readers[-1] if readers else default, all_meshes)
         for v in step.inputs:
             if not isinstance(v, _jaxlib.Literal) and v not in known:
                 votes = wanted.setdefault(v, {})
                 votes.pop(meshes[id(step)], None)
                 votes[meshes[id(step)]] = _nbytes(v)
     return meshes
+
+
+def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec:
+    """`mesh`, or where the step can run if that lacks the axes it names: the slice of its sharding, or the only one."""
+    if all(demand.fits(mesh) for demand in step.demands):
+        return mesh
+    named = [demand.home for demand in step.demands if demand.home is not None]
+    for candidates in (named, others):
+        fitting = [other for other in dict.fromkeys(candidates) if all(demand.fits(other) for demand in step.demands)]
+        if len(fitting) == 1:
+            return fitting[0]
+    return mesh
 
 
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:

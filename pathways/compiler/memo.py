@@ -115,8 +115,8 @@ class _Describer:
             return (kind, tuple((self.value(name), self.value(item)) for name, item in value.items()))
         if _jaxlib.is_jaxpr(value):
             return self.jaxpr(value)
-        if _jaxlib.is_plain_parameter(value):
-            return (kind, value)
+        if _jaxlib.is_plain_parameter(value):  # shardings of equal meshes may be of different slices
+            return (kind, value, getattr(getattr(value, "slice", None), "mesh_spec", None))
         raise _NoKey
 
     def _array(self, value: Any) -> Hashable:

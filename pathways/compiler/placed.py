@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 from pathways import errors
 from pathways.compiler import specs
 from pathways.compiler.ir import MeshSpec
+from pathways.compiler.statics import Static
 
 _MARK = "__pw"
 
@@ -120,6 +121,10 @@ class PlacedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The call as JAX traces it."""
+        if self.static_argnums or self.static_argnames:
+            dynamic = set(self.dynamic(len(args)))
+            args = tuple(arg if n in dynamic else Static(arg) for n, arg in enumerate(args))
+            kwargs = {key: Static(arg) if key in self.static_argnames else arg for key, arg in kwargs.items()}
         return self._jit(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
@@ -216,6 +221,8 @@ def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
 
 def _call(self: PlacedFunction, *args: Any, **kwargs: Any) -> Any:
     """The body of a placed function, as JAX traces it. What goes wrong in it says so."""
+    args = tuple(arg.value if type(arg) is Static else arg for arg in args)
+    kwargs = {key: arg.value if type(arg) is Static else arg for key, arg in kwargs.items()}
     try:
         return _traced(self, args, kwargs)
     except Exception as error:

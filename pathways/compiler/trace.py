@@ -71,6 +71,23 @@ class Traced:
         )
 
 
+class _Nothing:
+    """Where a pytree of results has a float0, the derivative of an integer: it has a shape and no bytes, and is made
+    here, as `jax.jit` makes it."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+jax.tree_util.register_pytree_node(
+    _Nothing, lambda nothing: ((), nothing.shape), lambda shape, _: np.zeros(shape, jax.dtypes.float0)
+)
+
+
+def _without_float0(leaf: Any) -> Any:
+    return _Nothing(tuple(leaf.shape)) if getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
+
+
 def as_argument(leaf: Any, what: str) -> Argument:
     """The `Argument` of any leaf that JAX takes as an array.
 
@@ -142,7 +159,7 @@ def trace(
         merged = list(args)
         for number, value in zip(dynamic, dynamic_args, strict=True):
             merged[number] = value
-        result = fun(*merged, **static_kwargs, **dynamic_kwargs)
+        result = jax.tree_util.tree_map(_without_float0, fun(*merged, **static_kwargs, **dynamic_kwargs))
         paths, out["tree"] = jax.tree_util.tree_flatten_with_path(result)
         out["names"] = tuple("result" + jax.tree_util.keystr(path) for path, _ in paths)
         for result_name, (_, leaf) in zip(out["names"], paths, strict=True):

@@ -116,6 +116,9 @@ class ControlPlane(Protocol):
     def close(self) -> None:
         """Leaves."""
 
+    def abandon(self, reason: str) -> None:
+        """In a forked child: every later use is refused with `reason`, and the parent's connection stays as it is."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Address:
@@ -439,6 +442,18 @@ class RemoteControl:
             with contextlib.suppress(grpc.RpcError):  # the connection's end says the same
                 self._stub.Leave(pb.LeaveRequest(client=self.client_id), timeout=LEAVE_TIMEOUT_S)
         self._release()
+
+    def abandon(self, reason: str) -> None:
+        """See `ControlPlane`. Who closed the channel here would wait for threads that are the parent's."""
+        self._lock = threading.Lock()  # perhaps one of those threads held it
+        if self._closed:
+            return
+        self._closed = True
+        self._failure = errors.ClusterClosedError(reason)
+        self._connection.close()  # this process's descriptor of it: the controller sees the parent's end in time
+        if self.controller_pidfd >= 0:
+            os.close(self.controller_pidfd)
+            self.controller_pidfd = -1
 
     def _release(self) -> None:
         with self._lock:

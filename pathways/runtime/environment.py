@@ -141,6 +141,8 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
             env.setdefault(name, str(nbytes))
     # 64-bit values reach the devices as what they are, whatever mode their client is in.
     env["JAX_ENABLE_X64"] = "1"
+    # The client looks at results itself, see `pathways.api.value_checks`.
+    env["JAX_DEBUG_NANS"] = env["JAX_DEBUG_INFS"] = "0"
     env["PYTHONUNBUFFERED"] = "1"
     return quiet_environment(env)
 

@@ -223,3 +223,15 @@ def test_two_threads_read_one_array(slice_: Any) -> None:
         for thread in threads:
             thread.join()
         assert len(got) == 2 and all((value == n).all() for value in got)
+
+
+def test_what_jax_refuses_numpy_does(embedded_cluster: Any) -> None:
+    """`jnp.polyfit` takes no integers; `np.polyfit` does, and so of an array. A wrong call is refused by NumPy."""
+    slice_ = pw.make_virtual_device_set(embedded_cluster).add_slice(devices=2)
+    x = pw.device_put(np.arange(5, dtype=np.int32), slice_)
+    np.testing.assert_allclose(np.polyfit(x, x * 2 + 1, 1), [2, 1], atol=1e-6)
+    np.testing.assert_allclose(np.polyfit(np.arange(5.0), x, 1), [1, 0], atol=1e-5)
+    with pytest.raises((TypeError, ValueError)):
+        np.polyfit(x, x[:3], 1)
+    with pytest.raises(ValueError, match=r"concatenate|dimension"):
+        np.concatenate([x, np.zeros((2, 2, 2))])

@@ -3,6 +3,7 @@
 //   no name    nothing is left after the last user          Segment.NothingIsLeftAfterTheLastUser
 //   kill -9    also when it was killed                      Segment.NothingIsLeftAfterAKill
 //   sealed     nobody can shrink it under a reader          Segment.CannotBeResized
+//   FORK-1     a forked child has a private copy             Segment.AForkedChildOfAHiddenOneWritesToItself
 //   errors     each says what came                          Segment.Refuses*
 #include "memory/segment.h"
 
@@ -80,6 +81,35 @@ TEST(Segment, MovesItsOwnership) {
   two = Segment::create("moved-again", 4096);
   EXPECT_EQ(uses_of("memfd:moved ("), 0);
   EXPECT_EQ(uses_of("memfd:moved-again"), 2);
+}
+
+TEST(Segment, AForkedChildOfAHiddenOneWritesToItself) {
+  Segment shared = Segment::create("shared-with-children", 8192);
+  Segment hidden = Segment::create("hidden-from-children", 8192);
+  hidden.hide_from_children();
+  hidden.hide_from_children();
+  Segment moved = std::move(hidden);
+  moved.data()[0] = std::byte{1};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool sees = moved.data()[0] == std::byte{1};
+    moved.data()[0] = std::byte{2};
+    moved.data()[5000] = std::byte{2};
+    shared.data()[0] = std::byte{2};
+    ::_exit(sees ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(moved.data()[0], std::byte{1});
+  EXPECT_EQ(moved.data()[5000], std::byte{0});
+  EXPECT_EQ(shared.data()[0], std::byte{2});
+  Segment::heap(4096).hide_from_children();
+  moved = Segment();  // and no later fork maps anything where it was
+  const pid_t later = ::fork();
+  if (later == 0) ::_exit(uses_of("hidden-from-children"));
+  ASSERT_EQ(::waitpid(later, &status, 0), later);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Segment, NothingIsLeftAfterTheLastUser) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import gc
 import time
 from collections.abc import Callable
@@ -82,13 +84,12 @@ def test_equal_scalars_are_not_always_the_same(add: Any) -> None:
             assert bool(sign) == bool(np.signbit(value)), value
 
 
-def test_frozen_arrays_that_repeat_are_sent_once(add: Any, sent: Any) -> None:
+def test_arrays_that_nobody_can_change_are_sent_once(add: Any, sent: Any) -> None:
     slice_ = add(2)
     f = pw.jit(lambda x, table: x + table, devices=slice_, in_shardings=(P(), P("x")), out_shardings=P("x"))
     x = pw.device_put(np.float32(1), slice_)
-    frozen = np.arange(1024, dtype=np.float32)
-    frozen.flags.writeable = False
-    for table in (jnp.arange(1024, dtype=jnp.float32), frozen, frozen[::-1], np.frombuffer(bytes(4096), np.float32)):
+    ours = jnp.arange(1024, dtype=jnp.float32)
+    for table in (ours, np.asarray(ours), np.asarray(ours)[::-1], np.frombuffer(bytes(4096), np.float32)):
         np.testing.assert_array_equal(f(x, table), np.asarray(table) + 1)
         assert sent(lambda table=table: [f(x, table) for _ in range(10)]) == 0
 
@@ -108,6 +109,30 @@ def test_what_can_change_is_sent_each_time(add: Any, sent: Any) -> None:
     assert sent(lambda: [f(x, view) for _ in range(10)]) >= 10
 
 
+def test_a_frozen_array_that_changes_is_seen(add: Any, tmp_path: Any) -> None:
+    """Read-only is a flag, which its owner clears; and others may write what stands below a read-only array."""
+    f = pw.jit(lambda table: table + 1, devices=add(2))
+    own = np.zeros(1024, np.float32)
+    np.zeros(1024, np.float32).tofile(tmp_path / "table")
+    below = np.memmap(tmp_path / "table", np.float32, "r+")
+    mapped = np.memmap(tmp_path / "table", np.float32, "r")
+    buffer = bytearray(4096)
+    over = np.frombuffer(memoryview(buffer).toreadonly(), np.float32)
+    small = np.zeros(4, np.float32)
+    tables = [own, own[:], own.reshape(2, -1), np.broadcast_to(own[:1], (64,)), np.asarray(mapped), mapped, over, small]
+    for step in range(4):
+        for table in (own, small):
+            table.flags.writeable = True
+            table[:] = step
+            table.flags.writeable = False
+        below[:] = step
+        np.frombuffer(buffer, np.float32)[:] = step
+        for table in [*tables, own[1:]]:
+            if table.base is not None and table.flags.writeable:
+                table.flags.writeable = False
+            np.testing.assert_array_equal(f(table), np.full(table.shape, step + 1))
+
+
 def test_another_object_with_the_same_id(add: Any, quiet: Any) -> None:
     """What is kept by identity goes with its object, and what it was on the hosts goes too."""
     slice_ = add(2)
@@ -117,9 +142,9 @@ def test_another_object_with_the_same_id(add: Any, quiet: Any) -> None:
     before = quiet()["kept"]
     ids = set()
     for step in range(300):
-        table = jnp.full(256, step, jnp.float32) if step % 2 else np.full(256, step, np.float32)
+        table = jnp.full(256, step, jnp.float32)
         if step % 2 == 0:
-            table.flags.writeable = False
+            table = np.frombuffer(np.asarray(table).tobytes(), np.float32)
         ids.add(id(table))
         np.testing.assert_array_equal(f(table), np.full(256, 2 * step))
         del table
@@ -150,8 +175,7 @@ def test_what_is_kept_is_bounded(add: Any, quiet: Any) -> None:
 def test_donated_positions_keep_nothing(add: Any) -> None:
     slice_ = add(2)
     f = pw.jit(lambda x, y: x + y, devices=slice_, donate_argnums=0)
-    frozen = np.arange(8, dtype=np.float32)
-    frozen.flags.writeable = False
+    frozen = np.frombuffer(np.arange(8, dtype=np.float32).tobytes(), np.float32)
     y = pw.device_put(np.ones(8, np.float32), slice_)
     for _ in range(4):
         np.testing.assert_array_equal(f(frozen, y), np.arange(8) + 1)
@@ -237,3 +261,62 @@ def test_static_arguments_and_keywords_take_the_short_way(add: Any, monkeypatch:
     with pytest.raises(pw.errors.DeletedArrayError):
         y.delete()
         both(x, 2, how="add", y=y)
+
+
+Named = collections.namedtuple("Named", "a")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    value: Any
+
+
+def test_static_arguments_that_are_equal_are_not_always_the_same(add: Any) -> None:
+    """The type belongs to the key, also inside of tuples, frozensets and dataclasses."""
+    slice_ = add(2)
+
+    def text(static: Any) -> float:
+        return float(sum(map(ord, repr(static))))
+
+    f = pw.jit(lambda x, static: x + text(static), devices=slice_, static_argnums=1)
+    g = pw.jit(lambda x, *, static: x + text(static), devices=slice_, static_argnames="static")
+    inside = pw.program(lambda x, static: f(x, static) - f(x, 0) + f(x, 0.0), static_argnums=1)
+    x = pw.device_put(np.zeros(4, np.float32), slice_)
+    plain = [
+        2,
+        2.0,
+        np.float32(2),
+        np.float64(2),
+        np.int32(2),
+        2 + 0j,
+        1,
+        True,
+        1.0,
+        np.bool_(True),
+        0.0,
+        -0.0,
+        "2",
+        None,
+    ]
+    nested = [kind(value) for value in (2, 2.0, 1, True, 1.0) for kind in (Setting, Named, lambda v: (v, (v,)))]
+    nested += [
+        frozenset([2]),
+        frozenset([2.0]),
+        Setting((1, Setting(2))),
+        Setting((1, Setting(2.0))),
+        (2, "2"),
+        (2.0, "2"),
+    ]
+    for _ in range(2):
+        for static in [*plain, *nested]:
+            for call in (lambda s: f(x, s), lambda s: g(x, static=s)):
+                np.testing.assert_array_equal(call(static), np.full(4, text(static)), err_msg=repr(static))
+            want = np.full(4, text(static) - text(0) + text(0.0))
+            np.testing.assert_array_equal(inside(x, static), want, err_msg=repr(static))
+    known = len(f._compiled)
+    for static in (2, 2.0, (2, (2,)), Setting(2), float("nan"), float("nan")):
+        f(x, static)
+    assert len(f._compiled) == known + 1, "a NaN is itself"
+    for unhashable in ([2], (2, [2]), {2: 2}):
+        with pytest.raises(pw.errors.ProgramError, match="not hashable"):
+            f(x, unhashable)

@@ -262,3 +262,27 @@ def test_training_memory_is_reused(add: Any, cluster: Any) -> None:
     hosts = len({device.host for device in slice_.devices})
     assert cluster.stats()["launches"] - before[0] == 10 * hosts
     assert cluster.stats()["dispatches"] - before[1] == 10
+
+
+def test_what_is_kept_may_be_given_twice(add: Any) -> None:
+    """Only what is donated must be one argument; the others may be the same array, host value or number."""
+    slice_ = add(2)
+    step = pw.jit(lambda state, x, y: state + x - 2 * y, devices=slice_, donate_argnums=0)
+    both = pw.jit(lambda a, b, x, y: (a + x, b + y), devices=slice_, donate_argnums=(0, 1))
+    x = pw.device_put(VALUE, slice_)
+    frozen = np.frombuffer(VALUE.tobytes(), np.float32)
+    for same in (x, VALUE, frozen, jnp.asarray(VALUE), 3.0, np.float32(3)):
+        for _ in range(2):
+            state = pw.device_put(VALUE, slice_)
+            np.testing.assert_array_equal(np.asarray(step(state, same, same)), VALUE - np.asarray(same))
+            assert state.is_deleted()
+            a, b = pw.device_put(VALUE, slice_), pw.device_put(VALUE + 1, slice_)
+            out = both(a, b, same, same)
+            np.testing.assert_array_equal(np.asarray(out[0]), VALUE + np.asarray(same))
+            np.testing.assert_array_equal(np.asarray(out[1]), VALUE + 1 + np.asarray(same))
+            assert a.is_deleted() and b.is_deleted()
+    np.testing.assert_array_equal(np.asarray(step(x, x, x)), VALUE * 0)  # donated and kept: it is what it was
+    a = pw.device_put(VALUE, slice_)
+    out = both(a, a, a, a)
+    np.testing.assert_array_equal(np.asarray(out[0]), VALUE * 2)
+    np.testing.assert_array_equal(np.asarray(out[1]), VALUE * 2)

@@ -128,3 +128,38 @@ def test_cancelled_runs_say_so(add: Any, cluster: Any) -> None:
     np.testing.assert_array_equal(np.asarray(done[1]), 2 * SQUARE)
     with pytest.raises(pw.errors.ProgramError, match=r"leaf 0 is 3 of type int"):
         pw.cancel(3)
+
+
+def test_debug_nans_raises_at_the_call(add: Any) -> None:
+    """As in JAX: the call that makes a NaN raises, and names the computation; what is right goes on."""
+    slice_ = add(2)
+    bad, good = np.array([-1.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32)
+    logs = pw.jit(lambda x: (jnp.log(x), x), devices=slice_, name="logs", donate_argnums=0)
+    roots = pw.jit(jnp.sqrt, devices=slice_, name="roots")
+    both = pw.program(lambda x: roots(logs(x)[0] * 0 + x), name="both")
+    array = pw.device_put(bad, slice_)
+    for call in (lambda x: logs(x), lambda x: logs(pw.device_put(x, slice_))):  # the short ways know the calls
+        assert np.isnan(call(bad)[0]).tolist() == [True, False]
+    with jax.debug_nans(True):
+        for call, name in (
+            (lambda: logs(bad), "logs"),
+            (lambda: logs(array), "logs"),
+            (lambda: both(bad), "logs.*in program 'both'"),
+            (lambda: both(array), "logs.*in program 'both'"),
+            (lambda: array**0.5, "power"),
+            (lambda: jnp.log(array), "log"),
+            (lambda: jax.grad(lambda x: logs(x)[0].sum() + roots(x).sum())(array), "logs|roots"),
+            (lambda: both.with_timeout(60)(bad), "logs"),
+        ):
+            for _ in range(2):
+                with pytest.raises(FloatingPointError, match=rf"invalid value \(nan\) encountered in .*{name}"):
+                    call()
+        for _ in range(2):
+            np.testing.assert_allclose(np.asarray(logs(good)[0]), np.log(good), rtol=1e-6)
+            np.testing.assert_allclose(np.asarray(both(good)), np.sqrt(good), rtol=1e-6)
+        assert not array.is_deleted()
+        np.testing.assert_allclose(np.asarray(logs(good * 0)[0]), [-np.inf, -np.inf])
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"invalid value \(inf\) encountered in 'logs'"):
+        logs(good * 0)
+    assert np.isnan(np.asarray(logs(bad)[0])).tolist() == [True, False]
+    assert np.isnan(np.asarray(both(bad))).tolist() == [True, False]

@@ -1,0 +1,88 @@
+"""The meshes that operations speak of by themselves, and whether a slice has them.
+
+A sharding constraint, a `jax.jit` with shardings or a `shard_map` names axes of a mesh. The compiler knows the axes of
+the slice that the operation runs on, and dies of any other; so they are compared here, before it sees them. A sharding
+of `Slice.sharding` knows its slice, which says where an operation outside of placed functions runs.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+
+from pathways import _jaxlib, errors
+from pathways.compiler.ir import MeshSpec
+
+_CALLED = {"sharding_constraint": "jax.lax.with_sharding_constraint", "shard_map": "jax.shard_map", "jit": "jax.jit"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """Axes that an operation needs its slice to have, of these sizes; `device`: one that is no slice's at all."""
+
+    called: str
+    axes: tuple[tuple[str, int], ...]
+    home: MeshSpec | None = None
+    device: str = ""
+
+    def fits(self, mesh: MeshSpec) -> bool:
+        """Whether a slice has them."""
+        sizes = dict(mesh.axes)
+        return not self.device and all(sizes.get(name) == size for name, size in self.axes)
+
+
+def demands_of(eqn: Any, memo: dict[int, tuple[Demand, ...]]) -> tuple[Demand, ...]:
+    """What an equation and all inside of it demand; `memo` by jaxpr, for as long as the jaxprs live."""
+    found = list(_own(eqn))
+    for sub in _jaxlib.sub_jaxprs(eqn.params):
+        known = memo.get(id(sub))
+        if known is None:
+            known = memo[id(sub)] = tuple(
+                dict.fromkeys(demand for inner in sub.eqns for demand in demands_of(inner, memo))
+            )
+        found.extend(known)
+    return tuple(dict.fromkeys(found))
+
+
+def check(demands: tuple[Demand, ...], mesh: MeshSpec, where: str) -> None:
+    """Raises `ShardingError` for what a slice has not."""
+    for demand in demands:
+        if demand.device:
+            raise errors.ShardingError(
+                f"{where} calls {demand.called} with {demand.device}, which names devices of this process, but runs "
+                f"on slice {mesh.name!r}; use a PartitionSpec over the slice's axes {list(dict(mesh.axes))}, or "
+                "pw.device_put to another slice, from the program"
+            )
+        if not demand.fits(mesh):
+            raise errors.ShardingError(
+                f"{where} calls {demand.called} over the axes {dict(demand.axes)}, but runs on slice {mesh.name!r}, "
+                f"which has {dict(mesh.axes)}. Name axes of that slice, or call it in a function that is placed on a "
+                "slice which has them (pw.jit(..., devices=slice))"
+            )
+
+
+def _own(eqn: Any) -> Iterator[Demand]:
+    called = _CALLED.get(eqn.primitive.name, eqn.primitive.name)
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, NamedSharding):
+                sizes = dict(item.mesh.shape)
+                names = {
+                    axis
+                    for entry in item.spec
+                    if isinstance(entry, (str, tuple))
+                    for axis in ((entry,) if isinstance(entry, str) else entry)
+                }
+                if names:
+                    home = getattr(getattr(item, "slice", None), "mesh_spec", None)
+                    yield Demand(called, tuple((name, size) for name, size in sizes.items() if name in names), home)
+            elif isinstance(item, Mesh | AbstractMesh):
+                if not item.empty:
+                    yield Demand(called, tuple(item.shape.items()))
+            elif isinstance(item, Sharding) and not item.is_fully_replicated:
+                yield Demand(called, (), device=repr(item))
