@@ -163,7 +163,8 @@ class Stage:
         return dict(self.cluster.stats())
 
     def begin(self, generator: random.Random) -> None:
-        """The other client works from now on. A first one has come and gone: libraries are loaded, threads started."""
+        """The other client works from now on. A first one comes and goes and is not judged: it makes
+        hosts load libraries, start threads and open files for good."""
         self.steady.start()
         play(self, "checkpoint", "exit", generator)
         with self.steady.paused():
@@ -172,7 +173,7 @@ class Stage:
             def is_still() -> bool:
                 nonlocal last
                 last, self.base = self.base, self.books()
-                return last == self.base
+                return last == self.base and self.base["clients"] == 1
 
             until(is_still, "nothing moves any more", 0.1)
         self.resident = self.resident_bytes()
@@ -209,11 +210,11 @@ class Stage:
                 for account in host["memory"]["accounts"]
                 if account["client"] == client
             ]
-            if host["programs"] != (count := self.base.get(f"host {host['host']} programs", host["programs"])):
+            if host["programs"] != (count := self.base[f"host {host['host']} programs"]):
                 left.append(f"{host['programs']} programs on host {host['host']}, {count} before")
-        for pid in (stats["controller"]["pid"], *self.pids):
-            if (count := mappings(pid)) != 1:
-                left.append(f"{count} clients' segments mapped by process {pid}")
+        for who, pid in {"the controller": stats["controller"]["pid"], **dict(enumerate(self.pids))}.items():
+            if (count := mappings(pid)) > self.base[f"process {pid} clients' segments"]:
+                left.append(f"{count} clients' segments mapped by {who if isinstance(who, str) else f'host {who}'}")
         return left
 
     def resident_bytes(self) -> int:
@@ -237,6 +238,29 @@ class Stage:
             found[f"process {pid} clients' segments"] = mappings(pid)
             found[f"process {pid} files"] = psutil.Process(pid).num_fds()
         return found
+
+    def check(self) -> None:
+        """Nothing befell the other client or a host, and the books are as they were; the other one pauses for that."""
+        assert not self.steady.errors, self.steady.errors[0]
+        assert not self.steady.wrong, self.steady.wrong[:4]
+        with self.steady.paused():
+            changed: dict[str, Any] = {}
+
+            def is_same() -> bool:
+                nonlocal changed
+                pairs = {name: (self.base[name], value) for name, value in self.books().items()}
+                changed = {
+                    name: (before, after)
+                    for name, (before, after) in pairs.items()
+                    if after != before and not (name.endswith(("files", "segments")) and after < before)
+                }
+                return not changed
+
+            try:
+                until(is_same, "the books are as they were")
+            except AssertionError:
+                raise AssertionError(f"before and after: {changed}") from None
+        assert [host["pid"] for host in self.stats()["hosts"]] == self.pids, "a host was lost"
 
     def close(self) -> None:
         if self.steady.is_alive():
@@ -312,7 +336,6 @@ class Player:
 
 def play(stage: Stage, state: str, leave: str, generator: random.Random) -> None:
     """One cell of the matrix."""
-    before = stage.base
     values = stage.steady.values
     player = Player(stage, state, leave, generator.getrandbits(16))
     stage.cells += 1
@@ -332,6 +355,8 @@ def play(stage: Stage, state: str, leave: str, generator: random.Random) -> None
             player.hear("left")
         else:
             until(player.ended, f"the client ends by {how}")
+        if not stage.base:
+            return
         gone = time.monotonic()
         left: list[str] = []
 
@@ -351,24 +376,7 @@ def play(stage: Stage, state: str, leave: str, generator: random.Random) -> None
         assert status in ENDS[leave], f"ended with {status} by {how}; it wrote:\n{player.log()}"
     finally:
         player.close()
-    assert not stage.steady.errors, stage.steady.errors[0]
-    assert not stage.steady.wrong, stage.steady.wrong[:4]
-    with stage.steady.paused():
-        after: dict[str, Any] = {}
-
-        def is_same() -> bool:
-            after.update(stage.books())
-            return all(
-                after[name] <= before[name] if "files" in name else after[name] == before[name] for name in before
-            )
-
-        try:
-            until(is_same, "the books are as they were")
-        except AssertionError:
-            changed = {name: (before[name], after[name]) for name in before if after[name] != before[name]}
-            raise AssertionError(f"before and after: {changed}") from None
-    stats = stage.stats()
-    assert [host["pid"] for host in stats["hosts"]] == stage.pids, "a host was lost"
+    stage.check()
     stage.worst = max(stage.worst, (took, f"{state} by {how}"))
     print(f"{state}, {how}: back after {took:.3f} s, {stage.steady.values - values} values of the other's meanwhile")
 
@@ -418,3 +426,21 @@ def test_who_leaves_takes_what_was_its_own(
         f"{len(stage.steady.errors)} errors; all was back after {stage.worst[0]:.3f} s at most ({stage.worst[1]}); "
         f"the cluster's processes grew by {grown / 2**20:.0f} MiB"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(900)
+def test_killed_at_any_moment(generator: random.Random, tmp_path: pathlib.Path) -> None:
+    """While it joins, while its programs are compiled, at its work."""
+    stage = Stage("a gang of two hosts", tmp_path)
+    try:
+        stage.begin(generator)
+        for _ in range(100 if IS_WHOLE else 8):
+            player = Player(stage, generator.choice(STATES[:-2]), "kill", 0)
+            stage.cells += 1
+            time.sleep(generator.expovariate(3.0))
+            player.close()
+            stage.check()
+    finally:
+        stage.close()
+    print(f"{stage.cells - 1} killed, {stage.steady.values} values of the other's, {len(stage.steady.wrong)} wrong")
