@@ -6,8 +6,13 @@ Arguments in, tables out; the work is in `pathways.runtime`. Errors of Pathways 
 
 from __future__ import annotations
 
+import dataclasses
+import fractions
 import importlib
+import importlib.metadata
 import importlib.util
+import json
+import re
 import signal
 import sys
 import time
@@ -17,7 +22,28 @@ import click
 
 from pathways import errors
 
-_COUNT = click.IntRange(min=1)
+_UNITS = {"": 1, "B": 1, **{f"{letter}{rest}": base**power for power, letter in enumerate("KMGT", 1)
+          for rest, base in (("", 1024), ("iB", 1024), ("B", 1000))}}  # fmt: skip
+
+
+class _Size(click.ParamType[int]):
+    """A number of bytes: 1073741824, 1GiB, 1.5G, 2GB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes of a text."""
+        if isinstance(value, int):
+            return value
+        units = {unit.upper(): factor for unit, factor in _UNITS.items()}
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+        count = int(fractions.Fraction(match[1]) * units.get(match[2].upper(), 0)) if match else 0
+        if count < 1:
+            self.fail(f"expected a size like 1073741824, 1GiB or 1.5GB, got {value!r}", param, ctx)
+        return count
+
+
+_SIZE = _Size()
 _HOLDERS_SHOWN = 20  # clients' programs, the biggest
 # Commands imported when they are asked for, as they bring more than the others need: module, name, help.
 _LATER = {"bench": ("pathways.bench.cli", "bench", "Measure Pathways and its rivals.")}
@@ -53,7 +79,17 @@ class _Commands(click.Group):
             raise click.ClickException(str(error)) from error
 
 
+def _print_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        jax, jaxlib, own = (importlib.metadata.version(name) for name in ("jax", "jaxlib", "pathways"))
+        click.echo(f"pathways {own} (jax {jax}, jaxlib {jaxlib})")
+        ctx.exit()
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 def main() -> None:
     """Pathways for JAX: one program drives many accelerators."""
 
@@ -65,8 +101,8 @@ def main() -> None:
 )
 @click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
 @click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
-@click.option("--device-memory", type=_COUNT, default=None, help="Bytes of each device that programs may use.")
-@click.option("--transfer-memory", type=_COUNT, default=None, help="Bytes of each host that transfers may land in.")
+@click.option("--device-memory", type=_SIZE, default=None, help="What programs may use of each device, as 1GiB.")
+@click.option("--transfer-memory", type=_SIZE, default=None, help="What transfers may land in, of each host.")
 def up(
     islands: int,
     hosts_per_island: int,
@@ -115,20 +151,26 @@ def up(
 
 @main.command(short_help="Show a cluster.")
 @click.argument("address", required=False)
-def status(address: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help='For programs: {"clusters": [...]}, with all numbers.')
+def status(address: str | None, as_json: bool) -> None:
     """Show a cluster: islands, hosts, devices, clients, memory.
 
-    ADDRESS is what `pathways up` printed; this user's newest cluster when not given.
+    ADDRESS is what `pathways up` printed. When it is not given, this user's cluster on this machine; if there are
+    several, a list of them.
     """
     from pathways.runtime.connection import inspect
     from pathways.runtime.directory import live_clusters
 
-    if address is None:
-        clusters = live_clusters()
-        if not clusters:
-            raise click.ClickException("no cluster of yours runs on this machine; `pathways up` starts one")
-        address = clusters[0]
-    _show(inspect(address))
+    addresses = [address] if address is not None else live_clusters()
+    if as_json:
+        found = [inspect(each) for each in addresses]
+        click.echo(json.dumps({"clusters": [_as_data(stats) for stats in found]}, indent=1))
+    elif not addresses:
+        raise click.ClickException("no cluster of yours runs on this machine; `pathways up` starts one")
+    elif len(addresses) == 1:
+        _show(inspect(addresses[0]))
+    else:
+        _list(addresses)
 
 
 @main.command(short_help="Take a client off the devices.")
@@ -142,7 +184,11 @@ def suspend(address: str, client: int, to: str) -> None:
     """
     from pathways.runtime.connection import suspend as suspend_client
 
-    click.echo(f"{_bytes(suspend_client(address, client, to_disk=to == 'disk'))} left the devices")
+    left = suspend_client(address, client, to_disk=to == "disk")
+    click.echo(
+        f"client {client} is suspended; {_bytes(left)} left the devices\n"
+        f"`pathways resume {address} {client}` brings it back"
+    )
 
 
 @main.command(short_help="Bring a suspended client back.")
@@ -152,14 +198,43 @@ def resume(address: str, client: int) -> None:
     """Bring the buffers of a suspended CLIENT back to its devices, then take its work again."""
     from pathways.runtime.connection import resume as resume_client
 
-    click.echo(f"{_bytes(resume_client(address, client))} came back to the devices")
+    came = resume_client(address, client)
+    click.echo(f"client {client} is not suspended any more; {_bytes(came)} came back to the devices")
+
+
+def _as_data(stats: dict[str, Any]) -> dict[str, Any]:
+    """A cluster's numbers as JSON has them."""
+    return {**stats, "topology": dataclasses.asdict(stats["topology"])}
+
+
+def _list(addresses: list[str]) -> None:
+    """Several clusters, one line each, the newest first."""
+    from rich.table import Table
+
+    from pathways.runtime.connection import inspect
+    from pathways.runtime.console import standard_output
+
+    table = Table("address", "cluster", "up", "clients", box=None)
+    table.columns[0].overflow = "fold"  # an address that is cut is none
+    for address in addresses:
+        try:
+            stats = inspect(address)
+        except errors.ConnectError:
+            table.add_row(address, "does not answer", "", "")
+            continue
+        up, clients = _duration(stats["uptime_s"]), str(len(stats["clients"]))
+        table.add_row(address, stats["topology"].describe(), up, clients)
+    console = standard_output()
+    console.print(table)
+    console.print("`pathways status ADDRESS` shows one of them", markup=False, highlight=False)
 
 
 def _show(stats: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from pathways.runtime.console import standard_output
+
+    console = standard_output()
     topology, controller = stats["topology"], stats["controller"]
     console.print(f"[bold]{topology.describe()}[/bold]  jax {topology.jax_version}, jaxlib {topology.jaxlib_version}")
     console.print(stats["address"], soft_wrap=True, highlight=False)

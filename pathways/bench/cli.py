@@ -10,6 +10,7 @@ import click
 import rich.console
 
 from pathways.bench import report as reports
+from pathways.runtime.console import standard_output
 
 
 class _Integers(click.ParamType[tuple[int, ...]]):
@@ -47,9 +48,7 @@ _results = click.option(
 
 
 def _publish(report: reports.Report, json_path: Path | None, results: Path | None) -> None:
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width to fit
+    console = standard_output()
     report.show(console)
     written = report.save(results) if results else []
     if json_path:

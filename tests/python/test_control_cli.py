@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import pathlib
 import signal
@@ -14,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from pathways import cli
-from pathways.runtime import directory
+from pathways.runtime import connection, directory
 
 HERE = pathlib.Path(__file__).parent
 UP = """
@@ -78,6 +80,81 @@ def test_up_prints_its_address_and_ends_in_order(
     assert up.wait(30) == 0
     assert "ending the cluster" in up.stderr.read()
     assert os.listdir(environ["TMPDIR"]) == []
+
+
+@pytest.fixture
+def another(environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """`pathways up` of one host, with sizes."""
+    sizes = ["--device-memory", "1GiB", "--transfer-memory", "64MiB"]
+    with subprocess.Popen(
+        [sys.executable, "-c", UP, "up", "--platform", "cpu", *sizes],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environ,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_several_clusters_are_listed(up: subprocess.Popen[str], another: subprocess.Popen[str]) -> None:
+    assert up.stdout is not None and another.stdout is not None
+    first, second = up.stdout.readline().strip(), another.stdout.readline().strip()
+    shown = CliRunner().invoke(cli.main, ["status"])
+    assert shown.exit_code == 0, shown.output
+    lines = {line.split()[0]: line for line in shown.output.splitlines() if "unix:" in line}
+    assert set(lines) == {first, second}
+    assert "2 hosts x 3 cpu devices" in lines[first] and "1 hosts x 1 cpu devices" in lines[second]
+    assert "`pathways status ADDRESS` shows one" in shown.output
+    every = json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output)["clusters"]
+    assert {each["address"] for each in every} == {first, second}
+    (one,) = json.loads(CliRunner().invoke(cli.main, ["status", "--json", second]).output)["clusters"]
+    assert one["address"] == second and one["topology"]["devices_per_host"] == 1
+    assert [host["host"] for host in one["hosts"]] == [0] and len(one["clients"]) == 1
+
+
+def test_suspend_and_resume_say_what_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "suspend", lambda address, client, to_disk: 3 << 20)
+    monkeypatch.setattr(connection, "resume", lambda address, client: 3 << 20)
+    shown = CliRunner().invoke(cli.main, ["suspend", "unix:/x", "7"])
+    assert "client 7 is suspended; 3 MiB left the devices" in shown.output, shown.output
+    assert "`pathways resume unix:/x 7`" in shown.output
+    shown = CliRunner().invoke(cli.main, ["resume", "unix:/x", "7"])
+    assert "client 7 is not suspended any more; 3 MiB came back" in shown.output, shown.output
+
+
+def test_version() -> None:
+    shown = CliRunner().invoke(cli.main, ["--version"])
+    versions = [importlib.metadata.version(name) for name in ("pathways", "jax", "jaxlib")]
+    assert shown.exit_code == 0
+    assert shown.output == "pathways {} (jax {}, jaxlib {})\n".format(*versions)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4096", 4096), ("1GiB", 1 << 30), ("1g", 1 << 30), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9), ("7TiB", 7 << 40)],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert cli._SIZE.convert(text, None, None) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0", "GiB", "1XB", "1e9", "0.1"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    shown = CliRunner().invoke(cli.main, ["up", "--device-memory", text])
+    assert shown.exit_code == 2 and "--device-memory" in shown.output and "1GiB" in shown.output
+
+
+def test_a_table_in_a_pipe_is_not_cut() -> None:
+    code = """
+from rich.table import Table
+from pathways.runtime.console import standard_output
+table = Table("a", "b")
+table.add_row("x" * 150, "y" * 150)
+standard_output().print(table)
+"""
+    environ = {**os.environ, "COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    assert "x" * 150 in done.stdout and "y" * 150 in done.stdout, done.stdout + done.stderr
 
 
 def test_up_says_what_went_wrong(environ: dict[str, str]) -> None:
