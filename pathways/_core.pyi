@@ -116,7 +116,7 @@ class Call:
     donated: tuple[int, ...]
     shared: tuple[int, ...]
     shared_results: tuple[int, ...]
-    extra: Any
+    names: tuple[str, ...] | None
     @property
     def carried(self) -> list[int]: ...
     def __init__(

@@ -581,7 +581,7 @@ cdef class Call:
     cdef vector[uint64_t] wanted        # a bit per result whose value is to come with its completion
     cdef vector[uint32_t] unread        # by result: runs since one of its arrays was read
     cdef uint32_t wants                 # bits of `wanted` that are set
-    cdef public object extra
+    cdef public tuple names             # of the inputs, for messages; None: they are numbered
 
     def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
                  tuple donated=(), tuple shared=(), tuple shared_results=()):
@@ -656,7 +656,8 @@ cdef class Call:
             # What is deleted while its slice moves is moved all the same: its release waits for the end of the move.
             if leaf.deleted and not (self.client.moving and self.client.mover == PyThread_get_thread_ident()):
                 from pathways.errors import DeletedArrayError
-                raise DeletedArrayError(f"argument {i} (flattened) was deleted or donated: {leaf!r}")
+                raise DeletedArrayError(f"argument {i if self.names is None else self.names[i]} was deleted or donated: "
+                                        f"{leaf!r}")
             self.arguments[i] = leaf.handle
         return True
 

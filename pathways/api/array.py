@@ -35,6 +35,10 @@ class Array(_Face):
 
     __slots__ = ()
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: there is no value without a slice."""
+        raise TypeError("pw.Array is not made directly; pw.device_put(x, slice) puts a value on a slice")
+
     # ---- what it is; none of these waits
 
     @property

@@ -84,6 +84,11 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
             forked from one that uses JAX.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
     """
+    if not (target is None or isinstance(target, LocalCluster | str)):
+        raise errors.ConnectError(
+            "connect expects None (this process's devices), a LocalCluster, or an address "
+            f"like unix:/path, got {target!r} of type {type(target).__name__}"
+        )
     if _child_of is not None or _jaxlib.is_forked():
         raise errors.ConnectError(
             f"process {os.getpid()} was forked from process {_child_of or os.getppid()}, where JAX was up: JAX's "
@@ -118,15 +123,10 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
             except BaseException:
                 handle.close()
                 raise
-        elif isinstance(target, str):
+        else:
             from pathways.runtime.connection import connect_unix
 
             cluster = Cluster(connect_unix(target), target)
-        else:
-            raise errors.ConnectError(
-                "connect expects None (this process's devices), a LocalCluster, or an address "
-                f"like unix:/path, got {target!r} of type {type(target).__name__}"
-            )
         _live[target] = cluster
         _make_current(cluster)
         return cluster

@@ -27,7 +27,14 @@ from pathways.api.stages import Handle, MemoryAnalysis, Stage, cost_of, memory_o
 from pathways.compiler import compile_traced, logical_text, placed, specs
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.options import Options
-from pathways.compiler.placed import both_forms, parameter_names, positional_parameters, staged
+from pathways.compiler.placed import (
+    both_forms,
+    check_arguments,
+    function_name,
+    parameter_names,
+    positional_parameters,
+    staged,
+)
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import ORDER, Argument, Traced, as_argument, names_of, trace, which
 from pathways.runtime.binding import BoundProgram, lent, plan_text
@@ -67,12 +74,18 @@ class Program(Handle):
             raise errors.ProgramError(f"expected a function, got {fun!r} of type {type(fun).__name__}")
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
-        self._name = str(name or getattr(fun, "__name__", type(fun).__name__))
+        self._name = str(name or function_name(fun))
         self._home = home
         self._static_argnums, self._static_argnames = both_forms(fun, static_argnums, static_argnames)
         self._donate_argnums, self._donate_argnames = both_forms(fun, donate_argnums, donate_argnames)
         self._positional = positional_parameters(fun)
         self._has_static = bool(self._static_argnums or self._static_argnames)
+        check_arguments(
+            fun,
+            self._name,
+            static=(static_argnums, static_argnames, self._static_argnums, self._static_argnames),
+            donate=(donate_argnums, donate_argnames, self._donate_argnums, self._donate_argnames),
+        )
         self._options = Options.of(options)
         self._compiled: dict[Hashable, Compiled] = {}
         self._last: Compiled | None = None
@@ -242,21 +255,21 @@ class Program(Handle):
         parameters = parameter_names(self._fun, len(args))
         static = which(self._static_argnums, self._static_argnames, parameters, self._positional)
         static_names = names_of(self._static_argnames)
-        dynamic = tuple(arg for n, arg in enumerate(args) if n not in static)
+        dynamic = [n for n in range(len(args)) if n not in static]
         dynamic_kwargs = {key: value for key, value in kwargs.items() if key not in static_names}
-        leaves, tree = tree_flatten((dynamic, dynamic_kwargs))
+        leaves, tree = tree_flatten((tuple(args[n] for n in dynamic), dynamic_kwargs))
         constants = (
             tuple(key_of(args[n]) for n in sorted(static)),
             tuple(sorted((key, key_of(value)) for key, value in kwargs.items() if key in static_names)),
         )
-        return _Split(args, kwargs, leaves, tree, constants)
+        return _Split(args, kwargs, leaves, tree, constants, dynamic)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]]:
         split = self._split(args, kwargs)
         cluster = self._cluster(split.leaves) or current()
         cluster.control()  # of one that is closed, or a forked child's parent's, nothing is compiled
         abstract = tuple(
-            abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
+            abstractify(leaf, LeafName(self._fun, self._name, split, number), cluster)
             for number, leaf in enumerate(split.leaves)
         )
         try:
@@ -290,7 +303,7 @@ class Program(Handle):
         cluster = self._cluster(split.leaves)
         (cluster or current()).control()
         arguments = [
-            abstractify(leaf, f"argument {number} (flattened) of {self._name!r}", cluster)
+            abstractify(leaf, LeafName(self._fun, self._name, split, number), cluster)
             for number, leaf in enumerate(split.leaves)
         ]
         dynamic, dynamic_kwargs = tree_unflatten(split.tree, arguments)
@@ -428,9 +441,33 @@ class _Split:
     """A call's arguments, static ones apart."""
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any, constants: Hashable
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Any],
+        tree: Any,
+        constants: Hashable,
+        dynamic: Sequence[int],
     ) -> None:
         self.args, self.kwargs, self.leaves, self.tree, self.constants = args, kwargs, leaves, tree, constants
+        self.dynamic = tuple(dynamic)
+
+
+class LeafName:
+    """The name of one leaf of a call in messages, by its path as JAX writes it: worked out when it is read."""
+
+    def __init__(self, fun: Callable[..., Any], name: str, split: _Split, number: int) -> None:
+        self._fun, self._name, self._split, self._number = fun, name, split, number
+
+    def __str__(self) -> str:
+        split = self._split
+        path = jax.tree_util.tree_flatten_with_path(tree_unflatten(split.tree, split.leaves))[0][self._number][0]
+        if path[0].idx:
+            where = path[1].key + jax.tree_util.keystr(path[2:])
+        else:
+            number = split.dynamic[path[1].idx]
+            where = parameter_names(self._fun, len(split.args))[number] + jax.tree_util.keystr(path[2:])
+        return f"argument {where} of {self._name!r}"
 
 
 class _Lowering:
@@ -494,6 +531,7 @@ class _Lowering:
         call: Any = _core.Call(
             cluster.native, registration.number, registration.group, inputs, outputs, donated, shared, shared_results
         )
+        call.names = self.traced.argument_names
         if self.traced.closed_over:
             call = Closure(call, self.traced.name, self.traced.closed_over)
         return Compiled(call, split.tree, self, bound, registration)
@@ -817,7 +855,7 @@ class Lowered(Stage):
         return self._lowering.compile(self._split)
 
 
-def abstractify(leaf: Any, what: str, cluster: Cluster | None) -> Argument:
+def abstractify(leaf: Any, what: object, cluster: Cluster | None) -> Argument:
     """The `Argument` of one leaf of a call."""
     if isinstance(leaf, Array):
         layout = leaf.layout

@@ -60,7 +60,7 @@ def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
         )
     out = []
     for number, (leaf, (slice_, leaf_spec)) in enumerate(zip(leaves, targets, strict=True)):
-        what = f"value {number} of device_put"
+        what = ValueName(tree, number)
         if isinstance(leaf, Array):
             out.append(_move(leaf, slice_, leaf_spec, what))
         else:
@@ -75,6 +75,17 @@ def device_put(x: Any, devices: Any, spec: Any = None) -> Any:
             )
             out.append(put_leaf(leaf, layout, what))
     return tree.unflatten(out)
+
+
+class ValueName:
+    """The name of one value in messages, by its path: worked out when it is read."""
+
+    def __init__(self, tree: Any, number: int) -> None:
+        self._tree, self._number = tree, number
+
+    def __str__(self) -> str:
+        paths = jax.tree_util.tree_flatten_with_path(self._tree.unflatten(range(self._tree.num_leaves)))[0]
+        return f"value{jax.tree_util.keystr(paths[self._number][0])} of device_put"
 
 
 def _targets(x: Any, shardings: Any, spec: Any) -> list[tuple[Slice, Any]]:
@@ -97,7 +108,7 @@ def physical(shape: tuple[int, ...], dtype: Any, slice_: Slice, spec: Any) -> Ar
     return ArrayType(full, words, 0, (*spec, *((),) * (len(full) - len(shape))))
 
 
-def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
+def put_leaf(leaf: Any, layout: _core.Layout, what: object) -> Array:
     """One host value as an array of `layout`. The bytes are copied, once, before this returns: on CPU the devices then
     show that copy as it is."""
     if isinstance(leaf, Array):
@@ -105,6 +116,10 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
             return leaf
         raise errors.ProgramError(
             f"{what}: expected {layout.dtype}{list(layout.shape)} on {layout.slice!r}, got {leaf!r}"
+        )
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise errors.ProgramError(
+            f"{what} is {leaf!r}, which has a shape and a dtype but no value; give an array (`lower` takes it)"
         )
     kind: ArrayType = layout.cache
     client = layout.slice.cluster.native
@@ -120,7 +135,7 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: str) -> Array:
         client.leave()
 
 
-def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: str) -> Array:
+def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: object) -> Array:
     client = layout.slice.cluster.native
     packing = layout.slice.cluster.packing(layout)
     placement = layout.slice.cluster.placement(layout)
@@ -145,7 +160,7 @@ def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: str) -> Array:
     return array
 
 
-def allocate(client: _core.Client, nbytes: int, what: str) -> _core.BlockView:
+def allocate(client: _core.Client, nbytes: int, what: object) -> _core.BlockView:
     """A block of the client's shared memory; waits while others give theirs back, and refuses what can never fit."""
     capacity = client.arena_stats()[2]
     if nbytes > capacity:
@@ -168,7 +183,7 @@ def allocate(client: _core.Client, nbytes: int, what: str) -> _core.BlockView:
     return block
 
 
-def _move(array: Array, devices: Slice, spec: Any, what: str) -> Array:
+def _move(array: Array, devices: Slice, spec: Any, what: object) -> Array:
     """An array of the cluster on another slice, or sharded otherwise."""
     from pathways.api import operators
 

@@ -139,7 +139,7 @@ class Slice:
         """An array type of this slice on its physical devices."""
         return Placed(kind, self.mesh_spec, self.binding.devices)
 
-    def spec(self, spec: PartitionSpec | None, shape: Sequence[int], what: str) -> tuple[tuple[str, ...], ...]:
+    def spec(self, spec: PartitionSpec | None, shape: Sequence[int], what: object) -> tuple[tuple[str, ...], ...]:
         """A PartitionSpec normalized for an array of `shape` on this slice; raises `ShardingError`."""
         return specs.normalize(spec, shape, self.mesh_spec, what)
 

@@ -10,8 +10,10 @@ own rules then give cotangents the sharding of what they belong to, and leave a 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,16 +106,26 @@ class PlacedFunction:
             )
         self.fun = fun
         self.mesh = mesh
-        self.name = name or str(getattr(fun, "__name__", type(fun).__name__))
+        self.name = name or function_name(fun)
         self.abstract_mesh = specs.abstract_mesh(mesh)
         self.in_shardings = in_shardings
         self.out_shardings = out_shardings
         self.static_argnums, self.static_argnames = both_forms(fun, static_argnums, static_argnames)
+        check_arguments(
+            fun,
+            self.name,
+            static=(static_argnums, static_argnames, self.static_argnums, self.static_argnames),
+            donate=(None, None, (), ()),
+        )
         self.placement = Placement(self.name, mesh)
         self.__name__ = self.name
         self.__doc__ = getattr(fun, "__doc__", None)
         self.__wrapped__ = fun
-        body = functools.wraps(fun, updated=())(functools.partial(_call, self))
+
+        @functools.wraps(fun, updated=())  # so that JAX's messages name the user's function and file
+        def body(*args: Any, **kwargs: Any) -> Any:
+            return _call(self, *args, **kwargs)
+
         body.__name__ = body.__qualname__ = _tag(self.placement)
         self._jit = jax.jit(
             body, static_argnums=self.static_argnums or None, static_argnames=self.static_argnames or None
@@ -190,6 +202,49 @@ def both_forms(
         return tuple(n for n, name in enumerate(either) if name in names), names
     count = len(either)
     return numbers, tuple(name for number in numbers if -count <= number < count and (name := either[number]))
+
+
+def function_name(fun: Callable[..., Any]) -> str:
+    """A function's name for plans and messages; lambdas are told apart by where they stand."""
+    name = str(getattr(fun, "__name__", type(fun).__name__))
+    code = getattr(fun, "__code__", None)
+    if name != "<lambda>" or code is None:
+        return name
+    return f"<lambda> at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+def check_arguments(
+    fun: Callable[..., Any],
+    name: str,
+    *,
+    static: tuple[Any, Any, Sequence[int], Sequence[str]],
+    donate: tuple[Any, Any, Sequence[int], Sequence[str]],
+) -> None:
+    """Refuses names of arguments that a function does not take, and arguments that are static and donated at once.
+
+    `static` and `donate` are numbers and names as they were given, then as `both_forms` made them.
+    """
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (ValueError, TypeError):
+        parameters = []
+    takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for option, given in (("static_argnames", static[1]), ("donate_argnames", donate[1])):
+            for argument in (given,) if isinstance(given, str) else tuple(given or ()):
+                if argument not in takes:
+                    near = difflib.get_close_matches(argument, takes, 1)
+                    raise errors.ProgramError(
+                        f"{option} of {name!r} names {argument!r}, which is no argument of it"
+                        f"{f'; did you mean {near[0]!r}?' if near else ''} It takes {takes}"
+                    )
+    both = [f"number {n}" for n in sorted({*static[2]} & {*donate[2]})]
+    both += [repr(argument) for argument in sorted({*static[3]} & {*donate[3]})]
+    if both:
+        raise errors.ProgramError(
+            f"argument {both[0]} of {name!r} is static and donated; a static argument is no array, so there is nothing "
+            "to donate"
+        )
 
 
 def positional_parameters(fun: Callable[..., Any]) -> int | None:

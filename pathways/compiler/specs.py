@@ -29,7 +29,7 @@ def abstract_mesh(mesh: MeshSpec) -> AbstractMesh:
     )
 
 
-def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], mesh: MeshSpec, what: str) -> Spec:
+def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], mesh: MeshSpec, what: object) -> Spec:
     """`spec` as one tuple of axis names per dimension of `shape`, checked against `mesh`; None means replicated.
 
     Raises:

@@ -7,7 +7,8 @@ Nothing executes, and no backend is initialised.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -88,7 +89,7 @@ def _without_float0(leaf: Any) -> Any:
     return _Nothing(tuple(leaf.shape)) if getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
 
 
-def as_argument(leaf: Any, what: str) -> Argument:
+def as_argument(leaf: Any, what: object) -> Argument:
     """The `Argument` of any leaf that JAX takes as an array.
 
     Raises:
@@ -131,7 +132,7 @@ def trace(
         Whatever JAX or the user's own code raises while it is traced.
     """
     kwargs = dict(kwargs or {})
-    name = name or str(getattr(fun, "__name__", type(fun).__name__))
+    name = name or placed.function_name(fun)
     parameters = placed.parameter_names(fun, len(args))
     most = placed.positional_parameters(fun)
     static = which(static_argnums, static_argnames, parameters, most)
@@ -154,8 +155,7 @@ def trace(
         arguments.append(as_argument(leaf, f"argument {names[-1]} of {name!r}"))
     out: dict[str, Any] = {}
 
-    def flat(*flat_args: Any) -> list[Any]:
-        dynamic_args, dynamic_kwargs = jax.tree_util.tree_unflatten(in_tree, flat_args)
+    def flat(*dynamic_args: Any, **dynamic_kwargs: Any) -> list[Any]:
         merged = list(args)
         for number, value in zip(dynamic, dynamic_args, strict=True):
             merged[number] = value
@@ -171,9 +171,21 @@ def trace(
         return [leaf for _, leaf in paths]
 
     flat.__name__ = flat.__qualname__ = name
+    # So that JAX's messages name the user's function, file and arguments.
+    flat.__wrapped__ = fun  # type: ignore[attr-defined]
+    flat.__signature__ = _without(fun, [parameters[n] for n in static], static_kwargs)  # type: ignore[attr-defined]
+    structs = jax.tree_util.tree_unflatten(in_tree, [argument.struct() for argument in arguments])
     # A placed function is a jit; and a mesh that the user has set for this process is none of a slice.
     with jax.disable_jit(False), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        jaxpr = jax.make_jaxpr(flat)(*[argument.struct() for argument in arguments])
+        try:
+            jaxpr = jax.make_jaxpr(flat)(*structs[0], **structs[1])
+        except RuntimeError as error:
+            if isinstance(error, errors.PathwaysError) or "set_mesh" not in str(error):
+                raise
+            raise errors.ShardingError(
+                f"{name!r} gives a PartitionSpec where no slice is known. Give it inside a placed function "
+                "(pw.jit(fun, devices=slice)), whose slice it then speaks of, or give slice.sharding(spec)"
+            ) from error
     values: list[Any] = []
     if closed_over is not None:
         jaxpr, values = closures.lift(jaxpr, lambda value: closed_over(value) is not None)
@@ -199,6 +211,18 @@ def trace(
         tuple(donated),
         tuple(values),
     )
+
+
+def _without(fun: Callable[..., Any], *names: Collection[str]) -> inspect.Signature:
+    """The function's signature without those parameters."""
+    try:
+        signature = inspect.signature(fun)
+        left = [p for p in signature.parameters.values() if not any(p.name in some for some in names)]
+        return signature.replace(parameters=left)
+    except (ValueError, TypeError):
+        rest = inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)
+        named = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
+        return inspect.Signature([rest, named])
 
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -51,11 +51,11 @@ def test_arguments_that_are_no_arrays(add: Any) -> None:
         (b"raw", "bytes"),
         (np.array([{}], object), "object"),
     ):
-        with refused(errors.ProgramError, "argument 1", "'f'", word):
+        with refused(errors.ProgramError, "argument opts of 'f'", word):
             f(X, leaf)
-        with refused(errors.ProgramError, "value 0 of device_put", word):
+        with refused(errors.ProgramError, "value of device_put", word):
             pw.device_put(leaf, f.slice)
-    with refused(errors.ProgramError, "argument 1", "'p'", "set"):
+    with refused(errors.ProgramError, "argument y of 'p'", "set"):
         pw.program(lambda x, y: x, name="p")(X, {1, 2})
 
 
@@ -88,11 +88,11 @@ def test_shardings_that_do_not_fit(add: Any) -> None:
         (P(("x", "x")), ("twice",)),
         ("x", ("PartitionSpec", "'x'")),
     ):
-        with refused(errors.ShardingError, "value 0", *words):
+        with refused(errors.ShardingError, "value of device_put", *words):
             pw.device_put(X, slice_, spec)
         with refused(errors.ShardingError, "argument x", "'f'", *words):
             pw.jit(lambda x: x, devices=slice_, in_shardings=spec, name="f")(X)
-    with refused(errors.ShardingError, "value 0", "dimension 0 of size 7", "2 parts"):
+    with refused(errors.ShardingError, "value of device_put", "dimension 0 of size 7", "2 parts"):
         pw.device_put(X[:7], slice_, P("x"))
     with refused(errors.ShardingError, "dimension 0 of size 6", "4 parts"):
         pw.program(lambda x: pw.device_put(x, slice_, P(("x", "y"))))(X[:6])
@@ -132,7 +132,7 @@ def test_values_of_another_cluster(cluster: Any, sessions: Any, add: Any) -> Non
     theirs = pw.make_virtual_device_set(other).add_slice(devices=1)
     mine = pw.jit(lambda x: x + 1, devices=add(2), name="mine")
     foreign = pw.device_put(X, theirs)
-    with refused(errors.PlacementError, "argument 0", "another cluster"):
+    with refused(errors.PlacementError, "argument x of 'mine'", "another cluster"):
         mine(foreign)
     with refused(errors.PlacementError, "'both'", "another cluster"):
         pw.program(lambda x: pw.jit(lambda x: x, devices=theirs)(mine(x)), name="both")(pw.device_put(X, mine.slice))
@@ -224,3 +224,83 @@ def test_connect_where_nobody_is(tmp_path: pathlib.Path) -> None:
     for shape in ((0, 1, 1), (1, -1, 1), (1, 1, 0)):
         with refused(ValueError, "positive int"):
             pw.connect(pw.LocalCluster(*shape))
+
+
+def test_an_argument_is_named_by_its_path(add: Any) -> None:
+    slice_ = add(2)
+    f = pw.jit(lambda params, *rest, **named: params["a"]["w"] + 1, devices=slice_, name="f")
+    good = pw.device_put(X, slice_)
+    gone = pw.device_put(X, slice_)
+    gone.delete()
+    f({"a": {"w": good}}, x={"k": good})
+    for call, path in (
+        (lambda leaf: f({"a": {"w": leaf}}), "params['a']['w']"),
+        (lambda leaf: f({"a": {"w": good}}, good, [leaf]), "rest[1][0]"),
+        (lambda leaf: f({"a": {"w": good}}, x={"k": leaf}), "x['k']"),
+        (lambda leaf: pw.program(f, name="f")({"a": {"w": leaf}}), "params['a']['w']"),
+    ):
+        with refused(errors.ProgramError, f"argument {path} of 'f'", "'text'"):
+            call("text")
+        with refused(errors.DeletedArrayError, f"argument {path}"):
+            call(gone)
+    with refused(errors.ProgramError, "value['a'][1] of device_put", "'text'"):
+        pw.device_put({"a": [X, "text"]}, slice_)
+
+
+def test_a_lambda_is_named_by_file_and_line(add: Any) -> None:
+    here = "test_bad_input.py"
+    with refused(errors.ProgramError, "argument o of '<lambda> at", here):
+        pw.jit(lambda x, o: x, devices=add(2))(X, "text")
+    with refused(errors.ProgramError, "<lambda> at", here):
+        pw.program(lambda x: "text")(X)
+    assert here in repr(pw.jit(lambda x: x, devices=add(2)))
+
+
+def test_messages_of_jax_speak_of_the_users_code(add: Any) -> None:
+    slice_ = add(2)
+
+    def choose(x: Any, opts: Any) -> Any:
+        return x if opts["on"] > 0 else -x
+
+    for make in (pw.program, lambda fun: pw.jit(fun, devices=slice_)):
+        with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+            make(choose)(X, {"on": np.float32(1)})
+        said = str(caught.value)
+        assert "choose at" in said and "test_bad_input.py" in said and "opts['on']" in said, said
+        assert "pathways/" not in said.replace(str(pathlib.Path(__file__).parents[3]), ""), said
+    with refused(errors.ShardingError, "slice.sharding(spec)", "pw.jit"):
+        pw.program(lambda x: jax.lax.with_sharding_constraint(x, P("x")))(X)
+    with pytest.raises(errors.ProgramError) as refusal:
+        pw.program(lambda x: jax.lax.scan(lambda c, _: (pw.device_put(c, slice_), None), x, None, length=3)[0])(X)
+    assert "control flow" not in str(refusal.value) and "jax.lax.scan" in str(refusal.value)
+
+
+def test_names_and_numbers_of_arguments(add: Any) -> None:
+    slice_ = add(2)
+    for make in (pw.program, lambda fun, **options: pw.jit(fun, devices=slice_, name="f", **options)):
+        for option in ("donate_argnames", "static_argnames"):
+            with refused(errors.ProgramError, option, "'stat'", "did you mean 'state'"):
+                make(lambda state, x: x, **{option: "stat"})
+        for options in (
+            {"donate_argnums": 0, "static_argnums": 0},
+            {"donate_argnames": "state", "static_argnums": 0},
+            {"donate_argnums": (1, 0), "static_argnames": ("state",)},
+            {"donate_argnames": ("state",), "static_argnames": ("x", "state")},
+        ):
+            with refused(errors.ProgramError, "static and donated"):
+                make(lambda state, x: x, **options)
+        make(lambda state, **rest: state, donate_argnames="any")
+        make(lambda *rest, flag: rest, static_argnames="flag", donate_argnums=(0, 1))
+
+
+def test_what_is_no_value(add: Any) -> None:
+    f = pw.jit(lambda x: x, devices=add(2))
+    struct = jax.ShapeDtypeStruct((8,), np.float32)
+    for use in (lambda: f(struct), lambda: pw.device_put(struct, f.slice)):
+        with refused(errors.ProgramError, "ShapeDtypeStruct", "no value"):
+            use()
+    with refused(TypeError, "pw.device_put"):
+        pw.Array()
+    for target in ([1], {"a": 1}, 3):
+        with refused(errors.ConnectError, "LocalCluster", type(target).__name__):
+            pw.connect(target)  # type: ignore[arg-type]
