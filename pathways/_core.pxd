@@ -105,6 +105,7 @@ cdef extern from "memory/arena.h" namespace "pathways" nogil:
         uint64_t bytes_in_use()
         uint64_t high_water()
         uint64_t capacity()
+        uint64_t trim(uint64_t, uint64_t*)
 
 cdef extern from "futures/read_back.h" namespace "pathways" nogil:
     size_t kSmallBytes "pathways::ReadBackArea::kSmallBytes"
@@ -347,6 +348,8 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         string error_of(Handle) except +
         uint64_t in_flight()
         void settle_forks()
+        void set_window(uint32_t)
+        uint32_t window()
         uint64_t submitted()
         FutureTable& futures()
         Arena* arena()

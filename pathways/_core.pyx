@@ -545,6 +545,32 @@ cdef class Client:
                 return None
         return BlockView.make(arena, offset, nbytes, self.keep)
 
+    def arena_in_use(self):
+        cdef Arena* arena = self.core.get().arena()
+        return 0 if arena == NULL else arena.bytes_in_use()
+
+    def trim_arena(self):
+        """Gives the pages under free blocks back to the system; the bytes that were looked through. Any thread."""
+        cdef Arena* arena = self.core.get().arena()
+        cdef uint64_t at = 0, done = 0
+        if arena == NULL:
+            return 0
+        while not self.closed:
+            with nogil:
+                at = arena.trim(at, &done)
+            if at == 0:
+                break
+        return done
+
+    @property
+    def max_in_flight(self):
+        """How many runs may be in flight; a call beyond them waits."""
+        return self.core.get().window()
+
+    @max_in_flight.setter
+    def max_in_flight(self, uint32_t most):
+        self.core.get().set_window(most)
+
     def holdings(self):
         """Of each live block of the client's memory (offset, bytes, the client's references, hosts that hold it)."""
         cdef Arena* arena = self.core.get().arena()

@@ -408,7 +408,7 @@ def lower_jaxpr(
     with result.module.context, ir.Location.unknown():
         if next(_callback_ops(result.module), None) is not None:
             _tokens_to_data(result.module)
-            strip_locations(result.module)  # else the partitioner, which does not know the call, quotes the user's lines
+            strip_locations(result.module)  # the partitioner remarks on the call, and would quote the user's lines
     return jax_mlir.module_to_bytecode(result.module)
 
 
@@ -594,7 +594,9 @@ def _lower_callback(kind: _Kind, number: Callable[[Callback], int], ctx: Any, *a
         raise NotImplementedError(
             f"{kind.name} inside a shard_map that leaves some axes of the slice to the compiler; make all axes manual"
         )
-    what = f"{kind.name} ({params['fmt']!r})" if "fmt" in params else f"{kind.name} ({_function_name(params['callback'])})"
+    what = (
+        f"{kind.name} ({params['fmt']!r})" if "fmt" in params else f"{kind.name} ({_function_name(params['callback'])})"
+    )
     results = tuple((tuple(aval.shape), np.dtype(aval.dtype)) for aval in ctx.avals_out)
     own = number(Callback(what, functools.partial(kind.call, **params), results, bool(config.enable_x64.value)))
     effect = params.get("effect", kind.effect if params.get("ordered") else None)
@@ -636,7 +638,9 @@ def _tokens_to_data(module: ir.Module) -> None:
         name = op.operation.name
         if name == "stablehlo.create_token":
             with ir.InsertionPoint(op), op.operation.location:
-                start = stablehlo.ConstantOp(ir.DenseElementsAttr.get(np.array(False), type=data.element_type, shape=()))
+                start = stablehlo.ConstantOp(
+                    ir.DenseElementsAttr.get(np.array(False), type=data.element_type, shape=())
+                )
             op.operation.results[0].replace_all_uses_with(start.result)
             op.operation.erase()
             continue
@@ -646,7 +650,9 @@ def _tokens_to_data(module: ir.Module) -> None:
                 turn(block.arguments)
         if name == "func.func":
             kind = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
-            inputs, results = ([data if each == token else each for each in types] for types in (kind.inputs, kind.results))
+            inputs, results = (
+                [data if each == token else each for each in types] for types in (kind.inputs, kind.results)
+            )
             op.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
         elif name == "builtin.unrealized_conversion_cast":
             op.operation.results[0].replace_all_uses_with(op.operation.operands[0])
@@ -715,9 +721,9 @@ def in_order(
 
 def _callback_ops(module: ir.Module) -> Iterator[Any]:
     for op in _operations(module.body):
-        if op.operation.name == "stablehlo.custom_call":
-            if ir.StringAttr(op.attributes["call_target_name"]).value == CALLBACK:
-                yield op
+        is_call = op.operation.name == "stablehlo.custom_call"
+        if is_call and ir.StringAttr(op.attributes["call_target_name"]).value == CALLBACK:
+            yield op
 
 
 def callbacks_of(module: ir.Module) -> Iterator[int]:
@@ -750,7 +756,9 @@ def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[n
             [core.ShapedArray(*_shape_and_dtype(value.type)) for value in values]
             for values in (op.operation.operands, op.operation.results)
         )
-        call = functools.partial(_answer, ask, int(number), int(tokens), [(o.shape, np.dtype(o.dtype)) for o in outputs])
+        call = functools.partial(
+            _answer, ask, int(number), int(tokens), [(o.shape, np.dtype(o.dtype)) for o in outputs]
+        )
         if how == "each":
             sharding = jax_callback._get_sdy_array_list_for_callbacks(outputs)
         else:

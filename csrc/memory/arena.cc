@@ -1,5 +1,8 @@
 #include "memory/arena.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <new>
@@ -24,6 +27,8 @@ enum class BlockState : std::uint32_t {
 constexpr unsigned kCountBits = 64 - Arena::kBorrowers;
 constexpr std::uint64_t kMostReferences = (std::uint64_t{1} << kCountBits) - 1;
 constexpr std::uint64_t bit_of(unsigned borrower) noexcept { return std::uint64_t{1} << (kCountBits + borrower); }
+
+constexpr std::uint64_t kTrimBytes = std::uint64_t{8} << 20;  // in one hold of the lock
 
 constexpr std::uint64_t round_up(std::uint64_t bytes) noexcept {
   return (bytes + kCacheLine - 1) & ~std::uint64_t{kCacheLine - 1};
@@ -186,6 +191,30 @@ void Arena::drop(Block* freed, std::uint64_t references) noexcept {
     freed->next_returned = head;
     // SYNC arena/return: pairs with arena/drain.
   } while (!returned_.compare_exchange_weak(head, mine, std::memory_order_release, std::memory_order_relaxed));
+}
+
+std::uint64_t Arena::trim(std::uint64_t from, std::uint64_t* bytes) noexcept {
+  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto base = reinterpret_cast<std::uintptr_t>(this);
+  lock_.lock();
+  drain_returned();
+  std::uint64_t reached = 0;
+  for (std::uint64_t at = begin_; at != end_ && reached == 0; at += block(at)->bytes) {
+    const Block* here = block(at);
+    const std::uint64_t stop = at + here->bytes;
+    if (stop <= from || !here->is(BlockState::kFree)) continue;
+    // The header stays, and so does what shares a page with a neighbour.
+    const std::uintptr_t first = (base + std::max(at + kHeaderBytes, from) + page - 1) / page * page;
+    const std::uintptr_t last = std::min((base + stop) / page * page, first + kTrimBytes);
+    if (first >= last) continue;
+    auto* pages = reinterpret_cast<void*>(first);
+    // Shared memory loses the pages for everybody; private memory knows only the other way.
+    if (::madvise(pages, last - first, MADV_REMOVE) != 0) (void)::madvise(pages, last - first, MADV_DONTNEED);
+    *bytes += last - first;
+    reached = last - base;
+  }
+  lock_.unlock();
+  return reached;
 }
 
 std::uint32_t Arena::was_references(std::uint64_t offset) const noexcept {

@@ -16,6 +16,7 @@ constexpr std::chrono::microseconds kRoomPoll{200};
 
 Client::Client(Options options, ClientBlock* block, ControllerBlock* controller)
     : options_(options),
+      window_(options.window),
       block_(block),
       controller_(controller),
       table_(block->futures()),
@@ -49,7 +50,7 @@ bool Client::open_wanted(const ProgramRef& program, const uint64_t* results, std
 
 Status Client::submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
                       std::span<uint64_t> wanted, int64_t deadline_ns, const Words* too_late) {
-  if (in_flight() >= options_.window) return Status::kFull;
+  if (in_flight() >= window()) return Status::kFull;
   const auto result_count = static_cast<uint32_t>(program.result_parts.size());
   const size_t handles = arguments.size() + result_count;
   size_t bytes = sizeof(RunRecord) + (handles + wanted.size() + (deadline_ns != 0 ? 1 : 0)) * sizeof(uint64_t);
@@ -265,13 +266,14 @@ FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPo
 void Client::wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin) {
   DoorbellWord& bell = table_->doorbell();
   const uint32_t ticket = bell.ticket();
-  if (in_flight() < options_.window) {
+  const uint32_t window = this->window();
+  if (in_flight() < window) {
     // Credits are there: ring space or futures are short, and nobody rings for those.
     (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::park());
     return;
   }
-  const uint64_t kept = options_.window - std::max(options_.window / 4, 1u);
-  const uint64_t wanted = submitted() - kept;
+  const uint64_t kept = window - std::max(window / 4, 1u);
+  const uint64_t wanted = submitted() - std::min(kept, submitted());
   // SYNC client/wanted: the store before the look at `retired`, and in Controller::flush() the other way round: one of
   // the two sees the other, and the doorbell's ticket was drawn before.
   block_->wanted.store(wanted, std::memory_order_seq_cst);

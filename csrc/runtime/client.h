@@ -69,6 +69,9 @@ class Client {
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
                 std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const Words* too_late = nullptr);
   uint64_t last_tag() const { return submitted(); }
+  /// From now on so many runs may be in flight, at least 1. Any thread.
+  void set_window(uint32_t window) { window_.store(window, std::memory_order_relaxed); }
+  uint32_t window() const { return window_.load(std::memory_order_relaxed); }
   /// Drops a run that no host has been granted, and fails its results in any case. It passes what the controller has
   /// not read yet (runtime/credits.h).
   Status cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text);
@@ -132,6 +135,7 @@ class Client {
   void publish();
 
   const Options options_;
+  Atomic<uint32_t> window_;  ///< runs in flight; written by any thread
   ClientBlock* block_;
   ControllerBlock* controller_;
   FutureTable* table_;

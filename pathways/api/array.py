@@ -405,6 +405,8 @@ class _Fetch:
 
         if self._driver is None:
             self._block = put.allocate(self._client, max(kind.nbytes, 1), f"reading {array!r}")
+            if kind.nbytes >= put.BIG_BYTES:
+                array.layout.slice.cluster.tidier.note()
             payload = payloads.fetch_arena(self._block.offset, kind.nbytes)
         self._token = self._client.new_token(layout.parts)
         if self._driver is not None:

@@ -21,6 +21,7 @@ from pathways.api.slices import Device, Slice
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.runtime import payloads
 from pathways.runtime.packing import Packing
+from pathways.runtime.tidying import Tidier
 from pathways.runtime.topology import SliceBinding
 
 
@@ -71,15 +72,21 @@ _all: weakref.WeakSet[Cluster] = weakref.WeakSet()
 _child_of: int | None = None  # the process that forked this one when JAX was up there
 
 
-def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -> Cluster:
+def connect(
+    target: LocalCluster | str | None = None, *, progress: Any = None, max_in_flight: int | None = None
+) -> Cluster:
     """A `Cluster`, which is also a context manager. Connecting again to an equal target gives the same one.
 
     Args:
         target: None for this process's own devices; a `LocalCluster` to start host processes here; or the address of a
             running cluster, "unix:/…".
         progress: see `pathways.runtime.launcher.start_local_cluster`.
+        max_in_flight: how many runs this client may be ahead of the hosts: a call beyond it waits until an earlier run
+            is over. Few, and what is not a run (a save, a read) finds little to wait for; 1,024 when not given. To a
+            cluster that is connected already it applies from now on.
 
     Raises:
+        OptionError: `max_in_flight` is no number from 1 on.
         ConnectError: nobody listens there, or a process did not start; with its log's last lines. Or this process was
             forked from one that uses JAX.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
@@ -94,10 +101,15 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
             f"process {os.getpid()} was forked from process {_child_of or os.getppid()}, where JAX was up: JAX's "
             f"threads are not in this one, and whoever waited for them would wait for ever. {_IN_CHILDREN}"
         )
+    most = max_in_flight
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most < 1 << 31):
+        raise errors.OptionError(f"connect expects max_in_flight= a number of runs, 1 or more, got {most!r}")
     with _lock:
         known = _live.get(target)
         if known is not None and known.is_alive():
             _make_current(known)
+            if most is not None:
+                known.native.max_in_flight = most
             return known
         if target is None:
             from pathways.api.embedded import EmbeddedControl
@@ -127,6 +139,8 @@ def connect(target: LocalCluster | str | None = None, *, progress: Any = None) -
             from pathways.runtime.connection import connect_unix
 
             cluster = Cluster(connect_unix(target), target)
+        if most is not None:
+            cluster.native.max_in_flight = most
         _live[target] = cluster
         _make_current(cluster)
         return cluster
@@ -210,6 +224,7 @@ class Cluster:
             if topology.device_bytes
             else RELEASE_BYTES,
         )
+        self.tidier = Tidier(self.native)
         self.driver = None
         if self.is_embedded:
             self.driver = control.driver

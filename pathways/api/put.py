@@ -25,6 +25,8 @@ from pathways.runtime.packing import aligned
 INLINE_BYTES = 1024
 #: How long a value waits for room in shared memory before nothing seems to give any back.
 _PATIENCE_S = 30.0
+#: From here on blocks are worth a look at how much is in use.
+BIG_BYTES = 1 << 20
 _keys = itertools.count(1)
 
 
@@ -155,6 +157,8 @@ def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: object) -> Arr
         client.put(array, payloads.put_inline(placement, data))
     else:
         block = allocate(client, packing.nbytes, what)
+        if packing.nbytes >= BIG_BYTES:
+            layout.slice.cluster.tidier.note()
         packing.pack(leaf, memoryview(block))
         client.put(array, payloads.put_arena(placement, block.offset, packing.nbytes), block)
     return array

@@ -19,7 +19,6 @@ from pathways.compiler.flatten import FlatProgram, Step
 from pathways.compiler.groups import Group
 from pathways.compiler.ir import MeshSpec
 
-
 _callbacks = itertools.count(1)  # of this process
 
 
@@ -102,7 +101,6 @@ class Bodies:
         body = self._known[key] = Body(len(self.all), module, mesh)
         self.all.append(body)
         return body
-
 
     def _number(self, callback: _jaxlib.Callback) -> int:
         number = next(_callbacks)

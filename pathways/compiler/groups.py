@@ -56,7 +56,7 @@ class Grouped:
     groups: list[Group]
     homes: dict[Any, MeshSpec]
     outvars: list[Any]
-    calls: Calls = Calls()
+    calls: Calls
 
 
 def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> Grouped:
@@ -284,8 +284,8 @@ def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec
 
 
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
-    """A run of plain steps as few pieces, each on one mesh, in an order in which each reads only earlier ones, and calls
-    the client back after earlier ones where that has an order."""
+    """A run of plain steps as few pieces, each on one mesh, in an order in which each reads only earlier ones, and in
+    which those that call the client back in order do so."""
     level: dict[Any, tuple[int, MeshSpec]] = {}
     order = (0, meshes[id(run[0])])
     pieces: dict[tuple[int, MeshSpec], list[Step]] = {}

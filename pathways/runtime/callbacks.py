@@ -13,6 +13,7 @@ A client that is gone has answered everything: with an error, now and in what is
 
 from __future__ import annotations
 
+import functools
 import json
 import queue
 import struct
@@ -280,13 +281,15 @@ class Answers:
 
     def _answer(self, key: tuple[int, int, int], data: bytes) -> None:
         host, incarnation, own = key
-        to = {"host": host, "incarnation": incarnation, "call": own}
+        to = functools.partial(pb.CallbackPart, host=host, incarnation=incarnation, call=own)
         try:
             number, arrays = unpack(data)
             answer = pack(number, call(self._callbacks, number, arrays))
         except BaseException as problem:
-            words = str(problem) if isinstance(problem, errors.PathwaysError) else f"{type(problem).__name__}: {problem}"
-            self._out.put(pb.CallbackPart(**to, last=True, error=words[:MOST_WORDS] or type(problem).__name__))
+            words = (
+                str(problem) if isinstance(problem, errors.PathwaysError) else f"{type(problem).__name__}: {problem}"
+            )
+            self._out.put(to(last=True, error=words[:MOST_WORDS] or type(problem).__name__))
             return
         for piece, last in pieces(answer):
-            self._out.put(pb.CallbackPart(**to, data=piece, last=last))
+            self._out.put(to(data=piece, last=last))

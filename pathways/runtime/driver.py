@@ -25,8 +25,8 @@ from pathways import _core, _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.runtime import executable, parking, payloads, read_back
-from pathways.runtime.callbacks import Asker, Crew, Questions
 from pathways.runtime.binding import Bindings, BoundProgram, HostPlan, host_plan, local_mask
+from pathways.runtime.callbacks import Asker, Crew, Questions
 from pathways.runtime.inputs import Inputs
 from pathways.runtime.memory import Profile, ProgramMemory, sizes_of
 from pathways.runtime.payloads import Mode

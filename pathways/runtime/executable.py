@@ -175,7 +175,7 @@ def load_executable(
     if computation.callbacks:
         assert ask is not None
         return Executable(
-            lambda *arrays: Attended(compiled, ask, arrays),  # type: ignore[arg-type, return-value]
+            lambda *arrays: Attended(compiled, ask, arrays),  # type: ignore[arg-type]
             in_shardings,
             out_shardings,
             _memory(compiled),

@@ -33,9 +33,9 @@ class Tidier:
         if self._is_looking or self._native.arena_in_use() < MUCH_BYTES:
             return
         with self._lock:
-            if self._is_looking:
-                return
-            self._is_looking = True
+            begins, self._is_looking = not self._is_looking, True
+        if not begins:
+            return
         threading.Thread(target=self._look, name="pw-tidy", daemon=True).start()
 
     def _look(self) -> None:

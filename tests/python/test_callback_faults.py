@@ -78,7 +78,7 @@ def test_a_client_that_goes_leaves_nobody_waiting(other: Any, local_cluster: Any
     waiting = [step(X) for step in steps]  # some behind what waits for the answer
     if how != "close":
         process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
-    for n in range(20):
+    for _ in range(20):
         for at, step in enumerate(steps):
             waiting[at] = step(waiting[at])
     for value in waiting:
@@ -124,7 +124,9 @@ def test_a_callback_may_use_the_cluster(local_cluster: Any) -> None:
     one, two = (pw.make_virtual_device_set(local_cluster).add_slice(devices=1) for _ in range(2))
     double = pw.jit(lambda x: x * 2, devices=two)
     f = pw.jit(
-        lambda x: jax.pure_callback(lambda v: np.asarray(double(np.asarray(v))), jax.ShapeDtypeStruct((8,), np.float32), x),
+        lambda x: jax.pure_callback(
+            lambda v: np.asarray(double(np.asarray(v))), jax.ShapeDtypeStruct((8,), np.float32), x
+        ),
         devices=one,
     )
     np.testing.assert_array_equal(np.asarray(f(X)), X * 2)

@@ -6,6 +6,7 @@
 //   ARENA-3 merged     ArenaTest.NeighboursMerge, ArenaTest.RandomStress
 //   ARENA-4 fits       ArenaTest.FitsExactly, ArenaTest.FailsOnlyWhenFull
 //   ARENA-5 lent       ArenaTest.WhatADeadBorrowerHeldIsReclaimed
+//   trim               ArenaTrim.GivesPagesBack, ArenaTrim.GoesOnWhileOthersAllocate
 #include "memory/arena.h"
 
 #include <gtest/gtest.h>
@@ -278,6 +279,63 @@ TEST_F(ArenaTest, CountsAcrossProcesses) {
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(arena->bytes_in_use(), 0U) << "whoever was last gave it back";
   EXPECT_NE(allocate(arena->max_block()), 0U);
+}
+
+/// What is trimmed reads as zeros afterwards, so its pages are gone; nothing else changes.
+void trims(Segment memory, const char* how) {
+  SCOPED_TRACE(how);
+  constexpr std::size_t kBlock = 3 << 20;
+  Arena* arena = Arena::create(memory.data(), memory.size());
+  std::vector<std::uint64_t> offsets(8);
+  for (std::uint64_t& offset : offsets) {
+    ASSERT_EQ(arena->allocate(kBlock + 64, &offset), Status::kOk);
+    std::memset(arena->at(offset), 7, arena->block_bytes(offset));
+  }
+  const auto count = [&](std::uint64_t offset, int value) {
+    const std::byte* data = arena->at(offset);
+    return std::count(data, data + arena->block_bytes(offset), static_cast<std::byte>(value));
+  };
+  for (const std::size_t kept : {std::size_t{1}, std::size_t{4}}) arena->retain(offsets[kept]);
+  for (const std::uint64_t offset : offsets) arena->release(offset);
+  std::uint64_t bytes = 0;
+  for (std::uint64_t at = arena->trim(0, &bytes); at != 0;) at = arena->trim(at, &bytes);
+  arena->validate();
+  EXPECT_GT(bytes, 5 * kBlock);
+  for (const std::size_t kept : {std::size_t{1}, std::size_t{4}}) {
+    EXPECT_EQ(count(offsets[kept], 7), static_cast<std::ptrdiff_t>(arena->block_bytes(offsets[kept])));
+    arena->release(offsets[kept]);
+  }
+  std::uint64_t whole = 0;
+  ASSERT_EQ(arena->allocate(arena->max_block(), &whole), Status::kOk);
+  EXPECT_LT(count(whole, 7), static_cast<std::ptrdiff_t>(3 * kBlock));
+  arena->release(whole);
+}
+
+TEST(ArenaTrim, GivesPagesBack) {
+  trims(Segment::create("arena-trim", 32 << 20), "shared");
+  trims(Segment::heap(32 << 20), "private");
+}
+
+TEST(ArenaTrim, GoesOnWhileOthersAllocate) {
+  const test::Watchdog watchdog("GoesOnWhileOthersAllocate");
+  const Segment memory = Segment::create("arena-trim", 32 << 20);
+  Arena* arena = Arena::create(memory.data(), memory.size());
+  std::thread other([&] {
+    for (std::uint32_t i = 0; i < 300; ++i) {
+      std::uint64_t offset = 0;
+      ASSERT_EQ(arena->allocate(100'000 + i * 3000, &offset), Status::kOk);
+      const std::size_t bytes = arena->block_bytes(offset);
+      std::memset(arena->at(offset), static_cast<int>(i & 0xff), bytes);
+      for (std::size_t b = 0; b < bytes; b += 1000) ASSERT_EQ(arena->at(offset)[b], static_cast<std::byte>(i & 0xff));
+      arena->release(offset);
+    }
+  });
+  for (int round = 0; round < 100; ++round) {
+    std::uint64_t bytes = 0;
+    for (std::uint64_t at = arena->trim(0, &bytes); at != 0;) at = arena->trim(at, &bytes);
+  }
+  other.join();
+  arena->validate();
 }
 
 }  // namespace

@@ -73,7 +73,9 @@ def test_types_and_big_and_empty_arrays(add: Any, dtype: str) -> None:
 
     g = pw.jit(f, devices=add(1))
     for shape in ((5, 3), (0,), ()) if dtype != "int8" else ((3 << 20,), (2, 0, 3)):
-        value = np.asarray(np.arange(int(np.prod(shape)) % 251 or 1).repeat(2)[0] + np.zeros(shape)).astype(jnp.dtype(dtype))
+        value = np.asarray(np.arange(int(np.prod(shape)) % 251 or 1).repeat(2)[0] + np.zeros(shape)).astype(
+            jnp.dtype(dtype)
+        )
         if shape == ():
             continue
         np.testing.assert_array_equal(np.asarray(g(value)), value[::-1])
@@ -120,7 +122,10 @@ def test_order_inside_and_between_runs_and_slices(add: Any, size: int) -> None:
 
 
 def test_a_program_of_several_slices(add: Any) -> None:
-    left, right = pw.jit(lambda x: print_it("left", x), devices=add(2)), pw.jit(lambda x: print_it("right", x), devices=add(1))
+    left, right = (
+        pw.jit(lambda x: print_it("left", x), devices=add(2)),
+        pw.jit(lambda x: print_it("right", x), devices=add(1)),
+    )
     seen: list[tuple[str, float]] = []
 
     def print_it(name: str, x: Any) -> Any:
@@ -136,7 +141,10 @@ def test_a_program_of_several_slices(add: Any) -> None:
 
     assert np.asarray(both(X))[0] == 6
     jax.effects_barrier()
-    assert seen == [*((name, n * 2.0 + at) for n in range(3) for at, name in enumerate(("left", "right"))), ("end", 6.0)]
+    assert seen == [
+        *((name, n * 2.0 + at) for n in range(3) for at, name in enumerate(("left", "right"))),
+        ("end", 6.0),
+    ]
 
 
 def test_vmap_grad_and_shard_map(add: Any) -> None:
@@ -186,7 +194,10 @@ def test_a_call_that_fails_is_an_error_of_what_depends_on_it(add: Any, size: int
     np.testing.assert_array_equal(np.asarray(other), X + X.sum() + 1)
     np.testing.assert_array_equal(np.asarray(again), X + 2 + (X + 2).sum())
 
-    loop = pw.jit(lambda x: jax.lax.scan(lambda c, _: (jax.pure_callback(picky, like(c), c) + 1, None), x, None, 3)[0], devices=slice_)
+    loop = pw.jit(
+        lambda x: jax.lax.scan(lambda c, _: (jax.pure_callback(picky, like(c), c) + 1, None), x, None, 3)[0],
+        devices=slice_,
+    )
     with pytest.raises(errors.CallbackFailedError, match="will have none of it"):
         np.asarray(loop(X))
     np.testing.assert_array_equal(np.asarray(loop(X + 2)), X + 5)
