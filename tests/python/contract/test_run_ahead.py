@@ -135,7 +135,10 @@ def test_nobody_looks_after_little_memory() -> None:
             self.trims += 1
             return 1
 
-    native = Native()
+    def looking() -> int:
+        return sum(thread.name == "pw-tidy" and thread.is_alive() for thread in threading.enumerate())
+
+    native, others = Native(), looking()
     tidier = tidying.Tidier(native)
     native.used = tidying.MUCH_BYTES - 1
     tidier.note()
@@ -143,7 +146,7 @@ def test_nobody_looks_after_little_memory() -> None:
     native.used = 4 * tidying.MUCH_BYTES
     for _ in range(3):
         tidier.note()
-    assert sum(thread.name == "pw-tidy" and thread.is_alive() for thread in threading.enumerate()) == 1
+    assert looking() <= others + 1  # others may be over by now
     time.sleep(2 * tidying.LOOK_S)
     native.used = tidying.MUCH_BYTES
     deadline = time.monotonic() + 30
