@@ -458,9 +458,8 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   leave_fifos(node);
   Value watched = nullptr;
   if (error == 0 && !outputs.empty()) {
-    is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(), [&](uint32_t value) {
-                              return !plan.results_of(value).empty();
-                            });
+    is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(),
+                                           [&](uint32_t value) { return !plan.results_of(value).empty(); });
     if (is_watched) watched = retain(outputs_[run.plan->watched[ref.node]]);
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
@@ -612,7 +611,8 @@ std::span<const uint32_t> Executor::donated(const Run& run, const NodeRecord& no
 /// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on they say nothing, so
 /// whatever was watched by one of them is watched otherwise.
 void Executor::take_over(const NodeRecord& node, std::span<const uint32_t> positions) {
-  const auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == node.devices; });
+  const auto lane =
+      std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == node.devices; });
   if (lane == lanes_.end()) return;
   taken_.clear();
   for (const uint32_t position : positions) {
@@ -731,8 +731,8 @@ uint32_t Executor::poll() {
   drain();
   // The order admits only what fits, so room comes when what is under way is done. If nothing is, the sizes it was told
   // were wrong: better too full than still for ever.
-  const bool is_stuck = !throttled_.empty() && done == 0 && stats_.waiting == 0 && exchanges_.empty() && attended_.empty() &&
-                        stats_.launches + stats_.transfers == starts;
+  const bool is_stuck = !throttled_.empty() && done == 0 && stats_.waiting == 0 && exchanges_.empty() &&
+                        attended_.empty() && stats_.launches + stats_.transfers == starts;
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;

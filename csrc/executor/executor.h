@@ -14,8 +14,9 @@
 ///           `gangs` counts those launches, per run and in all.
 ///   GANG-2  where a gang holds up what its host does after it (`gangs_block`), gangs are launched in the order,
 ///           whatever devices they hold. And nothing that comes before a gang in the order, and that other hosts may
-///           need of this one, is left to be done behind it: they may need that, by whatever way, before they can launch
-///           theirs. All that is waited for is earlier in the order, so nothing goes round. What is held up differs:
+///           need of this one, is left to be done behind it: they may need that, by whatever way, before they can
+///           launch theirs. All that is waited for is earlier in the order, so nothing goes round. What is held up
+///           differs:
 ///           - A launch on one local device computes in the call, and waits there for the other hosts. It is made when
 ///             this host owes nobody anything: every room is posted, every value sent. What was said goes out meanwhile
 ///             (HostLink::leave).
@@ -33,8 +34,9 @@
 ///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
 ///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
-///           launch the error of its inputs, so one that is well also says that they were. A value that was donated says
-///           nothing: its launch is watched by another of its outputs, or else by the launch that took the value over.
+///           launch the error of its inputs, so one that is well also says that they were. A value that was donated
+///           says nothing: its launch is watched by another of its outputs, or else by the launch that took the value
+///           over.
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).

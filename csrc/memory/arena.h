@@ -71,8 +71,8 @@ class Arena {
   void reclaim(unsigned borrower, std::uint64_t stamp) noexcept;
 
   /// Gives pages of free blocks back to the system, from position `from` on (0: the beginning), a few megabytes of them
-  /// with the lock held. Where to go on, or 0 at the end; adds to *bytes what was looked through. Their content is zeros
-  /// afterwards. Owner process.
+  /// with the lock held. Where to go on, or 0 at the end; adds to *bytes what was looked through. Their content is
+  /// zeros afterwards. Owner process.
   std::uint64_t trim(std::uint64_t from, std::uint64_t* bytes) noexcept;
 
   /// References now, loans included: a stale snapshot.

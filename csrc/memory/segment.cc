@@ -124,8 +124,8 @@ Segment Segment::heap(std::size_t bytes) {
 void Segment::hide_from_children() {
   if (fd_ < 0 || is_hidden_) return;
   HiddenMappings& mappings = hidden_mappings();
-  static const int registered = ::pthread_atfork([] { hidden_mappings().mutex.lock(); },
-                                                 [] { hidden_mappings().mutex.unlock(); }, map_privately);
+  static const int registered =
+      ::pthread_atfork([] { hidden_mappings().mutex.lock(); }, [] { hidden_mappings().mutex.unlock(); }, map_privately);
   if (registered != 0) throw_errno(Status::kNoMemory, "Segment::hide_from_children: pthread_atfork", registered);
   const std::lock_guard lock(mappings.mutex);
   mappings.all.push_back({data_, size_, fd_});

@@ -12,11 +12,10 @@
 /// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. One that is not keeps its
 /// client's later records behind it, but no other client's; only releases of buffers that none of the held records
 /// names go ahead. One that only live buffers keep out gets turns, in which nobody else enters its places, so that
-/// others who let go of some and take some do not keep it out for ever. MEM-3: one that can never fit fails at once; one
-/// that only live buffers keep out fails after a short grace, in which releases under way arrive, unless another client
-/// that holds some of them has runs in flight.
-/// OWN-1: a client whose records make no sense is put out, with the reason; the others see nothing. Hosts are ours: a
-/// senseless record of theirs fails the cluster, naming the host.
+/// others who let go of some and take some do not keep it out for ever. MEM-3: one that can never fit fails at once;
+/// one that only live buffers keep out fails after a short grace, in which releases under way arrive, unless another
+/// client that holds some of them has runs in flight. OWN-1: a client whose records make no sense is put out, with the
+/// reason; the others see nothing. Hosts are ours: a senseless record of theirs fails the cluster, naming the host.
 ///
 /// FLOW-1: what a client has under way is bounded here (runtime/credits.h): past its bounds it is not read further
 /// until earlier work of it is done on the hosts. Its cancels come on a ring of their own, which is read in any case.

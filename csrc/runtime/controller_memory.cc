@@ -13,7 +13,7 @@ namespace pathways {
 namespace {
 
 constexpr size_t kHoldersNamed = 3;
-constexpr size_t kMostReleases = 64;  // in one note
+constexpr size_t kMostReleases = 64;   // in one note
 constexpr uint32_t kMostPatience = 6;  // between two turns of a held record: 2^6 graces
 
 bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }

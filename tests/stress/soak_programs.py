@@ -7,8 +7,8 @@ forks, and holds for each array what NumPy says that it is. All values are small
 that equal means equal. Each action draws from the thread's own generator, which hangs on the seed, the phase and the
 thread alone.
 
-What fails must have a reason: a lost host of an island that the value came by, a deadline that was asked for, a cancelled
-run, memory that is full. Everything else is a `Mismatch`.
+What fails must have a reason: a lost host of an island that the value came by, a deadline that was asked for, a
+cancelled run, memory that is full. Everything else is a `Mismatch`.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def test_a_call_that_fails_is_an_error_of_what_depends_on_it(add: Any, size: int
     good, bad = calls(X), calls(X + 1)
     after, other, again = plus(bad), plus(good), calls(X + 2)
     for broken in (bad, after):
-        with pytest.raises(errors.CallbackFailedError, match="pure_callback.*picky.*ValueError: will have none of it"):
+        with pytest.raises(errors.CallbackFailedError, match=r"pure_callback.*picky.*ValueError: will have none of it"):
             np.asarray(broken)
     np.testing.assert_array_equal(np.asarray(other), X + X.sum() + 1)
     np.testing.assert_array_equal(np.asarray(again), X + 2 + (X + 2).sum())
