@@ -177,7 +177,11 @@ TEST_F(Held, SmallOnesDoNotStarveABigOne) {
   bool has_run = false;
   const auto play = [&] {
     for (auto bytes = hosts[0]->next(); !bytes.empty(); bytes = hosts[0]->next()) {
-      if (read_record<RecordHeader>(bytes).kind != RecordKind::kRun) continue;
+      const auto header = read_record<RecordHeader>(bytes);
+      if (header.kind == RecordKind::kNote) {  // FLOW-1: a host says what it is done with
+        hosts[0]->say(CommandsDoneRecord{{RecordKind::kCommandsDone, 0, header.client}, 1, bytes.size()});
+      }
+      if (header.kind != RecordKind::kRun) continue;
       const auto record = read_record<RunRecord>(bytes);
       has_run = has_run || record.header.client == 0;
       running.push_back(record);
