@@ -682,8 +682,8 @@ cdef class Call:
             # What is deleted while its slice moves is moved all the same: its release waits for the end of the move.
             if leaf.deleted and not (self.client.moving and self.client.mover == PyThread_get_thread_ident()):
                 from pathways.errors import DeletedArrayError
-                raise DeletedArrayError(f"argument {i if self.names is None else self.names[i]} was deleted or donated: "
-                                        f"{leaf!r}")
+                name = i if self.names is None else self.names[i]
+                raise DeletedArrayError(f"argument {name} was deleted or donated: {leaf!r}")
             self.arguments[i] = leaf.handle
         return True
 

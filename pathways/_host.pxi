@@ -134,7 +134,7 @@ cdef class Host:
         self.core.get().remove_plan(plan)
 
     def attach_client(self, uint32_t client, segment):
-        """Until the order has passed the client's end; then `driver.client_gone(client)`, and its memory goes (OWN-1)."""
+        """Until the order has passed the client's end: `driver.client_gone(client)`, and its memory goes (OWN-1)."""
         self.clients[client] = segment
         self.core.get().attach_client(client, <ClientBlock*><size_t>segment.client_block)
 
