@@ -357,7 +357,7 @@ def test_a_controller_told_to_end_ends_in_order(own: LocalClusterHandle, number:
     [
         ("raise", ["host 1 (pid ", "ended with exit status 1: RuntimeError: no devices today"]),
         ("exit", ["host 1 (pid ", "ended with exit status 3", "the last thing it said"]),
-        ("hang", ["was not ready after 3 s", "host 1 (pid ", "HOST_CONNECTED", "fake host 1 starts"]),
+        ("hang", ["was not ready after 12 s", "host 1 (pid ", "HOST_CONNECTED", "fake host 1 starts"]),
     ],
 )
 def test_a_host_that_fails_at_start_fails_connect(
@@ -366,7 +366,7 @@ def test_a_host_that_fails_at_start_fails_connect(
     monkeypatch.setenv("FAKE_HOST_1", trouble)
     before = directory.live_clusters()
     with pytest.raises(errors.ConnectError) as failure:
-        start_local_cluster(1, 2, 1, start_timeout_s=3.0 if trouble == "hang" else 60.0, **SMALL)
+        start_local_cluster(1, 2, 1, start_timeout_s=12.0 if trouble == "hang" else 60.0, **SMALL)
     for word in words:
         assert word in str(failure.value)
     assert directory.live_clusters() == before
