@@ -67,7 +67,7 @@ model: cpp-dev ## the model tests: every interleaving of small cases
 
 stress: $(BUILT) ## the native stress tests and the slow Python tests, again and again
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
-	@PATHWAYS_LEAVING=all python -m pytest -m slow $(PYTEST_ARGS)
+	@PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 python -m pytest -m slow $(PYTEST_ARGS)
 
 soak: $(BUILT) ## ten minutes of random programs against NumPy, under small budgets, while hosts are killed
 	@python tests/stress/soak.py $(SOAK_ARGS)

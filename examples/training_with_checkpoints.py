@@ -77,7 +77,7 @@ def abstract_state(devices: pw.Slice) -> Any:
     )
 
 
-def train(target: Any, manager: ocp.CheckpointManager, steps: int, kill_at: int | None = None) -> Any:
+def train(cluster: pw.Cluster, manager: ocp.CheckpointManager, steps: int, kill_at: int | None = None) -> Any:
     """Trains up to `steps` steps from the newest checkpoint, or from the start. The state, as NumPy.
 
     `kill_at`: before this step one host of the cluster is killed.
@@ -85,7 +85,6 @@ def train(target: Any, manager: ocp.CheckpointManager, steps: int, kill_at: int 
     Raises:
         HostLostError: a host was lost.
     """
-    cluster = pw.connect(target)  # the one there is, or a new one when that was lost
     devices = pw.make_virtual_device_set(cluster).add_slice(shape=MESH_SHAPE, axis_names=MESH_AXES)
     start = pw.jit(init, devices=devices, out_shardings=STATE_SPECS)
     data = P("data")
@@ -123,9 +122,11 @@ def run(target: Any, folder: pathlib.Path, steps: int, every: int, kill_at: int 
     """A whole training: again from the last checkpoint, as often as a host is lost."""
     options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=2)
     while True:
+        # The one there is, or a new one when that was lost. Orbax's manager makes JAX's backend, so this comes first.
+        cluster = pw.connect(target)
         try:
             with ocp.CheckpointManager(folder, options=options) as manager:
-                return train(target, manager, steps, kill_at)
+                return train(cluster, manager, steps, kill_at)
         except pw.errors.HostLostError as error:
             print(f"lost: {str(error).splitlines()[0]}", flush=True)
             kill_at = None

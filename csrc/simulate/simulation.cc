@@ -25,12 +25,15 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
   Controller::Options controller_options{options.window, {}};
   controller_options.sequential = options.sequential;
   controller_ = std::make_unique<Controller>(std::move(controller_options), controller_block_, blocks);
+  Host::Options host_options{.devices = options.devices, .max_in_flight = options.max_in_flight};
+  // In virtual time a host's step takes all there is, however slow the machine.
+  if (options.clock == ModelClock::Kind::kVirtual) host_options.longest_step = std::chrono::hours(1);
   for (uint32_t h = 0; h < options.hosts; ++h) {
+    host_options.host = h;
     backends_.push_back(std::make_unique<ModelledBackend>(
         ModelledBackend::Options{h, options.devices, options.step_ns, options.transfer_ns}, clock_,
         options.pair_gangs ? &fabric_ : nullptr));
-    hosts_.push_back(std::make_unique<Host>(Host::Options{h, options.devices, options.max_in_flight, 64}, blocks,
-                                            controller_block_, *backends_.back()));
+    hosts_.push_back(std::make_unique<Host>(host_options, blocks, controller_block_, *backends_.back()));
   }
 }
 

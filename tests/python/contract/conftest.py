@@ -26,12 +26,25 @@ def add(cluster: Any) -> Callable[..., Any]:
     return one
 
 
-@pytest.fixture
-def quiet(cluster: Any) -> Callable[[], dict[str, Any]]:
-    """`quiet()` waits until nothing is in flight and nothing is left to release; then the cluster's `stats()`, with
-    "arena" for the bytes in use of the client's shared memory and "kept" for all that must come back to its start."""
+def is_no_more(kept: Any, than: Any) -> bool:
+    """Of all that is counted. A start that was seen too early may have been higher: that is no fault."""
+    if than is None:
+        return True
+    hosts = zip(kept[2], than[2], strict=True)
+    return (
+        kept[0] <= than[0]
+        and kept[1] <= than[1]
+        and all(a <= b for one, two in hosts for a, b in zip(one, two, strict=True))
+    )
 
-    def wait() -> dict[str, Any]:
+
+@pytest.fixture
+def quiet(cluster: Any) -> Callable[..., dict[str, Any]]:
+    """`quiet()` waits until nothing is in flight and nothing is left to release; then the cluster's `stats()`, with
+    "arena" for the bytes in use of the client's shared memory and "kept" for all that must come back to its start.
+    `quiet(back_to=kept)` waits until no more is kept than that, and fails when it does not come to it."""
+
+    def wait(back_to: Any = None) -> dict[str, Any]:
         deadline = time.monotonic() + 30
         last: Any = None
         same = 0
@@ -47,10 +60,12 @@ def quiet(cluster: Any) -> Callable[[], dict[str, Any]]:
                 [(host["objects"], host["arena_bytes"]) for host in stats["hosts"]],
             )
             same = same + 1 if not busy and last == stats["kept"] else 0
-            if same == STILL:  # what earlier tests dropped may take a moment to be released
+            # What was dropped may take a moment to be released.
+            if same >= STILL and is_no_more(stats["kept"], back_to):
                 return stats
             last = stats["kept"]
             time.sleep(0.05)
+        assert is_no_more(last, back_to), f"kept {last}, before {back_to}"
         raise AssertionError(f"work is still in flight: {cluster.stats()}")
 
     return wait

@@ -82,7 +82,7 @@ def test_a_child_drops_what_it_inherited(cluster: Any, add: Any, quiet: Any) -> 
         np.testing.assert_array_equal(np.asarray(array), X + number)
     del value, other, array, others, more
     drop()
-    assert quiet()["kept"] == before
+    quiet(back_to=before)
 
 
 def test_a_child_keeps_what_was_read(cluster: Any, add: Any, quiet: Any) -> None:
