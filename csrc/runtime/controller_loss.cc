@@ -209,7 +209,8 @@ void Controller::restore(uint32_t h, HostBlock* block) {
   max_record_ = std::min(max_record_, host.outbox.max_record());
   news_.push_back(h);
   for (const auto& client : clients_) {
-    for (const auto& [number, note] : client->definitions) {
+    for (const auto& definition : client->definitions) {
+      const std::vector<std::byte>& note = definition.second;
       auto record = read_record<NoteRecord>(note);
       record.header.client = client->id;
       const auto members = sequencer_.hosts_of(record.group);
