@@ -34,13 +34,14 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways.runtime import stand_in
 
-LEAVES = ("exit", "close", "kill", "interrupt", "crash")
+LEAVES = ("exit", "close", "kill", "interrupt", "crash", "fork")
 STATES = ("idle", "queued", "granted", "half-entered", "transfer", "put", "fetch", "checkpoint", "suspended")
 CRASHES = (
     "abort in a finalizer",
     "abort in a signal handler",
     "fault in a signal handler",
     "raise in a signal handler",
+    "abort in a callback of a computation",
 )
 BIG = 1 << 20  # elements of float32
 QUEUED = 400  # more than the controller grants to a host at once
@@ -222,8 +223,14 @@ class Guest:
             extra = self._ones(self.single[0])
             weakref.finalize(extra, os.abort)
             del extra
+        delay_s = 0.005
+        if how == "abort in a callback of a computation":
+            shape = jax.ShapeDtypeStruct((64,), np.float32)
+            calls_back = pw.jit(lambda x: jax.pure_callback(_abort, shape, x), devices=self.single[0])
+            self.kept.append(calls_back(self._ones(self.single[0])))
+            delay_s = 5.0  # in case it is never called: the client is suspended
         signal.signal(signal.SIGALRM, {"abort": _abort, "fault": _fault, "raise": _raise}[how.split()[0]])
-        signal.setitimer(signal.ITIMER_REAL, 0.005)
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
         self._wait_for_ever()
 
     def _leave_by_fork(self) -> None:
@@ -250,7 +257,7 @@ class Guest:
                 time.sleep(0.0005)
 
 
-def _abort(*_: Any) -> None:
+def _abort(*_: Any) -> Any:
     os.abort()
 
 
