@@ -291,10 +291,12 @@ cdef class Host:
         cdef ExecutorStats s = self.core.get().executor().stats()
         cdef const Ledger* ledger = &self.core.get().executor().ledger()
         cdef size_t i
+        cdef uint64_t limit
         devices, accounts = [], []
         for i in range(ledger.devices().size()):
+            limit = ledger.devices()[i].limit
             devices.append({"bytes": ledger.devices()[i].bytes, "high_water": ledger.devices()[i].high_water,
-                            "limit": ledger.devices()[i].limit})
+                            "limit": limit if limit != <uint64_t>-1 else None})
         for i in range(ledger.accounts().size()):
             if ledger.accounts()[i].is_open or ledger.accounts()[i].bytes != 0:
                 accounts.append({"client": ledger.accounts()[i].client,

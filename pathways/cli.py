@@ -292,8 +292,9 @@ def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:
     for host in hosts:
         known = host.get("memory", {}).get("devices", [])
         for number, device in zip(host["devices"], known, strict=False):
-            sizes = (_bytes(device[key]) for key in ("bytes", "high_water", "limit"))
-            table.add_row(str(number), str(host["host"]), *sizes)
+            budget = "none" if device["limit"] is None else _bytes(device["limit"])
+            in_use, high_water = _bytes(device["bytes"]), _bytes(device["high_water"])
+            table.add_row(str(number), str(host["host"]), in_use, high_water, budget)
     if table.row_count:
         console.print(table)
 

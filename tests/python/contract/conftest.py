@@ -61,7 +61,7 @@ def quiet(cluster: Any) -> Callable[..., dict[str, Any]]:
             )
             same = same + 1 if not busy and last == stats["kept"] else 0
             # What was dropped may take a moment to be released.
-            if same >= STILL and is_no_more(stats["kept"], back_to):
+            if same >= STILL if back_to is None else not busy and is_no_more(stats["kept"], back_to):
                 return stats
             last = stats["kept"]
             time.sleep(0.05)

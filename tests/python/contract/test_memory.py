@@ -570,3 +570,19 @@ def test_a_refused_put_gives_back_the_clients_memory(start: Callable[..., Any]) 
         cluster.native.flush()
         time.sleep(0.01)
     assert cluster.native.arena_stats()[0] == 0
+
+
+def test_stats_of_a_device_without_a_budget(cluster: Any) -> None:
+    """MEM-1: what has no limit says so, and is no number that stands for one."""
+
+    def numbers(found: Any) -> list[int]:
+        if isinstance(found, dict):
+            return [number for each in found.values() for number in numbers(each)]
+        if isinstance(found, list | tuple):
+            return [number for each in found for number in numbers(each)]
+        return [found] if isinstance(found, int) else []
+
+    stats = cluster.stats()
+    assert max(numbers(stats)) < 1 << 62
+    limits = {each["limit"] for host in stats["hosts"] for each in host["memory"]["devices"]}
+    assert limits == {None} or all(limit > 0 for limit in limits)
