@@ -4,9 +4,11 @@
 #   PYTHON=...   the interpreter to build the environment with (default: the newest on PATH that will do)
 #   VENV=...     where the environment lives (default: .venv)
 #   JOBS=...     parallel compiler jobs (default: one per core)
+#   WORKERS=...  processes that run Python tests, each file in one of them (default: one per core; 0: none but pytest's)
 
 VENV ?= .venv
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(JOBS)
 PYTEST_ARGS ?=
 
 override VENV := $(abspath $(VENV))
@@ -24,6 +26,7 @@ DEPS := $(VENV)/.deps
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.deps-dev
 BENCH := $(VENV)/.deps-bench
+PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
 CXX_FILES := $(shell find csrc tests -name '*.h' -o -name '*.cc')
 
 .DEFAULT_GOAL := help
@@ -42,11 +45,11 @@ demo: $(BUILT) ## train a two-stage pipeline on two islands of host processes, a
 test: test-cpp test-python ## every test: native ones, then Python ones
 
 quick: $(BUILT) ## the tests that take seconds, in less than a minute
-	@python -m pytest -q -m "not slow" --durations=0 --durations-min=1 $(PYTEST_ARGS)
+	@$(PYTEST) -q -m "not slow" --durations=0 --durations-min=1 $(PYTEST_ARGS)
 
 test-cpp: cpp-dev ## the native tests
 test-python: $(BUILT) ## the Python tests
-	@python -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 # ThreadSanitizer cannot map its shadow where the kernel spreads addresses widely.
 tsan: NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
