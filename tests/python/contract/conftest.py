@@ -12,6 +12,7 @@ import pytest
 import pathways as pw
 
 STILL = 5  # looks in a row, 50 ms apart, that must find the same
+COLLECTS = 10  # how often to look for garbage: once in so many looks
 
 
 @pytest.fixture
@@ -47,9 +48,11 @@ def quiet(cluster: Any) -> Callable[..., dict[str, Any]]:
     def wait(back_to: Any = None) -> dict[str, Any]:
         deadline = time.monotonic() + 30
         last: Any = None
-        same = 0
+        looks = same = 0
         while time.monotonic() < deadline:
-            gc.collect()
+            if looks % COLLECTS == 0:
+                gc.collect()
+            looks += 1
             cluster.native.flush()
             stats = cluster.stats()
             busy = stats["in_flight"] or any(host["live_runs"] or host["waiting"] for host in stats["hosts"])

@@ -27,8 +27,7 @@ def nothing_left(cluster: Any, quiet: Any) -> Any:
     before, threads = quiet(), threading.active_count()
     yield
     np.testing.assert_array_equal(np.asarray(works(X)), X + 1)
-    after = quiet()
-    assert after["kept"] == before["kept"]
+    quiet(back_to=before["kept"])
     assert threading.active_count() <= threads
 
 
