@@ -33,7 +33,7 @@ else:
 class Array(_Face):
     """A logical array on a slice. Made by programs and by `pw.device_put`; never directly."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Refused: there is no value without a slice."""
@@ -258,19 +258,23 @@ class Array(_Face):
     # ---- Python's own protocols; each of these waits
 
     def __float__(self) -> float:
-        return float(self._scalar("float"))
+        return self._scalar("float").__float__()
 
     def __int__(self) -> int:
-        return int(self._scalar("int"))
+        return self._scalar("int").__int__()
 
     def __bool__(self) -> bool:
-        return bool(self._scalar("bool"))
+        # ValueError, as NumPy's and JAX's arrays raise it: libraries that compare what they do not know catch it.
+        if self.layout.shape and self.size != 1:
+            many = "an empty array" if self.size == 0 else "an array with more than one element"
+            raise ValueError(f"the truth value of {many} is ambiguous, got {self!r}; use .size, .any() or .all()")
+        return bool(self.__array__())
 
     def __complex__(self) -> complex:
-        return complex(self._scalar("complex"))
+        return complex(self._scalar("complex").__complex__())
 
     def __index__(self) -> int:
-        if not np.issubdtype(self.dtype, np.integer) or self.shape:
+        if self.shape or not np.issubdtype(self.dtype, np.integer):
             raise TypeError(f"only integer scalars can be an index, got {self!r}")
         return int(self._value())
 
@@ -282,10 +286,10 @@ class Array(_Face):
         """The value as nested lists."""
         return np.asarray(self).tolist()
 
-    def _scalar(self, what: str) -> Any:
-        if self.layout.shape and self.size != 1:
-            raise TypeError(f"only arrays of one element can be converted to {what}, got {self!r}")
-        return self.__array__().reshape(())[()]
+    def _scalar(self, what: str) -> np.ndarray:
+        if self.layout.shape:
+            raise TypeError(f"only scalar arrays can be converted to {what}, got {self!r}")
+        return self.__array__()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -302,7 +306,10 @@ class Array(_Face):
         return bool((self == value).any())
 
     def __format__(self, spec: str) -> str:
-        return format(self._value()[()] if not self.shape else self._value(), spec) if spec else str(self)
+        if self.is_deleted() and not spec:
+            return repr(self)
+        value = self._value()
+        return format(value if self.shape else value[()], spec)
 
     def __str__(self) -> str:
         if self.is_deleted():

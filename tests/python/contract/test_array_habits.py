@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -251,3 +254,34 @@ def test_repr_never_waits(add: Callable[..., Any], cluster: Any) -> None:
     assert float(pending) == 28
     np.testing.assert_array_equal(fetched, X)
     assert "[0., 1." in repr(fetched)
+
+
+def outcome(convert: Callable[[Any], Any], array: Any) -> tuple[Any, ...]:
+    """What a conversion gives, or the kind of error that it raises."""
+    try:
+        value = convert(array)
+    except Exception as error:
+        return (type(error),)
+    return type(value), value
+
+
+@pytest.mark.parametrize("convert", [int, float, complex, bool, operator.index, "{}".format, "{:.1f}".format])
+def test_conversions_and_refusals_are_those_of_jax(add: Callable[..., Any], convert: Callable[[Any], Any]) -> None:
+    one = add(1)
+    for dtype in (bool, jnp.int4, np.int32, jnp.bfloat16, np.float32, np.complex64):
+        for shape in ((), (1,), (2,), (0,)):
+            value = np.full(shape, 3, dtype)
+            mine, theirs = outcome(convert, pw.device_put(value, one)), outcome(convert, jnp.asarray(value))
+            assert mine == theirs, f"{dtype} of shape {shape}: {mine}, but JAX {theirs}"
+
+
+def test_weak_references(add: Callable[..., Any]) -> None:
+    array = pw.device_put(X, add(1))
+    gone: list[int] = []
+    weakref.finalize(array, gone.append, 1)
+    seen = weakref.ref(array)
+    assert seen() is array
+    del array
+    gc.collect()
+    assert seen() is None
+    assert gone == [1]

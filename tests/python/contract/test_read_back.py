@@ -97,7 +97,7 @@ def test_scalars_in_every_way(add: Any) -> None:
             number + 1, number + 1.0, True, number + 1, number + 1, str(number + 1),
         )  # fmt: skip
         assert [10, 11, 12, 13, 14, 15][x] == number + 11
-    with pytest.raises(TypeError, match="only arrays of one element"):
+    with pytest.raises(TypeError, match="only scalar arrays"):
         float(f(np.zeros(3, np.float32)))
 
 
