@@ -190,8 +190,8 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
         construct = _CONTROL.get(primitive, primitive)
         raise errors.ProgramError(
             f"program {name!r}: a placed function or device_put is called inside {construct}, which runs inside one "
-            "computation. Call it from the program itself (a Python loop unrolls), put the whole of it into "
-            "one placed function"
+            "computation. Call it from the program itself (a Python loop unrolls), or put the whole of it "
+            "into one placed function"
         )
     closed = next(
         p

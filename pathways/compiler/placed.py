@@ -207,8 +207,10 @@ def both_forms(
 def function_name(fun: Callable[..., Any]) -> str:
     """A function's name for plans and messages; lambdas are told apart by where they stand."""
     name = str(getattr(fun, "__name__", type(fun).__name__))
-    code = getattr(fun, "__code__", None)
-    if name != "<lambda>" or code is None:
+    if name != "<lambda>":
+        return name
+    code = getattr(inspect.unwrap(fun), "__code__", None)  # of the user's own lambda, also inside `jax.grad`
+    if code is None:
         return name
     return f"<lambda> at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
@@ -236,7 +238,7 @@ def check_arguments(
                     near = difflib.get_close_matches(argument, takes, 1)
                     raise errors.ProgramError(
                         f"{option} of {name!r} names {argument!r}, which is no argument of it"
-                        f"{f'; did you mean {near[0]!r}?' if near else ''} It takes {takes}"
+                        f"{f'; did you mean {near[0]!r}?' if near else '.'} It takes {takes}"
                     )
     both = [f"number {n}" for n in sorted({*static[2]} & {*donate[2]})]
     both += [repr(argument) for argument in sorted({*static[3]} & {*donate[3]})]

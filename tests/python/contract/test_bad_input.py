@@ -303,3 +303,11 @@ def test_what_is_no_value(add: Any) -> None:
     for target in ([1], {"a": 1}, 3):
         with refused(errors.ConnectError, "LocalCluster", type(target).__name__):
             pw.connect(target)  # type: ignore[arg-type]
+
+
+def test_a_transformed_lambda_is_named_by_where_it_stands(add: Any) -> None:
+    """Not by where `jax.grad` has its wrapper."""
+    double = pw.jit(lambda x: x * 2, devices=add(1))
+    program = pw.program(jax.grad(lambda x: jax.lax.scan(lambda c, _: (double(c), None), x, None, length=2)[0]))
+    with pytest.raises(errors.ProgramError, match=r"'<lambda> at test_bad_input\.py:\d+': .*, or put the whole"):
+        program(np.float32(1))
