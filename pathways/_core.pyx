@@ -9,7 +9,7 @@ calls; and `_freight.pxi`, what crosses between machines. Segments come from `pa
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException, PyErr_Restore
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException, PyErr_Restore, PyErr_SetInterrupt
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -227,6 +227,8 @@ cdef class Client:
     def close(self):
         """Sends nothing more. Handles released from now on are forgotten."""
         self.closed = self.gated = True
+        if self.host is not None:
+            _interrupts.leave()
 
     def abandon(self, str reason not None, object owner):
         """In a forked child: closed, and whoever uses it is told `reason` (FORK-1). Neither it nor its owner is ever
@@ -303,6 +305,7 @@ cdef class Client:
         cdef uint32_t done = 0, round_done
         if self.host is None or self.pumping:
             return False
+        cdef bint holds = _interrupts.hold()
         self.pumping = True
         try:
             while True:
@@ -313,6 +316,8 @@ cdef class Client:
                     return done != 0
         finally:
             self.pumping = False
+            if holds:
+                _interrupts.let_go()
 
     cdef make_room(self):
         """Waits for credit, ring space or futures; raises when the cluster is gone."""

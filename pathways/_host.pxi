@@ -3,6 +3,68 @@ functions through which the native executor calls into JAX. Included by `_core.p
 """
 
 
+import signal as _signal
+import threading as _threading
+from _signal import getsignal as _getsignal  # not by way of an enum: this is on the way of each call
+
+
+cdef class Interrupts:
+    """Embedded: keeps Ctrl-C out of the host's work while the main thread does it.
+
+    Python raises KeyboardInterrupt between two steps of whatever Python code the main thread runs. Inside the host's
+    work that would be taken as the failure of a computation that nobody interrupted. So `hold` puts a handler before
+    the user's; what comes before `let_go` is raised after it, in the user's own code.
+    """
+    cdef bint holding
+    cdef bint came                  # while it was held
+    cdef bint calling
+    cdef object previous            # the user's handler
+    cdef unsigned long main_thread
+
+    def __init__(self):
+        self.main_thread = _threading.main_thread().ident
+
+    def __call__(self, number, frame):
+        if self.holding:
+            self.came = True
+        elif self.calling:  # the user's handler calls the one that it found before it: this one
+            _signal.default_int_handler(number, frame)
+        else:
+            self.calling = True
+            try:
+                self.previous(number, frame)
+            finally:
+                self.calling = False
+
+    cdef bint hold(self) except -1:
+        """False on other threads, where none is raised, and where the user ignores it or leaves it to the system."""
+        if PyThread_get_thread_ident() != self.main_thread:
+            return False
+        handler = _getsignal(_SIGINT)
+        if handler is not self:
+            if not callable(handler):
+                return False
+            self.previous = handler
+            _signal.signal(_SIGINT, self)
+        self.holding = True
+        return True
+
+    cdef void let_go(self) noexcept:
+        self.holding = False
+        if self.came:
+            self.came = False
+            PyErr_SetInterrupt()
+
+    cdef leave(self):
+        """Gives the user's handler its place back."""
+        if PyThread_get_thread_ident() == self.main_thread and _getsignal(_SIGINT) is self:
+            _signal.signal(_SIGINT, self.previous)
+
+
+cdef object _SIGINT = int(_signal.SIGINT)
+cdef Interrupts _interrupts = Interrupts()
+
+
 @cython.no_gc_clear  # as Client
 cdef class Host:
     """One host: the native executor, and the calls into JAX that it asks for.
@@ -261,11 +323,14 @@ cdef class Host:
             with nogil:
                 self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
             return
+        cdef bint holds = _interrupts.hold()
         client.pumping = True
         try:
             moved = self.core.get().step() != 0
         finally:
             client.pumping = False
+            if holds:
+                _interrupts.let_go()
         if moved:
             return
         self.core.get().executor().watched(&self.scratch)

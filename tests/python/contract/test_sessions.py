@@ -230,3 +230,57 @@ def test_ctrl_c_stops_the_wait_and_nothing_else(kind: str) -> None:
         process.kill()
         process.communicate()
     assert lines == ["waiting", "interrupted"] * 2 + ["[1.0, 2.0, 3.0, 4.0] [2.0, 3.0, 4.0, 5.0]", "closed"]
+
+
+def test_ctrl_c_is_no_failure_of_what_it_comes_amid(cluster: Any, add: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embedded, the thread that waits does the host's work; Ctrl-C there is the user's, and the work goes on."""
+    x = np.arange(4, dtype=np.float32)
+    one = add(1)
+    double = pw.jit(lambda x: x * 2, devices=one)
+    np.testing.assert_array_equal(double(x), x * 2)
+    handler = signal.getsignal(signal.SIGINT)
+    amid: list[str] = []
+
+    def interrupted(name: str, work: Any) -> Any:
+        def do(*args: Any) -> Any:
+            if name not in amid:
+                amid.append(name)
+                signal.raise_signal(signal.SIGINT)
+            return work(*args)
+
+        return do
+
+    if cluster.driver is not None:
+        for name in ("put", "fetch"):
+            monkeypatch.setattr(cluster.driver, name, interrupted(name, getattr(cluster.driver, name)))
+    interrupts = 0
+
+    def insist(call: Any) -> Any:
+        nonlocal interrupts
+        while True:
+            try:
+                return call()
+            except KeyboardInterrupt:
+                interrupts += 1
+
+    array = insist(lambda: pw.device_put(x + 1, one))
+    result = insist(lambda: double(array))
+    np.testing.assert_array_equal(insist(lambda: np.asarray(result)), (x + 1) * 2)
+    assert interrupts == len(amid) == (2 if cluster.driver is not None else 0)
+    # Handlers that are set later, and call the one before, see it as well.
+    seen: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def mine(number: int, frame: Any) -> None:
+        seen.append(number)
+        assert callable(before)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, mine)
+    try:
+        np.asarray(double(x))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert seen == [signal.SIGINT]
