@@ -697,7 +697,12 @@ uint32_t Executor::settle_ready(size_t lane) {
       // A failure is told of the first that failed, by its own error.
       if (readiness == Readiness::kReady || count == 1) break;
     }
-    if (readiness == Readiness::kPending) return done;
+    if (readiness == Readiness::kPending) {
+      const uint32_t between = settle_between(lane);
+      if (between == 0) return done;
+      done += between;
+      continue;
+    }
     for (; count != 0; --count, ++done) {
       const Watch item = lanes_[lane].watches.front();
       lanes_[lane].watches.pop_front();
@@ -706,6 +711,40 @@ uint32_t Executor::settle_ready(size_t lane) {
     }
   }
   return done;
+}
+
+/// LOOK-1: the first of a lane that answers for itself, and does so before who answers for the front.
+std::optional<size_t> Executor::first_between(const Lane& lane) {
+  const size_t answer = answering(lane, 0);
+  for (size_t at = 0; at < answer; ++at) {
+    if (lane.watches[at].taken_by == 0) return at;
+  }
+  return std::nullopt;
+}
+
+/// GANG-2: who answers for the front may be a gang, and other hosts may need what lies between before they can launch
+/// it: a send. So that is settled out of turn when it is ready, with what it answers for. Number of watches settled.
+uint32_t Executor::settle_between(size_t lane) {
+  const std::optional<size_t> own = first_between(lanes_[lane]);
+  if (!own) return 0;
+  const Readiness readiness = look(lane, *own);
+  if (readiness == Readiness::kPending) return 0;
+  auto& watches = lanes_[lane].watches;
+  between_.clear();
+  for (size_t at = 0; at <= *own; ++at) {
+    if (answering(lanes_[lane], at) == *own) between_.push_back(at);
+  }
+  settling_.clear();
+  for (const size_t at : between_) settling_.push_back(watches[at]);
+  for (auto at = between_.rbegin(); at != between_.rend(); ++at) {
+    watches.erase(watches.begin() + static_cast<std::ptrdiff_t>(*at));
+    if (*at < watches.size()) watches[*at].linked = false;  // it follows another one now
+  }
+  for (const Watch& item : settling_) {
+    --stats_.waiting;
+    settle(item, lanes_[lane].devices, item.taken_by == 0 ? readiness : Readiness::kReady);  // may add lanes
+  }
+  return static_cast<uint32_t>(settling_.size());
 }
 
 uint32_t Executor::poll() {
@@ -873,7 +912,9 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
 void Executor::watched(std::vector<Value>* out) const {
   out->clear();
   for (const Lane& lane : lanes_) {
-    if (!lane.watches.empty()) out->push_back(lane.watches[answering(lane, 0)].value);
+    if (lane.watches.empty()) continue;
+    out->push_back(lane.watches[answering(lane, 0)].value);
+    if (const auto own = first_between(lane)) out->push_back(lane.watches[*own].value);
   }
 }
 
@@ -882,6 +923,7 @@ void Executor::watched_half_way(std::vector<Value>* out) const {
   for (const Lane& lane : lanes_) {
     if (lane.watches.empty()) continue;
     out->push_back(lane.watches[answering(lane, lane.watches.size() / 2)].value);
+    if (const auto own = first_between(lane)) out->push_back(lane.watches[*own].value);
   }
 }
 

@@ -36,7 +36,7 @@
 ///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
 ///           launch the error of its inputs, so one that is well also says that they were. A value that was donated
 ///           says nothing: its launch is watched by another of its outputs, or else by the launch that took the value
-///           over.
+///           over. That one may wait for other hosts, so it keeps nobody who can speak for himself waiting.
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).
@@ -319,6 +319,8 @@ class Executor {
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
   void watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages = {});
   uint32_t settle_ready(size_t lane);
+  static std::optional<size_t> first_between(const Lane& lane);
+  uint32_t settle_between(size_t lane);
   static size_t chain_length(const Lane& lane);
   std::span<const uint32_t> donated(const Run& run, const NodeRecord& node) const;
   void take_over(const NodeRecord& node, std::span<const uint32_t> positions);
@@ -388,6 +390,8 @@ class Executor {
   std::vector<NodeRef> throttled_;
   std::unordered_map<uint64_t, NodeRef> attended_;  ///< launches that the backend attends to, by order and node
   std::vector<Lane> lanes_;
+  std::vector<size_t> between_;  ///< scratch of settle_between
+  std::vector<Watch> settling_;  ///< likewise
   std::unordered_map<uint64_t, Exchange> exchanges_;
   static constexpr size_t kRefusedKept = 256;
   std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why

@@ -423,7 +423,7 @@ def test_the_janitor_removes_what_a_dead_controller_left(tmp_path: pathlib.Path)
 
 
 def test_the_janitor_ends_a_controller_that_outlives_the_owner(tmp_path: pathlib.Path) -> None:
-    owner = subprocess.Popen(["sleep", "0.5"])
+    owner = subprocess.Popen(["sleep", "3"])  # time for the janitor to start what it guards
     pidfd = os.pidfd_open(owner.pid)
     status, _ = run_janitor(tmp_path / "d", pidfd, "import time; time.sleep(1000)")
     os.close(pidfd)

@@ -6,7 +6,7 @@
 //   MEM-4         every test ends with `expect_empty`: each reference was dropped exactly once
 //   ERR-1         Errors.*
 //   OWN-1         Clients.*
-//   LOOK-1        Looks.*, Donations.*, Throttle.DonatedStepsKeepToTheBound
+//   LOOK-1        Looks.*, Donations.*, Throttle.DonatedStepsKeepToTheBound, Throttle.WhatLiesBeforeTheTakerIsToldIn*
 //   READ-1        Reads.Wanted*
 //   FUT-3         Objects.IndexReusedBeforeDefined, Objects.StaleHandles
 #include "executor/bench_host.h"
@@ -633,6 +633,47 @@ TEST_F(Donations, WithinOneRunToo) {
   pass(100);
   EXPECT_EQ(host.link.completions(B), 1u);
   drop({A, B});
+}
+
+TEST(Throttle, WhatLiesBeforeTheTakerIsToldInItsTime) {
+  // The first call's only output is taken over by the last, which may be a gang that waits for what the calls between
+  // make: those are told when they have run.
+  ModelClock clock(ModelClock::Kind::kVirtual);
+  BenchHost host(clock, 0, 2, 100, 8);
+  PlanSizes sizes;
+  sizes.launches.resize(2);
+  sizes.launches[1].donated = {0};
+  auto last = call({0}, {3});
+  last.computation = 1;
+  auto taker = call({1}, {2});
+  taker.computation = 1;
+  Plan plan = Plan::parse(plan_of({}, {call({}, {0}), call({}, {1}), taker, last}, {2, 3}, 4).finish());
+  host.backend.learn(0, plan, {});
+  host.backend.donate(0, 3, {0});
+  host.backend.donate(0, 4, {0});
+  host.executor.add_plan(0, std::move(plan));
+  host.executor.set_compiled(0, std::nullopt, sizes);
+  host.run(1, 0, {}, {A, B}, 0, {0b11});
+  host.poll();
+  clock.advance(299);
+  host.poll();
+  EXPECT_EQ(host.link.completions(A), 0u);
+  clock.advance(1);
+  host.poll();
+  EXPECT_EQ(host.link.completions(A), 1u) << "the last call has not run, but this one has";
+  EXPECT_NE(host.link.read[A], 0u);
+  EXPECT_EQ(host.link.completions(B), 0u);
+  std::vector<Value> watched;
+  host.executor.watched(&watched);
+  EXPECT_EQ(watched.size(), 1u);
+  clock.advance(100);
+  host.poll();
+  EXPECT_EQ(host.link.completions(B), 1u);
+  EXPECT_EQ(host.link.runs.size(), 1u);
+  EXPECT_EQ(host.executor.stats().waiting, 0u);
+  for (const uint64_t each : {A, B}) host.release(each);
+  host.poll();
+  host.expect_empty();
 }
 
 TEST(Throttle, DonatedStepsKeepToTheBound) {
