@@ -83,9 +83,11 @@ def test_conversions(x: pw.Array) -> None:
     assert x[1, 1].item() == 3.0 and x.tolist() == VALUE.tolist()
     assert list(range(4))[x[1, 1].astype(int)] == 3
     assert len(x) == 4 and 3.0 in x and 99.0 not in x
-    for convert in (float, int, bool):
-        with pytest.raises(TypeError, match="one element"):
+    for convert in (float, int, complex):
+        with pytest.raises(TypeError, match="only scalar arrays"):
             convert(x)
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(x)
     with pytest.raises(TypeError, match="integer"):
         [0, 1][x[0, 0]]
     with pytest.raises(TypeError, match="unhashable"):
