@@ -36,12 +36,14 @@
 ///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
 ///           launch the error of its inputs, so one that is well also says that they were. A value that was donated
 ///           says nothing: its launch is watched by another of its outputs, or else by the launch that took the value
-///           over. That one may wait for other hosts, so it keeps nobody who can speak for himself waiting.
+///           over. That launch may be a gang, which waits for other hosts. So what was enqueued between the two, and
+///           has a value of its own, is settled before it (GANG-2).
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -316,6 +318,10 @@ class Executor {
   uint32_t cause(uint32_t slot, uint32_t value);
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
+  template <typename F>
+  static void for_each_device(uint64_t mask, F&& f) {
+    for (; mask != 0; mask &= mask - 1) f(static_cast<uint32_t>(std::countr_zero(mask)));
+  }
   void settle(const Watch& watch, uint64_t devices, Readiness readiness);
   void watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages = {});
   uint32_t settle_ready(size_t lane);

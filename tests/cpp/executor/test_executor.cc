@@ -3,6 +3,7 @@
 //   ASY-1, ASY-2  Chain.*: everything is launched before anything is ready; Arguments.Pending, Plans.CompiledLater
 //   ORD-1         Chain.DevicesAreFifos, Throttle.*
 //   GANG-1        Errors.GangRunsOnPlaceholders, Plans.CompileErrorLaunchesNothing, Clients.PlansGoBehindTheLastRun
+//   GANG-2        Throttle.WhatLiesBeforeTheTakerIsToldInItsTime
 //   MEM-4         every test ends with `expect_empty`: each reference was dropped exactly once
 //   ERR-1         Errors.*
 //   OWN-1         Clients.*

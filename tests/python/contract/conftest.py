@@ -28,9 +28,8 @@ def add(cluster: Any) -> Callable[..., Any]:
 
 
 def is_no_more(kept: Any, than: Any) -> bool:
-    """Of all that is counted. A start that was seen too early may have been higher: that is no fault."""
-    if than is None:
-        return True
+    """Whether no number in `kept` is above the same number in `than`. Lower is right: `than` may have been counted while
+    something from before was still to be released."""
     hosts = zip(kept[2], than[2], strict=True)
     return (
         kept[0] <= than[0]
@@ -63,12 +62,15 @@ def quiet(cluster: Any) -> Callable[..., dict[str, Any]]:
                 [(host["objects"], host["arena_bytes"]) for host in stats["hosts"]],
             )
             same = same + 1 if not busy and last == stats["kept"] else 0
-            # What was dropped may take a moment to be released.
-            if same >= STILL if back_to is None else not busy and is_no_more(stats["kept"], back_to):
+            if back_to is None:  # what was dropped may take a moment to be released
+                is_over = same >= STILL
+            else:
+                is_over = not busy and is_no_more(stats["kept"], back_to)
+            if is_over:
                 return stats
             last = stats["kept"]
             time.sleep(0.05)
-        assert is_no_more(last, back_to), f"kept {last}, before {back_to}"
+        assert back_to is None or is_no_more(last, back_to), f"kept {last}, before {back_to}"
         raise AssertionError(f"work is still in flight: {cluster.stats()}")
 
     return wait

@@ -1,0 +1,333 @@
+/// The executor's watches: what was enqueued is watched until XLA has computed it, and what waits for that is moved on.
+///
+/// Each set of devices has a lane of watches, in the order in which their values were enqueued. `poll` looks at the
+/// front of each lane. LOOK-1 says which value a look asks, and GANG-2 what may be settled before the front.
+#include <algorithm>
+
+#include "base/check.h"
+#include "executor/executor.h"
+
+namespace pathways {
+namespace {
+
+constexpr size_t kMostAtOnce = 64;  // watches of a lane that one look may settle
+
+}  // namespace
+
+void Executor::watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages) {
+  if (item.counts) for_each_device(devices, [&](uint32_t d) { ++in_flight_[d]; });
+  ++stats_.waiting;
+  auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == devices; });
+  if (lane == lanes_.end()) lane = lanes_.insert(lane, Lane{devices, {}});
+  auto& watches = lane->watches;
+  if (watches.empty() || watches.back().age <= item.age) {  // as a rule
+    const bool is_linked = !watches.empty() && watches.back().kind == Watch::Kind::kNode &&
+                           std::find(input_ages.begin(), input_ages.end(), watches.back().age) != input_ages.end();
+    watches.push_back(item);
+    watches.back().linked = is_linked;
+    return;
+  }
+  auto at = std::prev(watches.end());
+  while (at != watches.begin() && std::prev(at)->age > item.age) --at;
+  at->linked = false;  // it follows another one now
+  watches.insert(at, item);
+}
+
+/// How many watches from the front on are computed each from the one before.
+size_t Executor::chain_length(const Lane& lane) {
+  const size_t most = std::min(lane.watches.size(), kMostAtOnce);
+  size_t length = 1;
+  while (length < most && lane.watches[length].linked) ++length;
+  return length;
+}
+
+/// Positions of the inputs that a call's outputs take over.
+std::span<const uint32_t> Executor::donated(const Run& run, const NodeRecord& node) const {
+  const auto& launches = run.plan->sizes.launches;
+  if (node.computation >= launches.size()) return {};
+  return launches[node.computation].donated;
+}
+
+/// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on they say nothing, so
+/// whatever was watched by one of them is watched otherwise.
+void Executor::take_over(const NodeRecord& node, std::span<const uint32_t> positions) {
+  const auto lane =
+      std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == node.devices; });
+  if (lane == lanes_.end()) return;
+  taken_.clear();
+  for (const uint32_t position : positions) {
+    const Value value = inputs_[position];
+    const uint64_t age = input_ages_[position];
+    const auto is_younger = [](const Watch& watch, uint64_t than) { return watch.age < than; };
+    auto item = std::lower_bound(lane->watches.begin(), lane->watches.end(), age, is_younger);
+    for (; item != lane->watches.end() && item->age == age; ++item) {
+      if (item->value != value || item->taken_by != 0) continue;
+      if (taken_.empty()) {
+        for (const uint32_t each : positions) taken_.push_back(inputs_[each]);
+        std::sort(taken_.begin(), taken_.end());
+      }
+      if (!watch_another_output(*item)) item->taken_by = age_;
+    }
+  }
+}
+
+/// Watches a launch by an output of it that nobody has taken over, and that of later runs of the plan likewise. False
+/// when there is none.
+bool Executor::watch_another_output(Watch& item) {
+  if (item.kind != Watch::Kind::kNode) return false;
+  const Run& run = *runs_[item.run];
+  const Plan& plan = run.plan->plan;
+  const auto outputs = plan.outputs(plan.node(item.index));
+  Client* c = client(run.client);
+  const auto is_there = [&](Value value) {
+    return value != nullptr && !std::binary_search(taken_.begin(), taken_.end(), value) &&
+           backend_.readiness(value) != Readiness::kDeleted;
+  };
+  for (uint32_t i = 0; i < outputs.size(); ++i) {
+    Value found = is_there(run.values[outputs[i]]) ? run.values[outputs[i]] : nullptr;
+    for (const uint32_t result : plan.results_of(outputs[i])) {
+      if (found != nullptr || c == nullptr) break;
+      const Object* object = c->objects.find(Handle{run.results[result]});
+      if (object != nullptr && object->state == ObjectState::kDefined && is_there(object->value)) found = object->value;
+    }
+    if (found == nullptr) continue;
+    retain(found);
+    drop(item.value);
+    item.value = found;
+    run.plan->watched[item.index] = i;
+    return true;
+  }
+  return false;
+}
+
+/// LOOK-1: the place of the watch whose value says how the one at `at` is: its own, or its taker's.
+size_t Executor::answering(const Lane& lane, size_t at) {
+  while (lane.watches[at].taken_by != 0) {
+    const uint64_t age = lane.watches[at].taken_by;
+    while (lane.watches[at].age < age) ++at;  // it is there: watches are settled from the front on
+    PW_DCHECK(lane.watches[at].age == age && lane.watches[at].kind == Watch::Kind::kNode);
+  }
+  return at;
+}
+
+/// How the value of a watch is. One that was taken over with all others of its launch is over when its taker is,
+/// however that fared: nobody can read it any more.
+Readiness Executor::look(size_t lane, size_t at) {
+  Watch& item = lanes_[lane].watches[at];
+  if (item.taken_by != 0) {
+    return look(lane, answering(lanes_[lane], at)) == Readiness::kPending ? Readiness::kPending : Readiness::kReady;
+  }
+  const Readiness readiness = backend_.readiness(item.value);
+  if (readiness != Readiness::kDeleted) return readiness;
+  taken_.clear();  // deleted by whom is not known here: a launch that failed, or whoever shares the array
+  return watch_another_output(item) ? backend_.readiness(item.value) : Readiness::kReady;
+}
+
+/// Settles what is ready at the front of a lane. Number of watches settled.
+uint32_t Executor::settle_ready(size_t lane) {
+  uint32_t done = 0;
+  while (!lanes_[lane].watches.empty()) {
+    const size_t chain = chain_length(lanes_[lane]);
+    Readiness readiness = Readiness::kPending;
+    size_t count = 0;
+    for (const size_t candidate : {chain, chain / 2, size_t{1}}) {
+      if (candidate == 0 || candidate == count) continue;
+      count = candidate;
+      readiness = look(lane, count - 1);
+      // A failure is told of the first that failed, by its own error.
+      if (readiness == Readiness::kReady || count == 1) break;
+    }
+    if (readiness == Readiness::kPending) {
+      const uint32_t between = settle_between(lane);
+      if (between == 0) return done;
+      done += between;
+      continue;
+    }
+    for (; count != 0; --count, ++done) {
+      const Watch item = lanes_[lane].watches.front();
+      lanes_[lane].watches.pop_front();
+      --stats_.waiting;
+      settle(item, lanes_[lane].devices, readiness);  // may add lanes
+    }
+  }
+  return done;
+}
+
+/// LOOK-1: the first watch of a lane that has a value of its own, if another one further down answers for the front.
+std::optional<size_t> Executor::first_between(const Lane& lane) {
+  const size_t answer = answering(lane, 0);
+  for (size_t at = 0; at < answer; ++at) {
+    if (lane.watches[at].taken_by == 0) return at;
+  }
+  return std::nullopt;
+}
+
+/// GANG-2: the launch that answers for the front may be a gang. Another host may need a send from between before it can
+/// launch its part. So a watch between them is settled out of turn when it is ready, together with those that it
+/// answers for. Number of watches settled.
+uint32_t Executor::settle_between(size_t lane) {
+  const std::optional<size_t> own = first_between(lanes_[lane]);
+  if (!own) return 0;
+  const Readiness readiness = look(lane, *own);
+  if (readiness == Readiness::kPending) return 0;
+  auto& watches = lanes_[lane].watches;
+  between_.clear();
+  for (size_t at = 0; at <= *own; ++at) {
+    if (answering(lanes_[lane], at) == *own) between_.push_back(at);
+  }
+  settling_.clear();
+  for (const size_t at : between_) settling_.push_back(watches[at]);
+  for (auto at = between_.rbegin(); at != between_.rend(); ++at) {
+    watches.erase(watches.begin() + static_cast<std::ptrdiff_t>(*at));
+    if (*at < watches.size()) watches[*at].linked = false;  // it follows another one now
+  }
+  for (const Watch& item : settling_) {
+    --stats_.waiting;
+    settle(item, lanes_[lane].devices, item.taken_by == 0 ? readiness : Readiness::kReady);  // may add lanes
+  }
+  return static_cast<uint32_t>(settling_.size());
+}
+
+/// The error of a value that turned out to have failed: its maker's own, or the one that its maker was given.
+uint32_t Executor::failure(const Watch& item) {
+  if (item.kind != Watch::Kind::kNode && item.kind != Watch::Kind::kSend) {
+    return new_error(std::string(backend_.last_error()));
+  }
+  Run& run = *runs_[item.run];
+  const NodeRecord& node = run.plan->plan.node(item.index);
+  const Plan& plan = run.plan->plan;
+  const uint32_t maker = item.kind == Watch::Kind::kNode ? item.index : maker_of(plan, plan.inputs(node)[0]);
+  uint32_t error = maker == kNone ? 0 : run.errors[plan.outputs(plan.node(maker))[0]];
+  if (maker != kNone) {
+    for (uint32_t input : plan.inputs(plan.node(maker))) {
+      if (error == 0) error = cause(item.run, input);
+    }
+  }
+  if (error == 0) {
+    (void)backend_.readiness(item.value);  // the last error again, after those of the inputs
+    if (maker != kNone) backend_.explain(context(run, maker));
+    error = new_error(std::string(backend_.last_error()));
+  }
+  if (maker != kNone) {
+    for (uint32_t output : plan.outputs(plan.node(maker))) run.errors[output] = error;
+  }
+  return error;
+}
+
+/// The call of the plan that made a value, followed through transfers within the host; kNone: an argument, a receive.
+uint32_t Executor::maker_of(const Plan& plan, uint32_t value) {
+  const auto nodes = plan.nodes();
+  for (uint32_t i = 0; i < nodes.size(); ++i) {
+    const auto outputs = plan.outputs(nodes[i]);
+    if (std::find(outputs.begin(), outputs.end(), value) == outputs.end()) continue;
+    if (nodes[i].kind == NodeKind::kCall) return i;
+    if (nodes[i].kind == NodeKind::kTransfer && nodes[i].input_count != 0) {
+      return maker_of(plan, plan.inputs(nodes[i])[0]);
+    }
+  }
+  return kNone;
+}
+
+/// Why a value of a run failed, as far as is known now; 0 if it did not.
+uint32_t Executor::cause(uint32_t slot, uint32_t value) {
+  const Plan& plan = runs_[slot]->plan->plan;
+  const uint32_t maker = maker_of(plan, value);
+  if (maker == kNone) return 0;
+  if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) return known;
+  for (const Lane& lane : lanes_) {
+    for (const Watch& watch : lane.watches) {
+      if (watch.kind != Watch::Kind::kNode || watch.run != slot || watch.index != maker) continue;
+      return backend_.readiness(watch.value) == Readiness::kFailed ? failure(watch) : 0;
+    }
+  }
+  return 0;
+}
+
+/// READ-1: brings a result that is ready, and that its client wants with the completion, to the client's memory.
+Status Executor::read_back(const Run& run, uint32_t result) {
+  const Handle handle{run.results[result]};
+  if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
+  Client* c = client(run.client);
+  const Object* object = c == nullptr ? nullptr : c->objects.find(handle);
+  ReadBackPlace place;
+  // Released, or its client is gone: nobody will read it.
+  if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &place)) {
+    return Status::kOk;
+  }
+  const Status status = backend_.read_back(object->value, place);
+  link_.end_read_back(run.client, handle);
+  return status;
+}
+
+/// A result of a run is settled, ready or with an error.
+void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
+  if (error == 0 && read_back(run, result) != Status::kOk) error = new_error(std::string(backend_.last_error()));
+  if (error == 0) {
+    link_.complete(run.client, Handle{run.results[result]});
+  } else {
+    fail_object(run.client, Handle{run.results[result]}, error);
+  }
+}
+
+void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) {
+  if (item.counts) for_each_device(devices, [&](uint32_t d) { --in_flight_[d]; });
+  const uint32_t error = readiness == Readiness::kFailed ? failure(item) : 0;
+  switch (item.kind) {
+    case Watch::Kind::kNode: {
+      Run& run = *runs_[item.run];
+      const Plan& plan = run.plan->plan;
+      for (uint32_t value : plan.outputs(plan.node(item.index))) {
+        for (uint32_t result : plan.results_of(value)) resolve_result(run, result, error);
+      }
+      close_step(item.run);
+      break;
+    }
+    case Watch::Kind::kValue: {
+      Run& run = *runs_[item.run];
+      for (uint32_t result : run.plan->plan.results_of(item.index)) resolve_result(run, result, error);
+      close_step(item.run);
+      break;
+    }
+    case Watch::Kind::kSend:
+      source_settled(item.key, error);
+      break;
+    case Watch::Kind::kFetch: {
+      if (error != 0) {
+        refuse_fetch(item.index, error_text(error));
+        break;
+      }
+      fetch_now(fetches_[item.index], item.value);
+      end_fetch(item.index, !fetches_[item.index].is_task);
+      break;
+    }
+    case Watch::Kind::kPut:
+      // `run` names the client: a put belongs to no run.
+      if (error == 0) {
+        link_.complete(item.run, Handle{item.key});
+      } else {
+        fail_object(item.run, Handle{item.key}, error);
+      }
+      break;
+  }
+  drop(item.value);
+}
+
+void Executor::watched(std::vector<Value>* out) const {
+  out->clear();
+  for (const Lane& lane : lanes_) {
+    if (lane.watches.empty()) continue;
+    out->push_back(lane.watches[answering(lane, 0)].value);
+    if (const auto own = first_between(lane)) out->push_back(lane.watches[*own].value);
+  }
+}
+
+void Executor::watched_half_way(std::vector<Value>* out) const {
+  out->clear();
+  for (const Lane& lane : lanes_) {
+    if (lane.watches.empty()) continue;
+    out->push_back(lane.watches[answering(lane, lane.watches.size() / 2)].value);
+    if (const auto own = first_between(lane)) out->push_back(lane.watches[*own].value);
+  }
+}
+
+}  // namespace pathways
