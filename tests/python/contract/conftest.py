@@ -28,8 +28,8 @@ def add(cluster: Any) -> Callable[..., Any]:
 
 
 def is_no_more(kept: Any, than: Any) -> bool:
-    """Whether no number in `kept` is above the same number in `than`. Lower is right: `than` may have been counted while
-    something from before was still to be released."""
+    """Whether no number in `kept` is above the same number in `than`. It may be below: `than` may have been counted
+    while something from before was still to be released."""
     hosts = zip(kept[2], than[2], strict=True)
     return (
         kept[0] <= than[0]
