@@ -289,6 +289,7 @@ class _Save(_Job):
             for group in self.groups():
                 self.ask(group, payloads.task("commit", self.number, name=name))
             await self.settle()
+            self.end(early=False)
         except BaseException:
             await self.give_up()
             raise

@@ -1,7 +1,7 @@
 """A host's tasks: what a checkpoint asks of it, done on threads of its own beside the enqueue thread.
 
 A save is a *job*: the client first stages each array, in the order, so that the value is this host's own whatever
-becomes of the client's handle; then it has the host write them; then it has the job committed. Each distinct shard is
+becomes of the client's handle; then it has the host write them; then it has the job committed, and ends it. Each distinct shard is
 written by the one host whose device is its replica 0. With OCDBT the writes of a job are one transaction, so a job that
 is given up leaves nothing but unreferenced bytes. A restore's tasks read the regions of this host's own shards and
 make the array of them; they share what tensorstore caches through their job.
@@ -214,9 +214,7 @@ class Tasks:
         for number, name, spec in fields["arrays"]:
             value = job.values.pop(number, None)
             if value is None:
-                raise errors.CheckpointError(
-                    f"writing {name!r}: host {self._host} was started anew since the save began, and has no such value"
-                )
+                raise self._lost(f"writing {name!r}")
             spec = ts.Spec(json.loads(json.dumps(spec).replace(payloads.HOST, str(self._host))))
             opened.append((name, spec, value))
         if fields["lead"] == self._host:  # one host writes how the array is laid out
@@ -238,9 +236,13 @@ class Tasks:
 
     def _commit(self, client: int, fields: dict[str, Any]) -> None:
         with self._lock:
-            job = self._jobs.pop((client, fields["job"]), None)
-        if job is not None and job.transaction is not None:
-            _all_done("committing", [(fields["name"], None, job.transaction.commit_async())], self._host)
+            job = self._jobs.get((client, fields["job"]))
+            if job is None:  # else the checkpoint would be finished without what this host was to add
+                raise self._lost(f"committing {fields['name']!r}")
+            # Each group of hosts that has a part is asked, and this host may be in several.
+            transaction, job.transaction = job.transaction, None
+        if transaction is not None:
+            _all_done("committing", [(fields["name"], None, transaction.commit_async())], self._host)
 
     def _read(self, job: _Job, fields: dict[str, Any], target: Target) -> jax.Array:
         ts = self._open_job(job, fields)
@@ -270,6 +272,12 @@ class Tasks:
             data = _jaxlib.to_physical(data, dtype)
             arrays += [jax.device_put(data, device) for device in devices]
         return jax.make_array_from_single_device_arrays(target.shape, target.sharding, arrays)
+
+    def _lost(self, doing: str) -> errors.PathwaysError:
+        """What was staged here went with the process before this one: here a job lasts until its client ends it."""
+        return errors.HostLostError(
+            f"{doing}: host {self._host} was started anew with its island after the save had begun; what it had is gone"
+        )
 
     def _words(self, problem: BaseException) -> str:
         if isinstance(problem, errors.PathwaysError):

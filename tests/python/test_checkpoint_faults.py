@@ -8,6 +8,7 @@ OWN-1: `test_a_client_that_dies_while_it_saves_leaves_nothing`.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -30,6 +31,7 @@ from etils import epath
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.api import orbax_handler
 
 pytestmark = pytest.mark.slow
 
@@ -144,6 +146,41 @@ def test_a_host_that_dies_while_it_writes(cluster: Any, tmp_path: pathlib.Path) 
         manager.wait_until_finished()
         assert list(manager.all_steps(read=True)) == [1, 2]
     again.close()
+
+
+@pytest.mark.parametrize("step", ["write", "commit"])
+def test_a_host_that_is_started_anew_while_a_save_is_under_way(
+    cluster: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The new process has neither what was staged nor what was written: no checkpoint comes of that save."""
+    slice_ = both(cluster)
+    state = {"a": pw.device_put(VALUE, slice_, P("x"))}
+    jax.block_until_ready(state)
+    name = {"write": "_ask_for_writes", "commit": "_write_shardings"}[step]
+    ask_for_writes, write_shardings = orbax_handler._Save._ask_for_writes, orbax_handler._Save._write_shardings
+
+    def lose_a_host() -> None:
+        os.kill(pids(cluster)[1], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while [(host["state"], host["restarts"]) for host in cluster.stats()["hosts"]] != [("up", 1)] * 2:
+            assert time.monotonic() < deadline, "the island is not started anew"
+            time.sleep(0.05)
+
+    def before_the_writes(save: Any) -> None:
+        lose_a_host()
+        ask_for_writes(save)
+
+    async def after_the_writes(save: Any) -> None:
+        await write_shardings(save)
+        await asyncio.gather(*(orbax_handler.settled(*each) for each in save._tokens))
+        lose_a_host()
+
+    monkeypatch.setattr(orbax_handler._Save, name, before_the_writes if step == "write" else after_the_writes)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.StandardSave(state))
+        with pytest.raises(pw.errors.HostLostError, match="was started anew with its island"):
+            manager.wait_until_finished()
+        assert list(manager.all_steps(read=True)) == []
 
 
 def test_two_clients_save_at_the_same_time(cluster: Any, tmp_path: pathlib.Path) -> None:
