@@ -22,7 +22,9 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       link_(link),
       ledger_(options.devices),
       fifos_(options.devices),
-      in_flight_(options.devices) {
+      in_flight_(options.devices),
+      alone_(options.devices),
+      abreast_(options.devices) {
   if (options.device_bytes != 0) ledger_.set_limit(options.device_bytes);
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
@@ -65,7 +67,7 @@ void Executor::clear() {
   held_.clear();
   for (auto& fifo : fifos_) fifo.clear();
   gangs_.clear();
-  std::fill(in_flight_.begin(), in_flight_.end(), 0u);
+  for (auto* counts : {&in_flight_, &alone_, &abreast_}) std::fill(counts->begin(), counts->end(), 0u);
   for (auto& plan : plans_) {
     if (plan) plan->live = 0, plan->waiting.clear();
   }
@@ -385,7 +387,7 @@ void Executor::launch(NodeRef ref) {
     }
   }
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  if (!has_room(run, node) || owes_before(run, node)) {
+  if (!has_room(run, node) || owes_before(run, node) || meets_another(node)) {
     throttled_.push_back(ref);
     return;
   }
@@ -430,7 +432,10 @@ void Executor::launch(NodeRef ref) {
     // What befell an input says more than how its stand-in fared.
     if (status != Status::kOk && error == 0) error = new_error(std::string(backend_.last_error()));
   }
-  const bool counts = options_.max_in_flight != 0 && is_launched && error == 0 && !outputs.empty();
+  const bool is_computed = std::all_of(outputs_.begin(), outputs_.end(), [](Value value) { return value != nullptr; });
+  const bool is_failed_gang = error != 0 && node.gang != 0 && options_.gangs_block;
+  const bool counts =
+      options_.max_in_flight != 0 && is_launched && !outputs.empty() && is_computed && (error == 0 || is_failed_gang);
   finish_launch(ref, error, counts, counts || !taken.empty());
 }
 
@@ -451,7 +456,9 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
   leave_fifos(node);
   Value watched = nullptr;
-  if (error == 0 && !outputs.empty()) {
+  if (error != 0 && counts) {
+    watched = retain(outputs_[0]);  // its results have failed, but it runs (GANG-3)
+  } else if (error == 0 && !outputs.empty()) {
     is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(),
                                            [&](uint32_t value) { return !plan.results_of(value).empty(); });
     if (is_watched) watched = retain(outputs_[run.plan->watched[ref.node]]);
@@ -467,7 +474,10 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
   if (watched != nullptr) {
     ++run.open;
-    watch(node.devices, {Watch::Kind::kNode, counts, ref.run, ref.node, watched, 0, age_}, input_ages_);
+    const auto kind = error == 0 ? Watch::Kind::kNode : Watch::Kind::kStandIn;
+    const std::span<const uint64_t> made_of =
+        error == 0 ? std::span<const uint64_t>(input_ages_) : std::span<const uint64_t>();
+    watch(node.devices, {kind, counts, ref.run, ref.node, watched, 0, age_}, made_of);
   }
   read_done(run, inputs);
   close_step(ref.run);

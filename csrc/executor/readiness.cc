@@ -15,7 +15,7 @@ constexpr size_t kMostAtOnce = 64;  // watches of a lane that one look may settl
 }  // namespace
 
 void Executor::watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages) {
-  if (item.counts) for_each_device(devices, [&](uint32_t d) { ++in_flight_[d]; });
+  count(item, devices, 1);
   ++stats_.waiting;
   auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == devices; });
   if (lane == lanes_.end()) lane = lanes_.insert(lane, Lane{devices, {}});
@@ -31,6 +31,26 @@ void Executor::watch(uint64_t devices, const Watch& item, std::span<const uint64
   while (at != watches.begin() && std::prev(at)->age > item.age) --at;
   at->linked = false;  // it follows another one now
   watches.insert(at, item);
+}
+
+/// Adds to what is under way on devices; `by` is 1, or its negative.
+void Executor::count(const Watch& item, uint64_t devices, uint32_t by) {
+  if (!item.counts) return;
+  const bool is_gang = runs_[item.run]->plan->plan.node(item.index).gang != 0;
+  auto& gangs = std::has_single_bit(devices) ? alone_ : abreast_;
+  for_each_device(devices, [&](uint32_t d) {
+    in_flight_[d] += by;
+    if (is_gang) gangs[d] += by;
+  });
+}
+
+/// GANG-3: whether a gang of the other kind is under way on a device of this one.
+bool Executor::meets_another(const NodeRecord& node) const {
+  if (node.gang == 0 || !options_.gangs_block) return false;
+  const auto& others = std::has_single_bit(node.devices) ? abreast_ : alone_;
+  bool meets = false;
+  for_each_device(node.devices, [&](uint32_t d) { meets |= others[d] != 0; });
+  return meets;
 }
 
 /// How many watches from the front on are computed each from the one before.
@@ -270,8 +290,9 @@ void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
 }
 
 void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) {
-  if (item.counts) for_each_device(devices, [&](uint32_t d) { --in_flight_[d]; });
-  const uint32_t error = readiness == Readiness::kFailed ? failure(item) : 0;
+  count(item, devices, ~uint32_t{0});
+  const bool has_failed = readiness == Readiness::kFailed && item.kind != Watch::Kind::kStandIn;
+  const uint32_t error = has_failed ? failure(item) : 0;
   switch (item.kind) {
     case Watch::Kind::kNode: {
       Run& run = *runs_[item.run];
@@ -282,6 +303,9 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       close_step(item.run);
       break;
     }
+    case Watch::Kind::kStandIn:
+      close_step(item.run);
+      break;
     case Watch::Kind::kValue: {
       Run& run = *runs_[item.run];
       for (uint32_t result : run.plan->plan.results_of(item.index)) resolve_result(run, result, error);

@@ -121,6 +121,7 @@ class HostDriver:
         self._tasks = Tasks(self.core, host, all_dtypes)
         self.callbacks = Questions(host)
         self._attendants = Crew("pw-attend")
+        self._fence: Fence | None = None  # GANG-3, where launches of several threads meet
         #: Called when a computation cannot be brought to its end, with the reason; may end the process.
         self.give_up: Callable[[str], None] = lambda why: None
         self._streams: Streams | None = None  # to hosts on other machines
@@ -231,6 +232,8 @@ class HostDriver:
         return tuple(loaded)
 
     def _asker(self, client: int, devices: int) -> Asker:
+        if self._fence is None and self._platform == "cpu" and len(self._all_devices) > len(self._devices):
+            self._fence = Fence(self._devices)
         return Asker(functools.partial(self.callbacks.ask, client), devices, lambda why: self.give_up(why))
 
     def analyze(self, program_id: int) -> dict[str, Any]:
@@ -313,12 +316,15 @@ class HostDriver:
 
     def attend(self, order: int, plan: int, node: int, launch: executable.Attended) -> None:
         """Makes a launch on a thread of its own, for it calls its client back; `core.launched` hears of its end."""
+        enqueued = None if self._fence is None else self._fence.now()
 
         @all_dtypes
         def see_to_it() -> None:
             made: tuple[jax.Array, ...] = ()
             error = None
             try:
+                if enqueued is not None:
+                    jax.block_until_ready(enqueued)
                 made = launch.run()
             except BaseException as problem:
                 error = self.describe("run", problem, plan, node)
@@ -562,6 +568,23 @@ class CompileCounter:
     def _listen(self, event: str, duration: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self.count += 1
+
+
+class Fence:
+    """Tells when all is over that a thread has enqueued so far on single devices (GANG-3).
+
+    XLA's CPU client computes the launches on one device that one thread makes one after the other, and those of two
+    threads in whatever order; their collectives would meet the wrong ones of other hosts.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self._ones = [jax.device_put(np.int32(1), device) for device in devices]
+        self._step = jax.jit(lambda x: x + 1)
+        jax.block_until_ready(self.now())  # compiled
+
+    def now(self) -> list[jax.Array]:
+        """What is ready when all is over that the calling thread has enqueued."""
+        return [self._step(one) for one in self._ones]
 
 
 class Watchers:

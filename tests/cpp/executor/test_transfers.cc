@@ -5,6 +5,7 @@
 //   MEM-4   every test ends with no value, receive or exchange left; Pair.SendUnderWay: kept until it is written
 //   GANG-2  Gangs.WaitForWhatTheirOthersNeed, Gangs.DoNotWaitForWhatComesAfter; Gangs.GoInTheOrder: whatever devices
 //           they hold; Gangs.OfSeveralDevicesWaitForSources: and not for sending
+//   GANG-3  MixedGangs: those that share a device go one by one, on stand-ins as well; others go together
 //   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers, Pair.RunThatThePeerRefuses
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 #include <random>
@@ -422,6 +423,56 @@ TEST_F(Gangs, GoInTheOrder) {
   EXPECT_EQ(zero.link.completions(C), 1u);  // nothing was written for B
   for (const uint64_t each : {A, B, C}) zero.release(each);
   zero.expect_empty();
+}
+
+/// Two gangs on the devices of `first` and `second` of a host of four: by how many launches the second comes later than
+/// the first, counted in steps of its computation (100 ns).
+class MixedGangs : public ::testing::Test {
+ protected:
+  int delay(uint64_t first, uint64_t second, bool has_failed_input) {
+    BenchHost wide{clock, 0, 4, 100, 8, true};
+    auto older = call({0}, {2}, first, true), younger = call({1}, {3}, second, true);
+    wide.add_plan(0, plan_of({0, 1}, {older, younger}, {2, 3}, 4, 0, 4));
+    wide.put(A, 7, 15);
+    if (!has_failed_input) wide.put(B, 7, 15);
+    clock.advance(1000);
+    wide.poll();
+    wide.run(1, 0, {has_failed_input ? D : B, A}, {C, handle(5)});
+    EXPECT_GE(wide.executor.stats().gangs, 1u);
+    int steps = 0;
+    for (; wide.executor.stats().gangs != 2 && steps < 10; ++steps) {
+      clock.advance(100);
+      wide.poll();
+    }
+    clock.advance(1000);
+    wide.poll();
+    EXPECT_EQ(wide.link.completions(C), has_failed_input ? 0u : 1u);
+    EXPECT_EQ(wide.link.completions(handle(5)), 1u);
+    EXPECT_EQ(wide.link.runs.size(), 1u);
+    for (const uint64_t each : {A, B, C, handle(5)}) wide.release(each);
+    wide.poll();
+    wide.expect_empty();
+    return steps;
+  }
+
+  ModelClock clock{ModelClock::Kind::kVirtual};
+};
+
+TEST_F(MixedGangs, ThatShareADeviceGoOneByOne) {
+  EXPECT_EQ(delay(0b0011, 0b0010, false), 1);
+  EXPECT_EQ(delay(0b0100, 0b1100, false), 1);
+}
+
+TEST_F(MixedGangs, OfOneKindGoTogether) {
+  EXPECT_EQ(delay(0b0011, 0b0110, false), 0);
+  EXPECT_EQ(delay(0b0010, 0b0010, false), 0);
+}
+
+TEST_F(MixedGangs, ThatShareNoneGoTogether) { EXPECT_EQ(delay(0b0011, 0b0100, false), 0); }
+
+TEST_F(MixedGangs, OnStandInsRunAsWell) {
+  EXPECT_EQ(delay(0b0011, 0b0010, true), 1);
+  EXPECT_EQ(delay(0b0100, 0b1100, true), 1);
 }
 
 TEST_F(Gangs, OfSeveralDevicesWaitForSources) {
