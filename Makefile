@@ -32,7 +32,7 @@ CXX_FILES := $(shell find csrc tests -name '*.h' -o -name '*.cc')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-cpp test-python quick lint format asan tsan model stress soak bench wheel docs clean
+.PHONY: help setup demo test test-cpp test-python quick lint format asan tsan fuzz model stress soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,13 @@ tsan: NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 asan: cpp-asan ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: cpp-tsan ## the native tests under ThreadSanitizer
 
+# FUZZ_SECONDS: in all; PATHWAYS_TEST_SEED and PATHWAYS_SEED repeat the native and the Python half of a run.
+FUZZ_SECONDS ?= 60
+fuzz: $(BUILT) ## a minute of mutations of all that crosses between processes, natively under AddressSanitizer
+	@PATHWAYS_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) * 3 / 4)) $(MAKE) --no-print-directory cpp-asan \
+	    CTEST_ARGS="-R fuzz --verbose"
+	@PATHWAYS_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) / 4)) python -m pytest -q -s tests/stress/test_fuzz.py
+
 # Configure, build and test a preset of CMakePresets.json, quietly unless something fails.
 cpp-%: $(DEPS)
 	@echo "[native] preset $*: configure and build"
@@ -68,9 +75,10 @@ cpp-%: $(DEPS)
 model: CTEST_ARGS = -R '^model'
 model: cpp-dev ## the model tests: every interleaving of small cases
 
-stress: $(BUILT) ## the native stress tests and the slow Python tests, again and again
+stress: $(BUILT) ## the native stress tests and the slow Python tests, again and again; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
 	@PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 python -m pytest -m slow $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=600
 
 soak: $(BUILT) ## ten minutes of random programs against NumPy, under small budgets, while hosts are killed
 	@python tests/stress/soak.py $(SOAK_ARGS)

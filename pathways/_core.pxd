@@ -96,6 +96,13 @@ cdef extern from "memory/arena.h" namespace "pathways" nogil:
         uint64_t bytes
         uint32_t references
         uint64_t borrowers
+    cdef cppclass ArenaView:
+        ArenaView()
+        cbool is_there()
+        byte* find(uint64_t, uint64_t)
+        byte* find_lent(uint64_t, uint64_t, unsigned)
+        cbool give_back(uint64_t, unsigned)
+        cbool release(uint64_t)
     cdef cppclass Arena:
         vector[Holding] holdings()
         Status allocate(size_t, uint64_t*)
@@ -197,8 +204,8 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*forget_plan)(void*, uint32_t) noexcept
         void (*forget_client)(void*, uint32_t) noexcept
     cdef cppclass CallbackBackend:
-        CallbackBackend(const BackendCallbacks&, uint32_t, vector[Arena*], DoorbellWord*) except +
-        void replace_arena(uint32_t, Arena*) except +
+        CallbackBackend(const BackendCallbacks&, uint32_t, vector[ArenaView], DoorbellWord*) except +
+        void replace_arena(uint32_t, ArenaView) except +
         void add_parcel(uint32_t, uint32_t, uint32_t, const_u64_span) except +
         void set_far(uint32_t) except +
         void carried(uint64_t, uint32_t, string)
@@ -266,13 +273,22 @@ cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
         kClosed
     cdef cppclass ControllerBlock:
         pass
+    cdef cppclass StatusBlock:
+        pass
     cdef cppclass HostBlock:
         uint64_t arena
         DoorbellWord doorbell
         Arena* host_arena() except +
+    cdef cppclass HostView:
+        HostView()
+        HostView(void*, size_t) except +
+        ArenaView arena()
     cdef cppclass ClientBlock:
-        uint64_t arena
-        Arena* client_arena() except +
+        pass
+    cdef cppclass ClientView:
+        ClientView()
+        ClientView(void*, size_t) except +
+        ArenaView arena()
 
 cdef extern from "runtime/controller.h" namespace "pathways" nogil:
     cdef cppclass CppController "pathways::Controller":
@@ -289,15 +305,15 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         cbool gangs_block
         uint32_t batch
     cdef cppclass CppHost "pathways::Host":
-        CppHost(HostOptions, vector[HostBlock*], ControllerBlock*, CallbackBackend&) except +
+        CppHost(HostOptions, vector[HostView], ControllerBlock*, CallbackBackend&) except +
         void add_plan(uint32_t, Plan, uint32_t) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
         void remove_plan(uint32_t) except +
-        void attach_client(uint32_t, ClientBlock*) except +
+        void attach_client(uint32_t, ClientView) except +
         void set_faults(ExecutorFaults) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
         void launched(uint64_t, uint32_t, vector[Value], optional[string]) except +
-        void replace_peer(uint32_t, HostBlock*, uint64_t) except +
+        void replace_peer(uint32_t, HostView, uint64_t) except +
         uint64_t peers_replaced()
         uint32_t step() except +
         uint32_t ticket()
@@ -326,7 +342,7 @@ cdef extern from "runtime/client.h" namespace "pathways" nogil:
         uint64_t borrowers
         uint32_t others
     cdef cppclass CppClient "pathways::Client":
-        CppClient(ClientOptions, ClientBlock*, ControllerBlock*) except +
+        CppClient(ClientOptions, ClientBlock*, const StatusBlock*, DoorbellWord*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span, int64_t, const Words*) except +
         const byte* read(Handle, size_t)

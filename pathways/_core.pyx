@@ -195,17 +195,19 @@ cdef class Client:
     cdef object liveness               # callable: raises when the controller process is gone
     cdef readonly uint64_t dispatches
 
-    def __init__(self, uint32_t client_id, client_segment, controller_segment, array_type, liveness=None,
+    def __init__(self, uint32_t client_id, client_segment, status_segment, bell_segment, array_type, liveness=None,
                  uint32_t window=1024, uint64_t release_bytes=1 << 20):
         cdef ClientOptions options
         options.id = client_id
         options.window = window
         options.release_bytes = release_bytes
         client_segment.hide_from_children()
-        controller_segment.hide_from_children()
-        self.keep = (client_segment, controller_segment)
+        status_segment.hide_from_children()
+        bell_segment.hide_from_children()
+        self.keep = (client_segment, status_segment, bell_segment)
         self.core.reset(new CppClient(options, <ClientBlock*><size_t>client_segment.client_block,
-                                      <ControllerBlock*><size_t>controller_segment.controller_block))
+                                      <const StatusBlock*><size_t>status_segment.status_block,
+                                      <DoorbellWord*><size_t>bell_segment.bell))
         self.live = <PyObject**>calloc(self.core.get().futures().capacity(), sizeof(PyObject*))
         if self.live == NULL:
             raise MemoryError("no memory for the table of arrays")
@@ -809,8 +811,10 @@ cdef Loan _loan(BlockView block, Layout layout):
 @cython.no_gc
 cdef class BlockView:
     """A block of a shared arena as a writable Python buffer; gives its reference back when Python forgets it."""
-    cdef Arena* arena
-    cdef int borrower       # as whom it was lent the block; negative: the reference is its own
+    cdef Arena* arena       # of this process; NULL: the block is another's
+    cdef ArenaView lender   # of another process (TRUST-1): the block was lent by it
+    cdef byte* data
+    cdef int borrower       # as whom it was lent the block; negative: the reference is a counted one
     cdef uint64_t process   # whose reference it is; a forked child's copy of the view has none (FORK-1)
     cdef readonly uint64_t offset
     cdef readonly size_t nbytes
@@ -820,7 +824,7 @@ cdef class BlockView:
     cdef BlockView make(Arena* arena, uint64_t offset, size_t nbytes, keep):
         cdef BlockView view = BlockView.__new__(BlockView)
         view.arena = arena
-        view.borrower = -1
+        view.data = arena.at(offset)
         view.process = process_token()
         view.offset = offset
         view.nbytes = nbytes
@@ -828,17 +832,20 @@ cdef class BlockView:
         return view
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <void*>self.arena.at(self.offset), self.nbytes, 0, flags)
+        PyBuffer_FillInfo(buffer, self, <void*>self.data, self.nbytes, 0, flags)
 
     def __dealloc__(self):
-        if self.arena == NULL or self.process != process_token():
+        if self.process != process_token():
             return
-        if self.borrower >= 0:
-            global _borrowed
-            _borrowed -= 1
-            self.arena.give_back(self.offset, <unsigned>self.borrower)
-        else:
+        if self.arena != NULL:
             self.arena.release(self.offset)
+        elif self.data != NULL:
+            global _borrowed
+            if self.borrower >= 0:
+                _borrowed -= 1
+                self.lender.give_back(self.offset, <unsigned>self.borrower)
+            else:
+                self.lender.release(self.offset)
 
 
 include "_freight.pxi"

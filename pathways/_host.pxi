@@ -65,6 +65,17 @@ cdef object _SIGINT = int(_signal.SIGINT)
 cdef Interrupts _interrupts = Interrupts()
 
 
+@cython.final
+cdef class ClientMemory:
+    """What a host knows of a client's memory: its arena, as TRUST-1 has it, and the segment that holds it."""
+    cdef ArenaView arena
+    cdef object segment
+
+
+cdef HostView _host_view(segment) except *:
+    return HostView(<void*><size_t>segment.address, <size_t>segment.nbytes)
+
+
 @cython.no_gc_clear  # as Client
 cdef class Host:
     """One host: the native executor, and the calls into JAX that it asks for.
@@ -76,8 +87,7 @@ cdef class Host:
     cdef object driver
     cdef tuple keep                              # segments: the hosts', then the controller's
     cdef Arena* arena
-    cdef vector[Arena*] arenas                   # of all hosts, NULL where there is none
-    cdef dict clients                            # id -> segment
+    cdef dict clients                            # id -> ClientMemory
     cdef list launchables                        # by plan: tuple of callables, or None
     cdef vector[PyObject*] fast                  # by plan: the same tuple, borrowed
     cdef vector[Value] scratch
@@ -90,18 +100,16 @@ cdef class Host:
                  controller_segment, uint32_t batch=64, uint64_t device_bytes=0, bint gangs_block=False):
         cdef HostOptions options
         cdef BackendCallbacks callbacks
-        cdef vector[HostBlock*] blocks
-        cdef HostBlock* block
+        cdef vector[HostView] blocks
+        cdef vector[ArenaView] arenas
+        cdef HostBlock* own = <HostBlock*><size_t>host_segments[number].host_block
         for segment in host_segments:  # None: lost now; see replace_peer
-            block = <HostBlock*>NULL if segment is None else <HostBlock*><size_t>segment.host_block
-            blocks.push_back(block)
-            self.arenas.push_back(<Arena*>NULL)
-            if block != NULL and block.arena != 0:
-                self.arenas[self.arenas.size() - 1] = block.host_arena()
+            blocks.push_back(HostView() if segment is None else _host_view(segment))
+            arenas.push_back(blocks.back().arena())
         self.keep = (*host_segments, controller_segment)
         self.driver = driver
         self.number = number
-        self.arena = self.arenas[number]
+        self.arena = own.host_arena() if own.arena != 0 else <Arena*>NULL
         self.clients = {}
         self.launchables = []
         self.read_backs = {}
@@ -129,8 +137,7 @@ cdef class Host:
         callbacks.park = &_park
         callbacks.forget_plan = &_forget_plan
         callbacks.forget_client = &_forget_client
-        self.backend.reset(new CallbackBackend(callbacks, number, self.arenas,
-                                               &(<HostBlock*><size_t>host_segments[number].host_block).doorbell))
+        self.backend.reset(new CallbackBackend(callbacks, number, arenas, &own.doorbell))
         options.host = number
         options.devices = devices
         options.max_in_flight = max_in_flight
@@ -196,9 +203,16 @@ cdef class Host:
         self.core.get().remove_plan(plan)
 
     def attach_client(self, uint32_t client, segment):
-        """Until the order has passed the client's end: `driver.client_gone(client)`, and its memory goes (OWN-1)."""
-        self.clients[client] = segment
-        self.core.get().attach_client(client, <ClientBlock*><size_t>segment.client_block)
+        """Until the order has passed the client's end: `driver.client_gone(client)`, and its memory goes (OWN-1).
+
+        Raises ValueError when the client's segment makes no sense (TRUST-1).
+        """
+        cdef ClientMemory memory = ClientMemory.__new__(ClientMemory)
+        cdef ClientView view = ClientView(<void*><size_t>segment.address, <size_t>segment.nbytes)
+        memory.arena = view.arena()
+        memory.segment = segment
+        self.clients[client] = memory
+        self.core.get().attach_client(client, view)
 
     def set_past(self, str text not None, uint32_t youngest_client):
         """ERR-2: this host succeeds a lost one: what is missing here fails with `text`. Before the loop begins."""
@@ -207,13 +221,12 @@ cdef class Host:
     def replace_peer(self, uint32_t peer, segment, uint64_t loss):
         """A lost peer's successor has `segment`. Returns when nothing of the predecessor's is used any more."""
         from time import sleep
-        cdef HostBlock* block = <HostBlock*><size_t>segment.host_block
+        cdef HostView block = _host_view(segment)
         cdef uint64_t before = self.core.get().peers_replaced()
         self.core.get().replace_peer(peer, block, loss)
         while self.core.get().peers_replaced() == before and not self.stopping:
             sleep(0.001)
-        self.arenas[peer] = block.host_arena() if block.arena != 0 else <Arena*>NULL
-        self.backend.get().replace_arena(peer, self.arenas[peer])  # no step is under way: Python's lock is held
+        self.backend.get().replace_arena(peer, block.arena())  # no step is under way: Python's lock is held
         # Views of the old memory keep the old tuple.
         self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
 
@@ -390,13 +403,31 @@ cdef class Host:
             return None
         return BlockView.make(self.arena, offset, nbytes, self.keep)
 
-    def client_block(self, uint32_t client, uint64_t offset, size_t nbytes):
-        """A view of a block in a client's arena that it has lent to this host; gives it back."""
-        segment = self.clients[client]
-        cdef Arena* arena = (<ClientBlock*><size_t>segment.client_block).client_arena()
-        cdef BlockView view = BlockView.make(arena, offset, nbytes, segment)
-        global _borrowed
-        if self.number < BORROWERS:
+    def client_block(self, uint32_t client, uint64_t offset, uint64_t nbytes):
+        """A view of a block in a client's arena that it has lent to this host; gives it back.
+
+        Raises ValueError for what is no such block (TRUST-1): offset and length are the client's words.
+        """
+        cdef ClientMemory memory = self.clients.get(client)
+        cdef BlockView view
+        cdef byte* data = NULL
+        cdef bint is_loan = self.number < BORROWERS
+        if memory is not None and memory.arena.is_there():
+            data = (memory.arena.find_lent(offset, nbytes, <unsigned>self.number) if is_loan
+                    else memory.arena.find(offset, nbytes))
+        if data == NULL:
+            raise ValueError(f"{nbytes} bytes at offset {offset} of client {client}'s memory are no block that was "
+                             f"lent to host {self.number}, or not all of one: it was not lent")
+        view = BlockView.__new__(BlockView)
+        view.lender = memory.arena
+        view.data = data
+        view.offset = offset
+        view.nbytes = nbytes
+        view.keep = memory.segment
+        view.borrower = -1
+        view.process = process_token()
+        if is_loan:
+            global _borrowed
             view.borrower = <int>self.number
             _borrowed += 1
         return view

@@ -95,6 +95,10 @@ class ConnectError(PathwaysError, ConnectionError):
     """Nobody answers at a cluster's address, or the cluster could not be started."""
 
 
+class PermissionDeniedError(PathwaysError, PermissionError):
+    """A call that is not this client's to make: it names another client, or something of another client's."""
+
+
 class UnsupportedVersionError(PathwaysError, RuntimeError):
     """A jax or jaxlib that this release does not know, or client and hosts that differ."""
 

@@ -17,24 +17,28 @@ namespace {
 struct BoundController {
   BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
                   std::vector<uint32_t> islands, uint32_t window, std::vector<uint64_t> budgets,
-                  std::vector<std::string> places, bool sequential)
-      : controller_memory(std::move(controller_segment)), host_memory(host_segments) {
-    std::vector<HostBlock*> hosts;
-    for (const py::object& segment : host_memory) hosts.push_back(HostBlock::attach(segment.cast<Segment&>()));
+                  std::vector<std::string> places, bool sequential, py::object status_segment)
+      : controller_memory(std::move(controller_segment)),
+        status_memory(std::move(status_segment)),
+        host_memory(host_segments) {
+    std::vector<HostView> hosts;
+    for (const py::object& segment : host_memory) hosts.emplace_back(segment.cast<Segment&>());
     Controller::Options options;
     options.window = window;
     options.islands = std::move(islands);
     options.budgets = std::move(budgets);
     options.places = std::move(places);
     options.sequential = sequential;
-    core = std::make_unique<Controller>(std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()),
-                                        std::move(hosts));
+    options.knows_plans = true;
+    core = std::make_unique<Controller>(
+        std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()), std::move(hosts),
+        status_memory.is_none() ? nullptr : StatusBlock::attach(status_memory.cast<Segment&>()));
   }
 
-  py::object controller_memory;
+  py::object controller_memory, status_memory;
   std::vector<py::object> host_memory;
-  std::map<uint32_t, py::object> client_memory;
-  std::unique_ptr<Controller> core;  // last: goes first
+  std::map<uint32_t, std::pair<py::object, py::object>> client_memory;  ///< its block, and its bell
+  std::unique_ptr<Controller> core;                                     // last: goes first
 };
 
 py::dict stats_dict(const ControllerStats& s) {
@@ -51,10 +55,12 @@ void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
       .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t, std::vector<uint64_t>,
-                    std::vector<std::string>, bool>(),
+                    std::vector<std::string>, bool, py::object>(),
            "segment"_a, "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256,
            "budgets"_a = std::vector<uint64_t>{}, "places"_a = std::vector<std::string>{}, "sequential"_a = false,
-           "`budgets`: bytes of memory by place, `places` their names: devices, then hosts' memory for transfers.")
+           "status"_a = py::none(),
+           "`budgets`: bytes of memory by place, `places` their names: devices, then hosts' memory for transfers. "
+           "`status`: the segment that clients read.")
       .def(
           "add_place_set",
           [](BoundController& c, std::vector<uint32_t> places) {
@@ -104,12 +110,20 @@ void register_controller(py::module_& m) {
           "plan"_a, "nodes"_a,
           "Sequential dispatch only: per node of a program, in order, whether it is a call, and whom it concerns.")
       .def(
-          "add_client",
-          [](BoundController& c, uint32_t client, py::object segment) {
-            c.core->add_client(client, ClientBlock::attach(segment.cast<Segment&>()));
-            c.client_memory[client] = std::move(segment);
+          "register_plan",
+          [](BoundController& c, uint32_t plan, uint32_t client, uint32_t group) {
+            c.core->register_plan(plan, client, group);
           },
-          "client"_a, "segment"_a)
+          "plan"_a, "client"_a, "group"_a, "TRUST-1: whose plan it is, and whose hosts its runs go to.")
+      .def(
+          "add_client",
+          [](BoundController& c, uint32_t client, py::object segment, py::object bell) {
+            DoorbellWord* word = bell.is_none() ? nullptr : &BellBlock::attach(bell.cast<Segment&>())->doorbell;
+            c.core->add_client(client, ClientView(segment.cast<Segment&>()), word);
+            c.client_memory[client] = {std::move(segment), std::move(bell)};
+          },
+          "client"_a, "segment"_a, "bell"_a = py::none(),
+          "`bell`: the segment where it rings. Raises ValueError when its segment makes no sense.")
       .def(
           "remove_client",
           [](BoundController& c, uint32_t client) {
@@ -130,7 +144,7 @@ void register_controller(py::module_& m) {
       .def(
           "restore_host",
           [](BoundController& c, uint32_t host, py::object segment) {
-            HostBlock* block = HostBlock::attach(segment.cast<Segment&>());
+            const HostView block(segment.cast<Segment&>());
             {
               const py::gil_scoped_release unlock;
               c.core->restore_host(host, block);

@@ -28,11 +28,21 @@ void register_segments(py::module_& m) {
                              [](Segment& s) { return reinterpret_cast<size_t>(ControllerBlock::attach(s)); })
       .def_property_readonly("host_block", [](Segment& s) { return reinterpret_cast<size_t>(HostBlock::attach(s)); })
       .def_property_readonly("client_block",
-                             [](Segment& s) { return reinterpret_cast<size_t>(ClientBlock::attach(s)); });
+                             [](Segment& s) { return reinterpret_cast<size_t>(ClientBlock::attach(s)); })
+      .def_property_readonly("status_block",
+                             [](Segment& s) { return reinterpret_cast<size_t>(StatusBlock::attach(s)); })
+      .def_property_readonly("bell",
+                             [](Segment& s) { return reinterpret_cast<size_t>(&BellBlock::attach(s)->doorbell); });
 
   m.def(
       "controller_segment", [](bool shared) { return ControllerBlock::make(shared); }, "shared"_a = true,
-      "The controller's doorbell, the cluster's status, and the text of its failure.");
+      "What controller and hosts share: the controller's doorbell, and which hosts have news.");
+  m.def(
+      "status_segment", [](bool shared) { return StatusBlock::make(shared); }, "shared"_a = true,
+      "The cluster's status and the text of its failure: whoever attaches it can only read.");
+  m.def(
+      "bell_segment", [](bool shared) { return BellBlock::make(shared); }, "shared"_a = true,
+      "Where one client rings for the controller.");
   m.def(
       "set_distance",
       [](Segment& s, int64_t microseconds) { ControllerBlock::attach(s)->distance_ns = microseconds * 1000; },
@@ -56,12 +66,12 @@ void register_segments(py::module_& m) {
   m.def(
       "cluster_status",
       [](Segment& s) {
-        const ControllerBlock* block = ControllerBlock::attach(s);
+        const StatusBlock* block = StatusBlock::attach(s);
         const char* names[] = {"up", "failed", "closed"};
-        return py::make_tuple(names[static_cast<uint32_t>(block->cluster_status())],
-                              block->cluster_status() == ClusterStatus::kUp ? std::string() : block->failure());
+        const auto status = static_cast<uint32_t>(block->cluster_status());
+        return py::make_tuple(names[std::min(status, 2u)], status == 0 ? std::string() : block->failure());
       },
-      "controller_segment"_a, "(\"up\" | \"failed\" | \"closed\", why)");
+      "status_segment"_a, "(\"up\" | \"failed\" | \"closed\", why)");
 }
 
 }  // namespace pathways::bind

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "channel/news_board.h"
@@ -27,7 +28,9 @@ class Outbox {
   Outbox() = default;
   /// `news`, if given, is told between publishing and ringing, so that a reader of many rings knows which to look at.
   Outbox(ByteRing* ring, DoorbellWord* doorbell, NewsBoard* news = nullptr, uint32_t place = 0)
-      : producer_(ring->claim_producer()), doorbell_(doorbell), news_(news), place_(place) {}
+      : Outbox(ring->claim_producer(), doorbell, news, place) {}
+  Outbox(ByteRing::Producer producer, DoorbellWord* doorbell, NewsBoard* news = nullptr, uint32_t place = 0)
+      : producer_(std::move(producer)), doorbell_(doorbell), news_(news), place_(place) {}
   Outbox(Outbox&&) = default;
   Outbox& operator=(Outbox&&) = default;
 
@@ -71,6 +74,14 @@ class Outbox {
   void set_distance(int64_t ns) { distance_ns_ = ns; }
   /// When the oldest record that is kept here may go, on the clock of monotonic_ns(); 0: at once, or there is none.
   int64_t due() const { return due_.empty() ? 0 : due_.front(); }
+
+  /// TRUST-1: the reader makes no sense. What it has not read is dropped, for one last record.
+  void forget_reader() {
+    overflow_.clear();
+    overflow_bytes_ = 0;
+    due_.clear();
+    producer_.forget_consumer();
+  }
 
   bool is_connected() const { return doorbell_ != nullptr; }
   bool has_overflow() const { return !overflow_.empty(); }

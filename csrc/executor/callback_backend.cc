@@ -10,7 +10,7 @@
 
 namespace pathways {
 
-CallbackBackend::CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<Arena*> arenas,
+CallbackBackend::CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<ArenaView> arenas,
                                  DoorbellWord* doorbell)
     : c_(callbacks),
       host_(host),
@@ -72,7 +72,7 @@ void CallbackBackend::send(const NodeContext& where, Value in, std::span<const L
 
 SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const Landing& post,
                                     const std::shared_ptr<const Parcel>& parcel, uint64_t key) {
-  Arena* arena = post.source < arenas_.size() ? arenas_[post.source] : nullptr;
+  const ArenaView arena = post.source < arenas_.size() ? arenas_[post.source] : ArenaView();
   const auto blocks = parcel->block_bytes();
   Copier::Job job{parcel, shards_, {}, key, post.source, nullptr};
   if (shards_.size() != parcel->source_bytes().size() || post.offsets.size() != blocks.size()) {
@@ -90,11 +90,12 @@ SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const 
     const uint64_t offset = post.offsets[i];
     std::byte* target = nullptr;
     if (parcel->writes(i)) {
-      if (arena == nullptr && post.source == host_) {
+      if (!arena.is_there() && post.source == host_) {
         target = reinterpret_cast<std::byte*>(offset);
-      } else if (arena != nullptr && arena->was_block(offset, blocks[i])) {
-        target = arena->at(offset);
-      } else {
+      } else if (arena.is_there()) {
+        target = arena.find(offset, blocks[i]);
+      }
+      if (target == nullptr) {
         error_ = "host " + std::to_string(post.source) + " posted offset " + std::to_string(offset) +
                  ", which is no block of " + std::to_string(blocks[i]) + " bytes in its memory";
         return SendState::kFailed;

@@ -59,15 +59,16 @@ struct BackendCallbacks {
 
 class CallbackBackend final : public Backend {
  public:
-  /// `arenas`: of all hosts, by number, nullptr where there is none; a host without one of its own lands what it sends
-  /// to itself at plain addresses. The copier rings `doorbell` when something is done.
-  CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<Arena*> arenas, DoorbellWord* doorbell);
+  /// `arenas`: of all hosts, by number, not there where there is none; a host without one of its own lands what it
+  /// sends to itself at plain addresses. The copier rings `doorbell` when something is done.
+  CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<ArenaView> arenas,
+                  DoorbellWord* doorbell);
   ~CallbackBackend() override;
   /// What `route` of `plan` writes to `destination`, as `Parcel` reads it; any thread, before the plan's first run.
   /// Throws Error(kInvalid) when it is malformed.
   void add_parcel(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
   /// A lost host's successor has an arena of its own. Only between steps, and with no send to the old one under way.
-  void replace_arena(uint32_t host, Arena* arena) { arenas_.at(host) = arena; }
+  void replace_arena(uint32_t host, const ArenaView& arena) { arenas_.at(host) = arena; }
   /// That host is on another machine. Before the first send.
   void set_far(uint32_t host) { far_.at(host) = true; }
   /// A shipment to `destination` has been written there, or never will be, for `error`. Any thread.
@@ -148,7 +149,7 @@ class CallbackBackend final : public Backend {
 
   BackendCallbacks c_;
   const uint32_t host_;
-  std::vector<Arena*> arenas_;
+  std::vector<ArenaView> arenas_;
   std::vector<bool> far_;
   DoorbellWord* doorbell_;
   std::string error_;

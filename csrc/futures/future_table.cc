@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/copy_once.h"
 #include "base/process.h"
 
 namespace pathways {
@@ -139,16 +140,33 @@ void FutureTable::push_free(std::uint32_t index) noexcept {
 
 // ---- completion
 
-Completion FutureTable::fail(Handle handle, std::uint32_t error) noexcept {
-  const std::uint32_t code = error - 1U < kMaxError ? error : 1;
+FutureView::FutureView(void* memory, std::size_t room) {
+  using Table = FutureTable;
+  if (memory == nullptr || reinterpret_cast<std::uintptr_t>(memory) % kCacheLine != 0 || room < sizeof(Table)) {
+    throw Error(Status::kInvalid, "future table: expected one in " + std::to_string(room) + " bytes of memory");
+  }
+  Table* table = Table::attach(memory);
+  capacity_ = copied_once(table->capacity_);
+  if (Table::bytes_for(capacity_) > room) {
+    throw Error(Status::kInvalid, "future table: one of " + std::to_string(capacity_) + " futures does not fit into " +
+                                      std::to_string(room) + " bytes");
+  }
+  words_ = table->words();
+  doorbell_ = &table->doorbell_;
+  if (table->is_owner()) owned_ = table;
+}
+
+Completion FutureView::fail(Handle handle, std::uint32_t error) const noexcept {
+  using Table = FutureTable;
+  const std::uint32_t code = error - 1U < Table::kMaxError ? error : 1;
   Atomic<std::uint64_t>& word = word_at(handle);
   std::uint64_t seen = word.load(std::memory_order_relaxed);
   do {
-    if (!is_pending(seen, handle)) return Completion::kStale;
+    if (!Table::is_pending(seen, handle)) return Completion::kStale;
     // SYNC future/publish: pairs with future/consume.
-  } while (!word.compare_exchange_weak(seen, finished(seen, FutureState::kFailed, code), std::memory_order_acq_rel,
-                                       std::memory_order_relaxed));
-  if ((seen & kNotify) != 0) notify(handle, seen, FutureState::kFailed);
+  } while (!word.compare_exchange_weak(seen, Table::finished(seen, FutureState::kFailed, code),
+                                       std::memory_order_acq_rel, std::memory_order_relaxed));
+  if ((seen & Table::kNotify) != 0) notify(handle, seen, FutureState::kFailed);
   return Completion::kReady;
 }
 
@@ -158,23 +176,25 @@ std::uint32_t FutureTable::error_of(Handle handle) const noexcept {
   return failed ? payload_of(seen) : 0;
 }
 
-void FutureTable::notify(Handle handle, std::uint64_t word, FutureState state) noexcept {
-  bool ring = (word & kWaited) != 0;
-  if ((word & kListed) != 0) {
-    if (is_owner()) {
+void FutureView::notify(Handle handle, std::uint64_t word, FutureState state) const noexcept {
+  using Table = FutureTable;
+  bool ring = (word & Table::kWaited) != 0;
+  if ((word & Table::kListed) != 0) {
+    if (owned_ != nullptr && owned_->is_owner()) {
       // Sleepers first: a waiter may take long.
-      if (ring) doorbell_.ring();
+      if (ring) doorbell_->ring();
       ring = false;
-      drain(handle.index(), handle, state);
+      owned_->drain(slot_of(handle), handle, state);
     } else {
-      const std::uint32_t at = handle.index() / 64;
+      const std::uint32_t at = slot_of(handle) / 64;
+      Atomic<std::uint64_t>* const bits = words_ + 2 * (std::size_t{capacity_} + 1);
       // SYNC future/notify: pairs with future/collect.
-      notify_bits()[at].fetch_or(std::uint64_t{1} << (handle.index() % 64), std::memory_order_acq_rel);
-      notify_summary()[at / 64].fetch_or(std::uint64_t{1} << (at % 64), std::memory_order_acq_rel);
+      bits[at].fetch_or(std::uint64_t{1} << (handle.index() % 64), std::memory_order_acq_rel);
+      bits[Table::bit_words(capacity_) + at / 64].fetch_or(std::uint64_t{1} << (at % 64), std::memory_order_acq_rel);
       ring = true;
     }
   }
-  if (ring) doorbell_.ring();
+  if (ring) doorbell_->ring();
 }
 
 // ---- waiting

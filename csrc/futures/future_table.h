@@ -30,6 +30,9 @@
 // A process killed between finishing a future and ringing delays sleepers by kRecheck at most (wait() looks again), and
 // waiters until sweep_waiters(), which the owner calls when a peer has died.
 //
+// TRUST-1: a process that completes another's futures has a FutureView, which keeps the capacity and the addresses of
+// the arrays privately; whatever the owner writes into the block, a view stays inside what is mapped.
+//
 // Block: FutureTable header | words | waiter lists (owner's addresses, opaque to others) | free links | notify bits.
 // The free list is a Treiber stack. Its head carries a 32-bit count of pushes: a pop that saw a head finds it unchanged
 // only if no slot came back meanwhile (no ABA).
@@ -68,6 +71,37 @@ struct Waiter {
   Handle handle{};         // the table's; the future waited for
 };
 
+class FutureTable;
+
+/// What whoever completes futures needs of a table. A value; the memory must outlive it. Threading: as the table.
+class FutureView {
+ public:
+  FutureView() = default;
+  /// The table at `memory`, of which `room` bytes are mapped. Throws Error(kInvalid) when none is there, or it does not
+  /// fit.
+  FutureView(void* memory, std::size_t room);
+
+  [[nodiscard]] bool is_there() const noexcept { return words_ != nullptr; }
+  [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
+  inline Completion complete(Handle handle, std::uint32_t parts = 1) const noexcept;
+  Completion fail(Handle handle, std::uint32_t error = 1) const noexcept;
+  [[nodiscard]] inline FutureState poll(Handle handle) const noexcept;
+  [[nodiscard]] DoorbellWord& doorbell() const noexcept { return *doorbell_; }
+
+ private:
+  friend class FutureTable;
+  void notify(Handle handle, std::uint64_t word, FutureState state) const noexcept;
+  [[nodiscard]] std::uint32_t slot_of(Handle handle) const noexcept {
+    return handle.index() < capacity_ ? handle.index() : capacity_;
+  }
+  [[nodiscard]] Atomic<std::uint64_t>& word_at(Handle handle) const noexcept { return words_[slot_of(handle)]; }
+
+  Atomic<std::uint64_t>* words_ = nullptr;
+  DoorbellWord* doorbell_ = nullptr;
+  FutureTable* owned_ = nullptr;  ///< the table, in a view that the owner may have
+  std::uint32_t capacity_ = 0;
+};
+
 class FutureTable {
  public:
   static constexpr std::uint32_t kMaxCapacity = std::uint32_t{1} << 26;
@@ -91,32 +125,15 @@ class FutureTable {
   Status release(Handle handle) noexcept;
 
   /// Counts `parts` more parts as done. FUT-1.
-  Completion complete(Handle handle, std::uint32_t parts = 1) noexcept {
-    Atomic<std::uint64_t>& word = word_at(handle);
-    std::uint64_t seen = word.load(std::memory_order_relaxed);
-    for (;;) {
-      if (!is_pending(seen, handle)) return Completion::kStale;
-      const std::uint32_t remaining = payload_of(seen);
-      if (parts - 1U >= remaining) return Completion::kStale;  // 0 parts, or more than expected
-      const std::uint64_t next =
-          parts == remaining ? finished(seen, FutureState::kReady, 0) : seen - (std::uint64_t{parts} << kPayloadShift);
-      // SYNC future/publish: pairs with future/consume; each part continues the release sequence (FUT-4).
-      if (!word.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
-      if (parts != remaining) return Completion::kPending;
-      if ((seen & kNotify) != 0) notify(handle, seen, FutureState::kReady);
-      return Completion::kReady;
-    }
-  }
+  Completion complete(Handle handle, std::uint32_t parts = 1) noexcept { return view().complete(handle, parts); }
 
   /// Fails the future; `error` (1 to kMaxError) can be read by error_of().
-  Completion fail(Handle handle, std::uint32_t error = 1) noexcept;
+  Completion fail(Handle handle, std::uint32_t error = 1) noexcept { return view().fail(handle, error); }
   /// The error code of a failed future, else 0.
   [[nodiscard]] std::uint32_t error_of(Handle handle) const noexcept;
 
   [[nodiscard]] FutureState poll(Handle handle) const noexcept {
-    // SYNC future/consume: pairs with future/publish.
-    const std::uint64_t seen = word_at(handle).load(std::memory_order_acquire);
-    return generation_of(seen) == handle.generation() ? state_of(seen) : FutureState::kFree;
+    return const_cast<FutureTable*>(this)->view().poll(handle);
   }
 
   /// From now on whoever finishes the future rings doorbell(). False when it is no longer pending.
@@ -145,6 +162,7 @@ class FutureTable {
   FutureTable& operator=(const FutureTable&) = delete;
 
  private:
+  friend class FutureView;
   static constexpr std::uint64_t kMagic = 0x50574655'54555245;  // "PWFUTURE"
   static constexpr std::uint32_t kVersion = 1;
   static constexpr std::uint64_t kStateMask = 3;
@@ -199,7 +217,16 @@ class FutureTable {
 
   bool mark(Handle handle, std::uint64_t bit) noexcept;
   bool attach_waiter(Waiter* waiter) noexcept;
-  void notify(Handle handle, std::uint64_t word, FutureState state) noexcept;
+  void notify(Handle handle, std::uint64_t word, FutureState state) noexcept { view().notify(handle, word, state); }
+  /// The owner's own view: its header is its own.
+  [[nodiscard]] FutureView view() noexcept {
+    FutureView view;
+    view.words_ = words();
+    view.doorbell_ = &doorbell_;
+    view.owned_ = this;
+    view.capacity_ = capacity_;
+    return view;
+  }
   void drain(std::uint32_t index, Handle known, FutureState state) noexcept;
   void push_free(std::uint32_t index) noexcept;
 
@@ -212,5 +239,29 @@ class FutureTable {
   Atomic<std::uint32_t> in_use_;                         // owner process
   Atomic<std::uint32_t> retired_;                        // owner process: slots whose generations are used up
 };
+
+Completion FutureView::complete(Handle handle, std::uint32_t parts) const noexcept {
+  using Table = FutureTable;
+  Atomic<std::uint64_t>& word = word_at(handle);
+  std::uint64_t seen = word.load(std::memory_order_relaxed);
+  for (;;) {
+    if (!Table::is_pending(seen, handle)) return Completion::kStale;
+    const std::uint32_t remaining = Table::payload_of(seen);
+    if (parts - 1U >= remaining) return Completion::kStale;  // 0 parts, or more than expected
+    const std::uint64_t next = parts == remaining ? Table::finished(seen, FutureState::kReady, 0)
+                                                  : seen - (std::uint64_t{parts} << Table::kPayloadShift);
+    // SYNC future/publish: pairs with future/consume; each part continues the release sequence (FUT-4).
+    if (!word.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
+    if (parts != remaining) return Completion::kPending;
+    if ((seen & Table::kNotify) != 0) notify(handle, seen, FutureState::kReady);
+    return Completion::kReady;
+  }
+}
+
+FutureState FutureView::poll(Handle handle) const noexcept {
+  // SYNC future/consume: pairs with future/publish.
+  const std::uint64_t seen = word_at(handle).load(std::memory_order_acquire);
+  return FutureTable::generation_of(seen) == handle.generation() ? FutureTable::state_of(seen) : FutureState::kFree;
+}
 
 }  // namespace pathways

@@ -1,7 +1,9 @@
 #include "futures/read_back.h"
 
 #include <new>
+#include <string>
 
+#include "base/copy_once.h"
 #include "base/status.h"
 
 namespace pathways {
@@ -14,36 +16,50 @@ ReadBackArea* ReadBackArea::attach(void* memory) {
   return area;
 }
 
-std::byte* ReadBackArea::slot(Handle future, size_t bytes) noexcept {
+std::byte* ReadBackArea::slot_in(std::byte* block, uint32_t futures, Handle future, size_t bytes) noexcept {
   const uint32_t index = future.index();
-  if (index >= futures_ || bytes > kLargeBytes) return nullptr;
-  if (bytes <= kSmallBytes) return block() + small_at(futures_) + index * kSmallBytes;
-  if (index >= large_slots(futures_)) return nullptr;
-  return block() + large_at(futures_) + index * kLargeBytes;
+  if (index >= futures || bytes > kLargeBytes) return nullptr;
+  if (bytes <= kSmallBytes) return block + small_at(futures) + index * kSmallBytes;
+  if (index >= large_slots(futures)) return nullptr;
+  return block + large_at(futures) + index * kLargeBytes;
 }
 
 bool ReadBackArea::try_open(Handle future, size_t bytes) noexcept {
   if (slot(future, bytes) == nullptr) return false;
   // SYNC read_back/open: pairs with begin_write() and end_write(); a read-modify-write, so that one sees the other.
-  return writers(future).fetch_add(0, std::memory_order_acq_rel) == 0;
+  return writers_in(block(), future).fetch_add(0, std::memory_order_acq_rel) == 0;
 }
 
-bool ReadBackArea::begin_write(const FutureTable& table, Handle future, ReadBackPlace* place) noexcept {
+ReadBackView::ReadBackView(void* memory, size_t room) {
+  if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % ReadBackArea::kHeader != 0 ||
+      room < ReadBackArea::kHeader) {
+    throw Error(Status::kInvalid, "read-back area: expected one in " + std::to_string(room) + " bytes of memory");
+  }
+  const ReadBackArea* area = ReadBackArea::attach(memory);
+  futures_ = copied_once(area->futures_);
+  if (futures_ > FutureTable::kMaxCapacity || ReadBackArea::bytes_for(futures_) > room) {
+    throw Error(Status::kInvalid, "read-back area: one for " + std::to_string(futures_) +
+                                      " futures does not fit into " + std::to_string(room) + " bytes");
+  }
+  block_ = static_cast<std::byte*>(memory);
+}
+
+bool ReadBackView::begin_write(const FutureView& table, Handle future, ReadBackPlace* place) const noexcept {
   if (future.index() >= futures_) return false;
   // SYNC read_back/open: pairs with try_open(): when that came before, the release of the old handle is seen below.
-  (void)writers(future).fetch_add(1, std::memory_order_acq_rel);
+  (void)ReadBackArea::writers_in(block_, future).fetch_add(1, std::memory_order_acq_rel);
   if (table.poll(future) != FutureState::kPending) {
     end_write(future);
     return false;
   }
-  place->small = slot(future, kSmallBytes);
-  place->large = slot(future, kLargeBytes);
+  place->small = ReadBackArea::slot_in(block_, futures_, future, ReadBackArea::kSmallBytes);
+  place->large = ReadBackArea::slot_in(block_, futures_, future, ReadBackArea::kLargeBytes);
   return true;
 }
 
-void ReadBackArea::end_write(Handle future) noexcept {
+void ReadBackView::end_write(Handle future) const noexcept {
   // SYNC read_back/open: pairs with try_open(): who finds no writer finds the last one's bytes written.
-  (void)writers(future).fetch_sub(1, std::memory_order_acq_rel);
+  (void)ReadBackArea::writers_in(block_, future).fetch_sub(1, std::memory_order_acq_rel);
 }
 
 }  // namespace pathways

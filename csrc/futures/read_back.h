@@ -16,6 +16,8 @@
 /// Threading: `try_open` by the client's submitting thread; `begin_write` and `end_write` by any process that maps the
 /// area; reading a slot by the client, between seeing its future ready and releasing it.
 ///
+/// TRUST-1: a host has a ReadBackView, which keeps the number of futures privately and stays inside what is mapped.
+///
 /// Block: header | counts, one per future | small slots | large slots (pages; only what is touched costs memory).
 #pragma once
 
@@ -49,13 +51,11 @@ class ReadBackArea {
 
   /// The client may ask for a value of `bytes` bytes in the slot of the future that it has just allocated.
   bool try_open(Handle future, size_t bytes) noexcept;
-  /// Counts a writer in. False: nobody will read it, and nothing may be written. True: `end_write` must follow.
-  bool begin_write(const FutureTable& table, Handle future, ReadBackPlace* place) noexcept;
-  void end_write(Handle future) noexcept;
   /// The slot of a future for values of `bytes` bytes; nullptr: there is none.
-  std::byte* slot(Handle future, size_t bytes) noexcept;
+  std::byte* slot(Handle future, size_t bytes) noexcept { return slot_in(block(), futures_, future, bytes); }
 
  private:
+  friend class ReadBackView;
   static constexpr uint64_t kMagic = 0x5057524541444241ULL;
   static constexpr size_t kHeader = 64;
   explicit ReadBackArea(uint32_t futures) : magic_(kMagic), futures_(futures) {}
@@ -64,13 +64,32 @@ class ReadBackArea {
   static size_t large_at(uint32_t futures) {
     return (small_at(futures) + futures * kSmallBytes + kLargeBytes - 1) / kLargeBytes * kLargeBytes;
   }
-  std::byte* block() noexcept { return reinterpret_cast<std::byte*>(this); }
-  Atomic<uint32_t>& writers(Handle future) noexcept {
-    return reinterpret_cast<Atomic<uint32_t>*>(block() + kHeader)[future.index()];
+  static std::byte* slot_in(std::byte* block, uint32_t futures, Handle future, size_t bytes) noexcept;
+  static Atomic<uint32_t>& writers_in(std::byte* block, Handle future) noexcept {
+    return reinterpret_cast<Atomic<uint32_t>*>(block + kHeader)[future.index()];
   }
+  std::byte* block() noexcept { return reinterpret_cast<std::byte*>(this); }
 
   uint64_t magic_;    // immutable after create
   uint32_t futures_;  // immutable after create
+};
+
+/// The area as a writer has it. A value; the memory must outlive it.
+class ReadBackView {
+ public:
+  ReadBackView() = default;
+  /// The area at `memory`, of which `room` bytes are mapped. Throws Error(kInvalid) when none is there, or it does not
+  /// fit.
+  ReadBackView(void* memory, size_t room);
+
+  bool is_there() const noexcept { return block_ != nullptr; }
+  /// Counts a writer in. False: nobody will read it, and nothing may be written. True: `end_write` must follow.
+  bool begin_write(const FutureView& table, Handle future, ReadBackPlace* place) const noexcept;
+  void end_write(Handle future) const noexcept;
+
+ private:
+  std::byte* block_ = nullptr;
+  uint32_t futures_ = 0;
 };
 
 }  // namespace pathways

@@ -46,6 +46,8 @@ struct alignas(kCacheLine) Arena::Block {
   Atomic<std::uint32_t> state;  // a BlockState
   std::uint64_t stamp;          // owner, under the lock: of the loan; 0: never lent
 
+  /// `bytes`, read once: it is another process's to write.
+  [[nodiscard]] std::uint64_t was_bytes() const noexcept { return *static_cast<const volatile std::uint64_t*>(&bytes); }
   [[nodiscard]] bool is(BlockState wanted) const noexcept {
     return state.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(wanted);
   }
@@ -185,7 +187,10 @@ void Arena::drop(Block* freed, std::uint64_t references) noexcept {
   if (before != references) return;
   in_use_.fetch_sub(freed->bytes, std::memory_order_relaxed);
   freed->become(BlockState::kReturned);
-  const std::uint64_t mine = offset_of(freed);
+  push_returned(freed, offset_of(freed));
+}
+
+void Arena::push_returned(Block* freed, std::uint64_t mine) noexcept {
   std::uint64_t head = returned_.load(std::memory_order_relaxed);
   do {
     freed->next_returned = head;
@@ -231,12 +236,68 @@ std::size_t Arena::block_bytes(std::uint64_t offset) const noexcept {
   return checked_block(offset)->bytes - kHeaderBytes;
 }
 
-bool Arena::was_block(std::uint64_t offset, std::size_t bytes) const noexcept {
-  if (offset < begin_ + kHeaderBytes || offset >= end_ || offset % kAlignment != 0) return false;
-  const Block* named = block(offset - kHeaderBytes);
-  if (!named->is(BlockState::kLive)) return false;
-  const std::uint64_t size = named->bytes;
-  return size >= kHeaderBytes && size <= end_ - (offset - kHeaderBytes) && size - kHeaderBytes >= bytes;
+// ---- another process's arena (TRUST-1)
+
+ArenaView::ArenaView(void* memory, std::size_t bytes) : arena_(static_cast<Arena*>(memory)), bytes_(bytes) {
+  if (memory == nullptr || reinterpret_cast<std::uintptr_t>(memory) % Arena::kAlignment != 0 ||
+      bytes < Arena::min_bytes() || arena_->magic_ != Arena::kMagic) {
+    throw Error(Status::kInvalid, "arena: expected one in " + std::to_string(bytes) + " bytes of memory");
+  }
+}
+
+Arena::Block* ArenaView::live(std::uint64_t payload) const noexcept {
+  if (payload < round_up(sizeof(Arena)) + Arena::kHeaderBytes || payload >= bytes_ ||
+      payload % Arena::kAlignment != 0) {
+    return nullptr;
+  }
+  Arena::Block* found = arena_->block(payload - Arena::kHeaderBytes);
+  return found->is(BlockState::kLive) ? found : nullptr;
+}
+
+std::byte* ArenaView::find(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  const Arena::Block* found = live(offset);
+  if (found == nullptr || bytes > bytes_ - offset) return nullptr;
+  const std::uint64_t size = found->was_bytes();
+  if (size < Arena::kHeaderBytes || size - Arena::kHeaderBytes < bytes) return nullptr;
+  return reinterpret_cast<std::byte*>(arena_) + offset;
+}
+
+std::byte* ArenaView::find_lent(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept {
+  std::byte* found = borrower < Arena::kBorrowers ? find(offset, bytes) : nullptr;
+  if (found == nullptr) return nullptr;
+  const std::uint64_t references =
+      arena_->block(offset - Arena::kHeaderBytes)->references.load(std::memory_order_relaxed);
+  return (references & bit_of(borrower)) != 0 ? found : nullptr;
+}
+
+bool ArenaView::give_back(std::uint64_t offset, unsigned borrower) const noexcept {
+  Arena::Block* lent = borrower < Arena::kBorrowers ? live(offset) : nullptr;
+  if (lent == nullptr) return false;
+  // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
+  const std::uint64_t before = lent->references.fetch_and(~bit_of(borrower), std::memory_order_acq_rel);
+  if ((before & bit_of(borrower)) == 0) return false;
+  if (before == bit_of(borrower)) returned(lent, offset - Arena::kHeaderBytes);
+  return true;
+}
+
+bool ArenaView::release(std::uint64_t offset) const noexcept {
+  Arena::Block* held = live(offset);
+  if (held == nullptr) return false;
+  std::uint64_t before = held->references.load(std::memory_order_relaxed);
+  do {
+    if ((before & kMostReferences) == 0) return false;
+    // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
+  } while (!held->references.compare_exchange_weak(before, before - 1, std::memory_order_acq_rel,
+                                                   std::memory_order_relaxed));
+  if (before == 1) returned(held, offset - Arena::kHeaderBytes);
+  return true;
+}
+
+/// The last reference is gone: the owner takes the block when it looks.
+void ArenaView::returned(Arena::Block* freed, std::uint64_t block) const noexcept {
+  arena_->in_use_.fetch_sub(freed->was_bytes(), std::memory_order_relaxed);
+  freed->become(BlockState::kReturned);
+  arena_->push_returned(freed, block);
 }
 
 // ---- blocks

@@ -15,6 +15,9 @@
 //   given
 //                       back, whenever it died. Why: borrowers have a bit each in the word of the references, so a
 //                       loan is given back in one step; and loans are stamped, so one to a successor is told apart.
+//   TRUST-1 (data)      what its owner says of an arena is data to who maps it: an ArenaView stays inside the memory
+//   that
+//                       it was given, whatever stands there, and never aborts.
 // A process that dies holding references which are no loans leaves them counted.
 //
 // The last release() of a block, in whatever process, pushes it on the returned list; allocate() takes that whole list
@@ -83,10 +86,6 @@ class Arena {
   /// Bytes of the payload: what was asked for, rounded up to 64.
   [[nodiscard]] std::size_t block_bytes(std::uint64_t offset) const noexcept;
 
-  /// Whether `offset` is a live block of at least `bytes` bytes: for offsets that another process names (a stale
-  /// snapshot, but one that a process which keeps to the rules makes true as long as it wants the block written).
-  [[nodiscard]] bool was_block(std::uint64_t offset, std::size_t bytes) const noexcept;
-
   /// Payload and header bytes of blocks that hold references.
   [[nodiscard]] std::uint64_t bytes_in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
   /// The most that bytes_in_use() has been.
@@ -111,6 +110,7 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
  private:
+  friend class ArenaView;
   struct Block;
 
   static constexpr std::uint64_t kMagic = 0x50574152'454e4131;  // "PWARENA1"
@@ -136,6 +136,7 @@ class Arena {
   Block* find_free(std::uint64_t bytes) noexcept;
   Block* merge(Block* block) noexcept;
   void drop(Block* block, std::uint64_t references) noexcept;
+  void push_returned(Block* freed, std::uint64_t offset) noexcept;
   void forget_loan(Block* block) noexcept;
   void drain_returned() noexcept;
   void count_in_use(std::uint64_t bytes) noexcept;
@@ -151,6 +152,34 @@ class Arena {
   alignas(kCacheLine) Atomic<std::uint64_t> returned_;  // any process pushes, the owner takes all
   alignas(kCacheLine) Atomic<std::uint64_t> in_use_;
   Atomic<std::uint64_t> high_water_;
+};
+
+/// An arena of another process, of which nothing is believed: its size is what this process mapped. Offsets come from
+/// messages; each is checked, and the answer is an address inside the mapping that no later write can move.
+///
+/// Threading: as the accessors of Arena. A value; the mapping must outlive it.
+class ArenaView {
+ public:
+  ArenaView() = default;
+  /// `bytes` of `memory` are mapped. Throws Error(kInvalid) when no arena fits there, or none begins there.
+  ArenaView(void* memory, std::size_t bytes);
+
+  [[nodiscard]] bool is_there() const noexcept { return arena_ != nullptr; }
+  /// The payload of a live block of at least `bytes` bytes; nullptr when `offset` is none.
+  [[nodiscard]] std::byte* find(std::uint64_t offset, std::uint64_t bytes) const noexcept;
+  /// The same of a block that `borrower` was lent and has not given back.
+  [[nodiscard]] std::byte* find_lent(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept;
+  /// A borrower's release(). False, and nothing happens, when it holds no such loan.
+  bool give_back(std::uint64_t offset, unsigned borrower) const noexcept;
+  /// One counted reference less. False, and nothing happens, when there is none.
+  bool release(std::uint64_t offset) const noexcept;
+
+ private:
+  [[nodiscard]] Arena::Block* live(std::uint64_t payload) const noexcept;
+  void returned(Arena::Block* freed, std::uint64_t block) const noexcept;
+
+  Arena* arena_ = nullptr;
+  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace pathways

@@ -20,6 +20,11 @@ namespace pathways {
 namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+#ifdef F_SEAL_FUTURE_WRITE
+constexpr int kReadOnlySeal = F_SEAL_FUTURE_WRITE;
+#else
+constexpr int kReadOnlySeal = 0x0010;  // since Linux 5.1
+#endif
 
 std::size_t page_rounded(std::size_t bytes, const char* who) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -46,8 +51,8 @@ Status status_of(int error) noexcept {
   return error == ENOMEM || error == ENOSPC || error == EFBIG ? Status::kNoMemory : Status::kFailed;
 }
 
-std::byte* map(std::size_t bytes, int flags, int fd, const char* who) {
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+std::byte* map(std::size_t bytes, int flags, int fd, const char* who, int protection = PROT_READ | PROT_WRITE) {
+  void* data = ::mmap(nullptr, bytes, protection, flags, fd, 0);
   if (data == MAP_FAILED) {
     const int error = errno;
     throw_errno(status_of(error), std::string(who) + ": mapping " + std::to_string(bytes) + " bytes", error);
@@ -83,7 +88,7 @@ void map_privately() {
 
 }  // namespace
 
-Segment Segment::create(std::string_view name, std::size_t bytes) {
+Segment Segment::create(std::string_view name, std::size_t bytes, Others others) {
   const std::size_t size = page_rounded(bytes, "Segment::create");
   OwnedFd file(::memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.fd < 0) throw_errno(Status::kFailed, "Segment::create: memfd_create", errno);
@@ -92,9 +97,12 @@ Segment Segment::create(std::string_view name, std::size_t bytes) {
     throw_errno(status_of(error), "Segment::create: no room for " + std::to_string(size) + " bytes of shared memory",
                 error);
   }
-  if (::fcntl(file.fd, F_ADD_SEALS, kSeals) != 0) throw_errno(Status::kFailed, "Segment::create: sealing", errno);
   std::byte* data = map(size, MAP_SHARED, file.fd, "Segment::create");
-  return {data, size, file.release()};
+  Segment segment(data, size, file.release());
+  const bool is_sealed = (others == Others::kRead && ::fcntl(segment.fd_, F_ADD_SEALS, kSeals | kReadOnlySeal) == 0) ||
+                         ::fcntl(segment.fd_, F_ADD_SEALS, kSeals) == 0;
+  if (!is_sealed) throw_errno(Status::kFailed, "Segment::create: sealing", errno);
+  return segment;
 }
 
 Segment Segment::attach(int fd) {
@@ -111,8 +119,14 @@ Segment Segment::attach(int fd) {
     throw Error(Status::kInvalid, "Segment::attach: expected memory sealed against shrinking, descriptor " +
                                       std::to_string(fd) + " is not");
   }
+  if (info.st_blksize != ::sysconf(_SC_PAGESIZE)) {
+    throw Error(Status::kInvalid, "Segment::attach: expected memory of common pages, got pages of " +
+                                      std::to_string(info.st_blksize) + " bytes");
+  }
   const auto size = static_cast<std::size_t>(info.st_size);
-  std::byte* data = map(size, MAP_SHARED, file.fd, "Segment::attach");
+  const bool is_read_only = (seals & kReadOnlySeal) != 0;
+  std::byte* data =
+      map(size, MAP_SHARED, file.fd, "Segment::attach", is_read_only ? PROT_READ : PROT_READ | PROT_WRITE);
   return {data, size, file.release()};
 }
 

@@ -21,11 +21,17 @@ namespace pathways {
 
 class Segment {
  public:
+  /// What whoever attaches a segment may do with it.
+  enum class Others : unsigned char { kWrite, kRead };
+
   /// Zeroed shared memory of `bytes` bytes (rounded up to pages), sealed against resizing. `name` is for /proc only.
-  /// Throws Error(kInvalid) for 0 bytes, Error(kNoMemory) if it does not fit, Error(kFailed) otherwise.
-  static Segment create(std::string_view name, std::size_t bytes);
-  /// Maps all of `fd`, which it owns from here on, also when it throws. Throws Error(kInvalid) if fd is no sized file
-  /// whose size is sealed: a peer that shrank it could end this process by SIGBUS.
+  /// With Others::kRead it is sealed against every other writable mapping (where the kernel cannot, Linux before 5.1,
+  /// attach() maps it writable). Throws Error(kInvalid) for 0 bytes, Error(kNoMemory) if it does not fit,
+  /// Error(kFailed) otherwise.
+  static Segment create(std::string_view name, std::size_t bytes, Others others = Others::kWrite);
+  /// Maps all of `fd`, which it owns from here on, also when it throws; read-only where its maker says so. Throws
+  /// Error(kInvalid) if fd is no sized file of common pages whose size is sealed: a peer that shrank it, or pages that
+  /// run out, could end this process by SIGBUS.
   static Segment attach(int fd);
   /// Zeroed private memory; fd() is -1. A forked child gets a copy.
   static Segment heap(std::size_t bytes);

@@ -14,11 +14,12 @@ constexpr std::chrono::microseconds kRoomPoll{200};
 
 }  // namespace
 
-Client::Client(Options options, ClientBlock* block, ControllerBlock* controller)
+Client::Client(Options options, ClientBlock* block, const StatusBlock* status, DoorbellWord* bell)
     : options_(options),
       window_(options.window),
       block_(block),
-      controller_(controller),
+      status_(status),
+      bell_(bell),
       table_(block->futures()),
       read_back_(block->read_back_area()),
       arena_(block->arena == 0 ? nullptr : block->client_arena()),
@@ -29,7 +30,7 @@ Client::Client(Options options, ClientBlock* block, ControllerBlock* controller)
 
 void Client::publish() {
   outgoing_.publish();
-  controller_->doorbell.ring();
+  bell_->ring();
 }
 
 /// READ-1: opens the slots of the wanted results of a run, and takes back the wish where there is none to open.
@@ -103,7 +104,7 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
   const CancelRecord record{{RecordKind::kCancel, 0, options_.id}, tag};
   std::memcpy(room.data(), &record, sizeof record);
   cancels_.publish();
-  controller_->doorbell.ring();
+  bell_->ring();
   for (uint64_t raw : results) {
     if (table_->poll(Handle{raw}) != FutureState::kPending) continue;
     errors_[raw] = text;
@@ -213,11 +214,15 @@ void Client::poll_inbox() {
 
 void Client::take_inbox() {
   while (true) {
-    const std::span<const std::byte> bytes = inbox_.try_front();
+    const std::span<const std::byte> bytes = inbox_.try_take(record_);
     if (bytes.empty()) return;
     if (bytes.size() < sizeof(RecordHeader)) throw Error(Status::kInvalid, "the controller sent a short record");
     if (read_record<RecordHeader>(bytes).kind == RecordKind::kReclaim) {
+      if (bytes.size() < sizeof(ReclaimRecord)) throw Error(Status::kInvalid, "the controller sent a short record");
       const auto record = read_record<ReclaimRecord>(bytes);
+      if (record.host >= Arena::kBorrowers || arena_ == nullptr) {
+        throw Error(Status::kInvalid, "the controller sent a loan of host " + std::to_string(record.host));
+      }
       arena_->reclaim(record.host, record.stamp);
     } else {
       take_failure(bytes);

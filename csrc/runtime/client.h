@@ -59,7 +59,11 @@ class Client {
     uint64_t release_bytes = uint64_t{1} << 20;  ///< of buffers whose release may be held back
   };
 
-  Client(Options options, ClientBlock* block, ControllerBlock* controller);
+  /// `status`: what the cluster says of itself; `bell`: where the controller hears of this client.
+  Client(Options options, ClientBlock* block, const StatusBlock* status, DoorbellWord* bell);
+  /// In the controller's own process.
+  Client(Options options, ClientBlock* block, ControllerBlock* controller)
+      : Client(options, block, &controller->status, &controller->doorbell) {}
 
   /// Submits one run. Writes the handles of the results. `wanted`: empty, or a bit per result whose value is to come
   /// with its completion; of them only those stay set that will, and for these `read` then has the value.
@@ -99,10 +103,10 @@ class Client {
 
   ClusterStatus cluster_status() const {
     // SYNC client/put_out: pairs with poll_inbox(); the text is written.
-    return put_out_.load(std::memory_order_acquire) != 0 ? ClusterStatus::kFailed : controller_->cluster_status();
+    return put_out_.load(std::memory_order_acquire) != 0 ? ClusterStatus::kFailed : status_->cluster_status();
   }
   std::string cluster_failure() const {
-    return put_out_.load(std::memory_order_acquire) != 0 ? put_out_text_ : controller_->failure();
+    return put_out_.load(std::memory_order_acquire) != 0 ? put_out_text_ : status_->failure();
   }
   /// READ-1: the value, of `bytes` bytes, of a wanted result that is ready; until its handle is released.
   const std::byte* read(Handle handle, size_t bytes) const { return read_back_->slot(handle, bytes); }
@@ -137,7 +141,8 @@ class Client {
   const Options options_;
   Atomic<uint32_t> window_;  ///< runs in flight; written by any thread
   ClientBlock* block_;
-  ControllerBlock* controller_;
+  const StatusBlock* status_;
+  DoorbellWord* bell_;
   FutureTable* table_;
   ReadBackArea* read_back_;  ///< nullptr: none
   Arena* arena_;
@@ -147,6 +152,7 @@ class Client {
   ByteRing::Consumer inbox_;
   Atomic<uint64_t> submitted_{0};  ///< written by the submitting thread
   Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::told
+  std::vector<std::byte> record_;  ///< scratch of poll_inbox()
   Atomic<uint32_t> put_out_{0};    ///< the controller has put this client out
   std::string put_out_text_;       ///< written before put_out_
   uint64_t lends_ = 0;             ///< stamps given, in the order of the records

@@ -20,9 +20,11 @@ constexpr std::chrono::milliseconds kHeldLook{20};       // nor when the grace o
 
 }  // namespace
 
-Controller::Controller(Options options, ControllerBlock* block, std::vector<HostBlock*> hosts)
+Controller::Controller(Options options, ControllerBlock* block, std::vector<HostView> hosts, StatusBlock* status)
     : options_(std::move(options)),
       block_(block),
+      status_(status != nullptr ? status : &block->status),
+      bells_(&block->doorbell),
       sequencer_(static_cast<uint32_t>(hosts.size()), options_.window),
       stepper_(options_.sequential ? std::make_unique<Stepper>(static_cast<uint32_t>(hosts.size())) : nullptr),
       hosts_(hosts.size()),
@@ -33,9 +35,8 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
   }
   max_record_ = UINT32_MAX;
   for (uint32_t h = 0; h < hosts_.size(); ++h) {
-    hosts_[h].block = hosts[h];
-    hosts_[h].inbox = hosts[h]->ring_to_controller()->claim_consumer();
-    hosts_[h].outbox = Outbox(hosts[h]->ring_from_controller(), &hosts[h]->doorbell);
+    hosts_[h].inbox = hosts[h].from_host();
+    hosts_[h].outbox = Outbox(hosts[h].to_host(), hosts[h].doorbell());
     hosts_[h].outbox.set_distance(block->distance_ns);
     max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
   }
@@ -89,7 +90,14 @@ void Controller::add_group(GroupId group, std::vector<uint32_t> hosts) {
   });
 }
 
-void Controller::add_client(uint32_t id, ClientBlock* block) {
+void Controller::register_plan(uint32_t plan, uint32_t client, GroupId group) {
+  mailbox_.post([this, plan, client, group] {
+    if (plan >= plan_owners_.size()) plan_owners_.resize(std::max<size_t>(size_t{plan} + 1, plan_owners_.size() * 2));
+    plan_owners_[plan] = {client, group};
+  });
+}
+
+void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell) {
   auto client = std::make_shared<std::unique_ptr<Client>>(std::make_unique<Client>());
   {
     const std::lock_guard lock(mutex_);
@@ -99,14 +107,16 @@ void Controller::add_client(uint32_t id, ClientBlock* block) {
     }
   }
   (*client)->id = id;
-  (*client)->block = block;
-  (*client)->directory = Directory(block->futures()->capacity());
-  (*client)->inbox = block->ring_to_controller()->claim_consumer();
-  (*client)->cancels = block->ring_of_cancels()->claim_consumer();
-  (*client)->outbox = Outbox(block->ring_from_controller(), &block->futures()->doorbell());
+  (*client)->view = view;
+  (*client)->bell = bell != nullptr ? bell : &block_->doorbell;
+  (*client)->directory = Directory(view.futures().capacity());
+  (*client)->inbox = view.from_client();
+  (*client)->cancels = view.cancels();
+  (*client)->outbox = Outbox(view.to_client(), &view.futures().doorbell());
   mailbox_.post([this, client] {
     if ((*client)->id >= by_id_.size()) by_id_.resize((*client)->id + 1);
     by_id_[(*client)->id] = client->get();
+    bells_.add((*client)->bell);
     clients_.push_back(std::move(*client));
   });
 }
@@ -142,6 +152,7 @@ void Controller::forget_client(Client& client) {
   }
   by_id_[id] = nullptr;  // from here on nothing is written to its memory
   unread_ -= client.is_unread ? 1U : 0U;
+  bells_.remove(client.bell);
   std::erase(holding_, &client);
   client.directory.for_each([&](Handle, Directory::Entry& entry) { give_back(entry); });
   // The youngest first, so that none is granted because an older one went.
@@ -168,7 +179,7 @@ uint32_t Controller::step() {
   if (unread_ != 0) done += read_on();
   ++stats_.passes;
   flush();
-  return done;
+  return done + (has_faults_ ? 1 : 0);  // who turned out to make no sense goes in the next pass
 }
 
 EntryId Controller::submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
@@ -359,21 +370,26 @@ void Controller::flush() {
   std::erase_if(dirty_, [&](uint32_t h) { return !(hosts_[h].is_dirty = hosts_[h].outbox.flush()); });
   has_untold_ = false;
   for (auto& client : clients_) {
+    const ClientView& view = client->view;
     // SYNC client/told: pairs with Client::wait(); the records are there, and the doorbell rings after it.
-    const auto published = [&](uint64_t count) { client->block->told.store(count, std::memory_order_release); };
-    if (client->outbox.flush(published)) {
-      has_untold_ = true;
-    } else {
-      fail_late(*client);
+    const auto published = [&](uint64_t count) { view.told().store(count, std::memory_order_release); };
+    try {
+      if (client->outbox.flush(published)) {
+        has_untold_ = true;
+      } else {
+        fail_late(*client);
+      }
+    } catch (const Error& error) {
+      silence(*client, error.what());
     }
     if (!client->has_news) continue;
     client->has_news = false;
     // SYNC client/retired: pairs with Client::in_flight(); SYNC client/wanted: see Client::wait_room().
-    client->block->retired.store(client->retired, std::memory_order_seq_cst);
-    uint64_t wanted = client->block->wanted.load(std::memory_order_seq_cst);
+    view.retired().store(client->retired, std::memory_order_seq_cst);
+    uint64_t wanted = view.wanted().load(std::memory_order_seq_cst);
     if (wanted == 0 || client->retired < wanted) continue;
-    (void)client->block->wanted.compare_exchange(wanted, 0, std::memory_order_relaxed, std::memory_order_relaxed);
-    client->block->futures()->doorbell().ring();
+    (void)view.wanted().compare_exchange(wanted, 0, std::memory_order_relaxed, std::memory_order_relaxed);
+    view.futures().doorbell().ring();
   }
 }
 
@@ -386,9 +402,9 @@ bool Controller::is_idle() const {
 
 void Controller::finish(ClusterStatus status, std::string_view text) {
   const std::lock_guard lock(finish_mutex_);
-  block_->set_status(status, text);
+  status_->set_status(status, text);
   mailbox_.post([this] {
-    for (auto& client : clients_) client->block->futures()->doorbell().ring();
+    for (auto& client : clients_) client->view.futures().doorbell().ring();
   });
 }
 
@@ -432,7 +448,7 @@ void Controller::loop() {
   const SpinPolicy spin = SpinPolicy::linger();
   bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
   while (!stopping_.load(std::memory_order_acquire)) {
-    const uint32_t ticket = block_->doorbell.ticket();
+    bells_.draw();
     uint32_t done = 0;
     try {
       if (is_broken) {
@@ -453,7 +469,7 @@ void Controller::loop() {
     if (!deadlines_.empty()) {
       limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, deadlines_.next_ns() - monotonic_ns())));
     }
-    (void)block_->doorbell.wait(ticket, is_broken ? kLook : limit, spin);
+    (void)bells_.wait(is_broken ? kLook : limit, spin);
   }
 }
 

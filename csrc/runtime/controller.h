@@ -16,6 +16,9 @@
 /// one that only live buffers keep out fails after a short grace, in which releases under way arrive, unless another
 /// client that holds some of them has runs in flight. OWN-1: a client whose records make no sense is put out, with the
 /// reason; the others see nothing. Hosts are ours: a senseless record of theirs fails the cluster, naming the host.
+/// TRUST-1: a record is copied out of its ring before it is looked at, and a client's block is met through a
+/// ClientView. Whose a record is follows from the ring it came by. A run must name a plan of its own client, and that
+/// plan's hosts.
 ///
 /// FLOW-1: what a client has under way is bounded here (runtime/credits.h): past its bounds it is not read further
 /// until earlier work of it is done on the hosts. Its cancels come on a ring of their own, which is read in any case.
@@ -44,6 +47,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/status.h"
 #include "channel/outbox.h"
 #include "channel/records.h"
 #include "memory/arena.h"
@@ -55,6 +59,7 @@
 #include "runtime/wiring.h"
 #include "sequencer/admission.h"
 #include "sequencer/sequencer.h"
+#include "sync/bell_set.h"
 
 namespace pathways {
 
@@ -102,10 +107,14 @@ class Controller {
     std::vector<std::string> places{};  ///< their names, for errors
     std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< of MEM-3
     bool sequential = false;                                          ///< dispatch node by node, for measurement
+    /// Every plan is told of by `register_plan` before its first run; a run of any other puts its client out. Off where
+    /// a test plays client and hosts.
+    bool knows_plans = false;
   };
   static constexpr GroupId kAllHosts = 0;
 
-  Controller(Options options, ControllerBlock* block, std::vector<HostBlock*> hosts);
+  /// `status`: what clients read; nullptr: that of `block`.
+  Controller(Options options, ControllerBlock* block, std::vector<HostView> hosts, StatusBlock* status = nullptr);
   ~Controller();
 
   /// Throws Error(kInvalid) for no hosts, an unknown or a repeated one, or a group number above 2^24.
@@ -117,8 +126,11 @@ class Controller {
   void set_plan_memory(uint32_t plan, PlanMemory memory);
   /// Sequential dispatch only, else it does nothing: the nodes of a plan in the program's order. Before its first run.
   void add_plan(uint32_t plan, std::vector<ProgramNode> nodes);
-  /// Numbers of clients are never used again.
-  void add_client(uint32_t client, ClientBlock* block);
+  /// TRUST-1: whose plan it is, and which hosts its runs go to. Before its first run is submitted.
+  void register_plan(uint32_t plan, uint32_t client, GroupId group);
+  /// Numbers of clients are never used again. `bell`: where this one rings, until remove_client() has returned;
+  /// nullptr: at the controller's own doorbell. Throws Error(kInvalid) when its rings make no sense.
+  void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr);
   /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone: also of a client that
   /// never was added, for a host may have been told to attach it. Returns when the controller no longer touches the
   /// client's memory; each host goes on until the order tells it (Host::attached_clients).
@@ -129,7 +141,7 @@ class Controller {
   uint64_t lose_hosts(std::vector<uint32_t> hosts, std::string text);
   /// A lost host's successor, with a block of its own, takes part from now on. When this returns nobody uses the old
   /// block. Throws Error(kInvalid) for a host that is not lost.
-  void restore_host(uint32_t host, HostBlock* block);
+  void restore_host(uint32_t host, const HostView& block);
   /// Plans that no entry of the order names any more, each told once: all their hosts were granted the note that says
   /// so. A host's successor must know all others, for what waits for it may name them.
   std::vector<uint32_t> take_forgotten();
@@ -166,7 +178,8 @@ class Controller {
   };
   struct Client {
     uint32_t id = 0;
-    ClientBlock* block = nullptr;
+    ClientView view;
+    DoorbellWord* bell = nullptr;
     ByteRing::Consumer inbox;
     ByteRing::Consumer cancels;
     Outbox outbox;
@@ -182,7 +195,8 @@ class Controller {
     std::vector<Handle> late;                ///< results of granted runs that it is being told of
     bool has_news = false;
     bool is_suspended = false;
-    std::string fault;  ///< why it is to be put out
+    std::string fault;     ///< why it is to be put out
+    bool is_mute = false;  ///< its ring from here makes no sense: nothing more is sent
     Directory directory;
     std::map<uint64_t, std::vector<std::byte>> definitions;  ///< backend notes by number: a successor hears them again
     uint64_t defined_bytes = 0;
@@ -203,7 +217,6 @@ class Controller {
     uint64_t number = 0;
   };
   struct Host {
-    HostBlock* block = nullptr;
     ByteRing::Consumer inbox;
     Outbox outbox;
     uint64_t gangs = 0;
@@ -223,6 +236,7 @@ class Controller {
   uint32_t drain_host(uint32_t index);
   bool take(Client& client, std::span<const std::byte> record);
   std::string unsound(std::span<const std::byte> record) const;
+  std::string foreign(const Client& client, std::span<const std::byte> record, bool* may_be_in_the_mail) const;
   void take(uint32_t host, std::span<const std::byte> record);
   Client* client_of(uint32_t id) const { return id < by_id_.size() ? by_id_[id] : nullptr; }
   /// What is known of a plan; nullptr: nothing.
@@ -254,6 +268,19 @@ class Controller {
   void note_handles(Client& client, std::span<const std::byte> record);
   void rename(Client& client, Handle name, Handle fresh);
   void put_out(Client& client);
+  /// Sends a client one record; one whose ring makes no sense is to be put out.
+  template <typename Fill>
+  void say(Client& client, uint32_t bytes, Fill&& fill) {
+    if (client.is_mute) return;
+    try {
+      client.outbox.send(bytes, fill);
+    } catch (const Error& error) {
+      silence(client, error.what());
+    }
+  }
+  void silence(Client& client, std::string_view why);
+  void fault(Client& client, std::string why);
+  uint32_t put_out_faulty();
   void tell(Client& client, Handle handle, std::string_view text, uint16_t detail = 0);
   static int64_t deadline_of(std::span<const std::byte> record);
   void refuse_late(Client& client, std::span<const std::byte> record);
@@ -280,7 +307,7 @@ class Controller {
   void drop_client(uint32_t client);
   void forget_client(Client& client);
   void lose(const std::vector<uint32_t>& hosts, std::string_view text);
-  void restore(uint32_t host, HostBlock* block);
+  void restore(uint32_t host, const HostView& block);
   void hear_last_words(uint32_t host);
   void reclaim(uint32_t h);
   void tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text);
@@ -300,15 +327,24 @@ class Controller {
 
   const Options options_;
   ControllerBlock* block_;
+  StatusBlock* status_;
+  BellSet bells_;  ///< where who has something for the controller rings
   Sequencer sequencer_;
   std::unique_ptr<Stepper> stepper_;  ///< sequential dispatch; null: parallel
   std::vector<Host> hosts_;
-  std::vector<std::unique_ptr<Client>> clients_;  ///< owner: the stepping thread
-  std::vector<Client*> by_id_;                    ///< nullptr: gone
-  std::vector<std::vector<std::byte>> kept_;      ///< by entry: the record of one that waits for its grant
-  std::vector<uint32_t> dirty_;                   ///< hosts that were written to
-  std::vector<uint32_t> news_;                    ///< hosts to look at
-  uint32_t max_record_ = 0;                       ///< that fits every host's ring
+  std::vector<std::unique_ptr<Client>> clients_;        ///< owner: the stepping thread
+  std::vector<Client*> by_id_;                          ///< nullptr: gone
+  std::vector<std::vector<std::byte>> kept_;            ///< by entry: the record of one that waits for its grant
+  std::vector<uint32_t> dirty_;                         ///< hosts that were written to
+  std::vector<uint32_t> news_;                          ///< hosts to look at
+  uint32_t max_record_ = 0;                             ///< that fits every host's ring
+  std::vector<std::byte> client_record_, host_record_;  ///< scratch: the record that is looked at, copied (TRUST-1)
+  bool has_faults_ = false;                             ///< some client is to be put out
+  struct PlanOwner {
+    uint32_t client = UINT32_MAX;  ///< UINT32_MAX: nothing is known of the plan
+    GroupId group = 0;
+  };
+  std::vector<PlanOwner> plan_owners_;  ///< by plan
   Admission admission_;
   std::vector<std::shared_ptr<const PlanMemory>> plan_memory_;  ///< by plan
   std::vector<BlockId> blocks_;                                 ///< scratch of order()

@@ -92,7 +92,7 @@ void Controller::pass_deadline(const Deadlines::Item& item) {
 /// Its hosts may be done before the client hears of it, who may be busy, or waiting for a core: what was late stays
 /// late. What is said of it is in the client's ring by now.
 void Controller::fail_late(Client& client) {
-  for (const Handle result : client.late) (void)client.block->futures()->fail(result);
+  for (const Handle result : client.late) (void)client.view.futures().fail(result);
   client.late.clear();
 }
 

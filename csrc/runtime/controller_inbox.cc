@@ -23,11 +23,19 @@ uint32_t Controller::drain_clients() {
     if (!client->is_suspended) done += drain_client(*client);
     done += drain_cancels(*client);
   }
+  if (has_faults_) done += put_out_faulty();
+  return done;
+}
+
+uint32_t Controller::put_out_faulty() {
+  has_faults_ = false;
+  uint32_t done = 0;
   for (size_t i = 0; i < clients_.size();) {
     if (clients_[i]->fault.empty()) {
       ++i;
     } else {
       put_out(*clients_[i]);  // it leaves the list
+      ++done;
     }
   }
   return done;
@@ -44,12 +52,12 @@ uint32_t Controller::drain_client(Client& client) {
         ++unread_;
         break;
       }
-      const std::span<const std::byte> bytes = client.inbox.try_front();
+      const std::span<const std::byte> bytes = client.inbox.try_take(client_record_);
       if (bytes.empty() || !take(client, bytes)) break;
       client.inbox.pop();
     }
   } catch (const Error& error) {  // its ring is corrupt
-    client.fault = error.what();
+    fault(client, error.what());
   }
   if (done != 0) client.inbox.release();
   return done;
@@ -60,10 +68,10 @@ uint32_t Controller::drain_cancels(Client& client) {
   uint32_t done = 0;
   try {
     while (done < kMostCancels && client.cancelled.size() < kMostRuns && client.fault.empty()) {
-      const std::span<const std::byte> bytes = client.cancels.try_front();
+      const std::span<const std::byte> bytes = client.cancels.try_take(client_record_);
       if (bytes.empty()) break;
       if (bytes.size() != sizeof(CancelRecord) || read_record<RecordHeader>(bytes).kind != RecordKind::kCancel) {
-        client.fault = "a record among its cancels is none";
+        fault(client, "a record among its cancels is none");
         break;
       }
       cancel(client, read_record<CancelRecord>(bytes).tag);
@@ -71,7 +79,7 @@ uint32_t Controller::drain_cancels(Client& client) {
       ++done;
     }
   } catch (const Error& error) {  // its ring is corrupt
-    client.fault = error.what();
+    fault(client, error.what());
   }
   if (done != 0) client.cancels.release();
   return done;
@@ -117,8 +125,8 @@ void Controller::commands_done(uint32_t h, const CommandsDoneRecord& record) {
 
 /// False when the record must wait, for mail or for hosts that are lost, or when the client is to be put out for it.
 bool Controller::take(Client& client, std::span<const std::byte> bytes) {
-  if (std::string fault = unsound(bytes); !fault.empty()) {
-    client.fault = std::move(fault);
+  if (std::string why = unsound(bytes); !why.empty()) {
+    fault(client, std::move(why));
     return false;
   }
   const auto header = read_record<RecordHeader>(bytes);
@@ -128,9 +136,14 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   if (!sequencer_.has_group(group) || (set != kNoPlaceSet && !admission_.has_set(set))) {
     // A group, or a set, is registered before the first record that names it is written: then it is in the mail.
     if (!mailbox_.has_mail()) {
-      client.fault = "a record names group " + std::to_string(group) + " or set of places " + std::to_string(set) +
-                     ", which nobody made";
+      fault(client, "a record names group " + std::to_string(group) + " or set of places " + std::to_string(set) +
+                        ", which nobody made");
     }
+    return false;
+  }
+  bool may_be_in_the_mail = false;
+  if (std::string why = foreign(client, bytes, &may_be_in_the_mail); !why.empty()) {
+    if (!may_be_in_the_mail || !mailbox_.has_mail()) fault(client, std::move(why));
     return false;
   }
   if (is_run && lost_ != 0 && is_stranded(group)) return false;  // its other hosts must not wait with it
@@ -172,6 +185,49 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   return true;
 }
 
+/// It will be put out at the end of this pass, or in the next.
+void Controller::fault(Client& client, std::string why) {
+  if (client.fault.empty()) client.fault = std::move(why);
+  has_faults_ = true;
+}
+
+/// Its ring from here makes no sense. What it would still be told is dropped.
+void Controller::silence(Client& client, std::string_view why) {
+  client.is_mute = true;
+  client.late.clear();
+  client.outbox.forget_reader();
+  fault(client, std::string(why));
+}
+
+/// Why a sound record is none of this client's to send; empty when it is (TRUST-1).
+std::string Controller::foreign(const Client& client, std::span<const std::byte> bytes,
+                                bool* may_be_in_the_mail) const {
+  const auto header = read_record<RecordHeader>(bytes);
+  uint64_t plan = 0;
+  const bool is_run = header.kind == RecordKind::kRun;
+  if (is_run) {
+    plan = read_record<RunRecord>(bytes).plan;
+  } else if (static_cast<NoteKind>(header.detail) == NoteKind::kBackend) {
+    plan = read_record<NoteRecord>(bytes).token;  // it forgets that one
+    if (plan == 0) return {};
+  } else {
+    return {};
+  }
+  const bool is_known = plan < plan_owners_.size() && plan_owners_[plan].client != UINT32_MAX;
+  if (!is_known) {
+    *may_be_in_the_mail = true;
+    return options_.knows_plans ? "a record names plan " + std::to_string(plan) + ", which is not registered" : "";
+  }
+  const PlanOwner& owner = plan_owners_[plan];
+  if (owner.client != client.id) return "a record names plan " + std::to_string(plan) + ", which is another client's";
+  if (is_run && read_record<RunRecord>(bytes).group != owner.group) {
+    return "a run of plan " + std::to_string(plan) + " names group " +
+           std::to_string(read_record<RunRecord>(bytes).group) + ", but the plan's hosts are group " +
+           std::to_string(owner.group);
+  }
+  return {};
+}
+
 /// What is wrong with a client's record; empty when nothing is.
 std::string Controller::unsound(std::span<const std::byte> bytes) const {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
@@ -196,10 +252,10 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
     }
     case RecordKind::kNote: {
       if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));
-      if (const auto kind = static_cast<NoteKind>(header.detail);
-          kind == NoteKind::kPark || kind == NoteKind::kUnpark) {
+      if (const auto kind = static_cast<NoteKind>(header.detail); kind < NoteKind::kPut || kind > NoteKind::kRename) {
         return "a note is of kind " + std::to_string(header.detail) + ", which clients do not send";
       }
+      if (read_record<NoteRecord>(bytes).is_refused != 0) return "a note says that the controller refused it";
       return expect(sizeof(NoteRecord) + ((uint64_t{read_record<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
     }
     default:
@@ -210,6 +266,7 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
 /// OWN-1: it alone goes, and is told why.
 void Controller::put_out(Client& client) {
   const uint32_t id = client.id;
+  client.is_mute = false;  // for the last word
   tell(client, Handle{}, "the controller put client " + std::to_string(id) + " out: " + client.fault);
   flush();
   drop_client(id);
@@ -220,7 +277,7 @@ void Controller::tell(Client& client, Handle handle, std::string_view text, uint
   const uint32_t most = client.outbox.overflow_bytes() < kMostUntoldBytes ? kMostText : kLeastText;
   text = text.substr(0, std::min(most, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
-  client.outbox.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
+  say(client, static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
     const FailedRecord record{{RecordKind::kFailed, detail, client.id}, handle.raw, bytes, 0};
     std::memcpy(out, &record, sizeof record);
     std::memcpy(out + sizeof record, text.data(), bytes);
@@ -235,7 +292,7 @@ uint32_t Controller::drain_hosts() {
   uint32_t done = 0;
   size_t left = 0;
   for (const uint32_t h : news_) {
-    if (h >= hosts_.size()) throw Error(Status::kInvalid, "host " + std::to_string(h) + " has news but is not there");
+    if (h >= hosts_.size()) continue;  // a bit carries no data: there is no ring to look at
     const uint32_t taken = drain_host(h);
     done += taken;
     if (taken == kBatch) news_[left++] = h;  // perhaps there is more
@@ -249,7 +306,7 @@ uint32_t Controller::drain_host(uint32_t index) {
   if (host.is_lost) return 0;
   uint32_t done = 0;
   for (; done < kBatch; ++done) {
-    const std::span<const std::byte> bytes = host.inbox.try_front();
+    const std::span<const std::byte> bytes = host.inbox.try_take(host_record_);
     if (bytes.empty()) break;
     take(index, bytes);
     host.inbox.pop();

@@ -41,7 +41,7 @@ uint64_t Controller::lose_hosts(std::vector<uint32_t> hosts, std::string text) {
   return number;
 }
 
-void Controller::restore_host(uint32_t host, HostBlock* block) {
+void Controller::restore_host(uint32_t host, const HostView& block) {
   run_mail([&] {
     if (host >= hosts_.size() || !hosts_[host].is_lost) {
       throw Error(Status::kInvalid, "host " + std::to_string(host) + " is not there, or not lost");
@@ -105,7 +105,7 @@ void Controller::reclaim(uint32_t h) {
   for (auto& client : clients_) {
     const uint64_t stamp = std::exchange(client->lent[h], 0);
     if (stamp == 0) continue;
-    client->outbox.send(sizeof(ReclaimRecord), [&](std::byte* out) {
+    say(*client, sizeof(ReclaimRecord), [&](std::byte* out) {
       const ReclaimRecord record{{RecordKind::kReclaim, 0, client->id}, h, 0, stamp};
       std::memcpy(out, &record, sizeof record);
     });
@@ -157,7 +157,7 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
     client->directory.for_each([&](Handle handle, Directory::Entry& entry) {
       if (!concerns(entry.group) || exempt.contains(handle.raw)) return;
       give_back(entry);
-      if (client->block->futures()->poll(handle) == FutureState::kPending) tell(*client, handle, text);
+      if (client->view.futures().poll(handle) == FutureState::kPending) tell(*client, handle, text);
     });
   }
 }
@@ -198,11 +198,10 @@ bool Controller::is_stranded(GroupId group) const {
   return has_lost && has_others;
 }
 
-void Controller::restore(uint32_t h, HostBlock* block) {
+void Controller::restore(uint32_t h, const HostView& block) {
   Host& host = hosts_[h];
-  host.block = block;
-  host.inbox = block->ring_to_controller()->claim_consumer();
-  host.outbox = Outbox(block->ring_from_controller(), &block->doorbell);
+  host.inbox = block.from_host();
+  host.outbox = Outbox(block.to_host(), block.doorbell());
   host.gangs = 0;
   host.is_lost = false;
   --lost_;

@@ -12,26 +12,44 @@ namespace {
 constexpr uint32_t kMostText = 4096;  // of one error
 constexpr std::chrono::microseconds kOverflowLook{100};
 
+void expect_size(std::span<const std::byte> bytes, uint64_t expected) {
+  if (bytes.size() == expected) return;
+  throw Error(Status::kInvalid, "the controller sent a record of " + std::to_string(bytes.size()) +
+                                    " bytes, expected " + std::to_string(expected));
+}
+
+/// A record of the controller's. Throws Error(kInvalid) when it is shorter.
+template <typename Record>
+Record read_as(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(Record)) expect_size(bytes, sizeof(Record));
+  return read_record<Record>(bytes);
+}
+
 }  // namespace
 
-Host::Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* controller, Backend& backend)
+Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend)
     : options_(options),
-      block_(hosts.at(options.host)),
-      inbox_(block_->ring_from_controller()->claim_consumer()),
-      to_controller_(block_->ring_to_controller(), &controller->doorbell, &controller->news, options.host),
+      own_(hosts.at(options.host)),
+      block_(own_.block()),
+      inbox_(own_.inbox()),
+      to_controller_(own_.outgoing(), &controller->doorbell, &controller->news, options.host),
       executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gangs_block},
                 backend, *this),
       mailbox_(&block_->doorbell) {
   distance_ns_ = controller->distance_ns;
   to_controller_.set_distance(distance_ns_);
-  if (block_->peers == 0) return;
+  if (own_.peers() == 0) return;
+  if (own_.peers() != hosts.size()) {
+    throw Error(Status::kInvalid,
+                "a host has rings from " + std::to_string(own_.peers()) + " hosts, of " + std::to_string(hosts.size()));
+  }
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
   partial_posts_.resize(hosts.size());
   for (uint32_t peer = 0; peer < hosts.size(); ++peer) {
-    if (peer == options.host || hosts[peer] == nullptr) continue;
-    from_peers_[peer] = block_->ring_from(peer)->claim_consumer();
-    to_peers_[peer] = Outbox(hosts[peer]->ring_from(options.host), &hosts[peer]->doorbell);
+    if (peer == options.host || !hosts[peer].is_there()) continue;
+    from_peers_[peer] = own_.from(peer).consumer();
+    to_peers_[peer] = Outbox(hosts[peer].from(options.host).producer(), hosts[peer].doorbell());
     to_peers_[peer].set_distance(distance_ns_);
   }
 }
@@ -78,17 +96,16 @@ void Host::remove_plan(uint32_t id) {
   mailbox_.post([this, id] { executor_.remove_plan(id); });
 }
 
-void Host::attach_client(uint32_t client, ClientBlock* block) {
-  mailbox_.post([this, client, block] {
+void Host::attach_client(uint32_t client, const ClientView& view) {
+  mailbox_.post([this, client, attached = Attached{view.futures(), view.read_back()}] {
     if (executor_.is_gone(client)) {
       forget_client(client);
       return;
     }
-    if (client >= tables_.size()) tables_.resize(client + 1, nullptr), read_backs_.resize(client + 1, nullptr);
-    if (tables_[client] == nullptr) attached_.fetch_add(1, std::memory_order_relaxed);
-    tables_[client] = block->futures();
-    read_backs_[client] = block->read_back_area();
-    executor_.add_client(client, tables_[client]->capacity());
+    if (client >= clients_.size()) clients_.resize(client + 1);
+    if (!clients_[client].futures.is_there()) attached_.fetch_add(1, std::memory_order_relaxed);
+    clients_[client] = attached;
+    executor_.add_client(client, attached.futures.capacity());
   });
 }
 
@@ -114,7 +131,7 @@ uint32_t Host::step() {
   uint32_t done = 0;
   const int64_t end = monotonic_ns() + options_.longest_step.count();
   for (; done < options_.batch && (done == 0 || monotonic_ns() < end); ++done) {
-    const std::span<const std::byte> bytes = inbox_.try_front();
+    const std::span<const std::byte> bytes = inbox_.try_take(record_);
     if (bytes.empty()) break;
     mailbox_.read();  // what the record needs was registered before it was written
     take(bytes);
@@ -146,21 +163,24 @@ Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy 
   return block_->doorbell.wait(ticket, timeout, spin);
 }
 
+/// The controller's records are checked like everybody's: its ring lies in memory that other hosts map.
 void Host::take(std::span<const std::byte> bytes) {
-  const auto header = read_record<RecordHeader>(bytes);
+  const auto header = read_as<RecordHeader>(bytes);
   switch (header.kind) {
     case RecordKind::kRun: {
-      const auto record = read_record<RunRecord>(bytes);
+      const auto record = read_as<RunRecord>(bytes);
+      expect_size(bytes, sizeof record + words_behind(record) * sizeof(uint64_t));
       executor_.on_run(record, reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record));
       return;
     }
     case RecordKind::kNote: {
-      const auto record = read_record<NoteRecord>(bytes);
+      const auto record = read_as<NoteRecord>(bytes);
+      expect_size(bytes, sizeof record + padded(uint64_t{record.bytes}));
       executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
       return;
     }
     case RecordKind::kGo: {
-      const auto record = read_record<GoRecord>(bytes);
+      const auto record = read_as<GoRecord>(bytes);
       executor_.on_go(record.order, record.last);
       return;
     }
@@ -178,9 +198,8 @@ void Host::take(std::span<const std::byte> bytes) {
 
 /// OWN-1: the client's memory goes only here, where the order says so: a completion of what came before may be late.
 void Host::forget_client(uint32_t client) {
-  if (client < tables_.size() && tables_[client] != nullptr) {
-    tables_[client] = nullptr;
-    read_backs_[client] = nullptr;
+  if (client < clients_.size() && clients_[client].futures.is_there()) {
+    clients_[client] = {};
     attached_.fetch_sub(1, std::memory_order_release);
   }
   executor_.on_client_gone(client);
@@ -189,15 +208,15 @@ void Host::forget_client(uint32_t client) {
 // ----------------------------------------------------------------------------------------------------------- link
 
 void Host::complete(uint32_t client, Handle future) {
-  if (client < tables_.size() && tables_[client] != nullptr) (void)tables_[client]->complete(future);
+  if (client < clients_.size() && clients_[client].futures.is_there()) (void)clients_[client].futures.complete(future);
 }
 
 bool Host::begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) {
-  return client < tables_.size() && tables_[client] != nullptr && read_backs_[client] != nullptr &&
-         read_backs_[client]->begin_write(*tables_[client], future, place);
+  return client < clients_.size() && clients_[client].futures.is_there() && clients_[client].read_back.is_there() &&
+         clients_[client].read_back.begin_write(clients_[client].futures, future, place);
 }
 
-void Host::end_read_back(uint32_t client, Handle future) { read_backs_[client]->end_write(future); }
+void Host::end_read_back(uint32_t client, Handle future) { clients_[client].read_back.end_write(future); }
 
 void Host::failed(uint32_t client, Handle future, std::string_view text) {
   text = text.substr(0, std::min(kMostText, to_controller_.max_record() - uint32_t{sizeof(FailedRecord)} - 8));

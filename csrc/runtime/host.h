@@ -47,8 +47,8 @@ class Host final : private HostLink {
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(30);
   };
 
-  /// `hosts`: of all hosts; nullptr for one that is lost now, and will be replaced.
-  Host(Options options, std::vector<HostBlock*> hosts, ControllerBlock* controller, Backend& backend);
+  /// `hosts`: of all hosts; one that is not there is lost now, and will be replaced.
+  Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend);
   ~Host() override;
 
   /// The plan goes with its client. Throws Error(kInvalid) when the id is taken, or the plan is another host's or moves
@@ -57,9 +57,9 @@ class Host final : private HostLink {
   void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
   /// No record that comes after names it. Runs under way go on, see Executor::remove_plan.
   void remove_plan(uint32_t id);
-  /// `block` stays mapped until the backend is told to forget the client; then nothing here touches it any more. A
-  /// client whose end has passed already is forgotten at once.
-  void attach_client(uint32_t client, ClientBlock* block);
+  /// The client's memory stays mapped until the backend is told to forget the client; then nothing here touches it any
+  /// more. A client whose end has passed already is forgotten at once.
+  void attach_client(uint32_t client, const ClientView& view);
   void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
@@ -67,7 +67,7 @@ class Host final : private HostLink {
   void launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error);
   /// A lost peer's successor has `block`. Takes effect when this host has heard of the cluster's loss number `loss` (0:
   /// at once); then `peers_replaced` goes up by one, and nothing of the predecessor's memory is used any more.
-  void replace_peer(uint32_t peer, HostBlock* block, uint64_t loss);
+  void replace_peer(uint32_t peer, const HostView& block, uint64_t loss);
   uint64_t peers_replaced() const { return peers_replaced_.load(std::memory_order_acquire); }
 
   /// The number of records and completions handled; 0 when there was nothing to do.
@@ -106,6 +106,7 @@ class Host final : private HostLink {
   void replace_peers();
 
   const Options options_;
+  HostView own_;
   HostBlock* block_;
   ByteRing::Consumer inbox_;
   Outbox to_controller_;
@@ -114,18 +115,22 @@ class Host final : private HostLink {
   std::vector<std::vector<uint64_t>> partial_posts_;  ///< by peer: the first pieces of a long post
   struct Replacement {
     uint32_t peer;
-    HostBlock* block;
+    HostView block;
     uint64_t loss;
   };
   std::vector<Replacement> replacements_;  ///< that wait for their loss to be heard of
   uint64_t losses_ = 0;                    ///< of the cluster, as far as heard of
   std::atomic<uint64_t> peers_replaced_{0};
   int64_t distance_ns_ = 0;
-  std::jthread speaker_;                   ///< see leave()
-  bool has_overflow_ = false;              ///< some record waits for room in a ring; nobody rings for that
-  std::vector<FutureTable*> tables_;       ///< by client; nullptr: none, or gone
-  std::vector<ReadBackArea*> read_backs_;  ///< by client; nullptr: it has none
-  std::vector<Load> commands_done_;        ///< by client: that the controller has not heard of
+  std::jthread speaker_;       ///< see leave()
+  bool has_overflow_ = false;  ///< some record waits for room in a ring; nobody rings for that
+  struct Attached {
+    FutureView futures;  ///< not there: no such client, or it is gone
+    ReadBackView read_back;
+  };
+  std::vector<Attached> clients_;                ///< by number
+  std::vector<std::byte> record_, peer_record_;  ///< scratch: the record that is looked at, copied (TRUST-1)
+  std::vector<Load> commands_done_;              ///< by client: that the controller has not heard of
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 

@@ -53,7 +53,7 @@ uint32_t Host::drain_peer(uint32_t peer) {
   std::string fault;
   try {
     while (fault.empty()) {
-      const std::span<const std::byte> bytes = ring.try_front();
+      const std::span<const std::byte> bytes = ring.try_take(peer_record_);
       if (bytes.empty()) break;
       fault = take_peer(peer, bytes);
       ring.pop();

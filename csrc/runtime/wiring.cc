@@ -31,27 +31,56 @@ Segment make_segment(std::string_view name, size_t bytes, bool shared) {
 }
 
 template <typename Block>
-Block* attach_block(Segment& segment, const char* what) {
-  if (segment.size() < sizeof(Block)) throw Error(Status::kInvalid, std::string(what) + " block: too small");
-  auto* block = reinterpret_cast<Block*>(segment.data());
-  if (block->magic != Block::kMagic) throw Error(Status::kInvalid, std::string("not a ") + what + " block");
+Block* attach_block(void* memory, size_t bytes, const char* what) {
+  if (memory == nullptr || bytes < sizeof(Block))
+    throw Error(Status::kInvalid, std::string(what) + " block: too small");
+  auto* block = static_cast<Block*>(memory);
+  if (copied_once(block->magic) != Block::kMagic)
+    throw Error(Status::kInvalid, std::string("not a ") + what + " block");
   return block;
+}
+
+template <typename Block>
+Segment make_block(std::string_view name, bool shared, Segment::Others others = Segment::Others::kWrite) {
+  const size_t bytes = std::max(sizeof(Block), kPage);
+  Segment segment = shared ? Segment::create(name, bytes, others) : Segment::heap(bytes);
+  new (segment.data()) Block{};
+  return segment;
+}
+
+/// The part of a block that is to begin at `offset`; none for 0 when it may be missing.
+BlockPart part_of(void* block, size_t bytes, size_t header, uint64_t offset, const char* what, bool may_be_missing) {
+  if (offset == 0 && may_be_missing) return {};
+  if (offset < header || offset >= bytes || offset % kCacheLine != 0) {
+    throw Error(Status::kInvalid, std::string(what) + ": offset " + std::to_string(offset) + " in a block of " +
+                                      std::to_string(bytes) + " bytes");
+  }
+  return {static_cast<std::byte*>(block) + offset, bytes - offset};
 }
 
 }  // namespace
 
-Segment ControllerBlock::make(bool shared) {
-  Segment segment = make_segment("pathways-controller", std::max(sizeof(ControllerBlock), kPage), shared);
-  auto* block = new (segment.data()) ControllerBlock{};
-  block->magic = kMagic;
-  return segment;
+Segment StatusBlock::make(bool shared) {
+  return make_block<StatusBlock>("pathways-status", shared, Segment::Others::kRead);
 }
+
+StatusBlock* StatusBlock::attach(Segment& segment) {
+  return attach_block<StatusBlock>(segment.data(), segment.size(), "status");
+}
+
+Segment BellBlock::make(bool shared) { return make_block<BellBlock>("pathways-bell", shared); }
+
+BellBlock* BellBlock::attach(Segment& segment) {
+  return attach_block<BellBlock>(segment.data(), segment.size(), "bell");
+}
+
+Segment ControllerBlock::make(bool shared) { return make_block<ControllerBlock>("pathways-controller", shared); }
 
 ControllerBlock* ControllerBlock::attach(Segment& segment) {
-  return attach_block<ControllerBlock>(segment, "controller");
+  return attach_block<ControllerBlock>(segment.data(), segment.size(), "controller");
 }
 
-void ControllerBlock::set_status(ClusterStatus next, std::string_view why) {
+void StatusBlock::set_status(ClusterStatus next, std::string_view why) {
   if (cluster_status() != ClusterStatus::kUp) return;
   text_bytes = static_cast<uint32_t>(std::min(why.size(), kTextBytes));
   std::memcpy(text, why.data(), text_bytes);
@@ -88,7 +117,43 @@ Segment HostBlock::make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared)
   return segment;
 }
 
-HostBlock* HostBlock::attach(Segment& segment) { return attach_block<HostBlock>(segment, "host"); }
+HostBlock* HostBlock::attach(Segment& segment) {
+  return attach_block<HostBlock>(segment.data(), segment.size(), "host");
+}
+
+HostView::HostView(void* memory, size_t bytes) : block_(attach_block<HostBlock>(memory, bytes, "host")) {
+  struct Offsets {
+    uint32_t host, peers;
+    uint64_t from_controller, to_controller, from_peers, peer_stride, arena;
+  } header;
+  static_assert(offsetof(HostBlock, doorbell) >= offsetof(HostBlock, host) + sizeof header);
+  copy_once(&header, &block_->host, sizeof header);
+  const auto part = [&](uint64_t offset, const char* what, bool may_be_missing) {
+    return part_of(memory, bytes, sizeof(HostBlock), offset, what, may_be_missing);
+  };
+  from_controller_ = part(header.from_controller, "ring from the controller", false);
+  to_controller_ = part(header.to_controller, "ring to the controller", false);
+  from_peers_ = part(header.from_peers, "rings from peers", true);
+  if (from_peers_.is_there()) {
+    peers_ = header.peers;
+    peer_stride_ = header.peer_stride;
+    if (peers_ == 0 || peer_stride_ < ByteRing::bytes_for(ByteRing::kMinCapacity) || peer_stride_ % kCacheLine != 0 ||
+        peer_stride_ > from_peers_.room / peers_) {
+      throw Error(Status::kInvalid, "rings from peers: " + std::to_string(peers_) + " of " +
+                                        std::to_string(peer_stride_) + " bytes do not fit");
+    }
+    peer_ring_bytes_ = from(0).ring()->capacity();
+    if (ByteRing::bytes_for(peer_ring_bytes_) > peer_stride_) throw Error(Status::kInvalid, "rings from peers overlap");
+  }
+  if (const BlockPart arena = part(header.arena, "arena", true); arena.is_there()) {
+    arena_ = ArenaView(arena.at, arena.room);
+  }
+}
+
+BlockPart HostView::from(uint32_t peer) const {
+  if (peer >= peers_) throw Error(Status::kInvalid, "no ring from host " + std::to_string(peer));
+  return {from_peers_.at + peer * peer_stride_, peer_stride_};
+}
 
 Segment ClientBlock::make(Sizes sizes, bool shared) {
   Layout layout(sizeof(ClientBlock));
@@ -116,6 +181,33 @@ Segment ClientBlock::make(Sizes sizes, bool shared) {
   return segment;
 }
 
-ClientBlock* ClientBlock::attach(Segment& segment) { return attach_block<ClientBlock>(segment, "client"); }
+ClientBlock* ClientBlock::attach(Segment& segment) {
+  return attach_block<ClientBlock>(segment.data(), segment.size(), "client");
+}
+
+ClientView::ClientView(void* memory, size_t bytes) : block_(attach_block<ClientBlock>(memory, bytes, "client")) {
+  struct Offsets {
+    uint64_t to_controller, cancels, from_controller, table, read_back, arena;
+  } header;
+  static_assert(offsetof(ClientBlock, arena) == offsetof(ClientBlock, to_controller) + offsetof(Offsets, arena));
+  copy_once(&header, &block_->to_controller, sizeof header);
+  const auto part = [&](uint64_t offset, const char* what, bool may_be_missing) {
+    return part_of(memory, bytes, sizeof(ClientBlock), offset, what, may_be_missing);
+  };
+  to_controller_ = part(header.to_controller, "ring to the controller", false);
+  from_controller_ = part(header.from_controller, "ring from the controller", false);
+  cancels_ = part(header.cancels, "ring of cancels", false);
+  (void)to_controller_.ring();
+  (void)cancels_.ring();
+  (void)from_controller_.ring();
+  const BlockPart table = part(header.table, "future table", false);
+  futures_ = FutureView(table.at, table.room);
+  if (const BlockPart area = part(header.read_back, "read-back area", true); area.is_there()) {
+    read_back_ = ReadBackView(area.at, area.room);
+  }
+  if (const BlockPart arena = part(header.arena, "arena", true); arena.is_there()) {
+    arena_ = ArenaView(arena.at, arena.room);
+  }
+}
 
 }  // namespace pathways

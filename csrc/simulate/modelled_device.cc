@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string>
 
 #include "base/check.h"
 
@@ -255,7 +256,7 @@ void ModelledBackend::abandon_receive(const NodeContext& context) { receives_.er
 Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, Value* output, uint64_t* devices) {
   if (++put_calls_ == faults_.fail_put) return refuse("a modelled put was refused");
   Put put;
-  PW_CHECK(payload.size() == sizeof put);
+  if (payload.size() != sizeof put) return refuse("a modelled put of " + std::to_string(payload.size()) + " bytes");
   std::memcpy(&put, payload.data(), sizeof put);
   *output = make(put.hash, 0, false);
   *devices = put.devices;
@@ -264,7 +265,8 @@ Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, Value*
 
 Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> payload) {
   Fetch fetch;
-  PW_CHECK(payload.size() == sizeof fetch && readiness(value) == Readiness::kReady);
+  PW_CHECK(readiness(value) == Readiness::kReady);
+  if (payload.size() != sizeof fetch) return refuse("a modelled fetch of " + std::to_string(payload.size()) + " bytes");
   std::memcpy(&fetch, payload.data(), sizeof fetch);
   fetch.out[options_.host] = at(value).hash;
   return Status::kOk;

@@ -16,7 +16,7 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
   PW_CHECK(options.hosts >= 1);
   controller_segment_ = ControllerBlock::make(false);
   controller_block_ = ControllerBlock::attach(controller_segment_);
-  std::vector<HostBlock*> blocks;
+  std::vector<HostView> blocks;
   for (uint32_t h = 0; h < options.hosts; ++h) {
     host_segments_.push_back(
         HostBlock::make(h, options.hosts, {options.ring_bytes, options.peer_ring_bytes, 0}, false));

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <ctime>
 
 namespace pathways {
@@ -44,6 +45,41 @@ FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected
 void futex_wake(const Atomic<std::uint32_t>& word, std::uint32_t count) noexcept {
   const auto most = count > INT32_MAX ? INT32_MAX : static_cast<int>(count);
   ::syscall(SYS_futex, &word, FUTEX_WAKE, most, nullptr, nullptr, 0);
+}
+
+namespace {
+
+// As linux/futex.h of 5.16 has them; older headers know neither.
+constexpr long kFutexWaitv = 449;
+struct FutexWaitv {
+  std::uint64_t val, uaddr;
+  std::uint32_t flags, reserved;
+};
+constexpr std::uint32_t kSize32 = 2;
+constexpr std::size_t kMostWords = 128;
+
+}  // namespace
+
+FutexResult futex_wait_any(std::span<const FutexWait> waits, std::int64_t deadline_ns) noexcept {
+  FutexWaitv words[kMostWords];
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    words[i] = {waits[i].expected, reinterpret_cast<std::uintptr_t>(waits[i].word), kSize32, 0};
+  }
+  timespec until{};
+  if (deadline_ns != kNoDeadline) {
+    until.tv_sec = static_cast<time_t>(deadline_ns / 1'000'000'000);
+    until.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000);
+  }
+  const long rc =
+      ::syscall(kFutexWaitv, words, waits.size(), 0, deadline_ns == kNoDeadline ? nullptr : &until, CLOCK_MONOTONIC);
+  if (rc >= 0) return FutexResult::kWoken;
+  if (errno == ETIMEDOUT) return FutexResult::kTimeout;
+  return errno == EAGAIN ? FutexResult::kChanged : FutexResult::kWoken;
+}
+
+bool has_futex_waitv() noexcept {
+  static const bool has_it = ::syscall(kFutexWaitv, nullptr, 0, 0, nullptr, 0) < 0 && errno == EINVAL;
+  return has_it;
 }
 
 void precise_timers() noexcept {

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 
 namespace pathways {
 
@@ -78,6 +79,18 @@ FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected
 
 /// Wakes up to `count` sleepers of the word.
 void futex_wake(const Atomic<std::uint32_t>& word, std::uint32_t count) noexcept;
+
+/// A word, and what it must hold for the thread to sleep.
+struct FutexWait {
+  const Atomic<std::uint32_t>* word;
+  std::uint32_t expected;
+};
+
+/// Sleeps while each of up to 128 words holds what is expected, at most until `deadline_ns`.
+FutexResult futex_wait_any(std::span<const FutexWait> waits, std::int64_t deadline_ns) noexcept;
+
+/// Whether the kernel has that: Linux 5.16 and later.
+bool has_futex_waitv() noexcept;
 
 /// Nanoseconds of CLOCK_MONOTONIC, the same in every process of the machine.
 std::int64_t monotonic_ns() noexcept;

@@ -57,34 +57,49 @@ ByteRing* ByteRing::create(void* memory, std::uint32_t capacity) {
   return new (memory) ByteRing(capacity);
 }
 
-ByteRing* ByteRing::attach(void* memory) {
+ByteRing* ByteRing::attach(void* memory, std::size_t room) {
   check_alignment(memory);
+  if (room < sizeof(ByteRing)) throw_corrupt("room", room);
   auto* ring = std::launder(reinterpret_cast<ByteRing*>(memory));
   if (ring->magic_ != kMagic) throw_corrupt("magic number", ring->magic_);
   if (ring->version_ != kVersion) throw_corrupt("version", ring->version_);
-  check_capacity(ring->capacity_);
+  const Block block = ring->checked_block(room);
   const std::uint64_t head = ring->head_.load(std::memory_order_acquire);
   const std::uint64_t tail = ring->tail_.load(std::memory_order_acquire);
-  if (tail < head || tail - head > ring->capacity_) throw_corrupt("distance of tail and head", tail - head);
+  if (tail < head || tail - head > block.capacity) throw_corrupt("distance of tail and head", tail - head);
   return ring;
 }
 
-ByteRing::Producer ByteRing::claim_producer() { return {this, claim_role(producer_claim_, claims_, "producer")}; }
-ByteRing::Consumer ByteRing::claim_consumer() { return {this, claim_role(consumer_claim_, claims_, "consumer")}; }
+ByteRing::Block ByteRing::checked_block(std::size_t room) const {
+  const auto capacity = copied_once(capacity_);
+  check_capacity(capacity);
+  if (room < sizeof(ByteRing) || room - sizeof(ByteRing) < capacity) throw_corrupt("capacity", capacity);
+  auto* self = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this));
+  return {self + sizeof(ByteRing), capacity};
+}
+
+ByteRing::Producer ByteRing::claim_producer(std::size_t room) {
+  const Block block = checked_block(room);
+  return {this, block, claim_role(producer_claim_, claims_, "producer")};
+}
+ByteRing::Consumer ByteRing::claim_consumer(std::size_t room) {
+  const Block block = checked_block(room);
+  return {this, block, claim_role(consumer_claim_, claims_, "consumer")};
+}
 
 void ByteRing::reset_roles() noexcept {
   producer_claim_.store(0, std::memory_order_release);
   consumer_claim_.store(0, std::memory_order_release);
 }
 
-ByteRing::RecordHeader ByteRing::behind_skip(RecordHeader header, std::uint64_t& position, std::uint64_t tail) const {
+ByteRing::RecordHeader ByteRing::Block::behind_skip(RecordHeader header, std::uint64_t& position,
+                                                    std::uint64_t tail) const {
   if (header.mark != kSkip) throw_corrupt("record mark", header.mark);
   // A skip is followed by the record that caused it, at the start of the block.
-  const std::uint64_t rest = capacity_ - offset_of(position);
+  const std::uint64_t rest = capacity - offset_of(position);
   if (position + rest >= tail) throw_corrupt("skip mark at position", position);
   position += rest;
-  model_read(header_at(position));
-  std::memcpy(&header, header_at(position), sizeof header);
+  header = copy_header(position);
   if (header.mark == kSkip) throw_corrupt("skip mark at position", position);
   if (header.mark != kRecord) throw_corrupt("record mark", header.mark);
   return header;
@@ -93,8 +108,9 @@ ByteRing::RecordHeader ByteRing::behind_skip(RecordHeader header, std::uint64_t&
 void ByteRing::validate() const {
   const std::uint64_t head = head_.load(std::memory_order_acquire);
   const std::uint64_t tail = tail_.load(std::memory_order_acquire);
-  if (tail < head || tail - head > capacity_) throw_corrupt("distance of tail and head", tail - head);
-  for (std::uint64_t position = head; position != tail;) position += footprint(checked_length(position, tail));
+  const Block block = checked_block(SIZE_MAX);
+  if (tail < head || tail - head > block.capacity) throw_corrupt("distance of tail and head", tail - head);
+  for (std::uint64_t position = head; position != tail;) position += footprint(block.checked_length(position, tail));
 }
 
 void ByteRing::throw_corrupt(const char* what, std::uint64_t got) {
@@ -103,9 +119,11 @@ void ByteRing::throw_corrupt(const char* what, std::uint64_t got) {
 
 // ---- Producer
 
-ByteRing::Producer::Producer(ByteRing* ring, std::uint32_t claim) : ring_(ring), claim_(claim) {
+ByteRing::Producer::Producer(ByteRing* ring, Block block, std::uint32_t claim)
+    : ring_(ring), block_(block), claim_(claim) {
   write_ = ring->tail_.load(std::memory_order_acquire);
   head_seen_ = ring->head_.load(std::memory_order_acquire);
+  if (write_ % 8 != 0 || head_seen_ > write_ || write_ - head_seen_ > block_.capacity) throw_corrupt("tail", write_);
 }
 
 ByteRing::Producer& ByteRing::Producer::operator=(Producer&& other) noexcept {
@@ -116,6 +134,7 @@ ByteRing::Producer& ByteRing::Producer::operator=(Producer&& other) noexcept {
 
 void ByteRing::Producer::swap(Producer& other) noexcept {
   std::swap(ring_, other.ring_);
+  std::swap(block_, other.block_);
   std::swap(write_, other.write_);
   std::swap(head_seen_, other.head_seen_);
   std::swap(claim_, other.claim_);
@@ -129,15 +148,15 @@ void ByteRing::Producer::hand_back() noexcept {
 bool ByteRing::Producer::refresh(std::uint64_t need) {
   // SYNC byte_ring/reuse: pairs with byte_ring/release; the consumer no longer reads what we will overwrite.
   head_seen_ = ring_->head_.load(std::memory_order_acquire);
-  if (head_seen_ > write_ || write_ - head_seen_ > ring_->capacity_) throw_corrupt("head", head_seen_);
-  return write_ + need - head_seen_ <= ring_->capacity_;
+  if (head_seen_ > write_ || write_ - head_seen_ > block_.capacity) throw_corrupt("head", head_seen_);
+  return write_ + need - head_seen_ <= block_.capacity;
 }
 
 /// The rest of the block stays unused.
 void ByteRing::Producer::pass_over(std::uint32_t skip) noexcept {
   const RecordHeader header{skip, kSkip};
-  model_write(ring_->header_at(write_));
-  std::memcpy(ring_->header_at(write_), &header, sizeof header);
+  model_write(block_.header_at(write_));
+  std::memcpy(block_.header_at(write_), &header, sizeof header);
   write_ += skip;
 }
 
@@ -148,8 +167,10 @@ void ByteRing::Producer::throw_too_big(std::uint32_t bytes) const {
 
 // ---- Consumer
 
-ByteRing::Consumer::Consumer(ByteRing* ring, std::uint32_t claim) : ring_(ring), claim_(claim) {
+ByteRing::Consumer::Consumer(ByteRing* ring, Block block, std::uint32_t claim)
+    : ring_(ring), block_(block), claim_(claim) {
   read_ = ring->head_.load(std::memory_order_acquire);
+  if (read_ % 8 != 0) throw_corrupt("head", read_);
   tail_seen_ = read_;
   released_ = read_;
 }
@@ -162,6 +183,7 @@ ByteRing::Consumer& ByteRing::Consumer::operator=(Consumer&& other) noexcept {
 
 void ByteRing::Consumer::swap(Consumer& other) noexcept {
   std::swap(ring_, other.ring_);
+  std::swap(block_, other.block_);
   std::swap(read_, other.read_);
   std::swap(tail_seen_, other.tail_seen_);
   std::swap(released_, other.released_);
@@ -180,7 +202,7 @@ void ByteRing::Consumer::hand_back() noexcept {
 bool ByteRing::Consumer::refresh() {
   // SYNC byte_ring/consume: pairs with byte_ring/publish; the records up to the tail are written.
   const std::uint64_t tail = ring_->tail_.load(std::memory_order_acquire);
-  if (tail < read_ || tail - released_ > ring_->capacity_ || tail % 8 != 0) throw_corrupt("tail", tail);
+  if (tail < read_ || tail - released_ > block_.capacity || tail % 8 != 0) throw_corrupt("tail", tail);
   tail_seen_ = tail;
   if (tail != read_) return true;
   if (released_ != read_) release();

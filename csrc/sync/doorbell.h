@@ -74,6 +74,18 @@ struct alignas(kCacheLine) DoorbellWord {
   /// kOk when rung since `ticket`, kTimeout otherwise. A negative timeout is 0; nanoseconds::max() is forever.
   Status wait(std::uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept;
 
+  /// For who sleeps on several doorbells (BellSet): says that somebody may sleep on `ticket`. False: it was rung since.
+  bool try_park(std::uint32_t ticket) noexcept {
+    std::uint32_t seen = ticket;
+    return word.compare_exchange(seen, ticket | kParked, std::memory_order_acq_rel, std::memory_order_acquire) ||
+           seen == (ticket | kParked);
+  }
+  /// Takes that back, unless it was rung since.
+  void unpark(std::uint32_t ticket) noexcept {
+    std::uint32_t seen = ticket | kParked;
+    word.compare_exchange(seen, ticket, std::memory_order_relaxed, std::memory_order_relaxed);
+  }
+
   /// True when a waiter sleeps or slept since the last ring: a stale snapshot, for tests and statistics.
   [[nodiscard]] bool was_parked() const noexcept { return (word.load(std::memory_order_relaxed) & kParked) != 0; }
 

@@ -217,7 +217,8 @@ class Cluster:
         self.native = _core.Client(
             control.client_id,
             control.client_segment,
-            control.controller_segment,
+            control.status_segment,
+            control.bell_segment,
             Array,
             liveness,
             release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64))

@@ -75,21 +75,24 @@ class EmbeddedControl:
         self.client_id = 0
         # Virtual memory: pages are taken as they are used.
         arena = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-        self.controller_segment = _native.controller_segment(shared=False)
+        self._controller_segment = _native.controller_segment(shared=False)
+        self.status_segment = _native.status_segment(shared=False)
+        self.bell_segment = _native.bell_segment(shared=False)
         self.client_segment = _native.client_segment(
             futures=1 << 20, ring_bytes=1 << 22, arena_bytes=arena, shared=False
         )
         self._host_segment = _native.host_segment(0, 1, ring_bytes=1 << 22, arena_bytes=0, shared=False)
         self.controller = _native.Controller(
-            self.controller_segment,
+            self._controller_segment,
             [self._host_segment],
             window=1 << 16,
             budgets=[UNLIMITED] * (len(devices) + 1),
             places=[str(device) for device in devices] + ["memory for transfers"],
+            status=self.status_segment,
         )
-        self.driver = driver.HostDriver(0, devices, devices, 0, [self._host_segment], self.controller_segment)
+        self.driver = driver.HostDriver(0, devices, devices, 0, [self._host_segment], self._controller_segment)
         self.driver.attach_client(0, self.client_segment)
-        self.controller.add_client(0, self.client_segment)
+        self.controller.add_client(0, self.client_segment, self.bell_segment)
         self._manager = ResourceManager(self.topology)
         self._place_sets: dict[tuple[int, ...], int] = {}
         self._programs = 0
@@ -151,6 +154,7 @@ class EmbeddedControl:
 
         parts: list[ProgramMemory | None] = []
 
+        self.controller.register_plan(number, 0, self.group((0,)))
         self.driver.register_program(0, number, program, bindings, compiled)
         done.wait()
         if (memory := parts[0]) is not None:

@@ -249,14 +249,12 @@ class Answers:
     def __init__(
         self,
         open_stream: Callable[[Iterator[pb.CallbackPart]], Any],
-        client: int,
         callbacks: Mapping[int, _jaxlib.Callback],
     ) -> None:
         """`open_stream(answers)` gives the stream of questions; `callbacks` are the functions by number, and grow."""
         self._callbacks = callbacks
         self._crew = Crew("pw-callback")
         self._out: queue.SimpleQueue[pb.CallbackPart | None] = queue.SimpleQueue()
-        self._out.put(pb.CallbackPart(client=client))
         self._stream = open_stream(iter(self._out.get, None))
         next(self._stream)  # the controller has it
         threading.Thread(target=self._read, name="pw-callbacks", daemon=True).start()

@@ -18,6 +18,7 @@ import asyncio
 import dataclasses
 import importlib.metadata
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -86,6 +87,7 @@ class Cluster:
         self._place_sets: dict[tuple[int, ...], int] = {}
         self._services: dict[int, Any] = {}  # by island: its group's coordination service
         self._segment: Any = None
+        self._status_segment: Any = None
         self._controller: Any = None
         self._janitor_fd = -1
 
@@ -110,6 +112,7 @@ class Cluster:
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
         self._segment = self.native.controller_segment()
+        self._status_segment = self.native.status_segment()
         if sizes.distance_us:
             self.native.set_distance(self._segment, sizes.distance_us)
         count = self.topology.hosts
@@ -126,6 +129,7 @@ class Cluster:
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             places=self._places(),
             sequential=sizes.sequential,
+            status=self._status_segment,
         )
         self.group(range(count))  # the native controller takes group 0 for all hosts
         self._controller.start()
@@ -217,7 +221,9 @@ class Cluster:
                 pass_fds=config.fds,
             )
         ours.setblocking(False)
-        host = Host(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path)
+        token = secrets.token_hex(16)
+        fdpass.send(ours, {"kind": "token", "token": token})
+        host = Host(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path, token)
         self._loop.add_reader(host.pidfd, self._host_ended, host)
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
         return host
@@ -377,6 +383,10 @@ class Cluster:
         self.group(binding.hosts)
         return dataclasses.replace(binding, place_set=self.place_set(binding.devices))
 
+    def own_plan(self, program: Program) -> None:
+        """Tells the native controller whose runs may name a program, and which hosts they go to (TRUST-1)."""
+        self._controller.register_plan(program.number, program.client, self.group(program.stored))
+
     def admit_by(self, program: Program) -> None:
         """Tells the native controller what runs of a program take, as its hosts worked it out (MEM-2)."""
         parts = [part for _, part in sorted(program.memory.items())]
@@ -404,5 +414,10 @@ class Cluster:
 
     @property
     def segment(self) -> Any:
-        """The controller's segment, which every process maps."""
+        """The controller's segment, which the hosts map."""
         return self._segment
+
+    @property
+    def status_segment(self) -> Any:
+        """What clients read of the controller, and cannot write."""
+        return self._status_segment

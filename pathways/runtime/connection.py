@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import json
 import os
+import socket
 import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -63,8 +65,12 @@ class ControlPlane(Protocol):
         """This client's `_native.Segment`."""
 
     @property
-    def controller_segment(self) -> Any:
-        """The controller's `_native.Segment`."""
+    def status_segment(self) -> Any:
+        """What clients read of the cluster, a `_native.Segment`."""
+
+    @property
+    def bell_segment(self) -> Any:
+        """Where this client rings for the controller, a `_native.Segment`."""
 
     def allocate_slice(
         self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
@@ -175,10 +181,7 @@ def connect_unix(
     where = Address.parse(address)
     sizes = sizes or ClientSizes()
     deadline = Deadline(timeout_s)
-    try:
-        connection = fdpass.connect(where.descriptors)
-    except OSError as error:
-        raise errors.ConnectError(f"no cluster listens at {address}: {error.strerror}") from error
+    connection = _open(address, where)
     code = importlib.import_module(native)
     channel = grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS)
     control = RemoteControl(address, channel, connection)
@@ -190,6 +193,21 @@ def connect_unix(
         control._release()
         raise
     return control
+
+
+def _open(address: str, where: Address) -> socket.socket:
+    try:
+        return fdpass.connect(where.descriptors)
+    except OSError as error:
+        raise errors.ConnectError(f"no cluster listens at {address}: {error.strerror}") from error
+
+
+def _first_word(address: str, connection: socket.socket) -> tuple[fdpass.Message, list[int]]:
+    """What the controller says to whoever opens a connection: who it is by, and the descriptors it may have."""
+    try:
+        return fdpass.receive(connection, HELLO_TIMEOUT_S)
+    except (fdpass.Closed, TimeoutError) as error:
+        raise errors.ConnectError(f"the controller at {address} closed the connection: {error}") from error
 
 
 def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
@@ -230,9 +248,15 @@ def _client_request(kind: Any, client: int, **fields: Any) -> Any:
 
 def _operate(address: str, method: str, request: Any) -> Any:
     where = Address.parse(address)
-    with grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel:
+    with (
+        contextlib.closing(_open(address, where)) as connection,
+        grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel,
+    ):
+        message, fds = _first_word(address, connection)
+        for fd in fds:
+            os.close(fd)
         try:
-            return getattr(rpc.ControllerStub(channel), method)(request)
+            return getattr(rpc.ControllerStub(channel), method)(request, metadata=wire.bearer(message["token"]))
         except grpc.RpcError as error:
             raise wire.raised(error) or errors.ConnectError(
                 f"no cluster answers at {address}: {error.details()}"
@@ -245,7 +269,8 @@ class RemoteControl:
     topology: Topology
     client_id: int
     client_segment: Any
-    controller_segment: Any
+    status_segment: Any
+    bell_segment: Any
     controller_pid: int
     host_pids: tuple[int, ...]
     #: pidfd of the controller: readable once it is gone, for those who poll by themselves.
@@ -259,7 +284,7 @@ class RemoteControl:
         self._channel = channel
         self._stub = rpc.ControllerStub(channel)
         self._connection = connection
-        self._connection_number = -1
+        self._token = ""  # what the controller knows this connection by
         self._answers: Answers | None = None
         self._failure: errors.PathwaysError | None = None
         self._lock = threading.Lock()
@@ -269,11 +294,11 @@ class RemoteControl:
     # -- joining -----------------------------------------------------------------------------------------------------
 
     def _hello(self, segment_type: Any) -> None:
-        message, fds = self._receive()
-        self._connection_number = int(message["connection"])
+        message, fds = _first_word(self.address, self._connection)
+        self._token = str(message["token"])
         self.controller_pid = int(message["controller_pid"])
-        self.controller_segment = segment_type.attach(fds[0])
-        self.controller_pidfd = fds[1]
+        self.status_segment, self.bell_segment = segment_type.attach(fds[0]), segment_type.attach(fds[1])
+        self.controller_pidfd = fds[2]
 
     def _watch_startup(self, progress: Callable[[StartupEvent], None] | None, deadline: Deadline) -> None:
         events = self._stub.WatchStartup(pb.WatchStartupRequest(), timeout=deadline.left(1e6))
@@ -301,7 +326,6 @@ class RemoteControl:
         reply = self._call(
             self._stub.Join,
             pb.JoinRequest(
-                connection=self._connection_number,
                 protocol=PROTOCOL_VERSION,
                 jax_version=importlib.metadata.version("jax"),
                 jaxlib_version=importlib.metadata.version("jaxlib"),
@@ -311,12 +335,6 @@ class RemoteControl:
         self.topology = wire.load_topology(reply.topology)
         self.host_pids = tuple(reply.host_pids)
 
-    def _receive(self) -> tuple[fdpass.Message, list[int]]:
-        try:
-            return fdpass.receive(self._connection, HELLO_TIMEOUT_S)
-        except (fdpass.Closed, TimeoutError) as error:
-            raise errors.ConnectError(f"the controller at {self.address} closed the connection: {error}") from error
-
     # -- the control plane -------------------------------------------------------------------------------------------
 
     def allocate_slice(
@@ -324,7 +342,7 @@ class RemoteControl:
     ) -> SliceBinding:
         """See `ControlPlane`."""
         try:
-            request = pb.AllocateSliceRequest(client=self.client_id, shape=shape, axis_names=axis_names, island=island)
+            request = pb.AllocateSliceRequest(shape=shape, axis_names=axis_names, island=island)
         except (TypeError, ValueError) as error:
             raise errors.SliceError(
                 f"a slice needs a shape of ints, axis names and an island number or None, got {shape!r}, "
@@ -334,12 +352,12 @@ class RemoteControl:
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""
-        self._call(self._stub.ReleaseSlice, pb.ReleaseSliceRequest(client=self.client_id, slice_id=slice_id))
+        self._call(self._stub.ReleaseSlice, pb.ReleaseSliceRequest(slice_id=slice_id))
 
     def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
         """See `ControlPlane`."""
         try:
-            request = pb.RemapSliceRequest(client=self.client_id, slice_id=slice_id, devices=devices)
+            request = pb.RemapSliceRequest(slice_id=slice_id, devices=devices)
         except ValueError as error:  # beyond 32 bits
             raise errors.SliceError(f"no such devices in the cluster: {list(devices)}") from error
         return wire.load_binding(self._call(self._stub.RemapSlice, request))
@@ -351,7 +369,6 @@ class RemoteControl:
     def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
         """See `ControlPlane`."""
         request = pb.RegisterProgramRequest(
-            client=self.client_id,
             program=dump_program(program, texts=False),
             bindings=[pb.Binding(devices=devices) for devices in bindings],
             name=program.name,
@@ -364,13 +381,11 @@ class RemoteControl:
         Raises:
             TimeoutError: not done after `timeout` seconds; it goes on.
         """
-        self._call(
-            self._stub.WaitCompiled, pb.WaitCompiledRequest(client=self.client_id, program_id=program_id), timeout
-        )
+        self._call(self._stub.WaitCompiled, pb.WaitCompiledRequest(program_id=program_id), timeout)
 
     def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
         """See `ControlPlane`."""
-        request = pb.AnalyzeRequest(client=self.client_id, program_id=program_id)
+        request = pb.AnalyzeRequest(program_id=program_id)
         found: dict[int, dict[str, Any]] = {}
         for text in self._call(self._stub.Analyze, request).host_json:
             answer = json.loads(text)
@@ -381,13 +396,14 @@ class RemoteControl:
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """See `ControlPlane`."""
-        self._call(self._stub.ForgetPrograms, pb.ForgetProgramsRequest(client=self.client_id, program_ids=numbers))
+        self._call(self._stub.ForgetPrograms, pb.ForgetProgramsRequest(program_ids=numbers))
 
     def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
         """See `ControlPlane`."""
         with self._lock:
             if self._answers is None and not self._closed:
-                self._answers = Answers(self._stub.Callbacks, self.client_id, callbacks)
+                open_stream = functools.partial(self._stub.Callbacks, metadata=wire.bearer(self._token))
+                self._answers = Answers(open_stream, callbacks)
         assert self._answers is not None or self._closed
 
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
@@ -404,7 +420,7 @@ class RemoteControl:
 
     def shutdown(self) -> None:
         """Asks the controller to end the whole cluster; returns when it has heard."""
-        self._call(self._stub.Shutdown, pb.ShutdownRequest(client=self.client_id), 5.0)
+        self._call(self._stub.Shutdown, pb.ShutdownRequest(), 5.0)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -440,7 +456,7 @@ class RemoteControl:
             return
         if self.failure() is None:
             with contextlib.suppress(grpc.RpcError):  # the connection's end says the same
-                self._stub.Leave(pb.LeaveRequest(client=self.client_id), timeout=LEAVE_TIMEOUT_S)
+                self._stub.Leave(pb.LeaveRequest(), timeout=LEAVE_TIMEOUT_S, metadata=wire.bearer(self._token))
         self._release()
 
     def abandon(self, reason: str) -> None:
@@ -484,7 +500,7 @@ class RemoteControl:
         if self._closed:
             raise self._failure or errors.ClusterClosedError("this connection to the cluster was closed")
         try:
-            return method(request, timeout=timeout)
+            return method(request, timeout=timeout, metadata=wire.bearer(self._token))
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError(f"no answer from the cluster within {timeout:g} s") from error

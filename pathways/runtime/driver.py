@@ -441,8 +441,12 @@ class HostDriver:
                 self.core.remove_plan(program_id)
             return
         number, placed = payloads.parse_define(payload)
-        self._placements[client, number] = placed
         self._inputs.pop((client, number), None)
+        self._placements.pop((client, number), None)
+        last = self._first_device + len(self._all_devices)
+        if any(not self._first_device <= device < last for device in placed.devices):
+            raise ValueError(f"a placement names devices {placed.devices} of {self._first_device} to {last - 1}")
+        self._placements[client, number] = placed
 
     def start_task(self, client: int, task: int, value: jax.Array | None, payload: bytes) -> None:
         """A step of a save or restore; `core.task_done` hears of its end."""
@@ -473,14 +477,21 @@ class HostDriver:
     def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
         """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
         number, _, what = payloads.parse_put(payload)
-        placed = self._placements[client, number]
+        placed = self._placements.get((client, number))
+        if placed is None:
+            raise ValueError(f"client {client} has not described its placement {number}, or not as it should")
         known = self._inputs.get((client, number))
         if known is None:
             known = self._inputs[client, number] = self._prepare(placed)
         if isinstance(what, tuple):  # Mode.ARENA
-            return known.unpack(memoryview(self.core.client_block(client, *what))), known.mask
+            block = self.core.client_block(client, *what)
+            if block.nbytes < known.packing.nbytes:
+                raise ValueError(f"a block of {block.nbytes} bytes, the array takes {known.packing.nbytes}")
+            return known.unpack(memoryview(block)), known.mask
         if isinstance(what, int):  # Mode.LOCAL
-            value = self.local.pop(what)
+            value = self.local.pop(what, None)
+            if value is None:
+                raise ValueError(f"nothing was handed over under key {what}")
             if isinstance(value, jax.Array):  # the caller's own, and may be donated here (MEM-4)
                 if not value.devices().isdisjoint(known.sharding.device_set):
                     value = value.copy()  # `may_alias=False` is not heeded here

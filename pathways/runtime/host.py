@@ -167,14 +167,15 @@ class HostProcess:
         self._report(
             pb.HostReport(
                 hello=pb.HostHello(
-                    host=self._config.host,
-                    pid=os.getpid(),
                     jax_version=importlib.metadata.version("jax"),
                     jaxlib_version=importlib.metadata.version("jaxlib"),
                 )
             )
         )
-        commands = rpc.HostsStub(channel).Session(iter(self._reports.get, None), wait_for_ready=True)
+        token, _ = fdpass.receive(self._socket, FD_TIMEOUT_S)  # who it is, on a socket that nobody else has
+        commands = rpc.HostsStub(channel).Session(
+            iter(self._reports.get, None), wait_for_ready=True, metadata=wire.bearer(token["token"])
+        )
         try:
             driver = self._driver = self._start()
             driver.on_parked = self._parked

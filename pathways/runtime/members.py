@@ -31,6 +31,7 @@ class Host:
     pidfd: int
     socket: socket.socket
     log_path: str
+    token: str  # what its session says who it is by
     commands: asyncio.Queue[pb.HostCommand | None] = dataclasses.field(default_factory=asyncio.Queue)
     stage: int = Stage.HOST_STARTED
     error: str = ""
@@ -76,6 +77,8 @@ class Connection:
     socket: socket.socket
     pid: int
     pidfd: int
+    token: str  # what its calls say whose they are by
+    bell: Any  # the segment where it rings
     segment: Any = None
     client: Client | None = None
 

@@ -3,12 +3,16 @@
 A connection on the descriptor socket is a client's lifeline. The controller learns of a client's end from the kernel:
 by the process's pidfd, or by the socket's closing, whichever comes first (a forked child of the client may hold the
 socket open). Everything the client owned goes with it (OWN-1).
+
+TRUST-1: whose a call is follows from the secret that the controller gave its connection, and from nothing that the call
+says. Another process of the cluster's user that has not joined is an operator: it may look, suspend, resume and end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +36,7 @@ class Membership:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.connections: dict[int, Connection] = {}
+        self._by_token: dict[str, Connection] = {}
         self.clients: dict[int, Client] = {}
         self.programs: dict[int, Program] = {}
         # What hosts are asked and have not answered: by what, host, its incarnation, and a number.
@@ -63,13 +68,14 @@ class Membership:
             connection.close()
             return
         connection.setblocking(False)
-        record = Connection(self._new("connection"), connection, pid, pidfd)
-        self.connections[record.number] = record
+        token = secrets.token_hex(16)
+        record = Connection(self._new("connection"), connection, pid, pidfd, token, self.cluster.native.bell_segment())
+        self.connections[record.number] = self._by_token[token] = record
         self._loop.add_reader(pidfd, self._lost, record)
         self._loop.add_reader(connection.fileno(), self._read, record)
         try:
-            hello: fdpass.Message = {"kind": "hello", "connection": record.number, "controller_pid": os.getpid()}
-            fdpass.send(connection, hello, [self.cluster.segment.fd, self._pidfd])
+            hello: fdpass.Message = {"kind": "hello", "token": token, "controller_pid": os.getpid()}
+            fdpass.send(connection, hello, [self.cluster.status_segment.fd, record.bell.fd, self._pidfd])
         except OSError:
             self._lost(record)
             return
@@ -78,14 +84,17 @@ class Membership:
 
     def _read(self, connection: Connection) -> None:
         """Takes the one message that a client sends, its segment; anything else is its end."""
+        fds: list[int] = []
         try:
             message, fds = fdpass.receive(connection.socket, 0.0)
-            if message.get("kind") != "segment" or len(fds) != 1 or connection.segment is not None:
-                raise ValueError(f"a client sent {message}")
-            connection.segment = self.cluster.native.Segment.attach(fds[0])
+            if message != {"kind": "segment"} or len(fds) != 1 or connection.segment is not None:
+                raise ValueError(f"a client sent {str(message)[:1000]} with {len(fds)} descriptors")
+            connection.segment = self.cluster.native.Segment.attach(fds.pop())
         except TimeoutError:
             return
         except Exception as error:
+            for fd in fds:
+                os.close(fd)
             if not isinstance(error, fdpass.Closed):
                 print(f"process {connection.pid} was disconnected: {error}", file=sys.stderr, flush=True)
             self._lost(connection)
@@ -94,6 +103,7 @@ class Membership:
         """Its process or its socket ended, or it is not to be trusted."""
         if self.connections.pop(connection.number, None) is None:
             return
+        self._by_token.pop(connection.token, None)
         self._loop.remove_reader(connection.pidfd)
         self._loop.remove_reader(connection.socket.fileno())
         if connection.client is not None:
@@ -107,18 +117,57 @@ class Membership:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    async def join(self, request: pb.JoinRequest) -> Client:
+    def connection(self, token: str) -> Connection:
+        """The open connection that was given this secret.
+
+        Raises:
+            PermissionDeniedError: there is none.
+        """
+        try:
+            return self._by_token[token]
+        except KeyError:
+            raise errors.PermissionDeniedError(
+                "the call came by no open connection to this cluster: connect first, and again when that was closed"
+            ) from None
+
+    def caller(self, token: str) -> Client:
+        """The client whose call came with this secret.
+
+        Raises:
+            ClusterClosedError: the connection has not joined, or its client is gone. PermissionDeniedError: no such.
+        """
+        connection = self.connection(token)
+        if connection.client is None or connection.client.number not in self.clients:
+            raise errors.ClusterClosedError("this connection's client is not, or no longer, part of this cluster")
+        return connection.client
+
+    def check_operator(self, token: str, doing: str, number: int | None = None) -> None:
+        """Client `number` itself, who started the cluster, and an operator may do it.
+
+        Raises:
+            PermissionDeniedError: the call is another client's.
+        """
+        connection = self.connection(token)
+        same = (each for each in self.clients.values() if each.connection.pid == connection.pid)
+        client = connection.client or next(same, None)
+        if client is not None and not client.owner and client.number != number:
+            raise errors.PermissionDeniedError(
+                f"client {client.number} may not {doing}: who started the cluster may, and `pathways` on a command line"
+            )
+
+    async def join(self, token: str, request: pb.JoinRequest) -> Client:
         """Makes a client of an open connection on which its segment has come: every host maps that.
 
         Raises:
-            UnsupportedVersionError: the client runs another jax or jaxlib than the hosts. ConnectError: no connection.
+            UnsupportedVersionError: the client runs another jax or jaxlib than the hosts. ConnectError: it sent no
+                segment, or one that makes no sense, or has joined before. PermissionDeniedError: no such connection.
         """
         self._check_versions(request)
-        connection = self.connections.get(request.connection)
-        if connection is not None and connection.segment is None:
+        connection = self.connection(token)
+        if connection.segment is None:
             self._read(connection)
-        if connection is None or connection.segment is None or connection.client is not None:
-            raise errors.ConnectError(f"connection {request.connection} is not open, or has joined before")
+        if connection.segment is None or connection.client is not None or connection.number not in self.connections:
+            raise errors.ConnectError("this connection has brought no memory to share, or has joined before")
         client = Client(self._new("client"), connection, connection.pid == self.cluster.config.owner_pid)
         connection.client = client
         self.clients[client.number] = client
@@ -128,7 +177,10 @@ class Membership:
             await asyncio.gather(*(self._attach(host, client) for host in served))
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
-            self.cluster.controller.add_client(client.number, connection.segment)
+            self.cluster.controller.add_client(client.number, connection.segment, connection.bell)
+        except (RuntimeError, ValueError) as error:  # what the native controller says of the segment
+            self.remove(client.number)
+            raise errors.ConnectError(f"the memory that the client shares makes no sense: {error}") from error
         except BaseException:
             self.remove(client.number)
             raise
@@ -230,9 +282,8 @@ class Membership:
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
-    async def register(self, request: pb.RegisterProgramRequest) -> int:
-        """Sends a program to the hosts of its bindings; returns its number once all have stored it."""
-        client = self.client(request.client)
+    async def register(self, client: Client, request: pb.RegisterProgramRequest) -> int:
+        """Sends a client's program to the hosts of its bindings; returns its number once all have stored it."""
         topology = self.cluster.topology
         devices = tuple(device for binding in request.bindings for device in binding.devices)
         if not devices or min(devices) < 0 or max(devices) >= topology.devices:
@@ -255,6 +306,7 @@ class Membership:
             bindings=tuple(tuple(binding.devices) for binding in request.bindings),
         )
         self.cluster.register_plan(number, request.program, program.bindings)
+        self.cluster.own_plan(program)
         self.programs[number] = program
         client.programs.add(number)
         for host in hosts:
@@ -265,10 +317,10 @@ class Membership:
                 raise errors.PlanError(f"host {host} refused the program: {error}")
         return program.number
 
-    def forget_programs(self, client: int, numbers: Sequence[int]) -> None:
+    def forget_programs(self, client: Client, numbers: Sequence[int]) -> None:
         """The client cannot call them any more. Runs that wait may: a host's successor is told of a program until the
         order has passed the client's note that it is forgotten (ERR-2)."""
-        self.client(client).programs.difference_update(numbers)
+        client.programs.difference_update(numbers)
         self._drop_forgotten()
 
     def _drop_forgotten(self) -> None:
@@ -326,16 +378,15 @@ class Membership:
         """Brings it back; the bytes that came back."""
         return await self._suspension.resume(self.client(client))
 
-    async def wait_compiled(self, client: int, number: int) -> None:
-        """Waits until every host concerned has compiled a program.
+    async def wait_compiled(self, client: Client, number: int) -> None:
+        """Waits until every host concerned has compiled a program of the client's.
 
         Raises:
             ComputationError: one could not; with XLA's own message.
         """
-        self.client(client)
         program = self.programs.get(number)
-        if program is None:
-            raise errors.PlanError(f"no program {number} in this cluster")
+        if program is None or program.client != client.number:
+            raise errors.PlanError(f"no program {number} of this client")
         for host, compiled in program.compiled.items():
             if error := await self.cluster.unless_ended(compiled):
                 raise errors.ComputationError(f"host {host} could not compile program {number}: {error}")
@@ -436,11 +487,10 @@ class Membership:
         """Every host's driver statistics as JSON; of a host that does not answer in time, `{}`."""
         return await asyncio.gather(*(self._ask_stats(host) for host in self.cluster.hosts))
 
-    async def analyze(self, client: int, number: int) -> Sequence[str]:
+    async def analyze(self, client: Client, number: int) -> Sequence[str]:
         """What XLA says of a client's compiled program, from each host that runs it, as JSON."""
-        self.client(client)
         program = self.programs.get(number)
-        if program is None or program.client != client:
+        if program is None or program.client != client.number:
             raise errors.PlanError(f"no program {number} of this client")
         return await asyncio.gather(*(self._ask_stats(self.cluster.hosts[host], number) for host in program.compiled))
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 # Raised with every change that an older client or host would misread.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,9 @@ and of a restore, whose note makes a buffer:
 Of either, when it failed:
     {"op": "end"}                                       gives the job up; done when nothing of it is under way
 
+TRUST-1: all of it is a client's words. The `parse_` functions raise ValueError for what no client of ours writes;
+whoever uses what they give checks numbers against what there is.
+
 Little-endian, fixed width. "Local" is embedded mode: client and host are one process and hand objects over as they are.
 """
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -78,12 +82,36 @@ def define(number: int, placed: Placed) -> bytes:
 
 
 def parse_define(payload: bytes) -> tuple[int, Placed]:
-    """What `define` wrote."""
+    """What `define` wrote.
+
+    Raises:
+        ValueError: it describes no placement.
+    """
     fields = json.loads(payload[1:])
-    mesh = MeshSpec("put", tuple((name, size) for name, size in fields["axes"]))
-    spec = tuple(tuple(axes) for axes in fields["spec"])
-    kind = ArrayType(tuple(fields["shape"]), dtype_of(fields["dtype"]), 0, spec)
-    return fields["id"], Placed(kind, mesh, tuple(fields["devices"]))
+    try:
+        axes = tuple((str(name), _whole(size, 1)) for name, size in fields["axes"])
+        spec = tuple(tuple(str(axis) for axis in cut) for cut in fields["spec"])
+        shape = tuple(_whole(size) for size in fields["shape"])
+        devices = tuple(_whole(device) for device in fields["devices"])
+        number, dtype = _whole(fields["id"]), dtype_of(str(fields["dtype"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a placement is not described as it should be: {error!r}") from error
+    sizes = dict(axes)
+    named = [axis for cut in spec for axis in cut]
+    if len(sizes) != len(axes) or len(set(named)) != len(named) or not sizes.keys() >= set(named):
+        raise ValueError(f"a placement cuts by the axes {named}, its mesh has {list(sizes)}")
+    if math.prod(sizes.values()) != len(devices) or len(set(devices)) != len(devices):
+        raise ValueError(f"a placement has {len(devices)} devices for a mesh of {list(sizes.values())}, or one twice")
+    parts = [math.prod(sizes[axis] for axis in cut) for cut in spec]
+    if len(spec) != len(shape) or any(size % part for size, part in zip(shape, parts, strict=True)):
+        raise ValueError(f"a placement cuts {list(shape)} into {parts} parts")
+    return number, Placed(ArrayType(shape, dtype, 0, spec), MeshSpec("put", axes), devices)
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 48:
+        raise ValueError(f"expected a whole number of at least {least}, got {value!r}")
+    return value
 
 
 def forget(program: int) -> bytes:
@@ -113,8 +141,18 @@ def parse_park(payload: bytes) -> tuple[int, bool]:
 
 
 def dtype_of(name: str) -> np.dtype:
-    """A dtype by the name NumPy or ml_dtypes gives it."""
-    return np.dtype(getattr(ml_dtypes, name, name))
+    """A dtype by the name NumPy or ml_dtypes gives it.
+
+    Raises:
+        ValueError: no elements of an array are called so.
+    """
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
+    except TypeError as error:
+        raise ValueError(f"no element type is called {name!r}") from error
+    if dtype.hasobject or dtype.fields is not None or dtype.itemsize == 0:
+        raise ValueError(f"no elements of an array are of type {dtype}")
+    return dtype
 
 
 def put_inline(placement: int, data: bytes) -> bytes:
@@ -134,13 +172,19 @@ def put_local(placement: int, key: int) -> bytes:
 
 def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]:
     """(placement, mode, what the mode needs)."""
-    _, placement, mode = _PUT.unpack_from(payload)
-    rest = payload[_PUT.size :]
-    if mode == Mode.ARENA:
-        return placement, Mode.ARENA, _SPAN.unpack(rest)
-    if mode == Mode.LOCAL:
-        return placement, Mode.LOCAL, _KEY.unpack(rest)[0]
-    return placement, Mode.INLINE, rest
+    try:
+        kind, placement, number = _PUT.unpack_from(payload)
+        mode = Mode(number)
+        rest = payload[_PUT.size :]
+        if kind != b"P":
+            raise ValueError(f"a put begins with {kind!r}")
+        if mode is Mode.ARENA:
+            return placement, mode, _SPAN.unpack(rest)
+        if mode is Mode.LOCAL:
+            return placement, mode, _KEY.unpack(rest)[0]
+    except struct.error as error:
+        raise ValueError(f"a put of {len(payload)} bytes is cut short: {error}") from error
+    return placement, mode, rest
 
 
 def fetch_arena(offset: int, nbytes: int) -> bytes:
@@ -155,12 +199,14 @@ def fetch_local(key: int) -> bytes:
 
 def parse_fetch(payload: bytes) -> tuple[Mode, Sequence[int]]:
     """(mode, what it needs)."""
-    mode = _FETCH.unpack_from(payload)[1]
-    return (
-        (Mode.ARENA, _SPAN.unpack(payload[_FETCH.size :]))
-        if mode == Mode.ARENA
-        else (Mode.LOCAL, _KEY.unpack(payload[_FETCH.size :]))
-    )
+    try:
+        kind, number = _FETCH.unpack_from(payload)
+        mode, rest = Mode(number), payload[_FETCH.size :]
+        if kind != b"F" or mode is Mode.INLINE:
+            raise ValueError(f"a fetch begins with {kind!r} and goes by mode {mode!r}")
+        return (mode, _SPAN.unpack(rest)) if mode is Mode.ARENA else (mode, _KEY.unpack(rest))
+    except struct.error as error:
+        raise ValueError(f"a fetch of {len(payload)} bytes is cut short: {error}") from error
 
 
 def task(op: str, job: int, **fields: Any) -> bytes:

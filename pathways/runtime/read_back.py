@@ -53,6 +53,8 @@ def write(value: jax.Array, memory: memoryview) -> None:
     """Writes this host's share of `value` into `memory`, which holds the whole: each distinct part once."""
     if value.size == 0:
         return
+    if memory.nbytes < value.size * value.dtype.itemsize:
+        raise ValueError(f"a value of {value.size * value.dtype.itemsize} bytes does not fit into {memory.nbytes}")
     full = np.frombuffer(memory, value.dtype, value.size).reshape(value.shape)
     for shard in value.addressable_shards:
         if shard.replica_id == 0:

@@ -1,4 +1,8 @@
-"""The gRPC services of the controller: requests become calls of `Membership`, errors become refusals."""
+"""The gRPC services of the controller: requests become calls of `Membership`, errors become refusals.
+
+TRUST-1: whose a call is says its connection's secret, see `Membership.caller`; only `Suspend` and `Resume` name a
+client.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ import grpc
 from pathways import errors
 from pathways.runtime import wire
 from pathways.runtime.cluster import Cluster
-from pathways.runtime.members import Stage
+from pathways.runtime.members import Client, Stage
 from pathways.runtime.membership import Membership
 from pathways.runtime.processes import resident_bytes
 from pathways.runtime.proto import control_pb2 as pb
@@ -46,6 +50,9 @@ class ControllerService(rpc.ControllerServicer):
         self._membership = membership
         self._cluster = membership.cluster
 
+    def _caller(self, context: Any) -> Client:
+        return self._membership.caller(wire.token_of(context))
+
     async def WatchStartup(self, request: pb.WatchStartupRequest, context: Any) -> AsyncIterator[pb.StartupEvent]:  # noqa: D102
         sent = 0
         while True:
@@ -59,7 +66,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:  # noqa: D102
-        client = await self._membership.join(request)
+        client = await self._membership.join(wire.token_of(context), request)
         return pb.JoinReply(
             client=client.number,
             topology=wire.dump_topology(self._cluster.topology),
@@ -67,13 +74,14 @@ class ControllerService(rpc.ControllerServicer):
             host_pids=[host.process.pid for host in self._cluster.hosts],
         )
 
+    @_refusing
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:  # noqa: D102
-        self._membership.remove(request.client)
+        self._membership.remove(self._caller(context).number)
         return pb.LeaveReply()
 
     @_refusing
     async def AllocateSlice(self, request: pb.AllocateSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
-        client = self._membership.client(request.client)
+        client = self._caller(context)
         island = request.island if request.HasField("island") else None
         binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
         client.slices.add(binding.slice_id)
@@ -81,7 +89,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> pb.ReleaseSliceReply:  # noqa: D102
-        client = self._membership.client(request.client)
+        client = self._caller(context)
         if request.slice_id not in client.slices:
             raise errors.SliceError(
                 f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
@@ -92,7 +100,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def RemapSlice(self, request: pb.RemapSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
-        client = self._membership.client(request.client)
+        client = self._caller(context)
         if request.slice_id not in client.slices:
             raise errors.SliceError(
                 f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
@@ -106,35 +114,37 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
-        return pb.RegisterProgramReply(program_id=await self._membership.register(request))
+        return pb.RegisterProgramReply(program_id=await self._membership.register(self._caller(context), request))
 
     @_refusing
     async def WaitCompiled(self, request: pb.WaitCompiledRequest, context: Any) -> pb.WaitCompiledReply:  # noqa: D102
-        await self._membership.wait_compiled(request.client, request.program_id)
+        await self._membership.wait_compiled(self._caller(context), request.program_id)
         return pb.WaitCompiledReply()
 
     @_refusing
     async def Analyze(self, request: pb.AnalyzeRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
-        return pb.AnalyzeReply(host_json=await self._membership.analyze(request.client, request.program_id))
+        return pb.AnalyzeReply(host_json=await self._membership.analyze(self._caller(context), request.program_id))
 
     @_refusing
     async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> pb.ForgetProgramsReply:  # noqa: D102
-        self._membership.forget_programs(request.client, request.program_ids)
+        self._membership.forget_programs(self._caller(context), request.program_ids)
         return pb.ForgetProgramsReply()
 
     @_refusing
     async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.SuspendReply:  # noqa: D102
+        self._membership.check_operator(wire.token_of(context), f"suspend client {request.client}", request.client)
         return pb.SuspendReply(bytes=await self._membership.suspend(request.client, request.disk))
 
     @_refusing
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:  # noqa: D102
+        self._membership.check_operator(wire.token_of(context), f"resume client {request.client}", request.client)
         return pb.ResumeReply(bytes=await self._membership.resume(request.client))
 
     async def Callbacks(  # noqa: D102
         self, answers: AsyncIterator[pb.CallbackPart], context: Any
     ) -> AsyncIterator[pb.CallbackPart]:
         try:
-            client = self._membership.client((await anext(answers)).client)
+            client = self._caller(context)
         except errors.PathwaysError as error:
             await wire.refuse(context, error)
         if client.questions is not None:
@@ -185,8 +195,10 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:  # noqa: D102
-        client = self._membership.client(request.client)
-        reason = f"client {client.number} (pid {client.connection.pid}) asked it to end"
+        self._membership.check_operator(wire.token_of(context), "end the cluster")
+        connection = self._membership.connection(wire.token_of(context))
+        who = "an operator" if connection.client is None else f"client {connection.client.number}"
+        reason = f"{who} (pid {connection.pid}) asked it to end"
         # After this reply, so that who asked gets it.
         asyncio.get_running_loop().call_later(0.01, self._cluster.end, reason)
         return pb.ShutdownReply()
@@ -202,10 +214,11 @@ class HostsService(rpc.HostsServicer):
     async def Session(  # noqa: D102
         self, reports: AsyncIterator[pb.HostReport], context: Any
     ) -> AsyncIterator[pb.HostCommand]:
-        hello = (await anext(reports)).hello
-        if not 0 <= hello.host < len(self._cluster.hosts) or self._cluster.hosts[hello.host].process.pid != hello.pid:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{hello.pid} is no host of this cluster")
-        host = self._cluster.hosts[hello.host]
+        token = wire.token_of(context)
+        host = next((host for host in self._cluster.hosts if host.token == token), None)
+        if host is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is no host of this cluster")
+            raise AssertionError("abort raises")
         self._cluster.host_stage(host, pb.HostStage(stage=Stage.HOST_CONNECTED))
 
         async def read() -> None:

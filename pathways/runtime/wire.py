@@ -14,6 +14,8 @@ from pathways.runtime.proto import control_pb2 as pb
 from pathways.runtime.topology import SliceBinding, Topology
 
 ERROR_KEY = "pathways-error"
+#: TRUST-1: who calls. The controller gave the secret to this caller alone, on a connection of its own.
+TOKEN_KEY = "pathways-token"
 _MAX_METADATA_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 1 << 16
 
@@ -41,6 +43,16 @@ FAR_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_recv_interval_without_data_ms", int(HEARTBEAT_S * 500)),
 ]
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call on behalf of the connection that was given `token`."""
+    return ((TOKEN_KEY, token),)
+
+
+def token_of(context: Any) -> str:
+    """The secret that a call came with; empty when it came with none."""
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
 
 
 async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:

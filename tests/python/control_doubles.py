@@ -48,6 +48,14 @@ def controller_segment() -> Segment:
     return Segment.create("pathways-controller", 4096)
 
 
+def status_segment() -> Segment:
+    return Segment.create("pathways-status", 12288)
+
+
+def bell_segment() -> Segment:
+    return Segment.create("pathways-bell", 4096)
+
+
 def host_segment(host: int, hosts: int, ring_bytes: int, arena_bytes: int) -> Segment:
     return Segment.create(f"pathways-host-{host}", ring_bytes + arena_bytes)
 

@@ -2,6 +2,7 @@
 
 What is proved here: joining, slices, programs, errors, and every end that a cluster can come to, told apart and clean.
 OWN-1: `test_a_client_that_dies_is_forgotten`.
+TRUST-1: `test_whose_a_call_is_says_its_connection`, `test_a_segment_that_makes_no_sense_is_refused`.
 ERR-2 is in `test_lost_islands.py`.
 """
 
@@ -27,7 +28,7 @@ import pytest
 
 from pathways import errors
 from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec
-from pathways.runtime import directory
+from pathways.runtime import directory, fdpass
 from pathways.runtime.connection import RemoteControl, StartupEvent, connect_unix, inspect
 from pathways.runtime.launcher import LocalClusterHandle, start_local_cluster
 from pathways.runtime.options import ClientSizes, ClusterOptions
@@ -129,7 +130,8 @@ def test_what_a_client_learns(shared: LocalClusterHandle, control: RemoteControl
     topology = control.topology
     assert topology.islands == ((0, 1), (2, 3)) and topology.devices == 8 and topology.platform == "cpu"
     assert control.client_id != shared.control.client_id
-    assert control.client_segment.nbytes == 8192 and control.controller_segment.nbytes == 4096
+    assert control.client_segment.nbytes == 8192
+    assert control.status_segment.nbytes == 12288 and control.bell_segment.nbytes == 4096
     assert control.controller_pid == shared.control.controller_pid and len(set(control.host_pids)) == 4
     assert control.alive() and control.failure() is None
     control.check()
@@ -292,6 +294,101 @@ def test_ctrl_c_stops_a_wait_and_nothing_else(control: RemoteControl) -> None:
     timer.join()
     assert time.monotonic() - started < 20.0
     assert control.alive() and control.allocate_slice((1,), ("x",), None)
+
+
+TRESPASSER = """
+import json, os, sys
+from importlib.metadata import version
+import grpc
+from pathways import errors
+from pathways.runtime import connection, fdpass, wire
+from pathways.runtime.options import PROTOCOL_VERSION, ClientSizes
+from pathways.runtime.proto import control_pb2 as pb, control_pb2_grpc as rpc
+
+address, other, program, slice_id, mine = sys.argv[1], *map(int, sys.argv[2:])
+guest = connection.connect_unix(address, native="control_doubles", sizes=ClientSizes(16, 4096, 4096))
+where = connection.Address.parse(address)
+stub = rpc.ControllerStub(grpc.insecure_channel(where.control))
+token = wire.bearer(guest._token)
+said = {}
+
+def attempt(name, call):
+    try:
+        said[name] = str(call())
+    except grpc.RpcError as error:
+        raised = wire.raised(error)
+        said[name] = f"{type(raised).__name__}: {raised}" if raised else error.code().name
+    except errors.PathwaysError as error:
+        said[name] = f"{type(error).__name__}: {error}"
+
+attempt("its own slice", lambda: guest.allocate_slice((1,), ("x",)).devices)
+attempt("another's slice", lambda: guest.release_slice(slice_id))
+attempt("another's slice elsewhere", lambda: guest.remap_slice(slice_id, (0,)))
+attempt("another's program", lambda: guest.wait_compiled(program, 5.0))
+attempt("another's program forgotten", lambda: guest.forget_programs([program]))
+attempt("another suspended", lambda: guest.suspend(other, False, None))
+attempt("another resumed", lambda: guest.resume(other, None))
+attempt("the cluster's end", guest.shutdown)
+attempt("an operator that is a client", lambda: connection.suspend(address, other))
+for method, request in (
+    ("Leave", pb.LeaveRequest()),
+    ("AllocateSlice", pb.AllocateSliceRequest(shape=[1], axis_names=["x"])),
+    ("Shutdown", pb.ShutdownRequest()),
+    ("Analyze", pb.AnalyzeRequest(program_id=program)),
+    ("Suspend", pb.SuspendRequest(client=other)),
+    ("Join", pb.JoinRequest(protocol=PROTOCOL_VERSION, jax_version=version("jax"), jaxlib_version=version("jaxlib"))),
+):
+    attempt(f"{method} of nobody", lambda: getattr(stub, method)(request, timeout=5))
+    attempt(f"{method} of a guess", lambda: getattr(stub, method)(request, timeout=5, metadata=wire.bearer("0" * 32)))
+attempt("another's answers", lambda: next(stub.Callbacks(iter([]), metadata=wire.bearer("0" * 32))))
+attempt("a second joining", lambda: guest._join(guest.client_segment))
+report = iter([pb.HostReport(error=pb.HostError(error=pb.Error(type="HostLostError", message="a lie")))])
+attempt("a host", lambda: next(rpc.HostsStub(grpc.insecure_channel(where.control)).Session(report, metadata=token)))
+print(json.dumps(said))
+"""
+
+
+def test_whose_a_call_is_says_its_connection(shared: LocalClusterHandle, control: RemoteControl) -> None:
+    """TRUST-1: another client can do nothing in this one's name, nor to it; the owner and an operator can."""
+    binding = control.allocate_slice((2,), ("x",))
+    number = control.register_program(program("mine"), (binding.devices,))
+    control.wait_compiled(number)
+    arguments = [str(n) for n in (control.client_id, number, binding.slice_id, os.getpid())]
+    done = subprocess.run(
+        [sys.executable, "-c", TRESPASSER, shared.address, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said.pop("its own slice").startswith("(")
+    for name in ("another's slice", "another's slice elsewhere"):
+        assert said.pop(name).startswith(f"SliceError: no slice {binding.slice_id} of this client"), name
+    assert said.pop("another's program").startswith(f"PlanError: no program {number} of this client")
+    assert said.pop("another's program forgotten") == "None"  # nothing of its own has that number
+    assert said.pop("a host") == "PERMISSION_DENIED"
+    for name, answer in said.items():
+        assert answer.startswith("PermissionDeniedError"), (name, answer)
+    stats = control.cluster_stats()
+    assert (control.client_id, 1) in who(stats)
+    assert not any(client["suspended"] for client in stats["clients"])
+    control.wait_compiled(number)
+    control.release_slice(binding.slice_id)
+    # Whose runs may name a plan: told before the client knows its number.
+    assert f"register_plan {number} {control.client_id} {binding.group}" in " ".join(stats["controller"]["calls"])
+
+
+def test_a_segment_that_makes_no_sense_is_refused(shared: LocalClusterHandle) -> None:
+    """What the native code says of it is the client's error, and nobody else's."""
+
+    connection = fdpass.connect(os.path.join(shared.directory, "fds.sock"))
+    message, fds = fdpass.receive(connection, 10.0)
+    assert set(message) == {"kind", "token", "controller_pid"} and len(fds) == 3
+    for fd in fds:
+        os.close(fd)
+    fdpass.send(connection, {"kind": "segment", "client": 1}, [os.memfd_create("x")])
+    with pytest.raises(fdpass.Closed):
+        fdpass.receive(connection, 10.0)
+    connection.close()
+    assert shared.control.alive()
 
 
 def test_a_stranger_on_the_sockets_disturbs_nobody(shared: LocalClusterHandle) -> None:

@@ -30,6 +30,9 @@ struct ReadBack : testing::Test {
   FutureTable* table = FutureTable::create(table_memory.data(), kFutures);
   Segment memory = Segment::heap(ReadBackArea::bytes_for(kFutures));
   ReadBackArea* area = ReadBackArea::create(memory.data(), kFutures);
+  // As a host has them.
+  FutureView completer{table_memory.data(), table_memory.size()};
+  ReadBackView writer{memory.data(), memory.size()};
 };
 
 TEST_F(ReadBack, SlotsAreDisjointAndAligned) {
@@ -59,30 +62,30 @@ TEST_F(ReadBack, LateWritersAreTurnedAway) {
   const Handle handle = make(2);
   ASSERT_TRUE(area->try_open(handle, 8));
   ReadBackPlace place;
-  ASSERT_TRUE(area->begin_write(*table, handle, &place));
+  ASSERT_TRUE(writer.begin_write(completer, handle, &place));
   EXPECT_EQ(place.small, area->slot(handle, 8));
   EXPECT_EQ(place.large, area->slot(handle, 65));
-  area->end_write(handle);
+  writer.end_write(handle);
   (void)table->fail(handle);
-  EXPECT_FALSE(area->begin_write(*table, handle, &place));  // the other part has failed it
+  EXPECT_FALSE(writer.begin_write(completer, handle, &place));  // the other part has failed it
   ASSERT_EQ(table->release(handle), Status::kOk);
-  EXPECT_FALSE(area->begin_write(*table, handle, &place));
+  EXPECT_FALSE(writer.begin_write(completer, handle, &place));
   const Handle next = make();
   ASSERT_EQ(next.index(), handle.index());
   EXPECT_TRUE(area->try_open(next, 8));
-  EXPECT_FALSE(area->begin_write(*table, handle, &place));
-  EXPECT_FALSE(area->begin_write(*table, Handle::make(kFutures, 1), &place));
+  EXPECT_FALSE(writer.begin_write(completer, handle, &place));
+  EXPECT_FALSE(writer.begin_write(completer, Handle::make(kFutures, 1), &place));
 }
 
 TEST_F(ReadBack, BusySlotsAreNotOpened) {
   const Handle handle = make();
   ReadBackPlace place;
-  ASSERT_TRUE(area->begin_write(*table, handle, &place));
+  ASSERT_TRUE(writer.begin_write(completer, handle, &place));
   ASSERT_EQ(table->release(handle), Status::kOk);  // deleted while it is written
   const Handle next = make();
   ASSERT_EQ(next.index(), handle.index());
   EXPECT_FALSE(area->try_open(next, 8));
-  area->end_write(handle);
+  writer.end_write(handle);
   EXPECT_TRUE(area->try_open(next, 8));
 }
 
@@ -111,13 +114,13 @@ TEST_F(ReadBack, StressedByLateHosts) {
       const Job job = lane.jobs[at % kWindow];
       if (random() % 64 == 0) thread_yield();
       ReadBackPlace place;
-      if (job.wanted && job.begin != job.end && area->begin_write(*table, job.handle, &place)) {
+      if (job.wanted && job.begin != job.end && writer.begin_write(completer, job.handle, &place)) {
         auto* words = reinterpret_cast<uint64_t*>(place.small);
         for (uint32_t i = job.begin; i < job.end; ++i) {
           words[i] = job.tag;
           if (random() % 16 == 0) thread_yield();
         }
-        area->end_write(job.handle);
+        writer.end_write(job.handle);
       }
       if (job.begin != job.end) (void)table->complete(job.handle);
       lane.taken.store(at + 1, std::memory_order_release);

@@ -147,6 +147,54 @@ TEST_F(ArenaTest, WhatADeadBorrowerHeldIsReclaimed) {
   EXPECT_NE(allocate(arena->max_block()), 0U);
 }
 
+// TRUST-1: offsets and lengths from messages.
+TEST_F(ArenaTest, AViewFindsLiveBlocksAndNothingElse) {
+  const ArenaView view(memory.data(), memory.size());
+  std::uint64_t offset = 0;
+  ASSERT_EQ(arena->allocate(1000, &offset), Status::kOk);
+  EXPECT_EQ(view.find(offset, 1000), arena->at(offset));
+  EXPECT_EQ(view.find(offset, 1024), arena->at(offset));
+  EXPECT_EQ(view.find(offset, 1025), nullptr);
+  for (const std::uint64_t wrong : {std::uint64_t{0}, std::uint64_t{64}, offset + 8, offset + 64, std::uint64_t{kBytes},
+                                    std::uint64_t{1} << 40, UINT64_MAX - 63, UINT64_MAX}) {
+    EXPECT_EQ(view.find(wrong, 1), nullptr) << wrong;
+    EXPECT_FALSE(view.give_back(wrong, 0)) << wrong;
+    EXPECT_FALSE(view.release(wrong)) << wrong;
+  }
+  for (const std::uint64_t wrong : {UINT64_MAX, UINT64_MAX - offset, std::uint64_t{kBytes}}) {
+    EXPECT_EQ(view.find(offset, wrong), nullptr) << wrong;
+  }
+  EXPECT_EQ(view.find_lent(offset, 1, 3), nullptr);
+  arena->lend(offset, 1U << 3, 1);
+  EXPECT_EQ(view.find_lent(offset, 1, 3), arena->at(offset));
+  EXPECT_EQ(view.find_lent(offset, 1, 2), nullptr);
+  EXPECT_EQ(view.find_lent(offset, 1, 63), nullptr);
+  EXPECT_FALSE(view.give_back(offset, 2));
+  EXPECT_TRUE(view.give_back(offset, 3));
+  EXPECT_FALSE(view.give_back(offset, 3));  // once
+  EXPECT_EQ(view.find_lent(offset, 1, 3), nullptr);
+  EXPECT_TRUE(view.release(offset));
+  EXPECT_FALSE(view.release(offset));
+  EXPECT_EQ(view.find(offset, 1), nullptr);
+  EXPECT_EQ(arena->bytes_in_use(), 0U);
+  EXPECT_THROW(ArenaView(memory.data(), Arena::min_bytes() - 1), Error);
+  EXPECT_THROW(ArenaView(memory.data() + 64, kBytes - 64), Error);
+}
+
+TEST_F(ArenaTest, AViewStaysInsideWhatIsMapped) {
+  Segment other = Segment::heap(kBytes);
+  Arena* theirs = Arena::create(other.data(), kBytes);
+  const ArenaView view(other.data(), kBytes);
+  std::uint64_t offset = 0;
+  ASSERT_EQ(theirs->allocate(64, &offset), Status::kOk);
+  auto* words = reinterpret_cast<std::uint64_t*>(other.data());
+  words[1] = 0, words[2] = UINT64_MAX;                                              // where blocks begin and end
+  *reinterpret_cast<std::uint64_t*>(other.data() + offset - 64) = UINT64_MAX - 64;  // how long the block is
+  EXPECT_EQ(view.find(offset, kBytes), nullptr);
+  EXPECT_EQ(view.find(offset, kBytes - offset), other.data() + offset);  // its own bytes, whatever they are
+  EXPECT_EQ(view.find(kBytes, 1), nullptr);
+}
+
 TEST_F(ArenaTest, NeighboursMerge) {
   std::uint64_t offsets[3];
   for (std::uint64_t& offset : offsets) offset = allocate(1000);

@@ -67,7 +67,7 @@ struct RawClient {
 struct Cluster : ::testing::Test {
   explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {})
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
-    std::vector<HostBlock*> blocks;
+    std::vector<HostView> blocks;
     for (uint32_t h = 0; h < count; ++h) {
       hosts.push_back(std::make_unique<PlayedHost>(h, count, block));
       blocks.push_back(hosts[h]->block);

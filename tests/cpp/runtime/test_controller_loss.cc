@@ -278,7 +278,7 @@ TEST_F(Loss, MemoryOfWhatIsLostIsFree) {
   Controller::Options options;
   options.budgets = {100};
   controller = std::make_unique<Controller>(options, block,
-                                            std::vector<HostBlock*>{hosts[0]->block, hosts[1]->block, hosts[2]->block});
+                                            std::vector<HostView>{hosts[0]->block, hosts[1]->block, hosts[2]->block});
   controller->add_group(3, {1});
   controller->add_client(0, good_memory.block);
   const PlaceSetId set = controller->add_place_set({0});

@@ -21,7 +21,7 @@ constexpr int64_t kSoon = 20'000'000, kFar = 60'000'000'000;
 
 struct Deadlines : ::testing::Test {
   explicit Deadlines(Controller::Options options = {2, {}}) {
-    controller = std::make_unique<Controller>(options, block, std::vector<HostBlock*>{host});
+    controller = std::make_unique<Controller>(options, block, std::vector<HostView>{host});
     client = std::make_unique<Client>(Client::Options{0, 1 << 12}, client_block, block);
     controller->add_client(0, client_block);
   }

@@ -81,7 +81,7 @@ class WideBackend final : public Backend {
 struct TwoHosts {
   explicit TwoHosts(size_t width, uint32_t peer_ring_bytes = 4096, bool gangs_block = false)
       : backends{WideBackend(width), WideBackend(width)} {
-    std::vector<HostBlock*> blocks;
+    std::vector<HostView> blocks;
     for (uint32_t h = 0; h < 2; ++h) {
       segments.push_back(HostBlock::make(h, 2, {1u << 16, peer_ring_bytes, 0}, false));
       blocks.push_back(HostBlock::attach(segments.back()));
@@ -200,7 +200,7 @@ TEST(Leaving, AttachedTooLate) {
   cluster.controller->remove_client(3);
   host.step();
   EXPECT_EQ(cluster.backends[0].gone, std::vector<uint32_t>{3});
-  host.attach_client(3, nullptr);  // its memory is not even looked at
+  host.attach_client(3, ClientView());  // its memory is not even looked at
   host.step();
   EXPECT_EQ(cluster.backends[0].gone, (std::vector<uint32_t>{3, 3}));
   EXPECT_EQ(host.attached_clients(), 1u);
@@ -246,7 +246,7 @@ TEST(Peers, LostAndReplaced) {
         EXPECT_EQ(cluster.client->error_of(Handle{result}), "HostLostError: gone");
       }
       cluster.hosts[lost].reset();
-      std::vector<HostBlock*> blocks(2);
+      std::vector<HostView> blocks(2);
       blocks[lost] = block;
       blocks[1 - lost] = HostBlock::attach(cluster.segments[1 - lost]);
       cluster.hosts[lost] =

@@ -15,7 +15,7 @@ namespace {
 
 struct Suspend : ::testing::Test {
   Suspend() {
-    controller = std::make_unique<Controller>(Controller::Options{2, {}}, block, std::vector<HostBlock*>{host});
+    controller = std::make_unique<Controller>(Controller::Options{2, {}}, block, std::vector<HostView>{host});
     for (uint32_t id = 0; id < 2; ++id) {
       segments[id] = ClientBlock::make({64, 1 << 14, 0}, false);
       clients[id] = std::make_unique<Client>(Client::Options{id, 16}, ClientBlock::attach(segments[id]), block);

@@ -332,6 +332,48 @@ TEST_F(ByteRingTest, DeadConsumerLosesNothing) {
   EXPECT_TRUE(is_record(consumer.try_front(), 8, 1)) << "released ones are gone, popped ones come again";
 }
 
+// TRUST-1: the other process changes what this one has checked.
+TEST_F(ByteRingTest, ACapacityThatIsChangedLaterMovesNobody) {
+  auto producer = ring->claim_producer();
+  auto consumer = ring->claim_consumer();
+  std::vector<std::byte> scratch;
+  auto* words = reinterpret_cast<std::uint32_t*>(memory.data());
+  words[3] = 1U << 30;
+  for (int round = 0; round < 100; ++round) {
+    const auto room = producer.try_reserve(1000);
+    ASSERT_FALSE(room.empty());
+    ASSERT_TRUE(room.data() >= memory.data() && room.data() + room.size() <= memory.data() + memory.size());
+    std::memset(room.data(), round, room.size());
+    producer.publish();
+    const auto record = consumer.try_take(scratch);
+    ASSERT_EQ(record.size(), 1000U);
+    std::memset(room.data(), 0xff, room.size());  // too late
+    EXPECT_TRUE(record.front() == static_cast<std::byte>(round) && record.back() == static_cast<std::byte>(round));
+    consumer.pop();
+    consumer.release();
+  }
+  words[3] = kCapacity;
+}
+
+TEST_F(ByteRingTest, ALengthOrPositionThatIsChangedIsRefused) {
+  for (const std::uint64_t tail : {std::uint64_t{4}, std::uint64_t{kCapacity} + 8, UINT64_MAX - 7}) {
+    auto consumer = ring->claim_consumer();
+    *reinterpret_cast<std::uint64_t*>(memory.data() + kCacheLine) = tail;
+    std::vector<std::byte> scratch;
+    EXPECT_THROW((void)consumer.try_take(scratch), Error) << tail;
+    *reinterpret_cast<std::uint64_t*>(memory.data() + kCacheLine) = 0;
+  }
+  *reinterpret_cast<std::uint64_t*>(memory.data() + kCacheLine) = 4;  // a header there would leave the block
+  EXPECT_THROW((void)ring->claim_producer(), Error);
+}
+
+TEST_F(ByteRingTest, MustFitWhatIsMapped) {
+  EXPECT_THROW((void)ring->claim_consumer(memory.size() - 4096), Error);
+  EXPECT_THROW((void)ring->claim_producer(sizeof(ByteRing) - 1), Error);
+  EXPECT_THROW(ByteRing::attach(memory.data(), ByteRing::bytes_for(kCapacity) - 1), Error);
+  EXPECT_NO_THROW(ByteRing::attach(memory.data(), ByteRing::bytes_for(kCapacity)));
+}
+
 TEST_F(ByteRingTest, RefusesACorruptBlock) {
   EXPECT_EQ(ByteRing::attach(memory.data()), ring);
   EXPECT_THROW(ByteRing::attach(nullptr), Error);

@@ -2,17 +2,21 @@
 //   PARK-1 no lost wake-up     Doorbell.RingBeforeWaitIsSeen, Doorbell.EveryWaiterWakes, Doorbell.PingPongStress,
 //                              Doorbell.AcrossProcesses, Doorbell.KilledWaiterCostsOneWake; all interleavings:
 //                              tests/model
+//                              of several doorbells: Bells.*
 //   time   a wait that nobody rings ends          Doorbell.TimesOut
 #include "sync/doorbell.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <new>
 #include <thread>
 #include <vector>
 
 #include "support.h"
+#include "sync/bell_set.h"
 
 namespace pathways {
 namespace {
@@ -130,6 +134,75 @@ TEST(Doorbell, KilledWaiterCostsOneWake) {
   bell->ring();
   EXPECT_FALSE(bell->was_parked());
 }
+
+// A sleeper on many doorbells: no ring of any of them is lost (PARK-1), by the kernel's own wait or by relays.
+class Bells : public testing::TestWithParam<bool> {};
+
+TEST_P(Bells, AnyOfThemWakes) {
+  const test::Watchdog watchdog("bells");
+  std::vector<DoorbellWord> words(150);  // more than the kernel waits on at once
+  BellSet bells(&words[0], GetParam());
+  for (DoorbellWord& word : words) bells.add(&word);
+  bells.draw();
+  EXPECT_EQ(bells.wait(20ms, SpinPolicy::park()), Status::kTimeout);
+  for (const std::size_t at : {std::size_t{0}, std::size_t{1}, words.size() - 1}) {
+    bells.draw();
+    std::thread ringer([&] {
+      std::this_thread::sleep_for(5ms);
+      words[at].ring();
+    });
+    EXPECT_EQ(bells.wait(kForever, SpinPolicy::park()), Status::kOk) << at;
+    ringer.join();
+    bells.draw();
+    words[at].ring();
+    EXPECT_EQ(bells.wait(kForever, SpinPolicy::park()), Status::kOk) << at;
+  }
+  for (std::size_t i = 1; i < words.size(); ++i) bells.remove(&words[i]);
+  bells.draw();
+  words[7].ring();
+  EXPECT_EQ(bells.wait(1ms, SpinPolicy::park()), Status::kTimeout);
+}
+
+TEST_P(Bells, NothingIsLost) {
+  const test::Watchdog watchdog("bells under stress");
+  constexpr std::uint64_t kRounds = 3000 * std::uint64_t{test::kStressScale};
+  constexpr std::size_t kRingers = 3;
+  std::vector<DoorbellWord> words(kRingers + 1);
+  std::array<std::atomic<std::uint64_t>, kRingers> asked{}, answered{};
+  BellSet bells(&words[0], GetParam());
+  for (DoorbellWord& word : words) bells.add(&word);
+  std::vector<std::thread> ringers;
+  for (std::size_t r = 0; r < kRingers; ++r) {
+    ringers.emplace_back([&, r] {
+      std::mt19937_64 random(test::seed() + r);
+      for (std::uint64_t i = 1; i <= kRounds; ++i) {
+        asked[r].store(i, std::memory_order_release);
+        words[r + 1].ring();
+        while (answered[r].load(std::memory_order_acquire) != i) thread_yield();
+        for (std::uint64_t k = random() % 64; k != 0; --k) cpu_relax();
+      }
+    });
+  }
+  const auto is_over = [&] {
+    return std::all_of(answered.begin(), answered.end(), [](const auto& a) { return a.load() == kRounds; });
+  };
+  while (!is_over()) {
+    bells.draw();
+    bool did = false;
+    for (std::size_t r = 0; r < kRingers; ++r) {
+      const std::uint64_t now = asked[r].load(std::memory_order_acquire);
+      if (answered[r].load(std::memory_order_relaxed) == now) continue;
+      answered[r].store(now, std::memory_order_release);
+      did = true;
+    }
+    // No end to the wait: a lost ring hangs, and the watchdog says so.
+    if (did || is_over()) continue;
+    EXPECT_EQ(bells.wait(kForever, SpinPolicy::park()), Status::kOk);
+  }
+  for (std::thread& ringer : ringers) ringer.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Waits, Bells, testing::Bool());
 
 }  // namespace
 }  // namespace pathways
