@@ -154,7 +154,7 @@ void Executor::free_client(uint32_t id) {
   // What is still to be made is dropped when it is (its runs may be parts of gangs); what exists goes now.
   c->objects.for_each([&](Object& object) {
     if (object.state == ObjectState::kAnnounced) {
-      c->orphans.emplace(Handle::make(object.index, object.generation).raw, std::move(object));
+      keep_orphan(*c, object);
     } else if (object.value != nullptr) {
       drop(object.value);
     }
@@ -294,7 +294,8 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   if (Client* c = client(run.client)) {
     const auto results = plan.results();
     for (uint32_t i = 0; i < results.size(); ++i) {
-      if (results[i] != kNoValue) make_object(*c, Handle{run.results[i]}, ObjectState::kAnnounced);
+      if (results[i] == kNoValue) continue;
+      make_object(*c, Handle{run.results[i]}, ObjectState::kAnnounced).maker = run.order;
     }
   }
   const auto nodes = plan.nodes();
@@ -342,6 +343,10 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
     poison(slot, value,
            new_error(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
                                              ": it was deleted, its run was cancelled, or its client is gone")));
+  } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot]->order) {
+    // It would wait for itself, and everybody behind it for ever (TRUST-1).
+    poison(slot, value,
+           new_error("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
   } else if (object->state == ObjectState::kAnnounced) {
     ++runs_[slot]->open;  // the run must not end before its argument came
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});

@@ -112,6 +112,10 @@ class Executor {
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
   /// The order has passed its end.
   bool is_gone(uint32_t client) const { return client < clients_.size() && clients_[client].gone; }
+  /// Numbers of clients go up by one. False: this one is far ahead of all that were heard of, so nobody gave it.
+  bool may_be_client(uint32_t id) const {
+    return id < std::max<uint64_t>(clients_.size(), past_client_) + kMostClientsAhead;
+  }
 
   /// `words`: what follows the record. A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
   void on_run(const RunRecord& record, const uint64_t* words);
@@ -339,11 +343,11 @@ class Executor {
   static size_t answering(const Lane& lane, size_t at);
   Readiness look(size_t lane, size_t at);
 
-  static Object* find_object(Client& c, Handle handle);
+  std::optional<Object> take_orphan(uint32_t id, Handle handle);
   Object& make_object(Client& c, Handle handle, ObjectState state);
   void define_object(uint32_t client, Handle handle, Value ref, uint64_t devices, uint64_t age);  // takes over ref
   void fail_object(uint32_t client, Handle handle, uint32_t error);
-  void drop_orphan(Client& c, Handle handle);
+  static void keep_orphan(Client& c, Object& object);
   void wake_waiters(Object& object);
   void release(Client& c, Object& object);
   void rename(uint32_t client, Client& c, Handle name, Handle fresh);
@@ -407,6 +411,7 @@ class Executor {
   std::vector<Watch> settling_;  ///< likewise
   std::unordered_map<uint64_t, Exchange> exchanges_;
   static constexpr size_t kRefusedKept = 256;
+  static constexpr uint32_t kMostClientsAhead = 4096;
   std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
   struct Lost {
     std::string text;

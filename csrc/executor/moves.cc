@@ -11,15 +11,15 @@ void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
     return;
   }
   if (name.index() >= c.capacity) return;
-  const Object moved = std::move(*came);
-  if (moved.state == ObjectState::kAnnounced) {  // no client that waits for the move does this
+  if (came->state == ObjectState::kAnnounced) {  // no client that waits for the move does this
     release(c, *came);
     const uint32_t error =
         new_error("a buffer was renamed before it was there, on host " + std::to_string(options_.host));
-    make_object(c, name, ObjectState::kAnnounced);
-    fail_object(id, name, error);
+    make_object(c, name, ObjectState::kFailed).error = error;
+    link_.failed(id, name, error_text(error));
     return;
   }
+  const Object moved = std::move(*came);
   c.objects.forget(*came);
   // What moves fails because what it was made of did, who may have told later, but with its maker's name (ERR-1).
   const Object* old = moved.state == ObjectState::kFailed ? c.objects.find(name) : nullptr;

@@ -33,7 +33,8 @@ struct Object {
   uint32_t error = 0;
   Value value = nullptr;
   uint64_t devices = 0;
-  uint64_t age = 0;  ///< of its value, in launches of this host
+  uint64_t age = 0;    ///< of its value, in launches of this host
+  uint64_t maker = 0;  ///< order of the run that makes it; 0: none does
   std::vector<ObjectWaiter> waiters;
 };
 
@@ -63,6 +64,7 @@ class ObjectStore {
     object.value = nullptr;
     object.devices = 0;
     object.age = 0;
+    object.maker = 0;
     object.waiters.clear();
     ++count_;
     return object;

@@ -5,11 +5,26 @@
 
 namespace pathways {
 
-Object* Executor::find_object(Client& c, Handle handle) {
-  if (Object* object = c.objects.find(handle)) return object;
-  if (c.orphans.empty()) return nullptr;
-  const auto orphan = c.orphans.find(handle.raw);
-  return orphan == c.orphans.end() ? nullptr : &orphan->second;
+/// Takes the object that was given up under this handle before it was defined. It comes before one that has the handle
+/// now: a client may name a handle again (TRUST-1), and each of its objects waits for a definition of its own.
+std::optional<Object> Executor::take_orphan(uint32_t id, Handle handle) {
+  if (id >= clients_.size() || clients_[id].orphans.empty()) return std::nullopt;
+  const auto orphan = clients_[id].orphans.find(handle.raw);
+  if (orphan == clients_[id].orphans.end()) return std::nullopt;
+  Object taken = std::move(orphan->second);
+  clients_[id].orphans.erase(orphan);
+  return taken;
+}
+
+/// Keeps an announced object that its client has given up for those who wait for its value.
+void Executor::keep_orphan(Client& c, Object& object) {
+  const auto [kept, is_new] = c.orphans.try_emplace(Handle::make(object.index, object.generation).raw);
+  if (is_new) {
+    kept->second = std::move(object);
+  } else {  // the handle was given up before: the next definition serves all
+    auto& waiters = kept->second.waiters;
+    waiters.insert(waiters.end(), object.waiters.begin(), object.waiters.end());
+  }
 }
 
 /// A place that a client names again without having released it is taken from its old object.
@@ -19,7 +34,8 @@ Object& Executor::make_object(Client& c, Handle handle, ObjectState state) {
 }
 
 void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t devices, uint64_t age) {
-  Object* object = id < clients_.size() ? find_object(clients_[id], handle) : nullptr;
+  std::optional<Object> orphan = take_orphan(id, handle);
+  Object* object = orphan ? &*orphan : id < clients_.size() ? clients_[id].objects.find(handle) : nullptr;
   if (object == nullptr || object->state != ObjectState::kAnnounced) {
     drop(ref);
     return;
@@ -29,25 +45,17 @@ void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t dev
   object->devices = devices;
   object->age = age;
   wake_waiters(*object);
-  drop_orphan(clients_[id], handle);
+  if (orphan) drop(ref);
 }
 
 void Executor::fail_object(uint32_t id, Handle handle, uint32_t error) {
-  Object* object = id < clients_.size() ? find_object(clients_[id], handle) : nullptr;
+  std::optional<Object> orphan = take_orphan(id, handle);
+  Object* object = orphan ? &*orphan : id < clients_.size() ? clients_[id].objects.find(handle) : nullptr;
   if (client(id) != nullptr) link_.failed(id, handle, error_text(error));
   if (object == nullptr) return;
   object->state = ObjectState::kFailed;
   object->error = error;
   wake_waiters(*object);
-  drop_orphan(clients_[id], handle);
-}
-
-void Executor::drop_orphan(Client& c, Handle handle) {
-  if (c.orphans.empty()) return;
-  const auto orphan = c.orphans.find(handle.raw);
-  if (orphan == c.orphans.end()) return;
-  if (orphan->second.value != nullptr) drop(orphan->second.value);
-  c.orphans.erase(orphan);
 }
 
 void Executor::wake_waiters(Object& object) {
@@ -69,7 +77,7 @@ void Executor::wake_waiters(Object& object) {
 
 void Executor::release(Client& c, Object& object) {
   if (object.state == ObjectState::kAnnounced) {  // the index may be used again before it is defined
-    c.orphans.emplace(Handle::make(object.index, object.generation).raw, std::move(object));
+    keep_orphan(c, object);
   } else if (object.value != nullptr) {
     drop(object.value);
   }
@@ -102,7 +110,9 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
       const Status status = backend_.put(id, payload, &value, &devices);
       Object& object = make_object(*c, handle, ObjectState::kDefined);
       if (status != Status::kOk) {
-        fail_object(id, handle, new_error(std::string(backend_.last_error())));
+        object.state = ObjectState::kFailed;
+        object.error = new_error(std::string(backend_.last_error()));
+        link_.failed(id, handle, error_text(object.error));
         break;
       }
       if (record.place_set != kNoPlaceSet) ledger_.add(value, c->account, devices, record.place_bytes);

@@ -279,7 +279,7 @@ void Controller::keep_note(Client& client, std::span<const std::byte> bytes, std
       client.defined_bytes += bytes.size() - definition.size();
       definition.assign(bytes.begin(), bytes.end());
       if (client.defined_bytes > kMostDefinedBytes) {
-        client.fault = "it described more than " + std::to_string(kMostDefinedBytes >> 20) + " MiB of placements";
+        fault(client, "it described more than " + std::to_string(kMostDefinedBytes >> 20) + " MiB of placements");
       }
     }
   }

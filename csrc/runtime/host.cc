@@ -166,6 +166,9 @@ Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy 
 /// The controller's records are checked like everybody's: its ring lies in memory that other hosts map.
 void Host::take(std::span<const std::byte> bytes) {
   const auto header = read_as<RecordHeader>(bytes);
+  if (!executor_.may_be_client(header.client)) {
+    throw Error(Status::kInvalid, "the controller sent a record of client " + std::to_string(header.client));
+  }
   switch (header.kind) {
     case RecordKind::kRun: {
       const auto record = read_as<RunRecord>(bytes);

@@ -29,12 +29,17 @@ class Scene {
     own_ = make_stage(sim_, {{{0}, 1}, {{1}, 3}, {{0, 1}, 1}}, 6, 6, fuzz.draw());
     for (const auto* program : stage_.programs)
       sim_.controller().register_plan(program->ref.plan, 0, program->ref.group);
-    innocent_ = std::make_unique<Workload>(sim_, stage_, 0, fuzz.draw());
+    innocent_ = std::make_unique<Workload>(sim_, stage_, 0, fuzz.draw(), Workload::Rates{20, 40, 30, 15, 0});
     (void)sim_.run_until_idle();
   }
   ~Scene() {
     replace();
-    for (int i = 0; i < 20000 && !innocent_->finish(); ++i) sim_.step();
+    bool is_over = false;
+    for (int i = 0; i < 20000 && !is_over; ++i) {
+      is_over = innocent_->finish();
+      step();
+    }
+    EXPECT_TRUE(is_over) << "what the innocent client has under way does not end";
     EXPECT_EQ(sim_.controller_block()->cluster_status(), ClusterStatus::kUp) << sim_.controller_block()->failure();
     EXPECT_EQ(innocent_->wrong(), 0u);
     EXPECT_EQ(innocent_->failed(), 0u);
@@ -166,7 +171,7 @@ class Scene {
   void go_on() {
     for (int i = 0; i < 3; ++i) {
       (void)innocent_->act();
-      sim_.step();
+      step();
     }
   }
 
@@ -177,6 +182,23 @@ class Scene {
     options.devices = 2;
     options.window = 32;
     return options;
+  }
+  /// Tasks end at once, each with what it is to make.
+  void step() {
+    sim_.step();
+    for (uint32_t h = 0; h < 2; ++h) {
+      const auto tasks = std::move(sim_.backend(h).tasks());
+      sim_.backend(h).tasks().clear();
+      for (const auto& task : tasks) {
+        Value made = nullptr;
+        if (task.value != nullptr) {
+          sim_.backend(h).drop(task.value);
+        } else if (fuzz_.below(2) == 0) {
+          made = sim_.backend(h).make_value(fuzz_.draw());
+        }
+        sim_.host(h).task_done(task.number, made, made == nullptr ? 0 : 1, std::nullopt);
+      }
+    }
   }
   /// The culprit is gone for good before its memory is.
   void replace() {
