@@ -61,8 +61,9 @@ Parcel Parcel::parse(std::span<const uint64_t> words) {
     const uint64_t rank = in.next();
     uint64_t last = reach(1, r.source_offset, r.row), end = reach(1, r.target_offset, r.row);
     for (uint64_t d = 0; d < rank; ++d) {
-      const Dimension dimension{in.next(), in.next(), in.next()};
+      Dimension dimension{in.next(), in.next(), in.next()};
       if (dimension.count == 0) throw Error(Status::kInvalid, "a parcel has a rectangle without rows");
+      if (dimension.count == 1) dimension.source_stride = dimension.target_stride = 0;  // nobody goes that far
       last = reach(dimension.count - 1, dimension.source_stride, last);
       end = reach(dimension.count - 1, dimension.target_stride, end);
       r.rows = reach(r.rows, dimension.count, 0);
