@@ -1,10 +1,10 @@
 """A host's tasks: what a checkpoint asks of it, done on threads of its own beside the enqueue thread.
 
 A save is a *job*: the client first stages each array, in the order, so that the value is this host's own whatever
-becomes of the client's handle; then it has the host write them; then it has the job committed, and ends it. Each distinct shard is
-written by the one host whose device is its replica 0. With OCDBT the writes of a job are one transaction, so a job that
-is given up leaves nothing but unreferenced bytes. A restore's tasks read the regions of this host's own shards and
-make the array of them; they share what tensorstore caches through their job.
+becomes of the client's handle; then it has the host write them; then it has the job committed, and ends it. Each
+distinct shard is written by the one host whose device is its replica 0. With OCDBT the writes of a job are one
+transaction, so a job that is given up leaves nothing but unreferenced bytes. A restore's tasks read the regions of
+this host's own shards and make the array of them; they share what tensorstore caches through their job.
 
 How an array is laid out in files is the client's affair, who says it as tensorstore specs (see
 `pathways.api.orbax_handler`); this side knows tensorstore only, and imports it when the first task comes.

@@ -373,8 +373,8 @@ def play(stage: Stage, state: str, leave: str, generator: random.Random) -> None
             player.say("end")
             until(player.ended, "the client ends")
         status = stage.status(player.pid)
-        # Interrupted in `Thread.join`, CPython before 3.13 takes that thread for ended; here it is orbax's, which may be
-        # in jaxlib when the interpreter goes: the process aborts with these words, after all that it had to say.
+        # CPython before 3.13, interrupted in `Thread.join`, takes that thread for ended. Here it is orbax's, and may be
+        # in jaxlib when the interpreter goes: then the process aborts with these words, after all it had to say.
         is_cpythons = status == -signal.SIGABRT and leave == "interrupt" and "exception not rethrown" in player.log()
         assert status in ENDS[leave] or is_cpythons, f"ended with {status} by {how}; it wrote:\n{player.log()}"
     finally:
