@@ -22,7 +22,8 @@
 ///             (HostLink::leave).
 ///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
 ///             the other, on whatever devices. It is made when all that is owed is enqueued; sending goes on beside it.
-///   GANG-3  where gangs block, a gang on one local device and one on several, which share a device, are never under way
+///   GANG-3  where gangs block, a gang on one local device and one on several, which share a device, are never under
+///   way
 ///           together: the younger is launched when the older is over. Two collectives among the same devices find
 ///           each other by the order in which they run, and XLA runs the two kinds in whatever order.
 ///   MEM-1   what values take is in the ledger from their first reference to their last; a call that finds no room
