@@ -53,6 +53,7 @@ Parcel Parcel::parse(std::span<const uint64_t> words) {
   parcel.sources_ = in.list();
   parcel.blocks_ = in.list();
   parcel.written_.resize(parcel.blocks_.size());
+  std::vector<uint64_t> room = parcel.blocks_;  // what is not written yet: no byte is written twice
   const uint64_t count = in.next();
   for (uint64_t i = 0; i < count; ++i) {
     Rectangle r;
@@ -73,9 +74,14 @@ Parcel Parcel::parse(std::span<const uint64_t> words) {
         last > parcel.sources_[source] || end > parcel.blocks_[block]) {
       throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a parcel is out of bounds (PARCEL-1)");
     }
+    const uint64_t bytes = reach(r.rows, r.row, 0);
+    if (bytes > room[block]) {
+      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a parcel overlaps others (PARCEL-1)");
+    }
+    room[block] -= bytes;
     r.source = static_cast<uint32_t>(source), r.block = static_cast<uint32_t>(block);
     parcel.written_[block] = true;
-    parcel.bytes_ += r.rows * r.row;
+    parcel.bytes_ += bytes;
     parcel.rectangles_.push_back(std::move(r));
   }
   if (!in.left.empty()) throw Error(Status::kInvalid, "a parcel has words behind its end");

@@ -31,7 +31,8 @@ class Parcel {
     uint64_t rows = 1;
   };
 
-  /// Throws Error(kInvalid) when a rectangle leaves its source or its block (PARCEL-1).
+  /// Throws Error(kInvalid) when a rectangle leaves its source or its block, or when more is written into a block than
+  /// it has room for (PARCEL-1).
   static Parcel parse(std::span<const uint64_t> words);
 
   std::span<const uint64_t> words() const { return words_; }

@@ -216,6 +216,12 @@ void ModelledBackend::send(const NodeContext&, Value input, std::span<const Land
       states[i] = SendState::kFailed;
       continue;
     }
+    const auto is_slot = [&](const uint64_t& slot) { return reinterpret_cast<uint64_t>(&slot) == offsets[0]; };
+    if (landing_ && (offsets.size() != 1 || std::none_of(landing_->begin(), landing_->end(), is_slot))) {
+      (void)refuse("a modelled send was to go where nothing was posted");
+      states[i] = SendState::kFailed;
+      continue;
+    }
     PW_CHECK(offsets.size() == 1 && readiness(input) == Readiness::kReady);
     auto* slot = reinterpret_cast<uint64_t*>(offsets[0]);
     if (faults_.send_ns == 0) {

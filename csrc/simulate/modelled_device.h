@@ -22,6 +22,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -120,6 +121,8 @@ class ModelledBackend final : public Backend {
   };
   std::vector<Attended>& attended() { return attended_; }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
+  /// Sends go there only; what is posted elsewhere is refused, as by devices whose hosts have arenas.
+  void bound_sends(std::span<uint64_t> landing) { landing_ = landing; }
 
   uint64_t live_values() const { return live_; }
   uint64_t launches() const { return launches_; }
@@ -210,6 +213,7 @@ class ModelledBackend final : public Backend {
   const ModelClock& clock_;
   Fabric* fabric_;
   ModelledFaults faults_;
+  std::optional<std::span<uint64_t>> landing_;
   std::vector<std::vector<Node>> plans_;
   std::deque<Record> records_;
   std::vector<Record*> free_;
