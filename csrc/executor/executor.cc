@@ -55,6 +55,7 @@ void Executor::clear() {
   unsourced_.clear();
   unsent_.clear();
   refused_.clear();
+  failed_.clear();
   runs_.clear();
   free_runs_.clear();
   stepwise_.clear();

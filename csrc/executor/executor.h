@@ -326,6 +326,7 @@ class Executor {
   uint32_t failure(const Watch& watch);
   static uint32_t maker_of(const Plan& plan, uint32_t value);
   uint32_t cause(uint32_t slot, uint32_t value);
+  uint32_t failed_at(uint64_t age) const;
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
   template <typename F>
@@ -429,6 +430,8 @@ class Executor {
   uint64_t last_task_ = 0;
   std::deque<std::string> errors_;  ///< the newest; error n is errors_[n - first_error_]
   uint32_t first_error_ = 1;
+  static constexpr size_t kFailedKept = 256;
+  std::deque<std::pair<uint64_t, uint32_t>> failed_;  ///< the last launches that failed, by age, and their errors
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   std::vector<uint64_t> input_ages_;     ///< the same
   std::vector<Value> taken_;             ///< scratch of take_over()

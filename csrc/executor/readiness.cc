@@ -210,6 +210,7 @@ uint32_t Executor::settle_between(size_t lane) {
 
 /// The error of a value that turned out to have failed: its maker's own, or the one that its maker was given.
 uint32_t Executor::failure(const Watch& item) {
+  if (const uint32_t known = failed_at(item.age)) return known;
   if (item.kind != Watch::Kind::kNode && item.kind != Watch::Kind::kSend) {
     return new_error(std::string(backend_.last_error()));
   }
@@ -231,7 +232,18 @@ uint32_t Executor::failure(const Watch& item) {
   if (maker != kNone) {
     for (uint32_t output : plan.outputs(plan.node(maker))) run.errors[output] = error;
   }
+  if (item.kind == Watch::Kind::kNode) {
+    failed_.emplace_back(item.age, error);
+    if (failed_.size() > kFailedKept) failed_.pop_front();
+  }
   return error;
+}
+
+/// The error of the launch of this age, as far as it is known to have failed; else 0. Whatever takes its outputs, in
+/// other runs as well, fails by it (ERR-1), though XLA gives them words of its own.
+uint32_t Executor::failed_at(uint64_t age) const {
+  const auto found = std::find_if(failed_.rbegin(), failed_.rend(), [&](const auto& each) { return each.first == age; });
+  return found == failed_.rend() ? 0 : found->second;
 }
 
 /// The call of the plan that made a value, followed through transfers within the host; kNone: an argument, a receive.
@@ -252,11 +264,16 @@ uint32_t Executor::maker_of(const Plan& plan, uint32_t value) {
 uint32_t Executor::cause(uint32_t slot, uint32_t value) {
   const Plan& plan = runs_[slot]->plan->plan;
   const uint32_t maker = maker_of(plan, value);
-  if (maker == kNone) return 0;
-  if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) return known;
+  const uint64_t age = runs_[slot]->ages[value];
+  if (maker == kNone) {  // of another run
+    if (const uint32_t known = failed_at(age)) return known;
+  } else if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) {
+    return known;
+  }
   for (const Lane& lane : lanes_) {
     for (const Watch& watch : lane.watches) {
-      if (watch.kind != Watch::Kind::kNode || watch.run != slot || watch.index != maker) continue;
+      if (watch.kind != Watch::Kind::kNode) continue;
+      if (maker == kNone ? watch.age != age : watch.run != slot || watch.index != maker) continue;
       return backend_.readiness(watch.value) == Readiness::kFailed ? failure(watch) : 0;
     }
   }

@@ -169,6 +169,7 @@ class ModelledBackend final : public Backend {
   void forget_plan(uint32_t plan) override { forgotten_.push_back(plan); }
   void forget_client(uint32_t client) override { gone_.push_back(client); }
   std::string_view last_error() const override { return last_error_; }
+  void explain(const NodeContext& maker) override { last_error_ += " of plan " + std::to_string(maker.plan); }
 
  private:
   struct Record {
