@@ -15,6 +15,7 @@ import dataclasses
 import enum
 import faulthandler
 import functools
+import importlib
 import inspect
 import io
 import os
@@ -59,6 +60,9 @@ from jaxlib.mlir.dialects import mpmd, stablehlo
 from jaxlib.mlir.dialects import sdy as sdy
 
 from pathways import errors
+
+#: What loops have among their parameters from JAX 0.12 on.
+flattree: Any = importlib.import_module("jax._src.flattree") if jax.__version_info__ >= (0, 12) else None
 
 VERSION = jaxlib.__version__
 OLDEST = (0, 10, 2)
@@ -190,7 +194,16 @@ def is_plain_parameter(value: Any) -> bool:
         return isinstance(value.mesh, AbstractMesh) and value.memory_kind is None
     if isinstance(value, jax.sharding.Mesh):
         return bool(value.empty)
+    if flattree is not None and isinstance(value, flattree.FlatTree):
+        return _has_only_nones(value)
     return type(value).__name__ in _PLAIN_PARAMETERS and type(value).__module__.startswith("jax.")
+
+
+def _has_only_nones(tree: Any) -> bool:
+    if isinstance(tree, flattree.FTTuple):
+        return all(map(_has_only_nones, tree.elts))
+    leaves = tree.xs if isinstance(tree, flattree.FTPyTree) else (getattr(tree, "val", tree),)
+    return all(leaf is None for leaf in leaves)
 
 
 _PLAIN_PARAMETERS = frozenset({"GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers", "PRNGImpl"})
