@@ -26,7 +26,8 @@ DEPS := $(VENV)/.deps
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.deps-dev
 BENCH := $(VENV)/.deps-bench
-PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
+# A worker that the watchdog ended ends the run: another in its place would wait for ever for the rest of its file.
+PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 CXX_FILES := $(shell find csrc tests -name '*.h' -o -name '*.cc')
 
 .DEFAULT_GOAL := help

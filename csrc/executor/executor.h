@@ -432,9 +432,9 @@ class Executor {
   uint32_t first_error_ = 1;
   static constexpr size_t kFailedKept = 256;
   std::deque<std::pair<uint64_t, uint32_t>> failed_;  ///< the last launches that failed, by age, and their errors
-  std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
-  std::vector<uint64_t> input_ages_;     ///< the same
-  std::vector<Value> taken_;             ///< scratch of take_over()
+  std::vector<Value> inputs_, outputs_;               ///< scratch of launch()
+  std::vector<uint64_t> input_ages_;                  ///< the same
+  std::vector<Value> taken_;                          ///< scratch of take_over()
   bool draining_ = false;
   std::string past_;  ///< what befell this host's predecessor; empty: it has none
   uint32_t past_client_ = 0;

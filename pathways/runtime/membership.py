@@ -249,7 +249,8 @@ class Membership:
         self.stop_answering(client)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)  # who tells the hosts, in the order
-        client.connection.segment = None  # unmapped now: the two name each other, and would wait for the collector
+        # Unmapped and closed now: the two name each other, and would wait for the collector.
+        client.connection.segment = client.connection.bell = None
 
     def client(self, number: int) -> Client:
         """The client of this number.

@@ -44,7 +44,8 @@ WAITS = """
     if sys.argv[3] == "close":
         asked.wait()
         cluster.close()
-    time.sleep(600)
+    while True:
+        time.sleep(0.1)  # a Ctrl-C that comes just before a sleep is seen after it
 """
 
 

@@ -23,6 +23,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -150,6 +151,7 @@ class Stage:
         until(lambda: bool(self.news), "the nursery is there")
         self.pids = [host["pid"] for host in self.stats()["hosts"]]
         self.base: dict[str, Any] = {}  # the books as they must be when nobody else is there
+        self.files: dict[int, collections.Counter[str]] = {}  # then open, by process and kind
         self.resident = 0
         self.worst = (0.0, "")
         self.cells = 0
@@ -176,7 +178,11 @@ class Stage:
                 return last == self.base and self.base["clients"] == 1
 
             until(is_still, "nothing moves any more", 0.1)
+        self.files = {pid: open_files(pid) for pid in self.processes()}
         self.resident = self.resident_bytes()
+
+    def processes(self) -> list[int]:
+        return [self.stats()["controller"]["pid"], *self.pids]
 
     def fork(self, cell: Cell) -> int:
         """The process of a new client."""
@@ -259,7 +265,8 @@ class Stage:
             try:
                 until(is_same, "the books are as they were")
             except AssertionError:
-                raise AssertionError(f"before and after: {changed}") from None
+                files = {pid: (self.files[pid], open_files(pid)) for pid in self.processes()}
+                raise AssertionError(f"before and after: {changed}; files: {files}") from None
         assert [host["pid"] for host in self.stats()["hosts"]] == self.pids, "a host was lost"
 
     def close(self) -> None:
@@ -277,6 +284,15 @@ class Stage:
 def mappings(pid: int) -> int:
     """Clients' segments that a process has mapped."""
     return pathlib.Path(f"/proc/{pid}/maps").read_text().count("pathways-client")
+
+
+def open_files(pid: int) -> collections.Counter[str]:
+    """How many files of each kind a process has open: paths, or what else it is without its number."""
+    found: collections.Counter[str] = collections.Counter()
+    for each in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found[re.sub(r"[0-9]+", "N", os.readlink(each))] += 1
+    return found
 
 
 def until(is_so: Callable[[], bool], what: str, pause_s: float = 0.002) -> None:
