@@ -175,7 +175,9 @@ class Stage:
             def is_still() -> bool:
                 nonlocal last
                 last, self.base = self.base, self.books()
-                return last == self.base and self.base["clients"] == 1
+                alone = {"clients": 1, "segments": 1, "borrowed": 0, "tasks": 0, "checkpoint_jobs": 0}
+                is_alone = all(alone.get(name.split()[-1], value) == value for name, value in self.base.items())
+                return last == self.base and is_alone
 
             until(is_still, "nothing moves any more", 0.1)
         self.files = {pid: open_files(pid) for pid in self.processes()}
