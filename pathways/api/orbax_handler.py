@@ -189,7 +189,10 @@ class _Job:
                 client.forget_token(token)
             self._tokens = []
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                failed = None  # the error knows this frame, and by it the arrays
 
     async def give_up(self) -> None:
         """After an error: has the hosts drop it all, and waits until nothing of it is under way (JOB-1)."""

@@ -97,7 +97,7 @@ class Tasks:
                 self._commit(client, fields)
             return None, 0
 
-        self._start(client, task, fields["job"], do)
+        self._start(client, task, fields["job"], job, do)
 
     def end(self, client: int, task: int, fields: dict[str, Any]) -> None:
         """Gives a job up; done when nothing of it is under way."""
@@ -112,24 +112,26 @@ class Tasks:
     def read(self, client: int, task: int, fields: dict[str, Any], target: Target) -> None:
         """Makes an array of stored regions; later."""
         job = self._job(client, fields["job"])
-        self._start(client, task, fields["job"], lambda: (self._read(job, fields, target), target.mask))
+        self._start(client, task, fields["job"], job, lambda: (self._read(job, fields, target), target.mask))
 
     def refuse(self, task: int, problem: BaseException) -> None:
         """The task cannot be started."""
         self._core.task_done(task, None, 0, self._words(problem))
 
-    def _start(self, client: int, task: int, job: int, do: Callable[[], tuple[Any, int]]) -> None:
-        key = (client, job)
+    def _start(self, client: int, task: int, number: int, job: _Job | None, do: Callable[[], tuple[Any, int]]) -> None:
+        key = (client, number)
 
         @self._wrap
         def run() -> None:
             value, mask, error = None, 0, None
             try:
-                if self._is_given_up(client, job):
+                if self._is_given_up(client, number):
                     raise errors.CheckpointError(f"on host {self._host}: the save or restore was given up")
                 value, mask = do()
             except BaseException as problem:
                 error = self._words(problem)
+            if self._is_given_up(client, number):  # what it has begun since then would hold its arrays
+                _abort(job)
             with self._lock:
                 self._running[key] -= 1
                 enders = self._waiting.pop(key, []) if self._running[key] == 0 else []
@@ -298,7 +300,10 @@ def _all_done(doing: str, work: Sequence[tuple[str, Any, Any]], host: int) -> li
                     f"{doing} {name!r}{_path(spec)} failed on host {host}: {str(problem)[:_MOST_WORDS]}"
                 )
     if first is not None:
-        raise first
+        try:
+            raise first
+        finally:
+            first = None  # the error knows this frame, and by it the arrays: they must not wait for the collector
     return out
 
 
