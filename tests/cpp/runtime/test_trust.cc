@@ -179,6 +179,7 @@ TEST_F(Rings, ACorruptHeadPutsTheReaderOut) {
   expect_put_out("head");
 }
 
+#if !defined(__SANITIZE_THREAD__)  // the race is what it makes
 TEST_F(Records, WhatIsCheckedIsWhatIsUsed) {
   const Watchdog watchdog("a record that changes while it is read");
   // The client's run says one result, which fits, and at other moments 2^28 of them.
@@ -220,6 +221,7 @@ TEST_F(Records, WhatIsCheckedIsWhatIsUsed) {
   flipper.join();
   EXPECT_TRUE(is_up()) << block->failure();
 }
+#endif
 
 TEST_F(Names, ARunOfAnothersPlan) {
   controller->register_plan(7, 0, 2);
