@@ -242,7 +242,8 @@ uint32_t Executor::failure(const Watch& item) {
 /// The error of the launch of this age, as far as it is known to have failed; else 0. Whatever takes its outputs, in
 /// other runs as well, fails by it (ERR-1), though XLA gives them words of its own.
 uint32_t Executor::failed_at(uint64_t age) const {
-  const auto found = std::find_if(failed_.rbegin(), failed_.rend(), [&](const auto& each) { return each.first == age; });
+  const auto found =
+      std::find_if(failed_.rbegin(), failed_.rend(), [&](const auto& each) { return each.first == age; });
   return found == failed_.rend() ? 0 : found->second;
 }
 
