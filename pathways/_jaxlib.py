@@ -202,6 +202,8 @@ def is_plain_parameter(value: Any) -> bool:
 def _has_only_nones(tree: Any) -> bool:
     if isinstance(tree, flattree.FTTuple):
         return all(map(_has_only_nones, tree.elts))
+    if isinstance(tree, flattree.FTFiltered):
+        return _has_only_nones(tree.unfilter())
     leaves = tree.xs if isinstance(tree, flattree.FTPyTree) else (getattr(tree, "val", tree),)
     return all(leaf is None for leaf in leaves)
 
