@@ -23,8 +23,8 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       ledger_(options.devices),
       fifos_(options.devices),
       in_flight_(options.devices),
-      alone_(options.devices),
-      abreast_(options.devices) {
+      one_device_gangs_(options.devices),
+      several_device_gangs_(options.devices) {
   if (options.device_bytes != 0) ledger_.set_limit(options.device_bytes);
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
@@ -68,7 +68,9 @@ void Executor::clear() {
   held_.clear();
   for (auto& fifo : fifos_) fifo.clear();
   gangs_.clear();
-  for (auto* counts : {&in_flight_, &alone_, &abreast_}) std::fill(counts->begin(), counts->end(), 0u);
+  for (auto* counts : {&in_flight_, &one_device_gangs_, &several_device_gangs_}) {
+    std::fill(counts->begin(), counts->end(), 0u);
+  }
   for (auto& plan : plans_) {
     if (plan) plan->live = 0, plan->waiting.clear();
   }
@@ -393,7 +395,7 @@ void Executor::launch(NodeRef ref) {
     }
   }
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  if (!has_room(run, node) || owes_before(run, node) || meets_another(node)) {
+  if (!has_room(run, node) || owes_before(run, node) || conflicts_with_running_gang(node)) {
     throttled_.push_back(ref);
     return;
   }
@@ -438,10 +440,9 @@ void Executor::launch(NodeRef ref) {
     // What befell an input says more than how its stand-in fared.
     if (status != Status::kOk && error == 0) error = new_error(std::string(backend_.last_error()));
   }
-  const bool is_computed = std::all_of(outputs_.begin(), outputs_.end(), [](Value value) { return value != nullptr; });
-  const bool is_failed_gang = error != 0 && node.gang != 0 && options_.gangs_block;
-  const bool counts =
-      options_.max_in_flight != 0 && is_launched && !outputs.empty() && is_computed && (error == 0 || is_failed_gang);
+  // A gang runs on stand-ins although its results have failed (GANG-3); the backend's own refusal leaves no output.
+  const bool runs = error == 0 || (node.gang != 0 && options_.gangs_block);
+  const bool counts = options_.max_in_flight != 0 && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
   finish_launch(ref, error, counts, counts || !taken.empty());
 }
 

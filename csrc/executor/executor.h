@@ -22,10 +22,10 @@
 ///             (HostLink::leave).
 ///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
 ///             the other, on whatever devices. It is made when all that is owed is enqueued; sending goes on beside it.
-///   GANG-3  where gangs block, a gang on one local device and one on several, which share a device, are never under
-///   way
-///           together: the younger is launched when the older is over. Two collectives among the same devices find
-///           each other by the order in which they run, and XLA runs the two kinds in whatever order.
+///   GANG-3  where gangs block, a gang on one local device and a gang on several never run at the same time on a
+///           shared device: the later one is launched when the earlier one has run. Collectives among the same devices
+///           are paired by the order in which they run, and XLA's CPU client does not order these two kinds. If they
+///           ran together, collectives of different gangs would be paired: wrong values, or a crash.
 ///   MEM-1   what values take is in the ledger from their first reference to their last; a call that finds no room
 ///           beside what is there waits for what is under way.
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
@@ -292,8 +292,8 @@ class Executor {
   static void measure(PlanEntry& entry);
   bool has_room(const Run& run, const NodeRecord& node) const;
   bool owes_before(const Run& run, const NodeRecord& node);
-  bool meets_another(const NodeRecord& node) const;
-  void count(const Watch& item, uint64_t devices, uint32_t by);
+  bool conflicts_with_running_gang(const NodeRecord& node) const;
+  void count_in_flight(const Watch& item, uint64_t devices, uint32_t by);
   void trim_sends();
   static bool waits_in_launch(const NodeRecord& node);
   void book_launch(const Run& run, const NodeRecord& node);
@@ -403,8 +403,8 @@ class Executor {
   std::vector<std::deque<NodeRef>> fifos_;           ///< one per local device
   std::deque<NodeRef> gangs_;                        ///< GANG-2: all gangs, where they hold up one another
   std::vector<uint32_t> in_flight_;                  ///< per local device
-  /// GANG-3: gangs under way on it, per local device: those on it alone, those on others of this host as well.
-  std::vector<uint32_t> alone_, abreast_;
+  /// GANG-3: running gangs per local device: on this device only, and on several devices of this host.
+  std::vector<uint32_t> one_device_gangs_, several_device_gangs_;
   std::vector<NodeRef> ready_;
   std::vector<NodeRef> throttled_;
   std::unordered_map<uint64_t, NodeRef> attended_;  ///< launches that the backend attends to, by order and node

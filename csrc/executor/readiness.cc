@@ -15,7 +15,7 @@ constexpr size_t kMostAtOnce = 64;  // watches of a lane that one look may settl
 }  // namespace
 
 void Executor::watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages) {
-  count(item, devices, 1);
+  count_in_flight(item, devices, 1);
   ++stats_.waiting;
   auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == devices; });
   if (lane == lanes_.end()) lane = lanes_.insert(lane, Lane{devices, {}});
@@ -33,24 +33,24 @@ void Executor::watch(uint64_t devices, const Watch& item, std::span<const uint64
   watches.insert(at, item);
 }
 
-/// Adds to what is under way on devices; `by` is 1, or its negative.
-void Executor::count(const Watch& item, uint64_t devices, uint32_t by) {
+/// Adds `by`, which is 1 or its negative, to the number of launches in flight on each device.
+void Executor::count_in_flight(const Watch& item, uint64_t devices, uint32_t by) {
   if (!item.counts) return;
   const bool is_gang = runs_[item.run]->plan->plan.node(item.index).gang != 0;
-  auto& gangs = std::has_single_bit(devices) ? alone_ : abreast_;
+  auto& gangs = std::has_single_bit(devices) ? one_device_gangs_ : several_device_gangs_;
   for_each_device(devices, [&](uint32_t d) {
     in_flight_[d] += by;
     if (is_gang) gangs[d] += by;
   });
 }
 
-/// GANG-3: whether a gang of the other kind is under way on a device of this one.
-bool Executor::meets_another(const NodeRecord& node) const {
+/// GANG-3: whether a gang of the other kind is running on a device of this one.
+bool Executor::conflicts_with_running_gang(const NodeRecord& node) const {
   if (node.gang == 0 || !options_.gangs_block) return false;
-  const auto& others = std::has_single_bit(node.devices) ? abreast_ : alone_;
-  bool meets = false;
-  for_each_device(node.devices, [&](uint32_t d) { meets |= others[d] != 0; });
-  return meets;
+  const auto& others = std::has_single_bit(node.devices) ? several_device_gangs_ : one_device_gangs_;
+  bool conflicts = false;
+  for_each_device(node.devices, [&](uint32_t d) { conflicts |= others[d] != 0; });
+  return conflicts;
 }
 
 /// How many watches from the front on are computed each from the one before.
@@ -308,7 +308,7 @@ void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
 }
 
 void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) {
-  count(item, devices, ~uint32_t{0});
+  count_in_flight(item, devices, ~uint32_t{0});
   const bool has_failed = readiness == Readiness::kFailed && item.kind != Watch::Kind::kStandIn;
   const uint32_t error = has_failed ? failure(item) : 0;
   switch (item.kind) {

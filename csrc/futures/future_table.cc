@@ -187,7 +187,7 @@ void FutureView::notify(Handle handle, std::uint64_t word, FutureState state) co
       owned_->drain(slot_of(handle), handle, state);
     } else {
       const std::uint32_t at = slot_of(handle) / 64;
-      Atomic<std::uint64_t>* const bits = words_ + 2 * (std::size_t{capacity_} + 1);
+      Atomic<std::uint64_t>* const bits = Table::notify_bits_behind(words_, capacity_);
       // SYNC future/notify: pairs with future/collect.
       bits[at].fetch_or(std::uint64_t{1} << (handle.index() % 64), std::memory_order_acq_rel);
       bits[Table::bit_words(capacity_) + at / 64].fetch_or(std::uint64_t{1} << (at % 64), std::memory_order_acq_rel);

@@ -208,7 +208,11 @@ class FutureTable {
   }
   [[nodiscard]] Atomic<std::uint64_t>& word_at(Handle handle) const noexcept { return words()[slot_of(handle)]; }
   [[nodiscard]] Atomic<std::uint64_t>* lists() const noexcept { return words() + capacity_ + 1; }
-  [[nodiscard]] Atomic<std::uint64_t>* notify_bits() const noexcept { return lists() + capacity_ + 1; }
+  [[nodiscard]] Atomic<std::uint64_t>* notify_bits() const noexcept { return notify_bits_behind(words(), capacity_); }
+  /// The notify bits of a table of `capacity` futures whose words begin at `words`: behind those and the waiter lists.
+  static Atomic<std::uint64_t>* notify_bits_behind(Atomic<std::uint64_t>* words, std::uint32_t capacity) noexcept {
+    return words + 2 * (std::size_t{capacity} + 1);
+  }
   [[nodiscard]] Atomic<std::uint64_t>* notify_summary() const noexcept { return notify_bits() + bit_words(capacity_); }
   [[nodiscard]] Atomic<std::uint32_t>* links() const noexcept {
     return reinterpret_cast<Atomic<std::uint32_t>*>(notify_summary() + bit_words(bit_words(capacity_)));

@@ -15,9 +15,8 @@
 //   given
 //                       back, whenever it died. Why: borrowers have a bit each in the word of the references, so a
 //                       loan is given back in one step; and loans are stamped, so one to a successor is told apart.
-//   TRUST-1 (data)      what its owner says of an arena is data to who maps it: an ArenaView stays inside the memory
-//   that
-//                       it was given, whatever stands there, and never aborts.
+//   TRUST-1 (data)      what an arena's owner writes is data to a process that maps it: an ArenaView stays inside the
+//                       mapped memory, whatever is written there, and never aborts.
 // A process that dies holding references which are no loans leaves them counted.
 //
 // The last release() of a block, in whatever process, pushes it on the returned list; allocate() takes that whole list

@@ -316,15 +316,15 @@ class HostDriver:
 
     def attend(self, order: int, plan: int, node: int, launch: executable.Attended) -> None:
         """Makes a launch on a thread of its own, for it calls its client back; `core.launched` hears of its end."""
-        enqueued = None if self._fence is None else self._fence.now()
+        earlier = self._fence.now(launch.gang_devices) if self._fence is not None and launch.gang_devices else None
 
         @all_dtypes
         def see_to_it() -> None:
             made: tuple[jax.Array, ...] = ()
             error = None
             try:
-                if enqueued is not None:
-                    jax.block_until_ready(enqueued)
+                if earlier is not None:
+                    jax.block_until_ready(earlier)
                 made = launch.run()
             except BaseException as problem:
                 error = self.describe("run", problem, plan, node)
@@ -582,20 +582,22 @@ class CompileCounter:
 
 
 class Fence:
-    """Tells when all is over that a thread has enqueued so far on single devices (GANG-3).
+    """Lets a gang that another thread launches wait for the gangs that the enqueue thread launched before it (GANG-3).
 
-    XLA's CPU client computes the launches on one device that one thread makes one after the other, and those of two
-    threads in whatever order; their collectives would meet the wrong ones of other hosts.
+    XLA's CPU client runs the single-device launches of one thread in their order. It does not order those of two
+    threads, so their collectives could be paired wrongly. A fence is a tiny computation that the enqueue thread
+    launches: when it has run, all earlier single-device launches of that thread have run. One gang with callbacks runs
+    at a time, so a device has one fence at most, within the bound of `CPU_IN_FLIGHT`.
     """
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
-        self._ones = [jax.device_put(np.int32(1), device) for device in devices]
+        self._ones = {device: jax.device_put(np.int32(1), device) for device in devices}
         self._step = jax.jit(lambda x: x + 1)
-        jax.block_until_ready(self.now())  # compiled
+        jax.block_until_ready(self.now(devices))  # compiled
 
-    def now(self) -> list[jax.Array]:
-        """What is ready when all is over that the calling thread has enqueued."""
-        return [self._step(one) for one in self._ones]
+    def now(self, devices: Sequence[jax.Device]) -> list[jax.Array]:
+        """Launches a fence on each of `devices`; ready when the earlier launches of the calling thread have run."""
+        return [self._step(self._ones[device]) for device in devices]
 
 
 class Watchers:

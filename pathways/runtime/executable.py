@@ -121,6 +121,8 @@ class Attended:
     call: Callable[..., tuple[jax.Array, ...]]
     asker: Asker
     arrays: tuple[jax.Array, ...]
+    #: This host's devices, if the computation runs on several hosts; else none.
+    gang_devices: tuple[jax.Device, ...] = ()
 
     def run(self) -> tuple[jax.Array, ...]:
         """The results, which are ready.
@@ -174,8 +176,10 @@ def load_executable(
     # holds what was just compiled.
     if computation.callbacks:
         assert ask is not None
+        local = tuple(device for device in devices if device.process_index == jax.process_index())
+        gang_devices = local if len(local) < len(devices) else ()
         return Executable(
-            lambda *arrays: Attended(compiled, ask, arrays),  # type: ignore[arg-type]
+            lambda *arrays: Attended(compiled, ask, arrays, gang_devices),  # type: ignore[arg-type]
             in_shardings,
             out_shardings,
             _memory(compiled),

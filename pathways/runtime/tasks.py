@@ -276,7 +276,7 @@ class Tasks:
         return jax.make_array_from_single_device_arrays(target.shape, target.sharding, arrays)
 
     def _lost(self, doing: str) -> errors.PathwaysError:
-        """What was staged here went with the process before this one: here a job lasts until its client ends it."""
+        """The error for a job that this process does not know: the process before it was lost, with what it had."""
         return errors.HostLostError(
             f"{doing}: host {self._host} was started anew with its island after the save had begun; what it had is gone"
         )

@@ -90,12 +90,12 @@ def who(stats: dict[str, Any]) -> list[tuple[int, int]]:
     return [(client["client"], client["slices"]) for client in stats["clients"]]
 
 
-def segments(pid: int) -> int:
-    """Clients' segments that a process holds."""
+def segments(pid: int, name: str = "pathways-client") -> int:
+    """Clients' segments that a process holds; or segments with that in their name."""
     count = 0
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
-            count += "pathways-client" in os.readlink(f"/proc/{pid}/fd/{fd}")
+            count += name in os.readlink(f"/proc/{pid}/fd/{fd}")
     return count
 
 
@@ -243,6 +243,18 @@ def test_leaving_frees_what_was_owned(shared: LocalClusterHandle) -> None:
     with pytest.raises(errors.ClusterClosedError):
         client.allocate_slice((1,), ("x",), None)
     assert isinstance(client.failure(), errors.ClusterClosedError)
+
+
+def test_memory_of_clients_is_let_go_without_the_collector(own: LocalClusterHandle) -> None:
+    """OWN-1: of a client that is gone the controller has no descriptor open, its doorbell page's neither."""
+
+    pid = own.control.controller_pid
+    before = segments(pid, "/memfd:")
+    for _ in range(4):
+        client = connect_unix(own.address, native="control_doubles", sizes=SIZES)
+        assert segments(pid, "/memfd:") > before
+        client.close()
+        eventually(lambda: segments(pid, "/memfd:") == before, "the controller lets go of the client's memory")
 
 
 GUEST = """
