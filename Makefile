@@ -102,7 +102,7 @@ wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
 
 docs: $(DEV) $(BUILT) ## write the API's pages to build/docs, and run the examples in README and docs
 	@mkdir -p build && cd build && pdoc --docformat google --output-directory docs pathways \
-	    '!pathways.libpathways_core' '!pathways.bench' '!pathways.runtime'
+	    '!pathways.libpathways_core' '!pathways.bench' '!pathways.host'
 	@python -m pytest -q tests/python/test_docs.py
 	@echo "build/docs/index.html"
 

@@ -123,11 +123,11 @@ cdef extern from "memory/copier.h" namespace "pathways" nogil:
         void set_delay(nanoseconds)
         uint64_t under_way()
 
-cdef extern from "memory/parcel.h" namespace "pathways" nogil:
+cdef extern from "memory/copy_plan.h" namespace "pathways" nogil:
     cdef cppclass Parcel:
         pass
 
-cdef extern from "executor/freight.h" namespace "pathways" nogil:
+cdef extern from "executor/network_transfer.h" namespace "pathways" nogil:
     cdef cppclass PieceRecord:
         uint64_t order
         uint32_t node
@@ -152,7 +152,7 @@ cdef extern from "plan/plan.h" namespace "pathways" nogil:
         @staticmethod
         Plan parse(vector[byte]) except +
 
-cdef extern from "channel/records.h" namespace "pathways" nogil:
+cdef extern from "messages/records.h" namespace "pathways" nogil:
     cdef enum class NoteKind(uint16_t):
         kPut
         kFetch
@@ -266,7 +266,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         cbool is_idle()
         void set_past(string, uint32_t) except +
 
-cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
+cdef extern from "messages/shared_segments.h" namespace "pathways" nogil:
     cdef enum class ClusterStatus(uint32_t):
         kUp
         kFailed
@@ -290,12 +290,12 @@ cdef extern from "runtime/wiring.h" namespace "pathways" nogil:
         ClientView(void*, size_t) except +
         ArenaView arena()
 
-cdef extern from "runtime/controller.h" namespace "pathways" nogil:
+cdef extern from "controller/controller.h" namespace "pathways" nogil:
     cdef cppclass CppController "pathways::Controller":
         uint32_t step() except +
         int64_t next_deadline_ns()
 
-cdef extern from "runtime/host.h" namespace "pathways" nogil:
+cdef extern from "host/host.h" namespace "pathways" nogil:
     cdef cppclass HostOptions "pathways::Host::Options":
         HostOptions()
         uint32_t host
@@ -321,7 +321,7 @@ cdef extern from "runtime/host.h" namespace "pathways" nogil:
         void ring()
         Executor& executor()
 
-cdef extern from "runtime/client.h" namespace "pathways" nogil:
+cdef extern from "client/client.h" namespace "pathways" nogil:
     cdef cppclass Words:
         Words()
     Words make_words(string) except +

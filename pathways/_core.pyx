@@ -4,7 +4,7 @@
 The client's side is here: `Layout` (what an array looks like and who holds it), `Buffer` (a handle with an owner;
 `pw.Array` derives from it), `Client`, and `Call`, one compiled signature of a program; and `BlockView`, a span of
 shared memory as a Python buffer. Parts of this module are `_host.pxi`, the host's side: `Host` and what the executor
-calls; and `_freight.pxi`, what crosses between machines. Segments come from `pathways._native` by address.
+calls; and `_network_transfer.pxi`, what crosses between machines. Segments come from `pathways._native` by address.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
@@ -848,5 +848,5 @@ cdef class BlockView:
                 self.lender.release(self.offset)
 
 
-include "_freight.pxi"
+include "_network_transfer.pxi"
 include "_host.pxi"

@@ -80,7 +80,7 @@ cdef HostView _host_view(segment) except *:
 cdef class Host:
     """One host: the native executor, and the calls into JAX that it asks for.
 
-    `driver` answers the rare calls (see pathways/runtime/driver.py); launches, readiness and references never reach it.
+    `driver` answers the rare calls (see pathways/host/jax_backend.py); launches, readiness and references never reach it.
     """
     cdef unique_ptr[CppHost] core
     cdef unique_ptr[CallbackBackend] backend

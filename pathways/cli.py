@@ -115,7 +115,7 @@ def up(
 
     Prints its address on standard output, for pathways.connect(ADDRESS). Ctrl-C, or SIGTERM, ends it.
     """
-    from pathways.runtime.launcher import start_local_cluster
+    from pathways.cluster.launcher import start_local_cluster
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -158,8 +158,8 @@ def status(address: str | None, as_json: bool) -> None:
     ADDRESS is what `pathways up` printed. When it is not given, this user's cluster on this machine; if there are
     several, a list of them.
     """
-    from pathways.runtime.connection import inspect
-    from pathways.runtime.directory import live_clusters
+    from pathways.cluster.remote import inspect
+    from pathways.process.run_directory import live_clusters
 
     addresses = [address] if address is not None else live_clusters()
     if as_json:
@@ -182,7 +182,7 @@ def suspend(address: str, client: int, to: str) -> None:
 
     `pathways status` shows the clients' numbers. The client notices nothing but the time.
     """
-    from pathways.runtime.connection import suspend as suspend_client
+    from pathways.cluster.remote import suspend as suspend_client
 
     left = suspend_client(address, client, to_disk=to == "disk")
     click.echo(
@@ -196,7 +196,7 @@ def suspend(address: str, client: int, to: str) -> None:
 @click.argument("client", type=click.IntRange(0))
 def resume(address: str, client: int) -> None:
     """Bring the buffers of a suspended CLIENT back to its devices, then take its work again."""
-    from pathways.runtime.connection import resume as resume_client
+    from pathways.cluster.remote import resume as resume_client
 
     came = resume_client(address, client)
     click.echo(f"client {client} is not suspended any more; {_bytes(came)} came back to the devices")
@@ -211,8 +211,8 @@ def _list(addresses: list[str]) -> None:
     """Several clusters, one line each, the newest first."""
     from rich.table import Table
 
-    from pathways.runtime.connection import inspect
-    from pathways.runtime.console import standard_output
+    from pathways.cluster.remote import inspect
+    from pathways.process.console import standard_output
 
     table = Table("address", "cluster", "up", "clients", box=None)
     table.columns[0].overflow = "fold"  # an address that is cut is none
@@ -232,7 +232,7 @@ def _list(addresses: list[str]) -> None:
 def _show(stats: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from pathways.runtime.console import standard_output
+    from pathways.process.console import standard_output
 
     console = standard_output()
     topology, controller = stats["topology"], stats["controller"]

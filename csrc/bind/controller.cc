@@ -1,5 +1,5 @@
 // The controller as Python starts it: on a native thread of its own, or stepped by an embedded client.
-#include "runtime/controller.h"
+#include "controller/controller.h"
 
 #include <pybind11/stl.h>
 

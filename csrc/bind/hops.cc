@@ -11,8 +11,8 @@
 
 #include "base/status.h"
 #include "bind/bind.h"
-#include "channel/outbox.h"
-#include "runtime/wiring.h"
+#include "messages/outbox.h"
+#include "messages/shared_segments.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;

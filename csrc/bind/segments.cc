@@ -1,8 +1,8 @@
-// Segments, and the blocks that processes share in them (csrc/runtime/wiring.h).
+// Segments, and the blocks that processes share in them (csrc/messages/shared_segments.h).
 #include <pybind11/stl.h>
 
 #include "bind/bind.h"
-#include "runtime/wiring.h"
+#include "messages/shared_segments.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;

@@ -127,7 +127,7 @@ class Backend {
   virtual void explain(const NodeContext& /*maker*/) {}
 };
 
-/// What the executor tells the rest of the cluster. Implemented over rings by `runtime/host`.
+/// What the executor tells the rest of the cluster. Implemented over rings by `host/host.h`.
 class HostLink {
  public:
   virtual ~HostLink() = default;

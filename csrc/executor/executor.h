@@ -58,10 +58,10 @@
 #include <utility>
 #include <vector>
 
-#include "channel/records.h"
 #include "executor/backend.h"
 #include "executor/ledger.h"
 #include "executor/object_store.h"
+#include "messages/records.h"
 #include "plan/plan.h"
 
 namespace pathways {

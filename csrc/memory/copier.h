@@ -34,7 +34,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/parcel.h"
+#include "memory/copy_plan.h"
 
 namespace pathways {
 

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "controller/stepper.h"
 #include "plan/plan.h"
-#include "runtime/stepper.h"
 #include "simulate/modelled_device.h"
 
 namespace pathways {

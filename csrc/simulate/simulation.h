@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "client/client.h"
+#include "controller/controller.h"
+#include "host/host.h"
 #include "memory/segment.h"
-#include "runtime/client.h"
-#include "runtime/controller.h"
-#include "runtime/host.h"
 #include "simulate/modelled_device.h"
 #include "simulate/program.h"
 

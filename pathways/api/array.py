@@ -15,7 +15,7 @@ import numpy as np
 
 from pathways import _core, _jaxlib, errors
 from pathways.compiler.ir import ArrayType
-from pathways.runtime import payloads
+from pathways.protocol import payloads
 
 _READY, _FAILED = "ready", "failed"
 #: Embedded, up to so many bytes are shown by `repr` before anybody read them.

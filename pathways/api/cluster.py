@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 
 from pathways import _core, _jaxlib, errors
 from pathways.api.slices import Device, Slice
+from pathways.cluster.arena_trimming import Tidier
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.runtime import payloads
-from pathways.runtime.packing import Packing
-from pathways.runtime.tidying import Tidier
-from pathways.runtime.topology import SliceBinding
+from pathways.plan.shard_packing import Packing
+from pathways.plan.topology import SliceBinding
+from pathways.protocol import payloads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def connect(
     Args:
         target: None for this process's own devices; a `LocalCluster` to start host processes here; or the address of a
             running cluster, "unix:/…".
-        progress: see `pathways.runtime.launcher.start_local_cluster`.
+        progress: see `pathways.cluster.launcher.start_local_cluster`.
         max_in_flight: how many runs this client may be ahead of the hosts: a call beyond it waits until an earlier run
             is over. Few, and what is not a run (a save, a read) finds little to wait for; 1,024 when not given. To a
             cluster that is connected already it applies from now on.
@@ -112,11 +112,11 @@ def connect(
                 known.native.max_in_flight = most
             return known
         if target is None:
-            from pathways.api.embedded import EmbeddedControl
+            from pathways.cluster.embedded import EmbeddedControl
 
             cluster = Cluster(EmbeddedControl(), target)
         elif isinstance(target, LocalCluster):
-            from pathways.runtime.launcher import start_local_cluster
+            from pathways.cluster.launcher import start_local_cluster
 
             handle = start_local_cluster(
                 target.islands,
@@ -136,7 +136,7 @@ def connect(
                 handle.close()
                 raise
         else:
-            from pathways.runtime.connection import connect_unix
+            from pathways.cluster.remote import connect_unix
 
             cluster = Cluster(connect_unix(target), target)
         if most is not None:

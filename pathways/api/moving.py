@@ -22,9 +22,9 @@ from pathways.api.cluster import Cluster
 from pathways.api.program import Registration, is_tracing
 from pathways.api.slices import Device, Slice
 from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec, Node, NodeKind
-from pathways.runtime import payloads
-from pathways.runtime.binding import BoundProgram
-from pathways.runtime.topology import SliceBinding
+from pathways.plan.binding import BoundProgram
+from pathways.plan.topology import SliceBinding
+from pathways.protocol import payloads
 
 #: Arrays that one run moves: a record must fit the rings.
 MOST_AT_ONCE = 256

@@ -37,7 +37,7 @@ from pathways.api.array import Array
 from pathways.api.cluster import Cluster, current
 from pathways.api.slices import Slice, SliceSharding
 from pathways.compiler.ir import ArrayType
-from pathways.runtime import payloads
+from pathways.protocol import payloads
 
 _TASK, _BACKEND = 5, 4  # kinds of notes
 #: Bytes of one note that asks for writes, about.

@@ -37,7 +37,7 @@ from pathways.compiler.placed import (
 )
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import ORDER, Argument, Traced, as_argument, names_of, trace, which
-from pathways.runtime.binding import BoundProgram, lent, plan_text
+from pathways.plan.binding import BoundProgram, lent, plan_text
 
 tracing: dict[int, list[Slice]] = {}  # by thread that traces a program: the slices that it has used
 _slices: weakref.WeakValueDictionary[str, Slice] = weakref.WeakValueDictionary()  # by mesh name, never reused

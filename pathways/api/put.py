@@ -18,8 +18,8 @@ from pathways.compiler import device_put as traced_put
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType
 from pathways.compiler.trace import as_argument
-from pathways.runtime import payloads
-from pathways.runtime.packing import aligned
+from pathways.plan.shard_packing import aligned
+from pathways.protocol import payloads
 
 #: Up to here bytes travel inside the note; above, through shared memory.
 INLINE_BYTES = 1024

@@ -14,8 +14,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from pathways import errors
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.runtime.routes import Placed
-from pathways.runtime.topology import SliceBinding
+from pathways.plan.resharding import Placed
+from pathways.plan.topology import SliceBinding
 
 if TYPE_CHECKING:
     from pathways.api.cluster import Cluster

@@ -10,7 +10,7 @@ import click
 import rich.console
 
 from pathways.bench import report as reports
-from pathways.runtime.console import standard_output
+from pathways.process.console import standard_output
 
 
 class _Integers(click.ParamType[tuple[int, ...]]):

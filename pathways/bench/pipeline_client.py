@@ -24,7 +24,7 @@ def body(kind: str, amount: int) -> Callable[[Any], Any]:
     import jax
     import jax.numpy as jnp
 
-    from pathways.runtime import stand_in
+    from pathways.testing import stand_in
 
     def sleep(x: Any) -> Any:
         return stand_in.step(x + 1, amount) if amount else x + 1
@@ -123,7 +123,7 @@ class Client:
         import jax
         import jax.numpy as jnp
 
-        from pathways.runtime import stand_in
+        from pathways.testing import stand_in
 
         stand_in.register()
         x = jnp.zeros(ELEMENTS, jnp.float32)

@@ -1,7 +1,7 @@
 """What the compiler hands to the runtime: a program on virtual slices, free of any physical device.
 
 A `LogicalProgram` is the location-agnostic program of the design: flat, immutable, and the same whatever devices its
-slices are bound to. `pathways.compiler.lower` writes it from IFRT IR; `pathways.runtime.binding` binds it to
+slices are bound to. `pathways.compiler.lower` writes it from IFRT IR; `pathways.plan.binding` binds it to
 physical devices and cuts it into one plan per host.
 
 Conventions:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways.compiler.ir import LogicalProgram
-from pathways.runtime.options import HostConfig
+from pathways.process.config import HostConfig
 
 OPTIONS = {"native": "control_doubles", "driver": "control_doubles:start_fake_driver"}
 
@@ -168,7 +168,7 @@ def start_driver_on_jax(
     config: HostConfig, segments: Sequence[Segment | None], controller: Segment, joined: Callable[[], None]
 ) -> Any:
     """The real start of a host's devices and group, with a driver that only looks at them and sums over the island."""
-    from pathways.runtime import host
+    from pathways.host import main
 
     class LookingDriver(FakeDriver):
         def __init__(self, **arguments: Any) -> None:
@@ -199,10 +199,10 @@ def start_driver_on_jax(
                 "connections": tcp_listeners(),
             }
 
-    module = types.ModuleType("pathways.runtime.driver")
+    module = types.ModuleType("pathways.host.jax_backend")
     module.HostDriver = LookingDriver  # type: ignore[attr-defined]
-    sys.modules["pathways.runtime.driver"] = module
-    return host.start_jax_driver(config, segments, controller, joined)
+    sys.modules["pathways.host.jax_backend"] = module
+    return main.start_jax_driver(config, segments, controller, joined)
 
 
 def tcp_listeners() -> list[str]:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import pathways as pw
-from pathways.runtime import payloads
+from pathways.protocol import payloads
 
 NOTES, NOTE_BYTES = 1500, 100_000
 MOST_GROWTH = 64 << 20

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pathways import _native
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
-from pathways.runtime.binding import BoundProgram, HostPlan, concerned, donations, host_plan, lent, plan_text
+from pathways.plan.binding import BoundProgram, HostPlan, concerned, donations, host_plan, lent, plan_text
 
 MiB = 1 << 20
 

@@ -18,7 +18,9 @@ import pytest
 
 import pathways as pw
 from pathways import errors
-from pathways.runtime import callbacks
+from pathways.host import callbacks
+from pathways.protocol import callback_messages
+from pathways.protocol import control_pb2 as pb
 
 X = np.arange(8, dtype=np.float32)
 
@@ -136,7 +138,9 @@ def test_a_callback_may_use_the_cluster(local_cluster: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "bool", "complex64"])
 def test_calls_as_bytes(dtype: str) -> None:
     arrays = [np.zeros((2, 3), jnp.dtype(dtype)), np.ones((), jnp.dtype(dtype)), np.empty((0, 4), jnp.dtype(dtype))]
-    number, back = callbacks.unpack(b"".join(data for data, _ in callbacks.pieces(callbacks.pack(7, arrays))))
+    number, back = callback_messages.unpack(
+        b"".join(data for data, _ in callback_messages.chunks(callback_messages.pack(7, arrays)))
+    )
     assert number == 7
     for array, copy in zip(arrays, back, strict=True):
         assert copy.dtype == array.dtype and copy.shape == array.shape and copy.tobytes() == array.tobytes()
@@ -145,25 +149,25 @@ def test_calls_as_bytes(dtype: str) -> None:
 def test_answers_are_not_trusted() -> None:
     """A host believes nothing that does not fit what it asked for."""
     kind = ((2,), np.dtype(np.float32))
-    good = callbacks.pack(1, [np.ones(2, np.float32)])
+    good = callback_messages.pack(1, [np.ones(2, np.float32)])
     answers = {
         b"": "bytes that should be a call",
         good[:-1]: "answered with",
         good + b"x": "takes",
-        callbacks.pack(1, [np.ones(3, np.float32)]): "expected",
-        callbacks.pack(1, [np.ones(2, np.int32)]): "expected",
-        callbacks.pack(1, []): "expected",
+        callback_messages.pack(1, [np.ones(3, np.float32)]): "expected",
+        callback_messages.pack(1, [np.ones(2, np.int32)]): "expected",
+        callback_messages.pack(1, []): "expected",
         bytes(1 << 20): "more than was asked for",
     }
     for answer, words in answers.items():
         questions = callbacks.Questions(0)
         questions.send = lambda part, q=questions, a=answer: q.answer(  # type: ignore[misc]
-            callbacks.pb.CallbackPart(call=part.call, data=a, last=True)
+            pb.CallbackPart(call=part.call, data=a, last=True)
         )
         with pytest.raises(errors.CallbackFailedError, match=words):
             questions.ask(1, 1, [], [kind])
     questions = callbacks.Questions(0)
-    questions.send = lambda part: questions.answer(callbacks.pb.CallbackPart(call=part.call, data=good, last=True))
+    questions.send = lambda part: questions.answer(pb.CallbackPart(call=part.call, data=good, last=True))
     np.testing.assert_array_equal(questions.ask(1, 1, [], [kind])[0], [1, 1])
     questions.forget(1)
     with pytest.raises(errors.CallbackFailedError, match="gone"):

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from pathways import errors
 from pathways.compiler import Argument, MeshSpec, compile_traced, placed, trace
 from pathways.compiler.ir import Computation
-from pathways.runtime import executable
+from pathways.host import executables
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = MeshSpec("two", (("x", 2),))
@@ -57,7 +57,7 @@ def compiles() -> Iterator[list[str]]:
 def test_compiled_ahead_without_executing():
     c, devices = computation(), jax.devices()[:2]
     with compiles() as ahead:
-        loaded = executable.load_executable(c, devices)
+        loaded = executables.load_executable(c, devices)
     assert len(ahead) == 1
     x = jax.device_put(np.arange(8, dtype=np.float32), loaded.in_shardings[0])
     with compiles() as later:
@@ -66,11 +66,11 @@ def test_compiled_ahead_without_executing():
     assert not later
     np.testing.assert_array_equal(y, np.arange(8) + 2)
     assert y.sharding.is_equivalent_to(loaded.out_shardings[0], 1)
-    assert executable.load(c, devices)(x)[0].shape == (8,)
+    assert executables.load(c, devices)(x)[0].shape == (8,)
 
 
 def test_equal_modules_compile_once():
-    cache = executable.ExecutableCache()
+    cache = executables.ExecutableCache()
     with compiles() as seen:
         threads = [threading.Thread(target=lambda: cache.load(computation(), jax.devices()[:2])) for _ in range(4)]
         for thread in threads:
@@ -88,32 +88,32 @@ def test_equal_modules_compile_once():
 
 
 def test_a_module_that_does_not_compile_is_not_remembered():
-    cache = executable.ExecutableCache()
+    cache = executables.ExecutableCache()
     broken = dataclasses.replace(computation(), module=b"nonsense", fingerprint="nonsense")
     for _ in range(2):
         with pytest.raises(errors.ComputationError, match="computation 'f'"):
             cache.load(broken, jax.devices()[:2])
     assert len(cache) == 0
     with pytest.raises(errors.PlanError, match="of 2 devices, but 3 devices were given"):
-        executable.load(computation(), jax.devices()[:3])
+        executables.load(computation(), jax.devices()[:3])
 
 
 def test_donation_and_aliases():
-    loaded = executable.load_executable(computation(), jax.devices()[:2], (True,))
+    loaded = executables.load_executable(computation(), jax.devices()[:2], (True,))
     x = jax.device_put(np.arange(8, dtype=np.float32), loaded.in_shardings[0])
     (y,) = loaded(x)
     assert x.is_deleted() and not y.is_deleted()
-    kept = executable.load_executable(computation(), jax.devices()[:2])
+    kept = executables.load_executable(computation(), jax.devices()[:2])
     kept(y)
     assert not y.is_deleted()
 
 
 def test_memory_statistics():
     mesh = MeshSpec("one", (("x", 1),))
-    loaded = executable.load_executable(computation(lambda x: (x @ x.T) @ x, mesh, (256, 256)), jax.devices()[:1])
+    loaded = executables.load_executable(computation(lambda x: (x @ x.T) @ x, mesh, (256, 256)), jax.devices()[:1])
     assert loaded.memory.argument_bytes == loaded.memory.output_bytes == 256 * 256 * 4
     assert loaded.memory.temporary_bytes >= 256 * 256 * 4
-    half = executable.load_executable(computation(shape=(8,)), jax.devices()[:2])
+    half = executables.load_executable(computation(shape=(8,)), jax.devices()[:2])
     assert half.memory.argument_bytes == 16
 
 
@@ -127,10 +127,10 @@ def test_linear_algebra_loads_in_a_process_that_never_traced_any(tmp_path):
             textwrap.dedent(f"""
         import jax, numpy as np
         from pathways.compiler.ir import *
-        from pathways.runtime import executable
+        from pathways.host import executables
         t = ArrayType((3, 3), np.dtype("float32"), 0, ((), ()))
         c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), "c", 0, (t,), (t,), (False,))
-        (y,) = executable.load(c, jax.devices()[:1])(jax.numpy.eye(3) * 4)
+        (y,) = executables.load(c, jax.devices()[:1])(jax.numpy.eye(3) * 4)
         assert (np.asarray(y) == np.eye(3) * 2).all()
         """),
         ],
@@ -151,10 +151,10 @@ def test_persistent_cache_is_honoured(tmp_path):
         hits = []
         jax.monitoring.register_event_listener(lambda e, **k: hits.append(e) if "cache_hits" in e else None)
         from pathways.compiler.ir import *
-        from pathways.runtime import executable
+        from pathways.host import executables
         t = ArrayType((8,), np.dtype("float32"), 0, (("x",),))
         c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), "c", 0, (t,), (t,), (False,))
-        executable.load(c, jax.devices()[:2])
+        executables.load(c, jax.devices()[:2])
         print(len(hits))
         """)
     env = {
@@ -188,11 +188,11 @@ def test_a_mesh_of_two_processes(tmp_path):
         rank = int(sys.argv[1])
         jax.distributed.initialize("127.0.0.1:{port}", 2, rank)
         from pathways.compiler.ir import *
-        from pathways.runtime import executable
+        from pathways.host import executables
         t = ArrayType((4,), np.dtype("float32"), 0, (("x",),))
         r = ArrayType((2,), np.dtype("float32"), 0, ((),))
         c = Computation("c", open({str(tmp_path / "module")!r}, "rb").read(), "c", 0, (t,), (r,), (False,))
-        loaded = executable.load_executable(c, jax.devices())
+        loaded = executables.load_executable(c, jax.devices())
         mine = jax.device_put(np.full(2, rank + 1.0, np.float32), jax.local_devices()[0])
         x = jax.make_array_from_single_device_arrays((4,), loaded.in_shardings[0], [mine])
         (y,) = loaded(x)
@@ -220,7 +220,7 @@ def test_calls_cost_what_jit_costs():
     """Printed, never asserted: time per chained call against plain jit on the same devices."""
     for count in (1, 2):
         mesh = MeshSpec("m", (("x", count),))
-        loaded = executable.load_executable(computation(mesh=mesh), jax.devices()[:count])
+        loaded = executables.load_executable(computation(mesh=mesh), jax.devices()[:count])
         plain = jax.jit(lambda x: (x + 1,), in_shardings=loaded.in_shardings, out_shardings=loaded.out_shardings)
         start = jax.device_put(np.zeros(8, np.float32), loaded.in_shardings[0])
         best = {}

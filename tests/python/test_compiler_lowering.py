@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from reference import Reference, run
 
 from pathways.compiler import (
     SCHEDULES,
@@ -29,7 +30,6 @@ from pathways.compiler import (
     trace,
 )
 from pathways.compiler.ir import ArrayType, Computation, Node
-from pathways.runtime.reference import Reference, run
 
 LEFT = MeshSpec("left", (("x", 2),))
 RIGHT = MeshSpec("right", (("x", 2),))

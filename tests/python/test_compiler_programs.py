@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from reference import run
 
 from pathways import _jaxlib
 from pathways.compiler import Argument, MeshSpec, NodeKind, compile_traced, device_put, placed, trace
-from pathways.runtime.reference import run
 
 LEFT = MeshSpec("left", (("x", 2),))
 RIGHT = MeshSpec("right", (("x", 2),))
@@ -170,7 +170,7 @@ def test_value_and_grad_with_optimizer_in_one_program():
     traced = trace(step(ours), [placement, jax.tree_util.tree_map(lambda a: a, state), x])
     del where
     program = compile_traced(traced)
-    from pathways.runtime.reference import Reference
+    from reference import Reference
 
     out = Reference(program)(*jax.tree_util.tree_leaves((params, state, x)))
     same(jax.tree_util.tree_unflatten(traced.out_tree, out), step(plain)(params, state, x))

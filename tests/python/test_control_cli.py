@@ -16,13 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from pathways import cli
-from pathways.runtime import connection, directory
+from pathways.cluster import remote
+from pathways.process import run_directory
 
 HERE = pathlib.Path(__file__).parent
 UP = """
 import functools, sys
 import control_doubles
-from pathways.runtime import launcher
+from pathways.cluster import launcher
 launcher.start_local_cluster = functools.partial(launcher.start_local_cluster, **control_doubles.OPTIONS)
 from pathways.cli import main
 main(sys.argv[1:], prog_name="pathways")
@@ -34,7 +35,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Clusters of this test only: they are found in a folder of its own, whose name is short enough for a socket's."""
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp") as folder:
-        monkeypatch.setattr(directory, "_bases", lambda: [folder])
+        monkeypatch.setattr(run_directory, "_bases", lambda: [folder])
         yield {**os.environ, "PYTHONPATH": paths, "TMPDIR": folder}
 
 
@@ -59,7 +60,7 @@ def test_up_prints_its_address_and_ends_in_order(
 ) -> None:
     assert up.stdout is not None and up.stderr is not None
     address = up.stdout.readline().strip()
-    assert address.startswith(f"unix:{environ['TMPDIR']}/pathways-") and directory.live_clusters() == [address]
+    assert address.startswith(f"unix:{environ['TMPDIR']}/pathways-") and run_directory.live_clusters() == [address]
     for arguments in (["status"], ["status", address]):
         shown = CliRunner().invoke(cli.main, arguments)
         assert shown.exit_code == 0, shown.output
@@ -114,8 +115,8 @@ def test_several_clusters_are_listed(up: subprocess.Popen[str], another: subproc
 
 
 def test_suspend_and_resume_say_what_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "suspend", lambda address, client, to_disk: 3 << 20)
-    monkeypatch.setattr(connection, "resume", lambda address, client: 3 << 20)
+    monkeypatch.setattr(remote, "suspend", lambda address, client, to_disk: 3 << 20)
+    monkeypatch.setattr(remote, "resume", lambda address, client: 3 << 20)
     shown = CliRunner().invoke(cli.main, ["suspend", "unix:/x", "7"])
     assert "client 7 is suspended; 3 MiB left the devices" in shown.output, shown.output
     assert "`pathways resume unix:/x 7`" in shown.output
@@ -147,7 +148,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_a_table_in_a_pipe_is_not_cut() -> None:
     code = """
 from rich.table import Table
-from pathways.runtime.console import standard_output
+from pathways.process.console import standard_output
 table = Table("a", "b")
 table.add_row("x" * 150, "y" * 150)
 standard_output().print(table)

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways import errors
+from pathways.cluster.remote import Address
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
-from pathways.runtime import directory, environment, fdpass, janitor, options, processes, wire
-from pathways.runtime.connection import Address
-from pathways.runtime.options import ClusterOptions, ControllerConfig, HostConfig
-from pathways.runtime.proto import control_pb2, generate, program_pb2
-from pathways.runtime.serialization import dump_program, load_dtype, load_program
-from pathways.runtime.topology import SliceBinding, Topology
+from pathways.plan.topology import SliceBinding, Topology
+from pathways.process import children, config, environment, fd_passing, run_directory, supervisor
+from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
+from pathways.protocol import control_pb2, generate, program_pb2, wire
+from pathways.protocol.serialization import dump_program, load_dtype, load_program
 
 # -- programs as bytes ---------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ def test_element_types_come_back(dtype: np.dtype) -> None:
 
 
 def test_a_program_too_long_for_a_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pathways.runtime.serialization.MAX_PROGRAM_BYTES", 10)
+    monkeypatch.setattr("pathways.protocol.serialization.MAX_PROGRAM_BYTES", 10)
     module = Computation("f", b"x" * 20, "f", 0, (), (), ())
     with pytest.raises(errors.PlanError, match="constants as arguments"):
         dump_program(LogicalProgram("p", (MeshSpec("m", ()),), (), (module,), (), (), (), ()))
@@ -175,9 +175,9 @@ def test_errors_keep_their_class_across_the_wire() -> None:
 
 def test_configurations_survive_the_command_line() -> None:
     cluster = ControllerConfig(ClusterOptions(2, 2, 2, "cpu"), "cpu", "/d", 1, 2, 3)
-    assert options.load_controller(options.dump(cluster)) == cluster
+    assert config.load_controller(config.dump(cluster)) == cluster
     host = HostConfig(1, 1, (0, 1), 2, "cpu", "unix:/a", "unix:/c", 1, 3, 4, (5, 6), 1.5, "n", "d")
-    assert options.load_host(options.dump(host)) == host
+    assert config.load_host(config.dump(host)) == host
     assert host.first_device == 2
 
 
@@ -186,42 +186,42 @@ def test_configurations_survive_the_command_line() -> None:
 
 def test_descriptors_are_passed_and_closed_on_exec(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "s")
-    server = fdpass.listen(path)
+    server = fd_passing.listen(path)
     assert os.stat(path).st_mode & 0o777 == 0o600
-    client = fdpass.connect(path)
+    client = fd_passing.connect(path)
     accepted, _ = server.accept()
-    assert fdpass.peer(accepted) == (os.getpid(), os.getuid())
+    assert fd_passing.peer(accepted) == (os.getpid(), os.getuid())
     file = os.memfd_create("x")
     os.write(file, b"hello")
-    fdpass.send(accepted, {"kind": "a"}, [file, file])
-    fdpass.send(accepted, {"kind": "b"})
-    message, fds = fdpass.receive(client, 1.0)
+    fd_passing.send(accepted, {"kind": "a"}, [file, file])
+    fd_passing.send(accepted, {"kind": "b"})
+    message, fds = fd_passing.receive(client, 1.0)
     assert message == {"kind": "a"} and len(fds) == 2
     assert os.pread(fds[0], 9, 0) == b"hello" and not os.get_inheritable(fds[0])
-    assert fdpass.receive(client, 1.0) == ({"kind": "b"}, [])
+    assert fd_passing.receive(client, 1.0) == ({"kind": "b"}, [])
     with pytest.raises(TimeoutError):
-        fdpass.receive(client, 0.01)
+        fd_passing.receive(client, 0.01)
     accepted.close()
-    with pytest.raises(fdpass.Closed):
-        fdpass.receive(client, 1.0)
+    with pytest.raises(fd_passing.Closed):
+        fd_passing.receive(client, 1.0)
     for fd in (file, *fds):
         os.close(fd)
     client.close()
     server.close()
     with pytest.raises(OSError, match="refused"):
-        fdpass.connect(path)
+        fd_passing.connect(path)
 
 
 def test_a_last_message_is_read_after_its_sender_died() -> None:
-    ours, theirs = fdpass.pair()
-    fdpass.send(theirs, {"kind": "failed", "message": "x" * 200_000})
+    ours, theirs = fd_passing.pair()
+    fd_passing.send(theirs, {"kind": "failed", "message": "x" * 200_000})
     theirs.close()
-    message, _ = fdpass.receive(ours, 1.0)
+    message, _ = fd_passing.receive(ours, 1.0)
     assert message["kind"] == "failed" and message["message"].endswith("x ...")
-    with pytest.raises(fdpass.Closed):
-        fdpass.receive(ours, 1.0)
-    with pytest.raises(fdpass.Closed):
-        fdpass.send(ours, {"kind": "late"})
+    with pytest.raises(fd_passing.Closed):
+        fd_passing.receive(ours, 1.0)
+    with pytest.raises(fd_passing.Closed):
+        fd_passing.send(ours, {"kind": "late"})
     ours.close()
 
 
@@ -229,25 +229,25 @@ def test_a_last_message_is_read_after_its_sender_died() -> None:
 
 
 def test_exits_are_described() -> None:
-    assert processes.describe_exit(3) == "ended with exit status 3"
-    assert processes.describe_exit(-9) == "was killed by SIGKILL"
-    assert processes.describe_exit(-60) == "was killed by signal 60"
+    assert children.describe_exit(3) == "ended with exit status 3"
+    assert children.describe_exit(-9) == "was killed by SIGKILL"
+    assert children.describe_exit(-60) == "was killed by signal 60"
 
 
 def test_log_tails(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\n".join(b"line %d" % number for number in range(100_000)) + b"\n\xff\n")
-    tail = processes.log_tail(str(log), 3)
+    tail = children.log_tail(str(log), 3)
     assert tail.splitlines() == ["The last lines of its log:", "    line 99998", "    line 99999", "    �"]
     log.write_bytes(b"\n")
-    assert processes.log_tail(str(log)) == "Its log is empty."
-    assert "cannot be read" in processes.log_tail(str(tmp_path / "none"))
+    assert children.log_tail(str(log)) == "Its log is empty."
+    assert "cannot be read" in children.log_tail(str(tmp_path / "none"))
 
 
 def test_a_child_dies_with_its_parent() -> None:
     """Also the parent that was gone before the child could ask."""
     child = (
-        "import os, sys, time; from pathways.runtime.processes import *; die_with_parent(os.getppid()); "
+        "import os, sys, time; from pathways.process.children import *; die_with_parent(os.getppid()); "
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     parent = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
@@ -257,20 +257,20 @@ def test_a_child_dies_with_its_parent() -> None:
     pidfd = os.pidfd_open(int(process.stdout.readline()))
     process.kill()
     process.wait()
-    assert processes.wait_readable(pidfd, 10.0), "the child outlived its parent"
+    assert children.wait_readable(pidfd, 10.0), "the child outlived its parent"
     os.close(pidfd)
     process.stdout.close()
-    with pytest.raises(processes.ParentLost):
+    with pytest.raises(children.ParentLost):
         subprocess_with_wrong_parent()
 
 
 def subprocess_with_wrong_parent() -> None:
-    code = "from pathways.runtime.processes import *\ntry: die_with_parent(1)\nexcept ParentLost: print('lost')"
+    code = "from pathways.process.children import *\ntry: die_with_parent(1)\nexcept ParentLost: print('lost')"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment.child_environment(os.environ)
     )
     if done.stdout.strip() == "lost":
-        raise processes.ParentLost
+        raise children.ParentLost
 
 
 # -- environments --------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_platforms_are_asked_for_or_found() -> None:
 
 
 def test_addresses(tmp_path: pathlib.Path) -> None:
-    server = fdpass.listen(str(tmp_path / "control.sock"))
+    server = fd_passing.listen(str(tmp_path / "control.sock"))
     expected = Address(f"unix:{tmp_path}/control.sock", f"{tmp_path}/fds.sock")
     for address in (f"unix:{tmp_path}/control.sock", f"unix:{tmp_path}", f"unix://{tmp_path}/control.sock"):
         assert Address.parse(address) == expected
@@ -362,7 +362,7 @@ def test_dead_directories_are_swept_and_live_ones_are_not(
 ) -> None:
     import fcntl
 
-    monkeypatch.setattr(directory, "_bases", lambda: [str(tmp_path)])
+    monkeypatch.setattr(run_directory, "_bases", lambda: [str(tmp_path)])
     old = time.time() - 1000
     made = []
     for name in ("dead", "live", "new"):
@@ -373,15 +373,15 @@ def test_dead_directories_are_swept_and_live_ones_are_not(
         made.append(path)
     with open(made[1] / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        directory.sweep()
+        run_directory.sweep()
         assert [path.exists() for path in made] == [False, True, True]
-        assert directory.live_clusters() == [f"unix:{made[1]}/control.sock"]
-    assert directory.live_clusters() == []
+        assert run_directory.live_clusters() == [f"unix:{made[1]}/control.sock"]
+    assert run_directory.live_clusters() == []
 
 
 def test_directories_fit_a_socket_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/x" * 60)
-    assert len(directory.new_directory() + "/island-10000.sock") < 108
+    assert len(run_directory.new_directory() + "/island-10000.sock") < 108
 
 
 # -- the janitor ---------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def run_janitor(
         "grace_s": grace_s,
     }
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", janitor.__file__, json.dumps(argument)], pass_fds=(owner_fd, write_fd)
+        [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(argument)], pass_fds=(owner_fd, write_fd)
     )
     os.close(write_fd)
     status = process.wait(30)

@@ -27,11 +27,11 @@ import psutil
 import pytest
 
 from pathways import errors
+from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
+from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix, inspect
 from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec
-from pathways.runtime import directory, fdpass
-from pathways.runtime.connection import RemoteControl, StartupEvent, connect_unix, inspect
-from pathways.runtime.launcher import LocalClusterHandle, start_local_cluster
-from pathways.runtime.options import ClientSizes, ClusterOptions
+from pathways.process import fd_passing, run_directory
+from pathways.process.config import ClientSizes, ClusterOptions
 
 SMALL = {**control_doubles.OPTIONS, "host_ring_bytes": 4096, "transfer_memory": 4096}
 SIZES = ClientSizes(16, 4096, 4096)
@@ -43,7 +43,7 @@ def surroundings() -> Iterator[None]:
     """Every process finds the doubles, and these tests' clusters are in a folder of their own, empty in the end."""
     with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        patch.setattr(directory, "_bases", lambda: [folder])
+        patch.setattr(run_directory, "_bases", lambda: [folder])
         yield
         assert os.listdir(folder) == []
 
@@ -76,7 +76,7 @@ def own() -> Iterator[LocalClusterHandle]:
 
 def assert_gone(handle: LocalClusterHandle) -> None:
     assert not os.path.exists(handle.directory)
-    assert handle.address not in directory.live_clusters()
+    assert handle.address not in run_directory.live_clusters()
     for name, pid in handle.pids().items():
         assert not is_running(pid), f"{name} is left"
 
@@ -161,7 +161,7 @@ def test_other_versions_are_refused(shared: LocalClusterHandle, monkeypatch: pyt
         with pytest.raises(errors.UnsupportedVersionError) as refusal:
             connect_unix(shared.address, native="control_doubles", sizes=SIZES)
         assert f"the client runs {package} 0.0.1, the cluster's hosts {package} {real(package)}" in str(refusal.value)
-    monkeypatch.setattr("pathways.runtime.connection.PROTOCOL_VERSION", 0)
+    monkeypatch.setattr("pathways.cluster.remote.PROTOCOL_VERSION", 0)
     with pytest.raises(errors.UnsupportedVersionError, match="control protocol"):
         connect_unix(shared.address, native="control_doubles", sizes=SIZES)
 
@@ -259,8 +259,8 @@ def test_memory_of_clients_is_let_go_without_the_collector(own: LocalClusterHand
 
 GUEST = """
 import json, os, sys
-from pathways.runtime.connection import connect_unix
-from pathways.runtime.options import ClientSizes, ClusterOptions
+from pathways.cluster.remote import connect_unix
+from pathways.process.config import ClientSizes, ClusterOptions
 control = connect_unix(sys.argv[1], native="control_doubles", sizes=ClientSizes(16, 4096, 4096))
 control.allocate_slice((2,), ("x",), None)
 print(control.client_id, flush=True)
@@ -313,13 +313,15 @@ import json, os, sys
 from importlib.metadata import version
 import grpc
 from pathways import errors
-from pathways.runtime import connection, fdpass, wire
-from pathways.runtime.options import PROTOCOL_VERSION, ClientSizes
-from pathways.runtime.proto import control_pb2 as pb, control_pb2_grpc as rpc
+from pathways.cluster import remote
+from pathways.process import fd_passing
+from pathways.protocol import wire
+from pathways.process.config import PROTOCOL_VERSION, ClientSizes
+from pathways.protocol import control_pb2 as pb, control_pb2_grpc as rpc
 
 address, other, program, slice_id, mine = sys.argv[1], *map(int, sys.argv[2:])
-guest = connection.connect_unix(address, native="control_doubles", sizes=ClientSizes(16, 4096, 4096))
-where = connection.Address.parse(address)
+guest = remote.connect_unix(address, native="control_doubles", sizes=ClientSizes(16, 4096, 4096))
+where = remote.Address.parse(address)
 stub = rpc.ControllerStub(grpc.insecure_channel(where.control))
 token = wire.bearer(guest._token)
 said = {}
@@ -341,7 +343,7 @@ attempt("another's program forgotten", lambda: guest.forget_programs([program]))
 attempt("another suspended", lambda: guest.suspend(other, False, None))
 attempt("another resumed", lambda: guest.resume(other, None))
 attempt("the cluster's end", guest.shutdown)
-attempt("an operator that is a client", lambda: connection.suspend(address, other))
+attempt("an operator that is a client", lambda: remote.suspend(address, other))
 for method, request in (
     ("Leave", pb.LeaveRequest()),
     ("AllocateSlice", pb.AllocateSliceRequest(shape=[1], axis_names=["x"])),
@@ -391,26 +393,26 @@ def test_whose_a_call_is_says_its_connection(shared: LocalClusterHandle, control
 def test_a_segment_that_makes_no_sense_is_refused(shared: LocalClusterHandle) -> None:
     """What the native code says of it is the client's error, and nobody else's."""
 
-    connection = fdpass.connect(os.path.join(shared.directory, "fds.sock"))
-    message, fds = fdpass.receive(connection, 10.0)
+    connection = fd_passing.connect(os.path.join(shared.directory, "fds.sock"))
+    message, fds = fd_passing.receive(connection, 10.0)
     assert set(message) == {"kind", "token", "controller_pid"} and len(fds) == 3
     for fd in fds:
         os.close(fd)
-    fdpass.send(connection, {"kind": "segment", "client": 1}, [os.memfd_create("x")])
-    with pytest.raises(fdpass.Closed):
-        fdpass.receive(connection, 10.0)
+    fd_passing.send(connection, {"kind": "segment", "client": 1}, [os.memfd_create("x")])
+    with pytest.raises(fd_passing.Closed):
+        fd_passing.receive(connection, 10.0)
     connection.close()
     assert shared.control.alive()
 
 
 def test_a_stranger_on_the_sockets_disturbs_nobody(shared: LocalClusterHandle) -> None:
-    from pathways.runtime import fdpass
+    from pathways.process import fd_passing
 
-    stranger = fdpass.connect(os.path.join(shared.directory, "fds.sock"))
-    _, fds = fdpass.receive(stranger, 5.0)
-    fdpass.send(stranger, {"kind": "nonsense"})
-    with pytest.raises(fdpass.Closed):
-        fdpass.receive(stranger, 5.0)
+    stranger = fd_passing.connect(os.path.join(shared.directory, "fds.sock"))
+    _, fds = fd_passing.receive(stranger, 5.0)
+    fd_passing.send(stranger, {"kind": "nonsense"})
+    with pytest.raises(fd_passing.Closed):
+        fd_passing.receive(stranger, 5.0)
     stranger.close()
     for fd in fds:
         os.close(fd)
@@ -473,12 +475,12 @@ def test_a_host_that_fails_at_start_fails_connect(
     monkeypatch: pytest.MonkeyPatch, trouble: str, words: list[str]
 ) -> None:
     monkeypatch.setenv("FAKE_HOST_1", trouble)
-    before = directory.live_clusters()
+    before = run_directory.live_clusters()
     with pytest.raises(errors.ConnectError) as failure:
         start_local_cluster(1, 2, 1, start_timeout_s=12.0 if trouble == "hang" else 60.0, **SMALL)
     for word in words:
         assert word in str(failure.value)
-    assert directory.live_clusters() == before
+    assert run_directory.live_clusters() == before
 
 
 def test_a_controller_that_fails_at_start_fails_connect() -> None:
@@ -500,12 +502,12 @@ def test_a_failed_start_is_told_to_everybody_who_waits(monkeypatch: pytest.Monke
 
     def tell(event: StartupEvent) -> None:
         if event.stage == StartupEvent.HOST_CONNECTED and event.host == 0:
-            (address,) = [each for each in directory.live_clusters() if each not in before]
+            (address,) = [each for each in run_directory.live_clusters() if each not in before]
             threads.append(threading.Thread(target=join_too, args=(address,)))
             threads[0].start()
             threading.Timer(1.0, os.kill, (event.pid, signal.SIGKILL)).start()
 
-    before = directory.live_clusters()
+    before = run_directory.live_clusters()
     with pytest.raises(errors.ConnectError, match="was killed by SIGKILL"):
         start_local_cluster(1, 1, 1, progress=tell, **SMALL)
     threads[0].join(10.0)
@@ -514,7 +516,7 @@ def test_a_failed_start_is_told_to_everybody_who_waits(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("stage", [StartupEvent.HOST_STARTED, StartupEvent.HOST_JOINED])
 def test_ctrl_c_during_the_start_leaves_nothing(stage: int) -> None:
-    before = directory.live_clusters()
+    before = run_directory.live_clusters()
     pids: list[int] = []
 
     def interrupt(event: StartupEvent) -> None:
@@ -524,7 +526,7 @@ def test_ctrl_c_during_the_start_leaves_nothing(stage: int) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         start_local_cluster(1, 2, 1, progress=interrupt, **SMALL)
-    assert directory.live_clusters() == before
+    assert run_directory.live_clusters() == before
     assert not any(is_running(pid) for pid in pids if pid)
 
 
@@ -576,7 +578,7 @@ def test_a_forked_child_does_not_close_its_parents_cluster(shared: LocalClusterH
     code = "\n".join(
         [
             "import os, control_doubles",
-            "from pathways.runtime.launcher import start_local_cluster",
+            "from pathways.cluster.launcher import start_local_cluster",
             f"handle = start_local_cluster(1, 1, 1, **{SMALL!r})",
             "if os.fork() == 0:",
             "    handle.close(); raise SystemExit(0)",

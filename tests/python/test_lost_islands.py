@@ -26,8 +26,8 @@ from test_control_plane import (  # noqa: F401
 )
 
 from pathways import errors
-from pathways.runtime.connection import RemoteControl, connect_unix
-from pathways.runtime.launcher import LocalClusterHandle, start_local_cluster
+from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
+from pathways.cluster.remote import RemoteControl, connect_unix
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime import wire
+from pathways.protocol import wire
 
 pytestmark = pytest.mark.slow
 

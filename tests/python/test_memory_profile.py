@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from pathways.compiler import Argument, MeshSpec, compile_traced, placed, trace
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
-from pathways.runtime.binding import BoundProgram, Launch, donations, host_plan
-from pathways.runtime.memory import Profile, ProgramMemory, check_budget
+from pathways.plan.binding import BoundProgram, Launch, donations, host_plan
+from pathways.plan.memory_profile import Profile, ProgramMemory, check_budget
 
 BLOCK = 128  # what a landing takes beside its bytes, at most
 X, WHOLE = (("x",),), ((),)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pathways.controller.resource_manager import ResourceManager
 from pathways.errors import SliceError
-from pathways.runtime.resource_manager import ResourceManager
-from pathways.runtime.topology import Topology
+from pathways.plan.topology import Topology
 
 grids = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5))
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)

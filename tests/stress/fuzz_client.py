@@ -25,8 +25,10 @@ import numpy as np
 import pathways as pw
 from pathways import errors
 from pathways.api import put
-from pathways.runtime import connection, fdpass, payloads, wire
-from pathways.runtime.proto import control_pb2 as pb
+from pathways.cluster import remote
+from pathways.process import fd_passing
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import payloads, wire
 
 VALUE = np.arange(4096, dtype=np.float32)
 ODD = [0, 1, 7, 8, 63, 64, 255, 4096, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 47, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -91,8 +93,8 @@ class Culprit:
         self.good = pw.device_put(VALUE, self.slice).block_until_ready()
         self.placement = self.cluster.placement(self.good.layout)
         self.native: Any = self.cluster.native
-        self.channel = grpc.insecure_channel(connection.Address.parse(address).control)
-        self.descriptors = connection.Address.parse(address).descriptors
+        self.channel = grpc.insecure_channel(remote.Address.parse(address).control)
+        self.descriptors = remote.Address.parse(address).descriptors
 
     def settle(self, raw: int) -> None:
         """Waits for a future; how it ends is the culprit's own affair."""
@@ -161,8 +163,8 @@ class Culprit:
 
     def packets(self) -> None:
         """A packet on the descriptor socket that is no segment, or no segment of ours."""
-        with contextlib.closing(fdpass.connect(self.descriptors)) as stranger:
-            _, fds = fdpass.receive(stranger, 10.0)
+        with contextlib.closing(fd_passing.connect(self.descriptors)) as stranger:
+            _, fds = fd_passing.receive(stranger, 10.0)
             for fd in fds:
                 os.close(fd)
             packet = self.mutator.bytes(json.dumps({"kind": "segment"}).encode())

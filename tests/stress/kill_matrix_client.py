@@ -34,7 +34,7 @@ def options(doubles: bool) -> dict[str, Any]:
 
 
 def owner(phase: str, doubles: bool) -> None:
-    from pathways.runtime.launcher import start_local_cluster
+    from pathways.cluster.launcher import start_local_cluster
 
     def tell(event: Any) -> None:
         say("start", stage=int(event.stage), host=event.host, pid=event.pid)
@@ -56,8 +56,8 @@ def owner(phase: str, doubles: bool) -> None:
 
 
 def guest(address: str, doubles: bool) -> None:
-    from pathways.runtime.connection import connect_unix
-    from pathways.runtime.options import ClientSizes
+    from pathways.cluster.remote import connect_unix
+    from pathways.process.config import ClientSizes
 
     if not doubles:
         go_on_for_ever(address)

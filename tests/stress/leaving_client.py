@@ -32,7 +32,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime import stand_in
+from pathways.testing import stand_in
 
 LEAVES = ("exit", "close", "kill", "interrupt", "crash", "fork")
 STATES = ("idle", "queued", "granted", "half-entered", "transfer", "put", "fetch", "checkpoint", "suspended")

@@ -222,7 +222,7 @@ def assert_the_cluster_goes_on(case: Case, owner: Client, guest: Client | None, 
 def bring_to_stage(case: Case, owner: Client, stage: int, generator: random.Random) -> dict[str, int]:
     """Waits until a host is at a stage of its start; the numbers of its process and of the controller's."""
     first = owner.until("start", stage=stage)
-    controllers = [pid for pid, command in case.processes().items() if "pathways.runtime.controller" in command
+    controllers = [pid for pid, command in case.processes().items() if "pathways.controller.main" in command
                    and "janitor.py" not in command]  # fmt: skip
     assert len(controllers) == 1, case.processes()
     host = next(each for each in owner.said() if each["event"] == "start" and each["host"] == first["host"])

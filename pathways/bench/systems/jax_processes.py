@@ -12,7 +12,7 @@ from pathways.bench import processes
 from pathways.bench.systems.base import Run, System
 from pathways.bench.systems.jax_host import JaxHost, free_address
 from pathways.bench.workloads import Workload
-from pathways.runtime.environment import cpu_threads
+from pathways.process.environment import cpu_threads
 
 _PATIENCE = 300.0  # the harness's own watchdog is shorter
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime import payloads
+from pathways.protocol import payloads
 
 pw.checkpoint.register()
 

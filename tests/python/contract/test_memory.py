@@ -24,13 +24,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime.binding import host_plan
-from pathways.runtime.memory import Profile, ProgramMemory
+from pathways.plan.binding import host_plan
+from pathways.plan.memory_profile import Profile, ProgramMemory
 
 pytestmark = pytest.mark.slow
 
 MiB = 1 << 20
-GRACE_S = 0.25  # of MEM-3, see csrc/runtime/controller.h
+GRACE_S = 0.25  # of MEM-3, see csrc/controller/controller.h
 
 
 @pytest.fixture

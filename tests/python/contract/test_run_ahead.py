@@ -17,7 +17,7 @@ import pytest
 
 import pathways as pw
 from pathways import errors
-from pathways.runtime import tidying
+from pathways.cluster import arena_trimming
 
 X = np.arange(8, dtype=np.float32)
 MiB = 1 << 20
@@ -139,16 +139,16 @@ def test_nobody_looks_after_little_memory() -> None:
         return sum(thread.name == "pw-tidy" and thread.is_alive() for thread in threading.enumerate())
 
     native, others = Native(), looking()
-    tidier = tidying.Tidier(native)
-    native.used = tidying.MUCH_BYTES - 1
+    tidier = arena_trimming.Tidier(native)
+    native.used = arena_trimming.MUCH_BYTES - 1
     tidier.note()
     assert not tidier._is_looking
-    native.used = 4 * tidying.MUCH_BYTES
+    native.used = 4 * arena_trimming.MUCH_BYTES
     for _ in range(3):
         tidier.note()
     assert looking() <= others + 1  # others may be over by now
-    time.sleep(2 * tidying.LOOK_S)
-    native.used = tidying.MUCH_BYTES
+    time.sleep(2 * arena_trimming.LOOK_S)
+    native.used = arena_trimming.MUCH_BYTES
     deadline = time.monotonic() + 30
     while tidier._is_looking and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways import cli
-from pathways.runtime import parking
+from pathways.host import offload
 
 VALUE = np.arange(16, dtype=np.float32).reshape(4, 4)
 BIG = np.arange(1 << 20, dtype=np.float32)
@@ -53,7 +53,7 @@ def full_disk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise OSError(28, os.strerror(28))
 
         with monkeypatch.context() as patch:
-            patch.setattr(parking, "write_at", refuse)
+            patch.setattr(offload, "write_at", refuse)
             yield
         return
     hosts = [psutil.Process(host["pid"]) for host in cluster.stats()["hosts"]]

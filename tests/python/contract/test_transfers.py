@@ -301,7 +301,7 @@ def test_shards_that_stay_share_memory(cluster: Any, add: Any) -> None:
 @pytest.fixture
 def private(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts a cluster of one's own: two islands of one host."""
-    from pathways.runtime.launcher import start_local_cluster
+    from pathways.cluster.launcher import start_local_cluster
 
     started: list[Any] = []
 

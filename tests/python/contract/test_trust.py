@@ -14,7 +14,7 @@ import pytest
 
 import pathways as pw
 from pathways.api import put
-from pathways.runtime import payloads
+from pathways.protocol import payloads
 
 VALUE = np.arange(1 << 16, dtype=np.float32)  # too big to travel inline
 OTHER = VALUE + 0.5

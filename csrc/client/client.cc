@@ -1,0 +1,295 @@
+#include "client/client.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/status.h"
+
+namespace pathways {
+namespace {
+
+constexpr size_t kReleaseBatch = 16;  // few enough that hosts use memory again while it is in their caches
+constexpr std::chrono::microseconds kRoomPoll{200};
+
+}  // namespace
+
+Client::Client(Options options, ClientBlock* block, const StatusBlock* status, DoorbellWord* bell)
+    : options_(options),
+      window_(options.window),
+      block_(block),
+      status_(status),
+      bell_(bell),
+      table_(block->futures()),
+      read_back_(block->read_back_area()),
+      arena_(block->arena == 0 ? nullptr : block->client_arena()),
+      fork_holds_(arena_),
+      outgoing_(block->ring_to_controller()->claim_producer()),
+      cancels_(block->ring_of_cancels()->claim_producer()),
+      inbox_(block->ring_from_controller()->claim_consumer()) {}
+
+void Client::publish() {
+  outgoing_.publish();
+  bell_->ring();
+}
+
+/// READ-1: opens the slots of the wanted results of a run, and takes back the wish where there is none to open.
+bool Client::open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted) {
+  uint64_t left = 0;
+  for (size_t word = 0; word < wanted.size(); ++word) {
+    for (uint64_t bits = wanted[word]; bits != 0; bits &= bits - 1) {
+      const size_t result = word * 64 + static_cast<size_t>(std::countr_zero(bits));
+      const Handle handle{results[result]};
+      if (read_back_ == nullptr || !read_back_->try_open(handle, program.result_bytes[result])) {
+        wanted[word] &= ~(bits & -bits);
+      }
+    }
+    left |= wanted[word];
+  }
+  return left != 0;
+}
+
+Status Client::submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
+                      std::span<uint64_t> wanted, int64_t deadline_ns, const Words* too_late) {
+  if (in_flight() >= window()) return Status::kFull;
+  const auto result_count = static_cast<uint32_t>(program.result_parts.size());
+  const size_t handles = arguments.size() + result_count;
+  size_t bytes = sizeof(RunRecord) + (handles + wanted.size() + (deadline_ns != 0 ? 1 : 0)) * sizeof(uint64_t);
+  if (bytes > outgoing_.max_record()) return Status::kInvalid;
+  static_assert(sizeof(Handle) == sizeof(uint64_t));
+  const std::span<Handle> fresh{reinterpret_cast<Handle*>(results), result_count};
+  if (table_->allocate_many(program.result_parts, fresh) != Status::kOk) return Status::kFull;
+  if (!wanted.empty() && !open_wanted(program, results, wanted)) {
+    bytes -= wanted.size_bytes();
+    wanted = {};
+  }
+  const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(bytes));
+  if (room.empty()) {
+    for (Handle handle : fresh) (void)table_->release(handle);
+    return Status::kFull;
+  }
+  RunRecord record{};
+  record.header = {RecordKind::kRun, 0, options_.id};
+  if (!wanted.empty()) record.header.detail |= kRunWanted;
+  if (deadline_ns != 0) record.header.detail |= kRunHasDeadline;
+  record.tag = submitted() + 1;
+  record.plan = program.plan;
+  record.group = program.group;
+  record.arguments = static_cast<uint32_t>(arguments.size());
+  record.results = result_count;
+  std::byte* out = room.data();
+  std::memcpy(out, &record, sizeof record);
+  out += sizeof record;
+  if (!arguments.empty()) std::memcpy(out, arguments.data(), arguments.size_bytes());
+  out += arguments.size_bytes();
+  if (result_count != 0) std::memcpy(out, results, size_t{result_count} * sizeof(uint64_t));
+  out += size_t{result_count} * sizeof(uint64_t);
+  if (!wanted.empty()) std::memcpy(out, wanted.data(), wanted.size_bytes());
+  out += wanted.size_bytes();
+  if (deadline_ns != 0) {
+    std::memcpy(out, &deadline_ns, sizeof deadline_ns);
+    for (const Handle handle : fresh) {
+      too_late_.insert_or_assign(handle.raw, *too_late);
+      watch_deadline(handle, deadline_ns);
+    }
+  }
+  submitted_.store(record.tag, std::memory_order_relaxed);
+  publish();
+  return Status::kOk;
+}
+
+Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text) {
+  const std::span<std::byte> room = cancels_.try_reserve(sizeof(CancelRecord));
+  if (room.empty()) return Status::kFull;
+  const CancelRecord record{{RecordKind::kCancel, 0, options_.id}, tag};
+  std::memcpy(room.data(), &record, sizeof record);
+  cancels_.publish();
+  bell_->ring();
+  for (uint64_t raw : results) {
+    if (table_->poll(Handle{raw}) != FutureState::kPending) continue;
+    errors_[raw] = text;
+    (void)table_->fail(Handle{raw});
+  }
+  return Status::kOk;
+}
+
+Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(parts, out); }
+
+/// The loan's stamp; 0: nothing that can be reclaimed.
+uint64_t Client::lend(const Loan& loan) {
+  for (uint32_t i = 0; i < loan.others; ++i) arena_->retain(loan.offset);
+  if (loan.borrowers == 0) return 0;
+  arena_->lend(loan.offset, loan.borrowers, ++lends_);
+  return lends_;
+}
+
+Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
+                    uint32_t place_set, uint64_t place_bytes, const Loan& loan) {
+  const auto bytes = static_cast<uint32_t>(payload.size());
+  if (sizeof(NoteRecord) + padded(bytes) > outgoing_.max_record()) return Status::kInvalid;
+  const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(sizeof(NoteRecord)) + padded(bytes));
+  if (room.empty()) return Status::kFull;
+  const NoteRecord record{{RecordKind::kNote, static_cast<uint16_t>(kind), options_.id},
+                          handle.raw,
+                          token.raw,
+                          group,
+                          bytes,
+                          place_bytes,
+                          place_set,
+                          0,
+                          lend(loan)};
+  std::memcpy(room.data(), &record, sizeof record);
+  if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);
+  publish();
+  return Status::kOk;
+}
+
+void Client::release(Handle handle, uint32_t group, uint64_t bytes) {
+  if (!errors_.empty()) errors_.erase(handle.raw);
+  if (!too_late_.empty()) too_late_.erase(handle.raw);
+  if (recent_ == nullptr || recent_group_ != group) {
+    recent_ = &releases_[group];
+    recent_group_ = group;
+  }
+  Releases& releases = *recent_;
+  releases.handles.push_back(handle.raw);
+  releases.bytes += bytes;
+  if (releases.handles.size() >= kReleaseBatch || releases.bytes >= options_.release_bytes)
+    send_releases(group, releases);
+}
+
+void Client::forget(Handle handle) {
+  errors_.erase(handle.raw);
+  (void)table_->release(handle);
+}
+
+void Client::send_releases(uint32_t group, Releases& releases) {
+  if (releases.handles.empty()) return;
+  // In pieces that fit the ring; what finds no room now stays for the next call.
+  const size_t most = (outgoing_.max_record() - sizeof(NoteRecord)) / sizeof(uint64_t);
+  while (!releases.handles.empty()) {
+    const size_t count = std::min(most, releases.handles.size());
+    const std::span<const uint64_t> piece{releases.handles.data() + releases.handles.size() - count, count};
+    if (note(NoteKind::kRelease, group, Handle{}, Handle{}, std::as_bytes(piece)) != Status::kOk) return;
+    for (uint64_t raw : piece) (void)table_->release(Handle{raw});
+    releases.handles.resize(releases.handles.size() - count);
+  }
+  releases.bytes = 0;
+}
+
+void Client::flush() {
+  for (auto& [group, releases] : releases_) send_releases(group, releases);
+}
+
+void Client::watch_deadline(Handle handle, int64_t at_ns) {
+  const auto later = [](const Timed& a, const Timed& b) { return a.at_ns > b.at_ns; };
+  if (timed_.size() >= sweep_timed_at_) {
+    std::erase_if(timed_, [&](const Timed& each) { return poll(Handle{each.handle}) != FutureState::kPending; });
+    std::make_heap(timed_.begin(), timed_.end(), later);
+    sweep_timed_at_ = std::max<size_t>(64, 2 * timed_.size());
+  }
+  timed_.push_back({at_ns, handle.raw});
+  std::push_heap(timed_.begin(), timed_.end(), later);
+  next_deadline_.store(timed_.front().at_ns, std::memory_order_relaxed);
+}
+
+void Client::pass_deadlines(int64_t now_ns) {
+  const auto later = [](const Timed& a, const Timed& b) { return a.at_ns > b.at_ns; };
+  while (!timed_.empty() && timed_.front().at_ns <= now_ns) {
+    const Handle handle{timed_.front().handle};
+    std::pop_heap(timed_.begin(), timed_.end(), later);
+    timed_.pop_back();
+    const auto words = too_late_.find(handle.raw);
+    if (words == too_late_.end() || table_->fail(handle) != Completion::kReady) continue;  // it was over in time
+    errors_.insert_or_assign(handle.raw, *words->second);
+  }
+  next_deadline_.store(timed_.empty() ? INT64_MAX : timed_.front().at_ns, std::memory_order_relaxed);
+}
+
+void Client::poll_inbox() {
+  take_inbox();
+  if (timed_.empty()) return;
+  if (const int64_t now_ns = monotonic_ns(); timed_.front().at_ns <= now_ns) pass_deadlines(now_ns);
+}
+
+void Client::take_inbox() {
+  while (true) {
+    const std::span<const std::byte> bytes = inbox_.try_take(record_);
+    if (bytes.empty()) return;
+    if (bytes.size() < sizeof(RecordHeader)) throw Error(Status::kInvalid, "the controller sent a short record");
+    if (read_record<RecordHeader>(bytes).kind == RecordKind::kReclaim) {
+      if (bytes.size() < sizeof(ReclaimRecord)) throw Error(Status::kInvalid, "the controller sent a short record");
+      const auto record = read_record<ReclaimRecord>(bytes);
+      if (record.host >= Arena::kBorrowers || arena_ == nullptr) {
+        throw Error(Status::kInvalid, "the controller sent a loan of host " + std::to_string(record.host));
+      }
+      arena_->reclaim(record.host, record.stamp);
+    } else {
+      take_failure(bytes);
+    }
+    inbox_.pop();
+    taken_.store(taken_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+}
+
+void Client::take_failure(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(FailedRecord)) throw Error(Status::kInvalid, "the controller sent a short record");
+  const auto record = read_record<FailedRecord>(bytes);
+  const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
+  std::string why(text, std::min<size_t>(record.bytes, bytes.size() - sizeof record));
+  const Handle handle{record.handle};
+  if (record.header.detail == kFailedByDeadline) {
+    const auto words = too_late_.find(record.handle);
+    if (words != too_late_.end()) why = *words->second;
+  }
+  if (!handle.valid()) {
+    put_out_text_ = std::move(why);
+    // SYNC client/put_out: pairs with cluster_status().
+    put_out_.store(1, std::memory_order_release);
+  } else if (table_->poll(handle) != FutureState::kFree) {
+    // A result may be known to be ready and fail afterwards only if its parts differ; the first word stands.
+    errors_.emplace(record.handle, std::move(why));
+    (void)table_->fail(handle);
+  }
+}
+
+FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin) {
+  DoorbellWord& bell = table_->doorbell();
+  const uint32_t ticket = bell.ticket();
+  if (!table_->mark_waited(handle)) return table_->poll(handle);
+  // SYNC client/told: pairs with Controller::flush(), which rings after it; what is told later wakes this ticket.
+  const bool has_news = block_->told.load(std::memory_order_acquire) != taken_.load(std::memory_order_relaxed);
+  if (has_news || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
+  const int64_t deadline = next_deadline_.load(std::memory_order_relaxed);
+  if (deadline != INT64_MAX) {
+    timeout = std::min(timeout, std::chrono::nanoseconds(std::max<int64_t>(0, deadline - monotonic_ns())));
+  }
+  (void)bell.wait(ticket, timeout, spin);
+  return table_->poll(handle);
+}
+
+void Client::wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin) {
+  DoorbellWord& bell = table_->doorbell();
+  const uint32_t ticket = bell.ticket();
+  const uint32_t window = this->window();
+  if (in_flight() < window) {
+    // Credits are there: ring space or futures are short, and nobody rings for those.
+    (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::park());
+    return;
+  }
+  const uint64_t kept = window - std::max(window / 4, 1u);
+  const uint64_t wanted = submitted() - std::min(kept, submitted());
+  // SYNC client/wanted: the store before the look at `retired`, and in Controller::flush() the other way round: one of
+  // the two sees the other, and the doorbell's ticket was drawn before.
+  block_->wanted.store(wanted, std::memory_order_seq_cst);
+  if (block_->retired.load(std::memory_order_seq_cst) < wanted && cluster_status() == ClusterStatus::kUp) {
+    (void)bell.wait(ticket, timeout, spin);
+  }
+}
+
+std::string Client::error_of(Handle handle) const {
+  const auto found = errors_.find(handle.raw);
+  return found == errors_.end() ? std::string() : found->second;
+}
+
+}  // namespace pathways

@@ -1,0 +1,173 @@
+/// A client's end: futures in, one message out, and whatever comes back.
+///
+/// COST-1: a call costs the same whatever the number of shards and hosts: one future per logical result, one record.
+/// ASY-1: nothing here waits for a value. `submit` refuses with kFull when credits, futures or ring space are used up;
+/// the caller then waits with `wait_room` (or, embedded, runs what is ready) and tries again.
+/// FUT-3: a handle goes back to the table only after the note that releases it is in the ring, so no host can see a new
+/// use of an index before the end of the old one.
+///
+/// OWN-1: a client whose records the controller cannot read is put out: everything it owns is freed, and from then on
+/// `cluster_status` says kFailed and `cluster_failure` why. Others see nothing.
+///
+/// DEAD-1: the controller sees to deadlines, but it may not have read a run yet (FLOW-1, or the client is suspended);
+/// so the client looks at its own as well, whenever it looks at what it was told.
+///
+/// Threading: `submit`, `release`, `note`, `flush`, `cancel`, `poll_inbox` and the failures' texts by one thread at a
+/// time (Python's lock sees to it); `wait*`, `in_flight` and `cluster_status` by any thread, they call back into
+/// nothing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "memory/fork_holds.h"
+#include "messages/records.h"
+#include "messages/shared_segments.h"
+
+namespace pathways {
+
+/// What is said of a run whose deadline has passed; shared by all runs of one program with one deadline.
+using Words = std::shared_ptr<const std::string>;
+inline Words make_words(std::string text) { return std::make_shared<const std::string>(std::move(text)); }
+
+/// What `submit` needs to know of a program.
+struct ProgramRef {
+  uint32_t plan = 0;
+  uint32_t group = 0;
+  std::vector<uint32_t> result_parts;    ///< per result: hosts that hold a part of it
+  std::vector<uint64_t> result_bytes{};  ///< per result: its size; only for results that are wanted
+};
+
+/// A block of the client's memory that a note lends to the hosts that it goes to, a reference for each.
+struct Loan {
+  uint64_t offset = 0;
+  uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, a bit each: what they hold comes back even if they die
+  uint32_t others = 0;     ///< how many hosts more
+};
+
+class Client {
+ public:
+  struct Options {
+    uint32_t id = 0;
+    uint32_t window = 1024;                      ///< runs in flight
+    uint64_t release_bytes = uint64_t{1} << 20;  ///< of buffers whose release may be held back
+  };
+
+  /// `status`: what the cluster says of itself; `bell`: where the controller hears of this client.
+  Client(Options options, ClientBlock* block, const StatusBlock* status, DoorbellWord* bell);
+  /// In the controller's own process.
+  Client(Options options, ClientBlock* block, ControllerBlock* controller)
+      : Client(options, block, &controller->status, &controller->doorbell) {}
+
+  /// Submits one run. Writes the handles of the results. `wanted`: empty, or a bit per result whose value is to come
+  /// with its completion; of them only those stay set that will, and for these `read` then has the value.
+  /// `deadline_ns` (monotonic_ns(); 0: none): the run must be over by then, else its results fail with `too_late`
+  /// (DEAD-1). kFull: nothing happened, try again later; kClosed: the cluster is gone; kInvalid: too long for the ring,
+  /// ever.
+  Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
+                std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const Words* too_late = nullptr);
+  uint64_t last_tag() const { return submitted(); }
+  /// From now on so many runs may be in flight, at least 1. Any thread.
+  void set_window(uint32_t window) { window_.store(window, std::memory_order_relaxed); }
+  uint32_t window() const { return window_.load(std::memory_order_relaxed); }
+  /// Drops a run that no host has been granted, and fails its results in any case. It passes what the controller has
+  /// not read yet (messages/credits.h).
+  Status cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text);
+
+  /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
+  Status allocate(uint32_t parts, Handle* out);
+  /// `place_set`, `place_bytes`: of a put, the memory that its buffer takes (see NoteRecord). `loan`: what it lends.
+  Status note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
+              uint32_t place_set = kNoPlaceSet, uint64_t place_bytes = 0, const Loan& loan = {});
+  /// The client will not name this handle again. Sent in batches; `bytes` (of the buffer) hurries big ones.
+  void release(Handle handle, uint32_t group, uint64_t bytes);
+  /// Gives a handle back that no host has heard of.
+  void forget(Handle handle);
+  /// Sends the releases held back.
+  void flush();
+
+  /// Takes in what the controller says, failures of futures; and fails those whose deadline has passed.
+  void poll_inbox();
+  FutureState poll(Handle handle) const { return table_->poll(handle); }
+  /// Waits until the future is no longer pending, something was told, a deadline passed, the cluster fails, or the time
+  /// is over. Does not call poll_inbox.
+  FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin);
+  /// Waits until a quarter of the window is free again, or the time is over.
+  void wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin);
+
+  ClusterStatus cluster_status() const {
+    // SYNC client/put_out: pairs with poll_inbox(); the text is written.
+    return put_out_.load(std::memory_order_acquire) != 0 ? ClusterStatus::kFailed : status_->cluster_status();
+  }
+  std::string cluster_failure() const {
+    return put_out_.load(std::memory_order_acquire) != 0 ? put_out_text_ : status_->failure();
+  }
+  /// READ-1: the value, of `bytes` bytes, of a wanted result that is ready; until its handle is released.
+  const std::byte* read(Handle handle, size_t bytes) const { return read_back_->slot(handle, bytes); }
+  bool has_read_back() const { return read_back_ != nullptr; }
+  /// Why a future failed; empty when nothing is known.
+  std::string error_of(Handle handle) const;
+  uint64_t in_flight() const {
+    // SYNC client/retired: pairs with the controller's store; reading it late only delays credit.
+    return submitted() - block_->retired.load(std::memory_order_acquire);
+  }
+  uint64_t submitted() const { return submitted_.load(std::memory_order_relaxed); }
+  FutureTable& futures() { return *table_; }
+  Arena* arena() { return arena_; }
+  /// Gives back the blocks that forked children, which are gone by now, could still read (FORK-1).
+  void settle_forks() noexcept { fork_holds_.settle(); }
+  bool inbox_was_empty() const { return inbox_.was_empty(); }
+
+ private:
+  struct Releases {
+    std::vector<uint64_t> handles;
+    uint64_t bytes = 0;
+  };
+  void send_releases(uint32_t group, Releases& releases);
+  bool open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted);
+  uint64_t lend(const Loan& loan);
+  void take_inbox();
+  void take_failure(std::span<const std::byte> record);
+  void watch_deadline(Handle handle, int64_t at_ns);
+  void pass_deadlines(int64_t now_ns);
+  void publish();
+
+  const Options options_;
+  Atomic<uint32_t> window_;  ///< runs in flight; written by any thread
+  ClientBlock* block_;
+  const StatusBlock* status_;
+  DoorbellWord* bell_;
+  FutureTable* table_;
+  ReadBackArea* read_back_;  ///< nullptr: none
+  Arena* arena_;
+  ForkHolds fork_holds_;
+  ByteRing::Producer outgoing_;
+  ByteRing::Producer cancels_;
+  ByteRing::Consumer inbox_;
+  Atomic<uint64_t> submitted_{0};  ///< written by the submitting thread
+  Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::told
+  std::vector<std::byte> record_;  ///< scratch of poll_inbox()
+  Atomic<uint32_t> put_out_{0};    ///< the controller has put this client out
+  std::string put_out_text_;       ///< written before put_out_
+  uint64_t lends_ = 0;             ///< stamps given, in the order of the records
+  std::unordered_map<uint32_t, Releases> releases_;  ///< by group; none is ever taken out
+  Releases* recent_ = nullptr;                       ///< of the last release
+  uint32_t recent_group_ = 0;
+  std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
+  std::unordered_map<uint64_t, Words> too_late_;      ///< by handle, of runs with deadlines
+  struct Timed {
+    int64_t at_ns;
+    uint64_t handle;
+  };
+  std::vector<Timed> timed_;  ///< the same ones, a heap with the earliest on top; some are over
+  size_t sweep_timed_at_ = 64;
+  Atomic<int64_t> next_deadline_{INT64_MAX};  ///< of timed_, for who waits
+};
+
+}  // namespace pathways

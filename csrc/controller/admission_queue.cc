@@ -1,0 +1,577 @@
+/// The controller's memory half: who is admitted to the order, who waits, who is refused (MEM-2, MEM-3).
+///
+/// A client whose record is not admitted has it held, and what it sends afterwards behind it. Held records are tried
+/// again, the oldest client first, whenever a run ended or a block was released.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/status.h"
+#include "controller/controller.h"
+
+namespace pathways {
+namespace {
+
+constexpr size_t kHoldersNamed = 3;
+constexpr size_t kMostReleases = 64;   // in one note
+constexpr uint32_t kMostPatience = 6;  // between two turns of a held record: 2^6 graces
+
+bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }
+
+bool is_note(std::span<const std::byte> bytes, NoteKind kind) {
+  const auto header = read_record<RecordHeader>(bytes);
+  return header.kind == RecordKind::kNote && static_cast<NoteKind>(header.detail) == kind;
+}
+
+/// A note whose `handle` is a buffer that it makes.
+bool makes_buffer(std::span<const std::byte> bytes) {
+  return is_note(bytes, NoteKind::kPut) ||
+         (is_note(bytes, NoteKind::kTask) && read_record<NoteRecord>(bytes).token == 0);
+}
+
+uint64_t word(std::span<const std::byte> bytes, size_t offset) {
+  uint64_t value;
+  std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+uint64_t argument_of(std::span<const std::byte> run, uint32_t index) {
+  return word(run, sizeof(RunRecord) + index * sizeof(uint64_t));
+}
+
+uint64_t result_of(std::span<const std::byte> run, uint32_t index) {
+  return argument_of(run, read_record<RunRecord>(run).arguments + index);
+}
+
+std::vector<std::byte> release_note(uint32_t client, GroupId group, std::span<const uint64_t> handles) {
+  NoteRecord note{};
+  note.header = {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), client};
+  note.group = group;
+  note.bytes = static_cast<uint32_t>(handles.size_bytes());
+  std::vector<std::byte> bytes(sizeof note + note.bytes);
+  std::memcpy(bytes.data(), &note, sizeof note);
+  if (!handles.empty()) std::memcpy(bytes.data() + sizeof note, handles.data(), note.bytes);
+  return bytes;
+}
+
+std::string in_bytes(uint64_t count) {
+  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  double value = static_cast<double>(count);
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  char text[48];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace
+
+PlaceSetId Controller::add_place_set(std::vector<PlaceId> places) {
+  PlaceSetId set = 0;
+  run_mail([&] { set = admission_.add_set(std::move(places)); });
+  return set;
+}
+
+void Controller::set_budget(PlaceId place, uint64_t bytes) {
+  run_mail([&] {
+    if (place >= admission_.place_count()) throw Error(Status::kInvalid, "no place " + std::to_string(place));
+    admission_.set_budget(place, bytes);
+  });
+}
+
+void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
+  auto shared = std::make_shared<const PlanMemory>(std::move(memory));
+  run_mail([&] {
+    for (const PlaceNeed& need : shared->needs) {
+      if (need.place >= admission_.place_count())
+        throw Error(Status::kInvalid, "a plan needs a place that is not there");
+    }
+    for (const PlanMemory::Result& result : shared->results) {
+      if (result.set != kNoPlaceSet && !admission_.has_set(result.set)) {
+        throw Error(Status::kInvalid, "a result lies on a set of places that nobody made");
+      }
+    }
+    if (plan >= plan_memory_.size()) plan_memory_.resize(plan + 1);
+    plan_memory_[plan] = shared;
+  });
+}
+
+/// Admits a record and puts it into the order. False: it does not fit now, and `verdict` says how.
+bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict* verdict, PlaceId* worst) {
+  *verdict = Verdict::kFits;
+  if (is_run(bytes)) {
+    const auto record = read_record<RunRecord>(bytes);
+    const PlanMemory* memory = memory_of(record.plan);
+    if (memory != nullptr) *verdict = admission_.check(memory->needs, worst);
+  } else if (makes_buffer(bytes)) {
+    const auto record = read_record<NoteRecord>(bytes);
+    if (record.place_set != kNoPlaceSet) {
+      *verdict = admission_.check_block(record.place_set, record.place_bytes, worst);
+    }
+  }
+  if (*verdict != Verdict::kFits) return false;
+  order(client, bytes);
+  return true;
+}
+
+/// Gives an admitted record its place in the order, and keeps the ledger and the directory.
+void Controller::order(Client& client, std::span<const std::byte> bytes) {
+  if (!is_run(bytes)) {
+    note_handles(client, bytes);
+    submit_record(client, bytes, read_record<NoteRecord>(bytes).group, EntryKind::kNote, 0);
+    return;
+  }
+  const auto record = read_record<RunRecord>(bytes);
+  const PlanMemory* memory = memory_of(record.plan);
+  ++client.in_flight;
+  if (memory == nullptr || memory->results.size() != record.results) {
+    note_handles(client, bytes);
+    watch_deadline(client, bytes, submit_record(client, bytes, record.group, EntryKind::kRun, record.tag));
+    return;
+  }
+  const uint64_t number = admission_.enter(memory->needs);
+  blocks_.assign(record.results, Directory::kNoBlock);
+  for (uint32_t i = 0; i < record.results; ++i) {
+    const PlanMemory::Result& result = memory->results[i];
+    BlockId& block = blocks_[i];
+    if (result.same_as >= 0 && static_cast<uint32_t>(result.same_as) < i) {
+      block = blocks_[static_cast<uint32_t>(result.same_as)];
+      if (block != Directory::kNoBlock) admission_.share(block);
+    } else if (result.argument >= 0 && static_cast<uint32_t>(result.argument) < record.arguments) {
+      const auto* entry = client.directory.find(Handle{argument_of(bytes, static_cast<uint32_t>(result.argument))});
+      if (entry != nullptr && entry->block != Directory::kNoBlock) {
+        block = entry->block;
+        admission_.share(block);
+      }
+    } else if (result.set != kNoPlaceSet) {
+      block = admission_.add_block(client.id, record.plan, result.set, result.bytes, false);
+    }
+    if (auto* entry = announce(client, Handle{result_of(bytes, i)}, result.group)) {
+      entry->block = block;
+    } else if (block != Directory::kNoBlock) {
+      admission_.release(block);
+    }
+  }
+  for (const uint32_t position : memory->donated) {  // the run takes them over
+    if (position >= record.arguments) continue;
+    if (auto* entry = client.directory.find(Handle{argument_of(bytes, position)})) give_back(*entry);
+  }
+  const EntryId id = submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
+  if (id >= admitted_.size()) admitted_.resize(id + 1);
+  admitted_[id] = {plan_memory_[record.plan], number};
+  watch_deadline(client, bytes, id);
+}
+
+/// Keeps the directory: which handles a sound record makes, and which it ends.
+void Controller::note_handles(Client& client, std::span<const std::byte> bytes) {
+  if (is_run(bytes)) {
+    const auto record = read_record<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.results; ++i) {
+      (void)announce(client, Handle{result_of(bytes, i)}, record.group);
+    }
+    return;
+  }
+  const auto record = read_record<NoteRecord>(bytes);
+  switch (static_cast<NoteKind>(record.header.detail)) {
+    case NoteKind::kPut:
+    case NoteKind::kTask:
+      if (!makes_buffer(bytes)) {
+        (void)announce(client, Handle{record.token}, record.group);
+        return;
+      }
+      if (auto* entry = announce(client, Handle{record.handle}, record.group);
+          entry != nullptr && record.place_set != kNoPlaceSet) {
+        entry->block = admission_.add_block(client.id, Admission::kPut, record.place_set, record.place_bytes, true);
+      }
+      return;
+    case NoteKind::kFetch:
+      (void)announce(client, Handle{record.token}, record.group);
+      return;
+    case NoteKind::kRelease:
+      for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
+        if (auto* entry = client.directory.find(Handle{word(bytes, sizeof record + at)})) {
+          give_back(*entry);
+          client.directory.forget(*entry);
+        }
+      }
+      return;
+    case NoteKind::kBackend:
+      if (const uint64_t plan = record.token; plan != 0 && plan < plan_memory_.size() &&
+                                              plan_memory_[plan] != nullptr &&
+                                              plan_memory_[plan]->client == client.id) {
+        plan_memory_[plan].reset();
+      }
+      return;
+    case NoteKind::kRename:
+      for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
+        rename(client, Handle{word(bytes, sizeof record + at)},
+               Handle{word(bytes, sizeof record + at + sizeof(Handle))});
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+/// A handle that a record makes. A client that names a place again without having released it gives that back (MEM-1).
+Directory::Entry* Controller::announce(Client& client, Handle handle, GroupId group) {
+  if (auto* old = client.directory.occupant(handle)) give_back(*old);
+  return client.directory.announce(handle, group);
+}
+
+/// MOVE-1: the name means the fresh buffer, and what it meant before gives its memory back.
+void Controller::rename(Client& client, Handle name, Handle fresh) {
+  Directory::Entry* came = client.directory.find(fresh);
+  if (came == nullptr) return;
+  const Directory::Entry moved = *came;
+  client.directory.forget(*came);
+  if (auto* entry = announce(client, name, moved.group)) {
+    entry->block = moved.block;
+  } else if (moved.block != Directory::kNoBlock) {
+    admission_.release(moved.block);
+  }
+}
+
+/// A run that no host was granted takes nothing over: in its place its hosts hear that what it was given is released.
+/// For the ledger it was, and whoever comes behind counts on that room.
+void Controller::release_donated(EntryId id) {
+  if (id >= admitted_.size() || admitted_[id].memory == nullptr || admitted_[id].memory->donated.empty()) return;
+  const std::vector<std::byte>& run = kept_[id];
+  const auto record = read_record<RunRecord>(run);
+  std::vector<uint64_t> handles;
+  for (const uint32_t position : admitted_[id].memory->donated) {
+    if (position < record.arguments) handles.push_back(argument_of(run, position));
+  }
+  instead_[id].push_back(release_note(sequencer_.entry(id).client, record.group, handles));
+}
+
+void Controller::give_back(Directory::Entry& entry) {
+  if (entry.block != Directory::kNoBlock) admission_.release(entry.block);
+  entry.block = Directory::kNoBlock;
+}
+
+// ------------------------------------------------------------------------------------------------------------ held
+
+void Controller::hold(Client& client, std::span<const std::byte> bytes) {
+  if (is_note(bytes, NoteKind::kRelease)) {
+    release_ahead(client, bytes);
+    return;
+  }
+  count_held(client, bytes, true);
+  client.holding.add(1, bytes.size());
+  client.held.push_back({{bytes.begin(), bytes.end()}, {}});
+  watch_deadline(client, bytes);
+}
+
+/// Which handles held records name.
+void Controller::count_held(Client& client, std::span<const std::byte> bytes, bool is_added) {
+  const auto count = [&](uint64_t handle) {
+    if (is_added) {
+      ++client.held_handles[handle];
+      return;
+    }
+    const auto at = client.held_handles.find(handle);
+    if (at == client.held_handles.end() || --at->second != 0) return;
+    client.held_handles.erase(at);
+    if (const auto released = client.held_releases.find(handle); released != client.held_releases.end()) {
+      client.let_go.emplace_back(released->second, handle);
+      client.held_releases.erase(released);
+    }
+  };
+  if (is_run(bytes)) {
+    const auto record = read_record<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.arguments + record.results; ++i) count(argument_of(bytes, i));
+  } else if (is_note(bytes, NoteKind::kRename)) {
+    const auto record = read_record<NoteRecord>(bytes);
+    for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle))
+      count(word(bytes, sizeof record + at));
+  } else {
+    count(read_record<NoteRecord>(bytes).handle);
+  }
+}
+
+/// A release that comes behind held records takes effect behind the last of them that names the buffer, not behind all:
+/// the others may wait for that very memory.
+void Controller::release_ahead(Client& client, std::span<const std::byte> bytes) {
+  const auto record = read_record<NoteRecord>(bytes);
+  for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
+    const uint64_t handle = word(bytes, sizeof record + at);
+    if (client.held_handles.contains(handle)) {
+      client.held_releases.emplace(handle, record.group);
+    } else {
+      client.let_go.emplace_back(record.group, handle);
+    }
+  }
+  order_releases(client);
+}
+
+void Controller::order_releases(Client& client) {
+  auto let_go = std::exchange(client.let_go, {});
+  std::stable_sort(let_go.begin(), let_go.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<uint64_t> handles;
+  for (size_t i = 0; i < let_go.size();) {
+    const GroupId group = let_go[i].first;
+    handles.clear();
+    for (; i < let_go.size() && let_go[i].first == group && handles.size() < kMostReleases; ++i) {
+      handles.push_back(let_go[i].second);
+    }
+    order(client, release_note(client.id, group, handles));
+  }
+}
+
+void Controller::retry_held() {
+  bool is_due = false;
+  for (const Client* client : holding_) {
+    is_due = is_due || (client->held_since != 0 && !client->is_suspended) || (client->is_paced && !is_behind(*client));
+  }
+  if (admission_version_ == admission_.version() && !is_due) return;
+  admission_.clear_claims();
+  first_held_ = nullptr;
+  for (size_t i = 0; i < holding_.size();) {
+    if (holding_[i]->is_suspended) {
+      holding_[i++]->held_since = 0;
+    } else if (retry_held(*holding_[i])) {
+      holding_.erase(holding_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+  admission_version_ = admission_.version();
+}
+
+/// Orders what fits now. True when nothing of the client is held any more.
+bool Controller::retry_held(Client& client) {
+  client.is_paced = false;
+  while (!client.held.empty()) {
+    if (is_behind(client)) {  // FLOW-1
+      client.is_paced = true;
+      client.held_since = 0;
+      return false;
+    }
+    const Held& front = client.held.front();
+    if (!front.dropped.empty()) {
+      const Held dropped = std::move(client.held.front());
+      client.held.pop_front();
+      client.holding.remove(1, dropped.record.size());
+      fail_on_hosts(client, dropped.record, dropped.dropped);
+      count_held(client, dropped.record, false);
+      order_releases(client);
+      continue;
+    }
+    if (lost_ != 0 && is_run(front.record) && is_stranded(read_record<RunRecord>(front.record).group)) {
+      return false;  // ERR-2
+    }
+    std::vector<std::byte> bytes = std::move(client.held.front().record);
+    client.held.pop_front();
+    client.holding.remove(1, bytes.size());
+    Verdict verdict;
+    PlaceId worst = 0;
+    bool is_over = false;
+    if (admit(client, bytes, &verdict, &worst)) {
+      count_held(client, bytes, false);
+      order_releases(client);
+      client.held_since = 0;
+      continue;
+    }
+    if (verdict == Verdict::kBusy) {
+      client.held_since = 0;
+      claim_places(bytes);
+    } else if (verdict == Verdict::kHeld) {
+      is_over = !may_wait_for_blocks(client, bytes, worst);
+    }
+    if (is_over || verdict == Verdict::kNever) {
+      count_held(client, bytes, false);
+      refuse(client, bytes, verdict, worst);
+      order_releases(client);
+      // What fails may make others let go: they get their grace again.
+      for (Client* other : holding_) other->held_since = 0;
+      continue;
+    }
+    client.holding.add(1, bytes.size());
+    client.held.push_front({std::move(bytes), {}});
+    return false;
+  }
+  return true;
+}
+
+void Controller::claim_places(std::span<const std::byte> bytes) {
+  if (is_run(bytes)) {
+    admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
+  } else {
+    admission_.claim_set(read_record<NoteRecord>(bytes).place_set);
+  }
+}
+
+/// What only blocks keep out. Others may have to run before they let go of theirs; but then they may take new ones as
+/// fast, for ever. So the first in the line gets turns (MEM-2): for a grace nobody else enters its places, and what
+/// others need only for their runs under way comes back. Between two turns the others run freely, each time for longer,
+/// so that one whose turns are in vain costs them little. False: for a grace, and not in a turn, nobody ran who holds
+/// any of it (MEM-3).
+bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> bytes, PlaceId worst) {
+  const int64_t now = monotonic_ns(), grace = options_.grace.count();
+  if (client.held_since == 0) {
+    client.held_since = client.turn_since = now;
+    client.is_its_turn = false;
+    client.turns = 0;
+  }
+  if (first_held_ == nullptr) first_held_ = &client;
+  if (first_held_ != &client && first_held_->is_its_turn) {  // that keeps others from running, too
+    client.held_since = now;
+    return true;
+  }
+  if (client.is_its_turn) {
+    client.held_since = now;
+    if (now - client.turn_since < grace) {
+      claim_places(bytes);
+      return true;
+    }
+    client.is_its_turn = false;
+    client.turn_since = now;
+  }
+  if (is_held_by_busy(client, worst)) client.held_since = now;
+  if (now - client.held_since >= grace) return false;
+  if (first_held_ == &client && now - client.turn_since >= grace << std::min(client.turns, kMostPatience)) {
+    client.is_its_turn = true;
+    client.turn_since = client.held_since = now;
+    ++client.turns;
+    claim_places(bytes);
+  }
+  return true;
+}
+
+/// Whether another client that has runs in flight holds something on a place: it may let go of it.
+bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
+  const auto holders = admission_.holders(place, SIZE_MAX);
+  return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
+    if (holder.client == client.id) return false;
+    const Client* other = client_of(holder.client);
+    return other != nullptr && (other->in_flight != 0 || is_behind(*other));
+  });
+}
+
+/// The run fails at its client now. What is in front of it may still use what its results' handles meant before, so its
+/// hosts hear of it in its place.
+bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail) {
+  const auto at = std::find_if(client.held.begin(), client.held.end(), [&](const Held& held) {
+    return held.dropped.empty() && is_run(held.record) && read_record<RunRecord>(held.record).tag == tag;
+  });
+  if (at == client.held.end()) return false;
+  at->dropped = text;
+  admission_version_ = UINT64_MAX;  // nothing may be held any more
+  ++stats_.dropped;
+  ++client.retired;
+  client.has_news = true;
+  tell_results(client, at->record, text, detail);
+  return true;
+}
+
+// --------------------------------------------------------------------------------------------------------- refused
+
+/// MEM-3: the record's results fail; nothing else is disturbed.
+void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdict verdict, PlaceId worst) {
+  ++stats_.refused;
+  if (is_run(bytes)) {
+    const auto record = read_record<RunRecord>(bytes);
+    const PlanMemory& memory = *plan_memory_[record.plan];
+    uint64_t wanted = 0;
+    for (const PlaceNeed& need : memory.needs) {
+      if (need.place == worst) wanted = need.peak + need.eager;
+    }
+    ++client.retired;
+    client.has_news = true;
+    fail_results(client, bytes,
+                 refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, verdict, worst));
+    return;
+  }
+  auto record = read_record<NoteRecord>(bytes);
+  const std::string text = refusal(client, "a buffer put", {}, record.place_bytes, verdict, worst);
+  if (static_cast<NoteKind>(record.header.detail) == NoteKind::kPut) {
+    record.is_refused = 1;
+    std::vector<std::byte> note(bytes.begin(), bytes.end());
+    std::memcpy(note.data(), &record, sizeof record);
+    submit_record(client, note, record.group, EntryKind::kNote, 0);
+  }
+  fail_results(client, bytes, text);
+}
+
+std::string Controller::refusal(const Client& client, const std::string& what, const std::string& biggest,
+                                uint64_t wanted, Verdict verdict, PlaceId worst) const {
+  const std::string place = worst < options_.places.size() ? options_.places[worst] : "place " + std::to_string(worst);
+  std::string text = "ResourceExhaustedError: " + what + " needs " + in_bytes(wanted) + " (" + std::to_string(wanted) +
+                     " bytes) on " + place + ", whose budget is " + in_bytes(admission_.budget(worst)) + " (" +
+                     std::to_string(admission_.budget(worst)) + " bytes)";
+  if (!biggest.empty()) text += "; its biggest buffers: " + biggest;
+  if (verdict == Verdict::kNever) return text + ". It can never fit: make it smaller, or the budget bigger";
+  text += ". " + in_bytes(admission_.live(worst)) + " are held there by live arrays:";
+  for (const Admission::Holder& holder : admission_.holders(worst, kHoldersNamed)) {
+    std::string name = "put there";
+    if (holder.plan != Admission::kPut) {
+      const PlanMemory* memory = memory_of(holder.plan);
+      name = memory == nullptr ? "results of a program" : "results of program '" + memory->name + "'";
+    }
+    text += " " + in_bytes(holder.bytes) + " " + name + " by " +
+            (holder.client == client.id ? std::string("this client") : "client " + std::to_string(holder.client)) + ";";
+  }
+  text.back() = '.';
+  return text + " Delete arrays, or donate arguments, to make room";
+}
+
+std::vector<std::byte> Controller::failure_note(uint32_t client, Handle handle, GroupId group, std::string_view text) {
+  const auto count = static_cast<uint32_t>(std::min<size_t>(text.size(), 1024));
+  const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kFail), client},
+                        handle.raw,
+                        0,
+                        group,
+                        count,
+                        0,
+                        kNoPlaceSet,
+                        0};
+  std::vector<std::byte> out(sizeof note + padded(count));
+  std::memcpy(out.data(), &note, sizeof note);
+  std::memcpy(out.data() + sizeof note, text.data(), count);
+  return out;
+}
+
+/// A record that gets no place in the order: what it would make has failed, here.
+void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
+                              uint16_t detail) {
+  tell_results(client, bytes, text, detail);
+  fail_on_hosts(client, bytes, text);
+}
+
+void Controller::tell_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
+                              uint16_t detail) {
+  if (!is_run(bytes)) {
+    tell(client, Handle{read_record<NoteRecord>(bytes).handle}, text, detail);
+    return;
+  }
+  const uint32_t results = read_record<RunRecord>(bytes).results;
+  for (uint32_t i = 0; i < results; ++i) tell(client, Handle{result_of(bytes, i)}, text, detail);
+}
+
+/// The hosts that would hold them hear it too, so that what depends on them fails by the same words (ERR-1).
+void Controller::fail_on_hosts(Client& client, std::span<const std::byte> bytes, std::string_view text) {
+  const PlanMemory* memory = is_run(bytes) ? memory_of(read_record<RunRecord>(bytes).plan) : nullptr;
+  for (const std::vector<std::byte>& note : failure_notes(client.id, bytes, memory, text)) {
+    submit_record(client, note, read_record<NoteRecord>(note).group, EntryKind::kNote, 0);
+  }
+}
+
+/// None of a run of which it is not known where its results would lie.
+std::vector<std::vector<std::byte>> Controller::failure_notes(uint32_t client, std::span<const std::byte> bytes,
+                                                              const PlanMemory* memory, std::string_view text) const {
+  std::vector<std::vector<std::byte>> notes;
+  if (!is_run(bytes)) {
+    const auto record = read_record<NoteRecord>(bytes);
+    notes.push_back(failure_note(client, Handle{record.handle}, record.group, text));
+    return notes;
+  }
+  const uint32_t results = read_record<RunRecord>(bytes).results;
+  if (memory == nullptr || memory->results.size() != results) return notes;
+  for (uint32_t i = 0; i < results; ++i) {
+    notes.push_back(failure_note(client, Handle{result_of(bytes, i)}, memory->results[i].group, text));
+  }
+  return notes;
+}
+
+}  // namespace pathways

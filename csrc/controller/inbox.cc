@@ -1,0 +1,350 @@
+/// The controller's reading half: what clients and hosts send, and what becomes of senders that make no sense.
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.h"
+#include "controller/controller.h"
+
+namespace pathways {
+namespace {
+
+constexpr uint32_t kBatch = 256;       // records taken from one ring in one pass
+constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each is looked for
+constexpr uint32_t kMostText = 4096;   // of one error
+constexpr uint32_t kLeastText = 256;
+
+}  // namespace
+
+// -------------------------------------------------------------------------------------------------------- clients
+
+uint32_t Controller::drain_clients() {
+  uint32_t done = 0;
+  for (auto& client : clients_) {
+    if (!client->is_suspended) done += drain_client(*client);
+    done += drain_cancels(*client);
+  }
+  if (has_faults_) done += put_out_faulty();
+  return done;
+}
+
+uint32_t Controller::put_out_faulty() {
+  has_faults_ = false;
+  uint32_t done = 0;
+  for (size_t i = 0; i < clients_.size();) {
+    if (clients_[i]->fault.empty()) {
+      ++i;
+    } else {
+      put_out(*clients_[i]);  // it leaves the list
+      ++done;
+    }
+  }
+  return done;
+}
+
+uint32_t Controller::drain_client(Client& client) {
+  uint32_t done = 0;
+  unread_ -= client.is_unread ? 1U : 0U;
+  client.is_unread = false;
+  try {
+    for (; done < kBatch; ++done) {
+      if (is_full(client)) {
+        client.is_unread = true;
+        ++unread_;
+        break;
+      }
+      const std::span<const std::byte> bytes = client.inbox.try_take(client_record_);
+      if (bytes.empty() || !take(client, bytes)) break;
+      client.inbox.pop();
+    }
+  } catch (const Error& error) {  // its ring is corrupt
+    fault(client, error.what());
+  }
+  if (done != 0) client.inbox.release();
+  return done;
+}
+
+/// A client that has too much under way, or is suspended, is not read on, but it can drop what it has.
+uint32_t Controller::drain_cancels(Client& client) {
+  uint32_t done = 0;
+  try {
+    while (done < kMostCancels && client.cancelled.size() < kMostRuns && client.fault.empty()) {
+      const std::span<const std::byte> bytes = client.cancels.try_take(client_record_);
+      if (bytes.empty()) break;
+      if (bytes.size() != sizeof(CancelRecord) || read_record<RecordHeader>(bytes).kind != RecordKind::kCancel) {
+        fault(client, "a record among its cancels is none");
+        break;
+      }
+      cancel(client, read_record<CancelRecord>(bytes).tag);
+      client.cancels.pop();
+      ++done;
+    }
+  } catch (const Error& error) {  // its ring is corrupt
+    fault(client, error.what());
+  }
+  if (done != 0) client.cancels.release();
+  return done;
+}
+
+// -------------------------------------------------------------------------------------------------------- credits
+
+/// FLOW-1: the hosts have as much of its work as they may; they will be done with it.
+bool Controller::is_behind(const Client& client) {
+  return client.full_hosts != 0 || client.in_flight >= kMostRuns ||
+         client.waiting.is_above(kMostWaiting, kMostWaitingBytes);
+}
+
+bool Controller::is_full(const Client& client) {
+  return is_behind(client) || client.holding.is_above(kMostHeld, kMostHeldBytes) ||
+         client.outbox.overflow_bytes() >= kMostUntoldBytes;
+}
+
+/// Clients that can be read on since they were looked at in this pass.
+uint32_t Controller::read_on() const {
+  return static_cast<uint32_t>(std::count_if(clients_.begin(), clients_.end(), [](const auto& client) {
+    return client->is_unread && !client->is_suspended && !is_full(*client);
+  }));
+}
+
+/// A host gets a command of the client's.
+void Controller::give(Client* client, uint32_t h, uint64_t bytes) {
+  if (client->on_host.empty()) client->on_host.resize(hosts_.size());
+  Load& load = client->on_host[h];
+  const bool was_full = load.is_above(kMostCommands, kMostCommandBytes);
+  load.add(1, bytes);
+  if (!was_full && load.is_above(kMostCommands, kMostCommandBytes)) ++client->full_hosts;
+}
+
+void Controller::commands_done(uint32_t h, const CommandsDoneRecord& record) {
+  Client* client = client_of(record.header.client);
+  if (client == nullptr || client->on_host.empty()) return;
+  Load& load = client->on_host[h];
+  const bool was_full = load.is_above(kMostCommands, kMostCommandBytes);
+  load.remove(record.count, record.bytes);
+  if (was_full && !load.is_above(kMostCommands, kMostCommandBytes)) --client->full_hosts;
+}
+
+/// False when the record must wait, for mail or for hosts that are lost, or when the client is to be put out for it.
+bool Controller::take(Client& client, std::span<const std::byte> bytes) {
+  if (std::string why = unsound(bytes); !why.empty()) {
+    fault(client, std::move(why));
+    return false;
+  }
+  const auto header = read_record<RecordHeader>(bytes);
+  const bool is_run = header.kind == RecordKind::kRun;
+  const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<NoteRecord>(bytes).group;
+  const PlaceSetId set = is_run ? kNoPlaceSet : read_record<NoteRecord>(bytes).place_set;
+  if (!sequencer_.has_group(group) || (set != kNoPlaceSet && !admission_.has_set(set))) {
+    // A group, or a set, is registered before the first record that names it is written: then it is in the mail.
+    if (!mailbox_.has_mail()) {
+      fault(client, "a record names group " + std::to_string(group) + " or set of places " + std::to_string(set) +
+                        ", which nobody made");
+    }
+    return false;
+  }
+  bool may_be_in_the_mail = false;
+  if (std::string why = foreign(client, bytes, &may_be_in_the_mail); !why.empty()) {
+    if (!may_be_in_the_mail || !mailbox_.has_mail()) fault(client, std::move(why));
+    return false;
+  }
+  if (is_run && lost_ != 0 && is_stranded(group)) return false;  // its other hosts must not wait with it
+  if (stepper_ && is_run && !stepper_->knows(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
+    return false;  // its plan may be in the mail
+  }
+  ++(is_run ? stats_.runs : stats_.notes);
+  bool is_cancelled = false;
+  if (is_run) {
+    const uint64_t tag = read_record<RunRecord>(bytes).tag;
+    client.newest = std::max(client.newest, tag);
+    is_cancelled = !client.cancelled.empty() && client.cancelled.erase(tag) != 0;
+  }
+  if (!client.held.empty()) {
+    hold(client, bytes);
+    if (is_cancelled) cancel(client, read_record<RunRecord>(bytes).tag);
+    return true;
+  }
+  if (is_cancelled) {
+    refuse_cancelled(client, bytes);
+    return true;
+  }
+  if (const int64_t deadline = deadline_of(bytes); deadline != 0 && deadline <= monotonic_ns()) {
+    refuse_late(client, bytes);
+    return true;
+  }
+  Verdict verdict;
+  PlaceId worst = 0;
+  if (!admit(client, bytes, &verdict, &worst)) {
+    if (verdict == Verdict::kNever) {
+      refuse(client, bytes, verdict, worst);
+    } else {
+      client.held_since = 0;
+      holding_.push_back(&client);
+      hold(client, bytes);
+      admission_version_ = UINT64_MAX;  // to be looked at with the others: its places may be claimed
+    }
+  }
+  return true;
+}
+
+/// It will be put out at the end of this pass, or in the next.
+void Controller::fault(Client& client, std::string why) {
+  if (client.fault.empty()) client.fault = std::move(why);
+  has_faults_ = true;
+}
+
+/// Its ring from here makes no sense. What it would still be told is dropped.
+void Controller::silence(Client& client, std::string_view why) {
+  client.is_mute = true;
+  client.late.clear();
+  client.outbox.forget_reader();
+  fault(client, std::string(why));
+}
+
+/// Why a sound record is none of this client's to send; empty when it is (TRUST-1).
+std::string Controller::foreign(const Client& client, std::span<const std::byte> bytes,
+                                bool* may_be_in_the_mail) const {
+  const auto header = read_record<RecordHeader>(bytes);
+  uint64_t plan = 0;
+  const bool is_run = header.kind == RecordKind::kRun;
+  if (is_run) {
+    plan = read_record<RunRecord>(bytes).plan;
+  } else if (static_cast<NoteKind>(header.detail) == NoteKind::kBackend) {
+    plan = read_record<NoteRecord>(bytes).token;  // it forgets that one
+    if (plan == 0) return {};
+  } else {
+    return {};
+  }
+  const bool is_known = plan < plan_owners_.size() && plan_owners_[plan].client != UINT32_MAX;
+  if (!is_known) {
+    *may_be_in_the_mail = true;
+    return options_.knows_plans ? "a record names plan " + std::to_string(plan) + ", which is not registered" : "";
+  }
+  const PlanOwner& owner = plan_owners_[plan];
+  if (owner.client != client.id) return "a record names plan " + std::to_string(plan) + ", which is another client's";
+  if (is_run && read_record<RunRecord>(bytes).group != owner.group) {
+    return "a run of plan " + std::to_string(plan) + " names group " +
+           std::to_string(read_record<RunRecord>(bytes).group) + ", but the plan's hosts are group " +
+           std::to_string(owner.group);
+  }
+  return {};
+}
+
+/// What is wrong with a client's record; empty when nothing is.
+std::string Controller::unsound(std::span<const std::byte> bytes) const {
+  if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
+  const auto header = read_record<RecordHeader>(bytes);
+  const auto expect = [&](uint64_t size) {
+    return bytes.size() == size ? std::string()
+                                : "a record of kind " + std::to_string(static_cast<int>(header.kind)) + " has " +
+                                      std::to_string(bytes.size()) + " bytes, expected " + std::to_string(size);
+  };
+  if (bytes.size() > max_record_) {
+    return "a record of " + std::to_string(bytes.size()) + " bytes does not fit the hosts' rings, which take " +
+           std::to_string(max_record_);
+  }
+  switch (header.kind) {
+    case RecordKind::kRun: {
+      if (bytes.size() < sizeof(RunRecord)) return expect(sizeof(RunRecord));
+      const auto record = read_record<RunRecord>(bytes);
+      if ((header.detail & ~(kRunWanted | kRunHasDeadline)) != 0) {
+        return "a run has the unknown flags " + std::to_string(header.detail);
+      }
+      return expect(sizeof record + words_behind(record) * sizeof(uint64_t));
+    }
+    case RecordKind::kNote: {
+      if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));
+      if (const auto kind = static_cast<NoteKind>(header.detail); kind < NoteKind::kPut || kind > NoteKind::kRename) {
+        return "a note is of kind " + std::to_string(header.detail) + ", which clients do not send";
+      }
+      if (read_record<NoteRecord>(bytes).is_refused != 0) return "a note says that the controller refused it";
+      return expect(sizeof(NoteRecord) + ((uint64_t{read_record<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
+    }
+    default:
+      return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which clients do not send";
+  }
+}
+
+/// OWN-1: it alone goes, and is told why.
+void Controller::put_out(Client& client) {
+  const uint32_t id = client.id;
+  client.is_mute = false;  // for the last word
+  tell(client, Handle{}, "the controller put client " + std::to_string(id) + " out: " + client.fault);
+  flush();
+  drop_client(id);
+}
+
+void Controller::tell(Client& client, Handle handle, std::string_view text, uint16_t detail) {
+  // Who does not read what it is told hears less of it (FLOW-1).
+  const uint32_t most = client.outbox.overflow_bytes() < kMostUntoldBytes ? kMostText : kLeastText;
+  text = text.substr(0, std::min(most, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
+  const auto bytes = static_cast<uint32_t>(text.size());
+  say(client, static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
+    const FailedRecord record{{RecordKind::kFailed, detail, client.id}, handle.raw, bytes, 0};
+    std::memcpy(out, &record, sizeof record);
+    std::memcpy(out + sizeof record, text.data(), bytes);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------------- hosts
+
+uint32_t Controller::drain_hosts() {
+  // SYNC news/collect: a host publishes before it posts.
+  block_->news.collect(&news_);
+  uint32_t done = 0;
+  size_t left = 0;
+  for (const uint32_t h : news_) {
+    if (h >= hosts_.size()) continue;  // a bit carries no data: there is no ring to look at
+    const uint32_t taken = drain_host(h);
+    done += taken;
+    if (taken == kBatch) news_[left++] = h;  // perhaps there is more
+  }
+  news_.resize(left);
+  return done;
+}
+
+uint32_t Controller::drain_host(uint32_t index) {
+  Host& host = hosts_[index];
+  if (host.is_lost) return 0;
+  uint32_t done = 0;
+  for (; done < kBatch; ++done) {
+    const std::span<const std::byte> bytes = host.inbox.try_take(host_record_);
+    if (bytes.empty()) break;
+    take(index, bytes);
+    host.inbox.pop();
+  }
+  if (done != 0) host.inbox.release();
+  return done;
+}
+
+void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
+  const auto refuse = [&](const char* what) {
+    throw Error(Status::kInvalid, "host " + std::to_string(index) + " sent " + what);
+  };
+  if (bytes.size() < sizeof(RecordHeader)) refuse("a record shorter than its header");
+  const auto header = read_record<RecordHeader>(bytes);
+  if (header.kind == RecordKind::kRunDone) {
+    if (bytes.size() != sizeof(RunDoneRecord)) refuse("a completion of the wrong size");
+    const auto record = read_record<RunDoneRecord>(bytes);
+    if (record.host != index || record.tag > UINT32_MAX ||
+        !sequencer_.is_running_on(static_cast<EntryId>(record.tag), index)) {
+      refuse("a completion of a run that does not run");
+    }
+    run_done(index, record);
+  } else if (header.kind == RecordKind::kCommandsDone) {
+    if (bytes.size() != sizeof(CommandsDoneRecord)) refuse("a count of commands of the wrong size");
+    commands_done(index, read_record<CommandsDoneRecord>(bytes));
+  } else if (header.kind == RecordKind::kEnqueued) {
+    if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
+    if (!enqueued(index, read_record<EnqueuedRecord>(bytes))) refuse("a report of a call that nobody waits for");
+  } else if (header.kind == RecordKind::kFailed) {
+    if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
+    const auto record = read_record<FailedRecord>(bytes);
+    Client* client = client_of(header.client);
+    if (client == nullptr || !Handle{record.handle}.valid()) return;
+    const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
+    tell(*client, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
+  } else {
+    refuse("a record of a kind that hosts do not send");
+  }
+}
+
+}  // namespace pathways

@@ -1,0 +1,62 @@
+/// The controller's half of suspended clients: their records wait, their runs end, notes are sent in their name.
+#include <cstring>
+
+#include "controller/controller.h"
+
+namespace pathways {
+
+void Controller::suspend(uint32_t id) {
+  run_mail([this, id] {
+    if (Client* client = client_of(id)) client->is_suspended = true;
+  });
+}
+
+void Controller::resume(uint32_t id) {
+  run_mail([this, id] {
+    if (Client* client = client_of(id)) client->is_suspended = false;
+    admission_version_ = UINT64_MAX;  // what it has held is tried again
+  });
+}
+
+bool Controller::is_quiet(uint32_t id) {
+  bool is_quiet = true;
+  run_mail([&] {
+    if (const Client* client = client_of(id)) is_quiet = client->in_flight == 0;
+  });
+  return is_quiet;
+}
+
+void Controller::park(uint32_t id) {
+  run_mail([&] { admission_.park(id); });
+}
+
+std::string Controller::unpark(uint32_t id) {
+  std::string refused;
+  run_mail([&] {
+    PlaceId worst = 0;
+    if (admission_.unpark(id, &worst)) return;
+    const std::string place =
+        worst < options_.places.size() ? options_.places[worst] : "place " + std::to_string(worst);
+    refused = "ResourceExhaustedError: client " + std::to_string(id) + "'s buffers find no room on " + place +
+              " beside the " + std::to_string(admission_.live(worst)) + " of " +
+              std::to_string(admission_.budget(worst)) + " bytes that others hold or run there; try again later";
+  });
+  return refused;
+}
+
+void Controller::note_for(uint32_t id, NoteKind kind, std::vector<std::byte> payload) {
+  run_mail([&] {
+    Client* client = client_of(id);
+    if (client == nullptr) return;
+    const auto bytes = static_cast<uint32_t>(payload.size());
+    const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(kind), id}, 0, 0, 0, bytes, 0, kNoPlaceSet, 0};
+    std::vector<std::byte> record(sizeof note + padded(bytes));
+    std::memcpy(record.data(), &note, sizeof note);
+    if (bytes != 0) std::memcpy(record.data() + sizeof note, payload.data(), bytes);
+    ++stats_.notes;
+    // To each on its own: a host that is lost hears it when it is back, and keeps no other waiting (ERR-2).
+    for (uint32_t h = 0; h < hosts_.size(); ++h) submit_record(*client, record, kOneHost | h, EntryKind::kNote, 0);
+  });
+}
+
+}  // namespace pathways

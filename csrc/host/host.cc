@@ -1,0 +1,292 @@
+#include "host/host.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace pathways {
+namespace {
+
+constexpr uint32_t kMostText = 4096;  // of one error
+constexpr std::chrono::microseconds kOverflowLook{100};
+
+void expect_size(std::span<const std::byte> bytes, uint64_t expected) {
+  if (bytes.size() == expected) return;
+  throw Error(Status::kInvalid, "the controller sent a record of " + std::to_string(bytes.size()) +
+                                    " bytes, expected " + std::to_string(expected));
+}
+
+/// A record of the controller's. Throws Error(kInvalid) when it is shorter.
+template <typename Record>
+Record read_as(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(Record)) expect_size(bytes, sizeof(Record));
+  return read_record<Record>(bytes);
+}
+
+}  // namespace
+
+Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend)
+    : options_(options),
+      own_(hosts.at(options.host)),
+      block_(own_.block()),
+      inbox_(own_.inbox()),
+      to_controller_(own_.outgoing(), &controller->doorbell, &controller->news, options.host),
+      executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gangs_block},
+                backend, *this),
+      mailbox_(&block_->doorbell) {
+  distance_ns_ = controller->distance_ns;
+  to_controller_.set_distance(distance_ns_);
+  if (own_.peers() == 0) return;
+  if (own_.peers() != hosts.size()) {
+    throw Error(Status::kInvalid,
+                "a host has rings from " + std::to_string(own_.peers()) + " hosts, of " + std::to_string(hosts.size()));
+  }
+  from_peers_.resize(hosts.size());
+  to_peers_.resize(hosts.size());
+  partial_posts_.resize(hosts.size());
+  for (uint32_t peer = 0; peer < hosts.size(); ++peer) {
+    if (peer == options.host || !hosts[peer].is_there()) continue;
+    from_peers_[peer] = own_.from(peer).consumer();
+    to_peers_[peer] = Outbox(hosts[peer].from(options.host).producer(), hosts[peer].doorbell());
+    to_peers_[peer].set_distance(distance_ns_);
+  }
+}
+
+Host::~Host() { executor_.clear(); }
+
+// --------------------------------------------------------------------------------------------------- registration
+
+void Host::add_plan(uint32_t id, Plan plan, uint32_t client) {
+  const std::string name = "plan " + std::to_string(id);
+  if (plan.host() != options_.host || plan.devices() != options_.devices) {
+    throw Error(Status::kInvalid, name + " is for host " + std::to_string(plan.host()) + " of " +
+                                      std::to_string(plan.devices()) + " devices; this is host " +
+                                      std::to_string(options_.host) + " of " + std::to_string(options_.devices));
+  }
+  for (const NodeRecord& node : plan.nodes()) {
+    for (const auto& peers : {plan.sources(node), plan.destinations(node)}) {
+      for (uint32_t peer : peers) {
+        if (peer == options_.host || peer < to_peers_.size()) continue;
+        throw Error(Status::kInvalid, name + " moves data between host " + std::to_string(options_.host) +
+                                          " and host " + std::to_string(peer) + ", which it has no ring to");
+      }
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (!plans_.insert(id).second) throw Error(Status::kInvalid, name + " is registered already");
+  }
+  mailbox_.post([this, id, client, plan = std::make_shared<Plan>(std::move(plan))] {
+    executor_.add_plan(id, std::move(*plan), client);
+  });
+}
+
+void Host::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
+  mailbox_.post(
+      [this, id, error = std::move(error), sizes = std::move(sizes)] { executor_.set_compiled(id, error, sizes); });
+}
+
+void Host::remove_plan(uint32_t id) {
+  {
+    const std::lock_guard lock(mutex_);
+    plans_.erase(id);
+  }
+  mailbox_.post([this, id] { executor_.remove_plan(id); });
+}
+
+void Host::attach_client(uint32_t client, const ClientView& view) {
+  mailbox_.post([this, client, attached = Attached{view.futures(), view.read_back()}] {
+    if (executor_.is_gone(client)) {
+      forget_client(client);
+      return;
+    }
+    if (client >= clients_.size()) clients_.resize(client + 1);
+    if (!clients_[client].futures.is_there()) attached_.fetch_add(1, std::memory_order_relaxed);
+    clients_[client] = attached;
+    executor_.add_client(client, attached.futures.capacity());
+  });
+}
+
+void Host::task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error) {
+  mailbox_.post(
+      [this, task, made, devices, error = std::move(error)] { executor_.on_task_done(task, made, devices, error); });
+}
+
+void Host::launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error) {
+  mailbox_.post([this, order, node, made = std::move(made), error = std::move(error)] {
+    executor_.on_launched(order, node, made, error);
+  });
+}
+
+void Host::set_faults(ExecutorFaults faults) {
+  mailbox_.post([this, faults] { executor_.set_faults(faults); });
+}
+
+// ---------------------------------------------------------------------------------------------------------- steps
+
+uint32_t Host::step() {
+  mailbox_.read();
+  uint32_t done = 0;
+  const int64_t end = monotonic_ns() + options_.longest_step.count();
+  for (; done < options_.batch && (done == 0 || monotonic_ns() < end); ++done) {
+    const std::span<const std::byte> bytes = inbox_.try_take(record_);
+    if (bytes.empty()) break;
+    mailbox_.read();  // what the record needs was registered before it was written
+    take(bytes);
+    inbox_.pop();
+  }
+  if (done != 0) inbox_.release();
+  for (uint32_t peer = 0; peer < from_peers_.size(); ++peer) done += drain_peer(peer);
+  done += executor_.poll();
+  if (!replacements_.empty()) replace_peers();
+  const bool is_kept = to_controller_.flush();
+  has_overflow_ = flush_peers() || is_kept;
+  return done;
+}
+
+/// How long to wait before what is kept in some outbox may go on.
+std::chrono::nanoseconds Host::overflow_look() const {
+  if (distance_ns_ == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = to_controller_.due();
+  for (const Outbox& peer : to_peers_) {
+    if (peer.due() != 0 && (due == 0 || peer.due() < due)) due = peer.due();
+  }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
+Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin) {
+  if (has_overflow_) timeout = std::min(timeout, overflow_look());
+  return block_->doorbell.wait(ticket, timeout, spin);
+}
+
+/// The controller's records are checked like everybody's: its ring lies in memory that other hosts map.
+void Host::take(std::span<const std::byte> bytes) {
+  const auto header = read_as<RecordHeader>(bytes);
+  if (!executor_.may_be_client(header.client)) {
+    throw Error(Status::kInvalid, "the controller sent a record of client " + std::to_string(header.client));
+  }
+  switch (header.kind) {
+    case RecordKind::kRun: {
+      const auto record = read_as<RunRecord>(bytes);
+      expect_size(bytes, sizeof record + words_behind(record) * sizeof(uint64_t));
+      executor_.on_run(record, reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record));
+      return;
+    }
+    case RecordKind::kNote: {
+      const auto record = read_as<NoteRecord>(bytes);
+      expect_size(bytes, sizeof record + padded(uint64_t{record.bytes}));
+      executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
+      return;
+    }
+    case RecordKind::kGo: {
+      const auto record = read_as<GoRecord>(bytes);
+      executor_.on_go(record.order, record.last);
+      return;
+    }
+    case RecordKind::kClientGone:
+      forget_client(header.client);
+      return;
+    case RecordKind::kHostLost:
+      lose_peers(bytes);
+      return;
+    default:
+      throw Error(Status::kInvalid,
+                  "the controller sent a record of kind " + std::to_string(static_cast<int>(header.kind)));
+  }
+}
+
+/// OWN-1: the client's memory goes only here, where the order says so: a completion of what came before may be late.
+void Host::forget_client(uint32_t client) {
+  if (client < clients_.size() && clients_[client].futures.is_there()) {
+    clients_[client] = {};
+    attached_.fetch_sub(1, std::memory_order_release);
+  }
+  executor_.on_client_gone(client);
+}
+
+// ----------------------------------------------------------------------------------------------------------- link
+
+void Host::complete(uint32_t client, Handle future) {
+  if (client < clients_.size() && clients_[client].futures.is_there()) (void)clients_[client].futures.complete(future);
+}
+
+bool Host::begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) {
+  return client < clients_.size() && clients_[client].futures.is_there() && clients_[client].read_back.is_there() &&
+         clients_[client].read_back.begin_write(clients_[client].futures, future, place);
+}
+
+void Host::end_read_back(uint32_t client, Handle future) { clients_[client].read_back.end_write(future); }
+
+void Host::failed(uint32_t client, Handle future, std::string_view text) {
+  text = text.substr(0, std::min(kMostText, to_controller_.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
+  const auto bytes = static_cast<uint32_t>(text.size());
+  to_controller_.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
+    const FailedRecord record{{RecordKind::kFailed, 0, client}, future.raw, bytes, 0};
+    std::memcpy(out, &record, sizeof record);
+    std::memcpy(out + sizeof record, text.data(), bytes);
+  });
+}
+
+void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) {
+  to_controller_.send(sizeof(RunDoneRecord), [&](std::byte* out) {
+    const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0};
+    std::memcpy(out, &record, sizeof record);
+  });
+}
+
+void Host::command_done(uint32_t client, uint64_t bytes) {
+  if (client >= commands_done_.size()) commands_done_.resize(client + 1);
+  Load& done = commands_done_[client];
+  done.add(1, bytes);
+  if (!done.is_above(kCommandsTold, kCommandBytesTold)) return;
+  to_controller_.send(sizeof(CommandsDoneRecord), [&](std::byte* out) {
+    const CommandsDoneRecord record{{RecordKind::kCommandsDone, 0, client}, done.count, done.bytes};
+    std::memcpy(out, &record, sizeof record);
+  });
+  done = {};
+}
+
+void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
+  to_controller_.send(sizeof(EnqueuedRecord), [&](std::byte* out) {
+    const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};
+    std::memcpy(out, &record, sizeof record);
+  });
+}
+
+void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
+  Outbox& peer = to_peers_.at(host);
+  if (!peer.is_connected()) return;  // it is lost
+  const size_t most = (peer.max_record() - sizeof(PostRecord)) / sizeof(uint64_t);
+  do {
+    const auto piece = offsets.first(std::min(most, offsets.size()));
+    offsets = offsets.subspan(piece.size());
+    peer.send(static_cast<uint32_t>(sizeof(PostRecord) + piece.size_bytes()), [&](std::byte* out) {
+      const PostRecord record{{RecordKind::kPost, static_cast<uint16_t>(offsets.empty() ? 0 : 1), 0},
+                              order,
+                              node,
+                              options_.host,
+                              static_cast<uint32_t>(piece.size()),
+                              0};
+      std::memcpy(out, &record, sizeof record);
+      if (!piece.empty()) std::memcpy(out + sizeof record, piece.data(), piece.size_bytes());
+    });
+  } while (!offsets.empty());
+}
+
+void Host::arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
+  if (!to_peers_.at(host).is_connected()) return;  // it is lost
+  text = text.substr(0, std::min(kMostText, to_peers_.at(host).max_record() - uint32_t{sizeof(ArrivedRecord)} - 8));
+  const auto bytes = static_cast<uint32_t>(text.size());
+  to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ArrivedRecord)) + padded(bytes), [&](std::byte* out) {
+    const ArrivedRecord record{
+        {RecordKind::kArrived, static_cast<uint16_t>(failed ? 1 : 0), 0}, order, node, options_.host, bytes, 0};
+    std::memcpy(out, &record, sizeof record);
+    if (bytes != 0) std::memcpy(out + sizeof record, text.data(), bytes);
+  });
+}
+
+}  // namespace pathways

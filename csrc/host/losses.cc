@@ -1,0 +1,59 @@
+/// A host's peers come and go (ERR-2).
+///
+/// The ring from a peer lies in this host's block, so it outlives the peer: what the peer published is taken in, then
+/// the ring is made anew for the successor. The controller starts a successor only after every host has done so, so
+/// nobody else uses the ring meanwhile.
+#include <cstring>
+
+#include "base/status.h"
+#include "host/host.h"
+
+namespace pathways {
+
+void Host::lose_peers(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(HostLostRecord)) throw Error(Status::kInvalid, "the controller sent a short loss");
+  const auto record = read_record<HostLostRecord>(bytes);
+  const uint64_t expected = sizeof record + padded(uint64_t{record.hosts} * 4) + padded(uint64_t{record.bytes});
+  if (bytes.size() != expected) throw Error(Status::kInvalid, "the controller sent a loss of the wrong size");
+  std::vector<uint32_t> lost(record.hosts);
+  if (!lost.empty()) std::memcpy(lost.data(), bytes.data() + sizeof record, lost.size() * sizeof(uint32_t));
+  const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record + padded(record.hosts * 4));
+  for (const uint32_t peer : lost) {
+    if (peer >= from_peers_.size()) continue;  // hosts without rings between them
+    (void)drain_peer(peer);
+    from_peers_[peer] = ByteRing::Consumer();
+    to_peers_[peer] = Outbox();
+    partial_posts_[peer].clear();
+  }
+  losses_ = record.loss;
+  executor_.on_hosts_lost(lost, {text, record.bytes});
+  replace_peers();
+}
+
+void Host::replace_peer(uint32_t peer, const HostView& block, uint64_t loss) {
+  if (peer >= to_peers_.size() || peer == options_.host) {
+    throw Error(Status::kInvalid, "host " + std::to_string(options_.host) + " has no peer " + std::to_string(peer));
+  }
+  mailbox_.post([this, peer, block, loss] {
+    replacements_.push_back({peer, block, loss});
+    replace_peers();
+  });
+}
+
+void Host::replace_peers() {
+  std::erase_if(replacements_, [&](const Replacement& next) {
+    if (next.loss > losses_ || executor_.sends_under_way(next.peer) != 0) return false;
+    from_peers_[next.peer] = ByteRing::Consumer();
+    const BlockPart ring = own_.from(next.peer);
+    ByteRing::create(ring.at, own_.peer_ring_bytes());
+    from_peers_[next.peer] = ring.consumer();
+    to_peers_[next.peer] = Outbox(next.block.from(options_.host).producer(), next.block.doorbell());
+    to_peers_[next.peer].set_distance(distance_ns_);
+    partial_posts_[next.peer].clear();
+    // SYNC host/replaced: pairs with peers_replaced().
+    peers_replaced_.fetch_add(1, std::memory_order_release);
+    return true;
+  });
+}
+
+}  // namespace pathways

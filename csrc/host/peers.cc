@@ -1,0 +1,117 @@
+/// What hosts say to each other about transfers, and what becomes of one that makes no sense.
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+
+#include "base/status.h"
+#include "host/host.h"
+
+namespace pathways {
+namespace {
+
+constexpr size_t kMostOffsets = 1u << 20;  // of one post: more blocks than a host lands in one transfer
+
+std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
+  return std::string(kind) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
+}
+
+}  // namespace
+
+/// True while some record is kept for want of room in a peer's ring, or of time.
+bool Host::flush_peers() {
+  bool is_kept = false;
+  for (Outbox& peer : to_peers_) is_kept = peer.flush() || is_kept;
+  return is_kept;
+}
+
+/// GANG-2: as a rule all that was said goes out at once. What does not is sent by another thread while ours is away.
+void Host::leave() {
+  if (!flush_peers()) return;
+  speaker_ = std::jthread([this](const std::stop_token& is_back) {
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    std::unique_lock lock(mutex);
+    do {
+      (void)wake.wait_for(lock, is_back, overflow_look(), [] { return false; });
+    } while (!is_back.stop_requested() && flush_peers());
+  });
+}
+
+void Host::come_back() {
+  if (!speaker_.joinable()) return;
+  speaker_.request_stop();
+  speaker_.join();
+}
+
+uint32_t Host::drain_peer(uint32_t peer) {
+  ByteRing::Consumer& ring = from_peers_[peer];
+  if (!ring.valid()) return 0;
+  uint32_t done = 0;
+  std::string fault;
+  try {
+    while (fault.empty()) {
+      const std::span<const std::byte> bytes = ring.try_take(peer_record_);
+      if (bytes.empty()) break;
+      fault = take_peer(peer, bytes);
+      ring.pop();
+      ++done;
+    }
+  } catch (const Error& error) {  // the ring itself is corrupt (RING-5)
+    fault = error.what();
+  }
+  if (!fault.empty()) close_peer(peer, fault);
+  return done;
+}
+
+/// What is wrong with a peer's record; empty when nothing is, and then it was done.
+std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
+  const auto header = read_record<RecordHeader>(bytes);
+  if (header.kind == RecordKind::kPost) {
+    if (bytes.size() < sizeof(PostRecord)) return sizes("a post", bytes.size(), sizeof(PostRecord));
+    const auto record = read_record<PostRecord>(bytes);
+    const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
+    if (bytes.size() != expected) return sizes("a post", bytes.size(), expected);
+    if (record.host != peer) return "a post names host " + std::to_string(record.host);
+    const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
+    std::vector<uint64_t>& partial = partial_posts_.at(peer);
+    if (partial.size() + offsets.size() > kMostOffsets) return "a post has more blocks than any transfer";
+    if (header.detail != 0 || !partial.empty()) partial.insert(partial.end(), offsets.begin(), offsets.end());
+    if (header.detail != 0) return {};  // more of it follows
+    const std::vector<uint64_t> whole = std::move(partial);
+    partial.clear();
+    if (executor_.on_post(record.order, record.node, peer, whole.empty() ? offsets : std::span(whole)) == Status::kOk) {
+      return {};
+    }
+    return "a post for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
+           ", in which it has no such part";
+  }
+  if (header.kind == RecordKind::kArrived) {
+    if (bytes.size() < sizeof(ArrivedRecord)) return sizes("an arrival", bytes.size(), sizeof(ArrivedRecord));
+    const auto record = read_record<ArrivedRecord>(bytes);
+    const uint64_t expected = sizeof record + ((uint64_t{record.bytes} + 7) & ~uint64_t{7});
+    if (bytes.size() != expected) return sizes("an arrival", bytes.size(), expected);
+    if (record.host != peer) return "an arrival names host " + std::to_string(record.host);
+    const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
+    if (executor_.on_arrived(record.order, record.node, peer, header.detail != 0, text) == Status::kOk) return {};
+    return "an arrival for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
+           ", in which it has no such part";
+  }
+  return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
+}
+
+/// PEER-1: the channel alone goes. What the peer owed has failed with the reason, and so will what runs to come expect.
+void Host::close_peer(uint32_t peer, const std::string& fault) {
+  const std::string text = "ComputationError: a transfer between host " + std::to_string(peer) + " and host " +
+                           std::to_string(options_.host) + " failed: the channel from host " + std::to_string(peer) +
+                           " was closed, because " + fault;
+  std::fprintf(stderr, "pathways: %s\n", text.c_str());
+  from_peers_[peer] = {};
+  partial_posts_[peer].clear();
+  executor_.lose_peer(peer, text, Executor::LostPeer::kAlive);
+}
+
+}  // namespace pathways

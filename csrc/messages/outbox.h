@@ -1,0 +1,121 @@
+/// The sending end of a ring: never waits, never loses, never reorders.
+///
+/// What does not fit in the ring now is kept here and goes first at the next chance, so a slow reader costs its writer
+/// memory and not time. That memory is bounded by the credits of those who cause the records (messages/credits.h).
+/// Records become visible, and the reader is woken, at `flush`: once per batch, not once per record.
+///
+/// `set_distance` makes each record become visible a while after it was sent: processes far apart, on one machine. Who
+/// owns the outbox then flushes again when `due` says.
+///
+/// Threading: one writer thread.
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "messages/ready_bitmap.h"
+#include "sync/byte_ring.h"
+#include "sync/doorbell.h"
+
+namespace pathways {
+
+class Outbox {
+ public:
+  Outbox() = default;
+  /// `news`, if given, is told between publishing and ringing, so that a reader of many rings knows which to look at.
+  Outbox(ByteRing* ring, DoorbellWord* doorbell, NewsBoard* news = nullptr, uint32_t place = 0)
+      : Outbox(ring->claim_producer(), doorbell, news, place) {}
+  Outbox(ByteRing::Producer producer, DoorbellWord* doorbell, NewsBoard* news = nullptr, uint32_t place = 0)
+      : producer_(std::move(producer)), doorbell_(doorbell), news_(news), place_(place) {}
+  Outbox(Outbox&&) = default;
+  Outbox& operator=(Outbox&&) = default;
+
+  /// Sends one record of `bytes` bytes; `fill` writes it. Throws Error(kInvalid) when it can never fit.
+  template <typename Fill>
+  void send(uint32_t bytes, Fill&& fill) {
+    is_dirty_ = is_dirty_ || distance_ns_ == 0;
+    if (overflow_.empty() && distance_ns_ == 0) {
+      const std::span<std::byte> room = producer_.try_reserve(bytes);
+      if (!room.empty()) {
+        fill(room.data());
+        ++in_ring_;
+        return;
+      }
+    }
+    std::vector<std::byte>& kept = overflow_.emplace_back(bytes);
+    overflow_bytes_ += bytes;
+    fill(kept.data());
+    if (distance_ns_ != 0) due_.push_back(monotonic_ns() + distance_ns_);
+  }
+
+  /// Publishes what was sent and wakes the reader if it sleeps. True while some records are still kept here.
+  bool flush() {
+    return flush([](uint64_t) {});
+  }
+  /// `published(count)` is called when records have become visible, before the reader is woken: how many so far in all.
+  template <typename Published>
+  bool flush(Published&& published) {
+    if (!overflow_.empty()) drain();
+    if (is_dirty_) {
+      producer_.publish();
+      published(in_ring_);
+      if (news_ != nullptr) news_->post(place_);
+      doorbell_->ring();
+      is_dirty_ = false;
+    }
+    return !overflow_.empty();
+  }
+
+  /// Before anything is sent.
+  void set_distance(int64_t ns) { distance_ns_ = ns; }
+  /// When the oldest record that is kept here may go, on the clock of monotonic_ns(); 0: at once, or there is none.
+  int64_t due() const { return due_.empty() ? 0 : due_.front(); }
+
+  /// TRUST-1: the reader makes no sense. What it has not read is dropped, for one last record.
+  void forget_reader() {
+    overflow_.clear();
+    overflow_bytes_ = 0;
+    due_.clear();
+    producer_.forget_consumer();
+  }
+
+  bool is_connected() const { return doorbell_ != nullptr; }
+  bool has_overflow() const { return !overflow_.empty(); }
+  /// Of the records that are kept here.
+  uint64_t overflow_bytes() const { return overflow_bytes_; }
+  /// The longest record that `send` takes.
+  uint32_t max_record() const { return producer_.max_record(); }
+
+ private:
+  void drain() {
+    while (!overflow_.empty()) {
+      if (!due_.empty() && due_.front() > monotonic_ns()) return;
+      const std::vector<std::byte>& kept = overflow_.front();
+      const std::span<std::byte> room = producer_.try_reserve(static_cast<uint32_t>(kept.size()));
+      if (room.empty()) return;
+      std::memcpy(room.data(), kept.data(), kept.size());
+      overflow_bytes_ -= kept.size();
+      ++in_ring_;
+      overflow_.pop_front();
+      if (!due_.empty()) due_.pop_front();
+      is_dirty_ = true;
+    }
+  }
+
+  ByteRing::Producer producer_;
+  DoorbellWord* doorbell_ = nullptr;
+  NewsBoard* news_ = nullptr;
+  uint32_t place_ = 0;
+  std::deque<std::vector<std::byte>> overflow_;
+  uint64_t overflow_bytes_ = 0;
+  uint64_t in_ring_ = 0;  ///< records that went there, ever
+  int64_t distance_ns_ = 0;
+  std::deque<int64_t> due_;  ///< with a distance: of each record in overflow_
+  bool is_dirty_ = false;
+};
+
+}  // namespace pathways

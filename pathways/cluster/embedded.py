@@ -1,0 +1,262 @@
+"""This process as a whole cluster: controller, one host and one client, run by the threads that call.
+
+No process is started and no port opened; the rooms are the same as in a cluster of many, over rings on the heap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from pathways import _jaxlib, _native, errors
+from pathways.cluster.callbacks import call
+from pathways.compiler.ir import LogicalProgram
+from pathways.controller.resource_manager import ResourceManager
+from pathways.host import jax_backend
+from pathways.plan.memory_profile import UNLIMITED, ProgramMemory, ledger_entries
+from pathways.plan.topology import SliceBinding, Topology
+from pathways.process import environment
+from pathways.protocol import payloads
+
+_has_warned = False
+
+
+def _local_devices() -> list[jax.Device]:
+    """This process's devices. If JAX's CPU backend does not exist yet, it gets the threads that collectives need."""
+    global _has_warned
+    exists = bool(_jaxlib.initialized_backends())
+    if not exists and "NPROC" not in os.environ:
+        wanted = environment.asked_cpu_devices(jax.config.jax_num_cpu_devices, os.environ)
+        with environment.enough_cpu_threads(wanted, os.environ):
+            devices = jax.local_devices()
+        _has_warned = True  # a later cluster in this process has the same backend
+        return devices
+    devices = jax.local_devices()
+    if not _has_warned and devices[0].platform == "cpu" and not environment.has_cpu_threads(len(devices), os.environ):
+        _has_warned = True
+        why = "JAX was used before pathways.connect()" if exists else f"NPROC={os.environ['NPROC']} is set"
+        enough = environment.cpu_threads(len(devices))
+        warnings.warn(
+            f"{why}, so XLA's thread pool may be too small for collectives of {len(devices)} CPU devices: they can "
+            f"wait for ever. Set NPROC={enough} in the environment before the program starts"
+            f"{', or call pathways.connect() before JAX makes its first array' if exists else ''}.",
+            RuntimeWarning,
+            stacklevel=_levels_to_user(),
+        )
+    return devices
+
+
+def _levels_to_user() -> int:
+    """The `stacklevel` by which a warning, given by the caller, names the user's line."""
+    package = __name__.partition(".")[0] + "."
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+class EmbeddedControl:
+    """The `ControlPlane` of this process's own devices."""
+
+    def __init__(self) -> None:
+        devices = _local_devices()
+        self.topology = Topology.grid(
+            1,
+            1,
+            len(devices),
+            platform=devices[0].platform,
+            jax_version=jax.__version__,
+            jaxlib_version=_jaxlib.VERSION,
+        )
+        self.client_id = 0
+        # Virtual memory: pages are taken as they are used.
+        arena = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        self._controller_segment = _native.controller_segment(shared=False)
+        self.status_segment = _native.status_segment(shared=False)
+        self.bell_segment = _native.bell_segment(shared=False)
+        self.client_segment = _native.client_segment(
+            futures=1 << 20, ring_bytes=1 << 22, arena_bytes=arena, shared=False
+        )
+        self._host_segment = _native.host_segment(0, 1, ring_bytes=1 << 22, arena_bytes=0, shared=False)
+        self.controller = _native.Controller(
+            self._controller_segment,
+            [self._host_segment],
+            window=1 << 16,
+            budgets=[UNLIMITED] * (len(devices) + 1),
+            places=[str(device) for device in devices] + ["memory for transfers"],
+            status=self.status_segment,
+        )
+        self.driver = jax_backend.HostDriver(0, devices, devices, 0, [self._host_segment], self._controller_segment)
+        self.driver.attach_client(0, self.client_segment)
+        self.controller.add_client(0, self.client_segment, self.bell_segment)
+        self._manager = ResourceManager(self.topology)
+        self._place_sets: dict[tuple[int, ...], int] = {}
+        self._programs = 0
+        self._errors: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._suspending = threading.Lock()
+        self._suspended = False
+        self._requests = 0
+        self._answers: dict[int, tuple[str | None, int]] = {}
+        self.driver.on_parked = self._parked
+
+    def allocate_slice(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+    ) -> SliceBinding:
+        """See `ControlPlane`."""
+        with self._lock:
+            binding = self._manager.allocate(shape, axis_names, island)
+            self.controller.add_group(binding.group, list(binding.hosts))
+            return dataclasses.replace(binding, place_set=self._place_set(binding.devices))
+
+    def _place_set(self, devices: Sequence[int]) -> int:
+        key = tuple(sorted(devices))
+        if key not in self._place_sets:
+            self._place_sets[key] = self.controller.add_place_set(key)
+        return self._place_sets[key]
+
+    def release_slice(self, slice_id: int) -> None:
+        """See `ControlPlane`."""
+        with self._lock:
+            self._manager.release(slice_id)
+
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+        """See `ControlPlane`."""
+        with self._lock:
+            binding = self._manager.remap(slice_id, devices)
+            self.controller.add_group(binding.group, list(binding.hosts))
+            return dataclasses.replace(binding, place_set=self._place_set(binding.devices))
+
+    def group(self, hosts: tuple[int, ...]) -> int:
+        """See `ControlPlane`."""
+        with self._lock:
+            number = self._manager.group(hosts)
+            self.controller.add_group(number, list(hosts))
+            return number
+
+    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+        """See `ControlPlane`. Compiles at once: there is nobody to run meanwhile."""
+        with self._lock:
+            self._programs += 1
+            number = self._programs
+        done = threading.Event()
+
+        def compiled(_: int, error: str | None, memory: ProgramMemory | None) -> None:
+            if error is not None:
+                self._errors[number] = error
+            parts.append(memory)
+            done.set()
+
+        parts: list[ProgramMemory | None] = []
+
+        self.controller.register_plan(number, 0, self.group((0,)))
+        self.driver.register_program(0, number, program, bindings, compiled)
+        done.wait()
+        if (memory := parts[0]) is not None:
+            entries = ledger_entries([memory], bindings, [0], self.topology, self._place_set, lambda hosts: 0)
+            self.controller.set_plan_memory(number, 0, program.name, memory.biggest, *entries, memory.donated)
+        return number
+
+    def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
+        """See `ControlPlane`."""
+        if program_id in self._errors:
+            raise errors.from_text(self._errors[program_id], errors.ComputationError)
+
+    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+        """See `ControlPlane`."""
+        return {int(number): what for number, what in self.driver.analyze(program_id).items()}
+
+    def forget_programs(self, numbers: Sequence[int]) -> None:
+        """See `ControlPlane`."""
+        for number in numbers:
+            self._errors.pop(number, None)
+        self.controller.take_forgotten()  # no host has a successor here
+
+    def serve_callbacks(self, callbacks: Mapping[int, _jaxlib.Callback]) -> None:
+        """See `ControlPlane`."""
+        self.driver.callbacks.local = functools.partial(call, callbacks)
+
+    def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        self._check_client(client)
+        with self._suspending:
+            if self._suspended:
+                return 0
+            self.controller.suspend(client)
+            try:
+                while not self.controller.is_quiet(client):
+                    pause(0.001)
+                nbytes = self._park(payloads.PARK, to_disk, pause)
+            except BaseException:
+                self.controller.resume(client)
+                raise
+            self.controller.park(client)
+            self._suspended = True
+            return nbytes
+
+    def resume(self, client: int, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        self._check_client(client)
+        with self._suspending:
+            if not self._suspended:
+                return 0
+            if refused := self.controller.unpark(client):
+                raise errors.from_text(refused, errors.ResourceExhaustedError)
+            try:
+                nbytes = self._park(payloads.UNPARK, False, pause)
+            except BaseException:
+                self.controller.park(client)
+                raise
+            self._suspended = False
+            self.controller.resume(client)
+            return nbytes
+
+    def _check_client(self, client: int) -> None:
+        if client != self.client_id:
+            raise errors.ClusterClosedError(f"client {client!r} is not part of this cluster; the only one is 0")
+
+    def _park(self, kind: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        self._requests += 1
+        request = self._requests
+        self.controller.note_for(self.client_id, kind, payloads.park(request, to_disk))
+        while request not in self._answers:
+            pause(0.001)
+        error, nbytes = self._answers.pop(request)
+        if error is not None:
+            raise errors.from_text(error, errors.ComputationError)
+        return nbytes
+
+    def _parked(self, request: int, error: str | None, nbytes: int) -> None:
+        self._answers[request] = error, nbytes
+
+    def cluster_stats(self) -> dict[str, Any]:
+        """See `ControlPlane`."""
+        return {"controller": self.controller.stats(), "hosts": [{"host": 0, **self.driver.stats()}]}
+
+    def alive(self) -> bool:
+        """See `ControlPlane`."""
+        return not self._closed
+
+    def failure(self) -> errors.PathwaysError | None:
+        """See `ControlPlane`."""
+        return errors.ClusterClosedError("the embedded cluster was closed") if self._closed else None
+
+    def abandon(self, reason: str) -> None:
+        """See `ControlPlane`."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Drops every buffer."""
+        if not self._closed:
+            self._closed = True
+            self.controller.close()
+            self.driver.close()

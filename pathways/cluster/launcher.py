@@ -1,0 +1,229 @@
+"""Starts a cluster of real processes on this machine, and ends it.
+
+    started = start_local_cluster(islands=2, hosts_per_island=2, devices_per_host=2)
+    started.control      # a RemoteControl, this process being the owner: the cluster goes when it goes
+    started.close()
+
+The launcher starts the janitor, the janitor the controller, the controller the hosts; each watches the one above.
+Nothing starts in the terminal's session, so Ctrl-C reaches only the user's own process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pathways import errors
+from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix
+from pathways.cluster.startup_display import shown
+from pathways.plan.memory_profile import check_budget
+from pathways.plan.topology import Topology
+from pathways.process import environment, run_directory, supervisor
+from pathways.process.children import Deadline, describe_exit, is_readable, wait_readable
+from pathways.process.config import ClusterOptions, ControllerConfig, dump
+
+OWNER_GRACE_S = 5.0
+CLOSE_GRACE_S = 8.0
+
+Progress = Callable[[StartupEvent], None]
+
+
+def start_local_cluster(
+    islands: int = 1,
+    hosts_per_island: int = 1,
+    devices_per_host: int = 1,
+    *,
+    platform: str | None = None,
+    progress: Progress | bool | None = None,
+    **sizes: Any,
+) -> LocalClusterHandle:
+    """Starts a controller and `islands * hosts_per_island` hosts, and connects to them.
+
+    Args:
+        islands: number of islands.
+        hosts_per_island: host processes of each; more than one are a `jax.distributed` group.
+        devices_per_host: devices of each host.
+        platform: `cpu`, `cuda`, `rocm` or `tpu`; what `JAX_PLATFORMS` or the machine says when not given.
+        progress: a function called with each event of the start; True shows them on stderr, False does not, None does
+            if stderr is a terminal.
+        **sizes: further fields of `ClusterOptions`.
+
+    Raises:
+        ConnectError: the cluster could not start; says why, with the last lines of the log of whoever failed.
+        ValueError: a size that is no positive int.
+    """
+    check_budget("device_memory", sizes.get("device_memory"))
+    check_budget("transfer_memory", sizes.get("transfer_memory"))
+    wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
+    Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
+    chosen = environment.choose_platform(platform, os.environ)
+    environment.check_devices(wanted, chosen, os.environ)
+    environment.check_shared_memory(wanted)
+    run_directory.sweep()
+    with shown(progress, wanted, chosen) as tell:
+        handle = LocalClusterHandle(wanted, chosen)
+        try:
+            handle._connect(tell)
+        except BaseException:
+            handle.close()
+            raise
+    return handle
+
+
+class LocalClusterHandle:
+    """A cluster that this process started and owns. `control` is this process's connection to it."""
+
+    address: str
+    control: RemoteControl
+
+    def __init__(self, wanted: ClusterOptions, platform: str) -> None:
+        self.options = wanted
+        self.platform = platform
+        self.directory = run_directory.new_directory()
+        self._pid = os.getpid()
+        self._controller_pid = 0
+        self._report = b""
+        self._report_fd, write_fd = os.pipe()
+        os.set_blocking(self._report_fd, False)
+        owner_fd = os.pidfd_open(self._pid)
+        try:
+            config = ControllerConfig(wanted, platform, self.directory, self._pid, owner_fd, write_fd)
+            command = [sys.executable, "-P", "-m", "pathways.controller.main", dump(config)]
+            argument = {
+                "directory": self.directory,
+                "command": command,
+                "owner_fd": owner_fd,
+                "report_fd": write_fd,
+                "grace_s": OWNER_GRACE_S,
+            }
+            self._janitor = subprocess.Popen(
+                [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(argument)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment.child_environment(os.environ),
+                cwd="/",
+                pass_fds=(owner_fd, write_fd),
+                start_new_session=True,
+            )
+        finally:
+            os.close(owner_fd)
+            os.close(write_fd)
+        atexit.register(self.close)
+
+    @property
+    def janitor_pid(self) -> int:
+        """The process that outlives all others of this cluster."""
+        return self._janitor.pid
+
+    def is_alive(self) -> bool:
+        """Whether the cluster still works and this process is the one that owns it."""
+        control = getattr(self, "control", None)
+        return os.getpid() == self._pid and control is not None and control.alive()
+
+    def pids(self) -> dict[str, int]:
+        """Every process of the cluster, by name."""
+        hosts = {f"host {number}": pid for number, pid in enumerate(self.control.host_pids)}
+        return {"janitor": self._janitor.pid, "controller": self.control.controller_pid, **hosts}
+
+    def close(self) -> None:
+        """Ends the cluster: when this returns no process and no file of it is left. Again is nothing."""
+        if os.getpid() != self._pid or self._report_fd < 0:
+            return
+        atexit.unregister(self.close)
+        control = getattr(self, "control", None)
+        controller_fd, asked = -1, False
+        if control is not None:
+            controller_fd = os.dup(control.controller_pidfd)
+            with contextlib.suppress(errors.PathwaysError, TimeoutError):
+                control.check()
+                control.shutdown()
+                asked = True
+            control.close()
+        if not asked:
+            self._janitor.terminate()  # passes it on to a controller that is still starting, or did not answer
+        for last_resort in (self._janitor.terminate, self._janitor.kill):
+            try:
+                self._janitor.wait(CLOSE_GRACE_S)
+                break
+            except subprocess.TimeoutExpired:
+                last_resort()
+        self._janitor.wait()
+        if controller_fd >= 0:  # where somebody killed the janitor, the controller comes after it
+            wait_readable(controller_fd, CLOSE_GRACE_S)
+            os.close(controller_fd)
+        os.close(self._report_fd)
+        self._report_fd = -1
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def _connect(self, tell: Progress | None) -> None:
+        deadline = Deadline(self.options.start_timeout_s)
+        self.address = self._wait_listening(deadline)
+        try:
+            self.control = connect_unix(
+                self.address,
+                progress=tell,
+                # The controller's own limit comes first: it knows who is late.
+                timeout_s=self.options.start_timeout_s + CLOSE_GRACE_S,
+                native=self.options.native,
+            )
+        except errors.ControllerLostError as error:
+            raise errors.ConnectError(
+                f"the cluster did not start: the controller is gone. {self._last_words()}"
+            ) from error
+        self.control.last_words = self._last_words
+
+    def _wait_listening(self, deadline: Deadline) -> str:
+        while not deadline.passed:
+            for report in self._reports(deadline.left(0.5)):
+                if report["event"] == "listening":
+                    return str(report["address"])
+                if report["event"] == "spawned":
+                    self._controller_pid = int(report["pid"])
+                if report["event"] == "error":
+                    raise errors.ConnectError(f"the cluster did not start: {report['message']}")
+                if report["event"] == "ended":
+                    raise errors.ConnectError(
+                        f"the cluster did not start: the controller is gone. {self._ended(report)}"
+                    )
+            if self._janitor.poll() is not None:
+                raise errors.ConnectError("the cluster did not start: its janitor process ended too early")
+        raise errors.ConnectError(f"the controller did not listen within {self.options.start_timeout_s:g} s")
+
+    def _reports(self, timeout_s: float) -> list[dict[str, Any]]:
+        """What janitor and controller have said since the last call."""
+        if not wait_readable(self._report_fd, timeout_s):
+            return []
+        try:
+            self._report += os.read(self._report_fd, 1 << 16)
+        except BlockingIOError:
+            return []
+        *lines, self._report = self._report.split(b"\n")
+        if not lines:
+            time.sleep(0.01)  # every writer is gone; whoever waits will see the janitor's end
+        return [json.loads(line) for line in lines]
+
+    def _last_words(self) -> str:
+        """How the controller ended, from the janitor, who saw it."""
+        deadline = Deadline(2.0)
+        while self._report_fd >= 0 and not deadline.passed:
+            for report in self._reports(deadline.left(0.5)):
+                if report["event"] == "ended":
+                    return self._ended(report)
+            if self._janitor.poll() is not None and not is_readable(self._report_fd):
+                break
+        return ""
+
+    def _ended(self, report: dict[str, Any]) -> str:
+        log = str(report.get("log", ""))
+        quoted = "\n".join(f"    {line}" for line in log.splitlines())
+        end = f"Process {self._controller_pid} {describe_exit(int(report['returncode']))}."
+        return f"{end} The last lines of its log:\n{quoted}" if quoted else f"{end} Its log is empty."

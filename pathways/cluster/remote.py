@@ -1,0 +1,524 @@
+"""A client's way to a running cluster: the control plane over gRPC on a Unix socket, and the news of its end.
+
+    control = connect_unix("unix:/tmp/pathways-1000-x1/control.sock")
+    binding = control.allocate_slice((2, 4), ("data", "model"), island=None)
+    program = control.register_program(logical_program, (binding.devices,))
+    control.wait_compiled(program)
+    control.close()
+
+Beside the gRPC channel a client holds one connection on the descriptor socket: over it come its segments and the pidfd
+of the controller, then nothing but, perhaps, the reason of the cluster's end. So `failure()` needs no thread and no
+call: it looks whether that socket has something to read. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from pathways import errors
+from pathways._jaxlib import Callback
+from pathways.cluster.callbacks import Answers
+from pathways.compiler.ir import LogicalProgram
+from pathways.plan.topology import SliceBinding, Topology
+from pathways.process import fd_passing
+from pathways.process.children import Deadline, is_readable
+from pathways.process.config import PROTOCOL_VERSION, ClientSizes
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import control_pb2_grpc as rpc
+from pathways.protocol import wire
+from pathways.protocol.serialization import dump_program
+from pathways.protocol.wire import Stage
+
+__all__ = ["ControlPlane", "RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix", "inspect"]
+
+HELLO_TIMEOUT_S = 10.0
+LEAVE_TIMEOUT_S = 2.0
+
+StartupEvent = pb.StartupEvent
+
+
+class ControlPlane(Protocol):
+    """What the API needs of a cluster besides dispatch; of a remote one, or of this process itself."""
+
+    @property
+    def topology(self) -> Topology:
+        """What there is."""
+
+    @property
+    def client_id(self) -> int:
+        """This client's number in the cluster."""
+
+    @property
+    def client_segment(self) -> Any:
+        """This client's `_native.Segment`."""
+
+    @property
+    def status_segment(self) -> Any:
+        """What clients read of the cluster, a `_native.Segment`."""
+
+    @property
+    def bell_segment(self) -> Any:
+        """Where this client rings for the controller, a `_native.Segment`."""
+
+    def allocate_slice(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+    ) -> SliceBinding:
+        """Binds a new slice; raises `SliceError` when that is impossible."""
+
+    def release_slice(self, slice_id: int) -> None:
+        """Ends a slice."""
+
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+        """Binds a slice to other devices; raises `SliceError` for what is no such set. Its arrays are ours to move."""
+
+    def group(self, hosts: tuple[int, ...]) -> int:
+        """The group of exactly these hosts."""
+
+    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+        """Gives a program, bound to devices mesh by mesh, to the hosts concerned; returns while they compile."""
+
+    def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
+        """Waits for the compilers; raises `ComputationError` with host and XLA's message."""
+
+    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+        """By number of a computation of a compiled program: "memory" and "cost" on one device, as XLA has them."""
+
+    def forget_programs(self, numbers: Sequence[int]) -> None:
+        """Drops programs from the controller's books; the hosts are told in the order, by `payloads.forget`."""
+
+    def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
+        """Answers the calls of hosts from now on, with these functions by number; the mapping grows."""
+
+    def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        """Takes a client off the devices; the bytes that left them. `pause(seconds)` makes an embedded cluster run."""
+
+    def resume(self, client: int, pause: Callable[[float], None]) -> int:
+        """Brings it back; the bytes that came back."""
+
+    def cluster_stats(self) -> dict[str, Any]:
+        """Numbers for people."""
+
+    def alive(self) -> bool:
+        """Whether the cluster still works, as far as a look of a few microseconds can tell."""
+
+    def failure(self) -> errors.PathwaysError | None:
+        """Why the cluster works no more; None while it does."""
+
+    def check(self) -> None:
+        """Raises why the cluster works no more; returns while it does."""
+
+    def close(self) -> None:
+        """Leaves."""
+
+    def abandon(self, reason: str) -> None:
+        """In a forked child: every later use is refused with `reason`, and the parent's connection stays as it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """The two sockets of a cluster."""
+
+    control: str
+    descriptors: str
+
+    @classmethod
+    def parse(cls, address: str) -> Address:
+        """From `unix:/path/control.sock` or `unix:/path`.
+
+        Raises:
+            ConnectError: no such address, or nothing there; says what to do.
+        """
+        scheme, _, path = address.partition(":")
+        if scheme != "unix" or not path:
+            raise errors.ConnectError(f"expected an address like unix:/path/control.sock, got {address!r}")
+        path = os.path.abspath("/" + path.lstrip("/") if path.startswith("//") else path)
+        if os.path.isdir(path):
+            path = os.path.join(path, "control.sock")
+        try:
+            is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+        except OSError as error:
+            raise errors.ConnectError(
+                f"no cluster listens at {address}: {error.strerror}. `pathways up` starts one and prints its address"
+            ) from error
+        if not is_socket:
+            raise errors.ConnectError(f"{path} is no socket, so no cluster listens at {address}")
+        return cls(f"unix:{path}", os.path.join(os.path.dirname(path), "fds.sock"))
+
+
+def connect_unix(
+    address: str,
+    *,
+    progress: Callable[[StartupEvent], None] | None = None,
+    timeout_s: float | None = None,
+    native: str = "pathways._native",
+    sizes: ClientSizes | None = None,
+) -> RemoteControl:
+    """Becomes a client of the cluster at `address`; waits for it when it is still starting.
+
+    Args:
+        address: what `pathways up` printed, `unix:/…/control.sock`.
+        progress: called, on this thread, with each event of the start.
+        timeout_s: how long to wait for the cluster to be ready; as long as it takes when not given.
+        native: the module that makes segments; tests give a double.
+        sizes: of this client's segment.
+
+    Raises:
+        ConnectError: nobody listens, or the cluster could not start; with the reason and the log's last lines.
+        UnsupportedVersionError: the cluster runs another jax or jaxlib.
+    """
+    where = Address.parse(address)
+    sizes = sizes or ClientSizes()
+    deadline = Deadline(timeout_s)
+    connection = _open(address, where)
+    code = importlib.import_module(native)
+    channel = grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS)
+    control = RemoteControl(address, channel, connection)
+    try:
+        control._hello(code.Segment)
+        control._watch_startup(progress, deadline)
+        control._join(code.client_segment(sizes.futures, sizes.ring_bytes, sizes.arena_bytes))
+    except BaseException:
+        control._release()
+        raise
+    return control
+
+
+def _open(address: str, where: Address) -> socket.socket:
+    try:
+        return fd_passing.connect(where.descriptors)
+    except OSError as error:
+        raise errors.ConnectError(f"no cluster listens at {address}: {error.strerror}") from error
+
+
+def _first_word(address: str, connection: socket.socket) -> tuple[fd_passing.Message, list[int]]:
+    """What the controller says to whoever opens a connection: who it is by, and the descriptors it may have."""
+    try:
+        return fd_passing.receive(connection, HELLO_TIMEOUT_S)
+    except (fd_passing.Closed, TimeoutError) as error:
+        raise errors.ConnectError(f"the controller at {address} closed the connection: {error}") from error
+
+
+def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    """What `RemoteControl.cluster_stats` says, for somebody who is no client and only looks.
+
+    Raises:
+        ConnectError: nobody listens there, or nobody answers in time.
+    """
+    where = Address.parse(address)
+    with grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel:
+        try:
+            return wire.load_stats(rpc.ControllerStub(channel).Stats(pb.StatsRequest(), timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise wire.raised(error) or errors.ConnectError(
+                f"no cluster answers at {address}: {error.details()}"
+            ) from None
+
+
+def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
+    """Suspends a client of the cluster at `address`, for somebody who is no client; the bytes that left the devices.
+
+    Raises:
+        ConnectError: nobody listens there. ResourceExhaustedError: no room; the client goes on.
+    """
+    return int(_operate(address, "Suspend", _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
+
+
+def resume(address: str, client: int) -> int:
+    """Resumes a suspended client, for somebody who is no client; the bytes that came back to the devices."""
+    return int(_operate(address, "Resume", _client_request(pb.ResumeRequest, client)).bytes)
+
+
+def _client_request(kind: Any, client: int, **fields: Any) -> Any:
+    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < 1 << 31:
+        raise errors.ClusterClosedError(f"client {client!r} is no client's number; see the cluster's stats")
+    return kind(client=client, **fields)
+
+
+def _operate(address: str, method: str, request: Any) -> Any:
+    where = Address.parse(address)
+    with (
+        contextlib.closing(_open(address, where)) as connection,
+        grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel,
+    ):
+        message, fds = _first_word(address, connection)
+        for fd in fds:
+            os.close(fd)
+        try:
+            return getattr(rpc.ControllerStub(channel), method)(request, metadata=wire.bearer(message["token"]))
+        except grpc.RpcError as error:
+            raise wire.raised(error) or errors.ConnectError(
+                f"no cluster answers at {address}: {error.details()}"
+            ) from None
+
+
+class RemoteControl:
+    """A `ControlPlane` in other processes of this machine. Made by `connect_unix`."""
+
+    topology: Topology
+    client_id: int
+    client_segment: Any
+    status_segment: Any
+    bell_segment: Any
+    controller_pid: int
+    host_pids: tuple[int, ...]
+    #: pidfd of the controller: readable once it is gone, for those who poll by themselves.
+    controller_pidfd: int
+
+    def __init__(self, address: str, channel: grpc.Channel, connection: Any) -> None:
+        self.address = address
+        self.controller_pidfd = -1
+        #: Set by who started the cluster: what the controller's log said last.
+        self.last_words: Callable[[], str] = lambda: ""
+        self._channel = channel
+        self._stub = rpc.ControllerStub(channel)
+        self._connection = connection
+        self._token = ""  # what the controller knows this connection by
+        self._answers: Answers | None = None
+        self._failure: errors.PathwaysError | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    def _hello(self, segment_type: Any) -> None:
+        message, fds = _first_word(self.address, self._connection)
+        self._token = str(message["token"])
+        self.controller_pid = int(message["controller_pid"])
+        self.status_segment, self.bell_segment = segment_type.attach(fds[0]), segment_type.attach(fds[1])
+        self.controller_pidfd = fds[2]
+
+    def _watch_startup(self, progress: Callable[[StartupEvent], None] | None, deadline: Deadline) -> None:
+        events = self._stub.WatchStartup(pb.WatchStartupRequest(), timeout=deadline.left(1e6))
+        last = pb.StartupEvent()
+        try:
+            for last in events:
+                if progress is not None:
+                    progress(last)
+                if last.stage == Stage.FAILED:
+                    raise wire.make_error(last.error.type, last.error.message)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise errors.ConnectError(
+                    f"the cluster at {self.address} was not ready in time; it got as far as "
+                    f"{Stage.Stage.Name(last.stage)} of host {last.host}"
+                ) from error
+            raise self._translated(error) from None
+        finally:
+            events.cancel()
+
+    def _join(self, segment: Any) -> None:
+        self.client_segment = segment
+        with contextlib.suppress(fd_passing.Closed):  # the call says why
+            fd_passing.send(self._connection, {"kind": "segment"}, [segment.fd])
+        reply = self._call(
+            self._stub.Join,
+            pb.JoinRequest(
+                protocol=PROTOCOL_VERSION,
+                jax_version=importlib.metadata.version("jax"),
+                jaxlib_version=importlib.metadata.version("jaxlib"),
+            ),
+        )
+        self.client_id = reply.client
+        self.topology = wire.load_topology(reply.topology)
+        self.host_pids = tuple(reply.host_pids)
+
+    # -- the control plane -------------------------------------------------------------------------------------------
+
+    def allocate_slice(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+    ) -> SliceBinding:
+        """See `ControlPlane`."""
+        try:
+            request = pb.AllocateSliceRequest(shape=shape, axis_names=axis_names, island=island)
+        except (TypeError, ValueError) as error:
+            raise errors.SliceError(
+                f"a slice needs a shape of ints, axis names and an island number or None, got {shape!r}, "
+                f"{axis_names!r}, {island!r}"
+            ) from error
+        return wire.load_binding(self._call(self._stub.AllocateSlice, request))
+
+    def release_slice(self, slice_id: int) -> None:
+        """See `ControlPlane`."""
+        self._call(self._stub.ReleaseSlice, pb.ReleaseSliceRequest(slice_id=slice_id))
+
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+        """See `ControlPlane`."""
+        try:
+            request = pb.RemapSliceRequest(slice_id=slice_id, devices=devices)
+        except ValueError as error:  # beyond 32 bits
+            raise errors.SliceError(f"no such devices in the cluster: {list(devices)}") from error
+        return wire.load_binding(self._call(self._stub.RemapSlice, request))
+
+    def group(self, hosts: tuple[int, ...]) -> int:
+        """See `ControlPlane`."""
+        return int(self._call(self._stub.Group, pb.GroupRequest(hosts=hosts)).group)
+
+    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+        """See `ControlPlane`."""
+        request = pb.RegisterProgramRequest(
+            program=dump_program(program, texts=False),
+            bindings=[pb.Binding(devices=devices) for devices in bindings],
+            name=program.name,
+        )
+        return int(self._call(self._stub.RegisterProgram, request).program_id)
+
+    def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
+        """See `ControlPlane`.
+
+        Raises:
+            TimeoutError: not done after `timeout` seconds; it goes on.
+        """
+        self._call(self._stub.WaitCompiled, pb.WaitCompiledRequest(program_id=program_id), timeout)
+
+    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+        """See `ControlPlane`."""
+        request = pb.AnalyzeRequest(program_id=program_id)
+        found: dict[int, dict[str, Any]] = {}
+        for text in self._call(self._stub.Analyze, request).host_json:
+            answer = json.loads(text)
+            if "error" in answer:
+                raise errors.ComputationError(answer["error"])
+            found |= {int(number): what for number, what in answer.items()}
+        return found
+
+    def forget_programs(self, numbers: Sequence[int]) -> None:
+        """See `ControlPlane`."""
+        self._call(self._stub.ForgetPrograms, pb.ForgetProgramsRequest(program_ids=numbers))
+
+    def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
+        """See `ControlPlane`."""
+        with self._lock:
+            if self._answers is None and not self._closed:
+                open_stream = functools.partial(self._stub.Callbacks, metadata=wire.bearer(self._token))
+                self._answers = Answers(open_stream, callbacks)
+        assert self._answers is not None or self._closed
+
+    def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        return int(self._call(self._stub.Suspend, _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
+
+    def resume(self, client: int, pause: Callable[[float], None]) -> int:
+        """See `ControlPlane`."""
+        return int(self._call(self._stub.Resume, _client_request(pb.ResumeRequest, client)).bytes)
+
+    def cluster_stats(self) -> dict[str, Any]:
+        """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
+        return wire.load_stats(self._call(self._stub.Stats, pb.StatsRequest()))
+
+    def shutdown(self) -> None:
+        """Asks the controller to end the whole cluster; returns when it has heard."""
+        self._call(self._stub.Shutdown, pb.ShutdownRequest(), 5.0)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def alive(self) -> bool:
+        """Whether the cluster still works, as far as a look of a few microseconds can tell."""
+        return self.failure() is None
+
+    def check(self) -> None:
+        """Raises why the cluster works no more; returns while it does."""
+        if (failure := self.failure()) is not None:
+            raise failure
+
+    def failure(self) -> errors.PathwaysError | None:
+        """Why the cluster works no more; None while it does. Once it is not None it stays what it is."""
+        if self._failure is not None:
+            return self._failure
+        with self._lock:
+            if self._failure is None and not self._closed and is_readable(self._connection.fileno()):
+                try:
+                    message, fds = fd_passing.receive(self._connection, 0.0)
+                    for fd in fds:
+                        os.close(fd)
+                    self._failure = self._ended_by(message)
+                except fd_passing.Closed:
+                    self._failure = self._lost()
+                except (TimeoutError, BlockingIOError):
+                    pass  # another thread was quicker
+            return self._failure
+
+    def close(self) -> None:
+        """Leaves the cluster; whatever this client owned there is freed. Again is nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        if self.failure() is None:
+            with contextlib.suppress(grpc.RpcError):  # the connection's end says the same
+                self._stub.Leave(pb.LeaveRequest(), timeout=LEAVE_TIMEOUT_S, metadata=wire.bearer(self._token))
+        self._release()
+
+    def abandon(self, reason: str) -> None:
+        """See `ControlPlane`. Who closed the channel here would wait for threads that are the parent's."""
+        self._lock = threading.Lock()  # perhaps one of those threads held it
+        if self._closed:
+            return
+        self._closed = True
+        self._failure = errors.ClusterClosedError(reason)
+        self._connection.close()  # this process's descriptor of it: the controller sees the parent's end in time
+        if self.controller_pidfd >= 0:
+            os.close(self.controller_pidfd)
+            self.controller_pidfd = -1
+
+    def _release(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._failure is None:
+                self._failure = errors.ClusterClosedError("this connection to the cluster was closed; connect again")
+        if self._answers is not None:
+            self._answers.stop()
+        self._channel.close()
+        self._connection.close()
+        if self.controller_pidfd >= 0:
+            os.close(self.controller_pidfd)
+            self.controller_pidfd = -1
+
+    def _ended_by(self, message: fd_passing.Message) -> errors.PathwaysError:
+        return wire.make_error(str(message.get("error", "ClusterClosedError")), str(message.get("message", message)))
+
+    def _lost(self) -> errors.ControllerLostError:
+        words = self.last_words()
+        return errors.ControllerLostError(
+            f"the controller (pid {self.controller_pid}) of the cluster at {self.address} is gone, and the cluster "
+            f"with it; connect again.{' ' if words else ''}{words}"
+        )
+
+    def _call(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+        if self._closed:
+            raise self._failure or errors.ClusterClosedError("this connection to the cluster was closed")
+        try:
+            return method(request, timeout=timeout, metadata=wire.bearer(self._token))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(f"no answer from the cluster within {timeout:g} s") from error
+            raise self._translated(error) from None
+        except ValueError as error:  # what grpc says of a channel that another thread closed
+            raise errors.ClusterClosedError("this connection to the cluster was closed") from error
+
+    def _translated(self, error: grpc.RpcError) -> Exception:
+        """What a failed call means: a refusal, the cluster's end, or a fault of the control plane itself."""
+        refusal = wire.raised(error)
+        if refusal is not None:
+            return refusal
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            # The kernel may tell the two sockets' ends a moment apart.
+            deadline = Deadline(1.0)
+            while not deadline.passed:
+                if (failure := self.failure()) is not None:
+                    return failure
+                threading.Event().wait(0.005)
+        return errors.PathwaysError(f"the control plane failed: {error.code().name}: {error.details()}")

@@ -1,0 +1,49 @@
+"""The start of a cluster on a terminal: one line per stage, filling up as hosts get there."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from pathways.cluster.remote import StartupEvent
+from pathways.process.config import ClusterOptions
+from pathways.protocol import control_pb2 as pb
+
+_STAGES = {
+    pb.StartupEvent.HOST_STARTED: "starting hosts",
+    pb.StartupEvent.HOST_CONNECTED: "connecting hosts",
+    pb.StartupEvent.HOST_JOINED: "joining islands",
+    pb.StartupEvent.HOST_READY: "starting devices",
+}
+
+
+@contextlib.contextmanager
+def shown(
+    progress: Callable[[StartupEvent], None] | bool | None, options: ClusterOptions, platform: str
+) -> Iterator[Callable[[StartupEvent], None] | None]:
+    """What to call with each event: the given function, a bar on stderr, or nothing."""
+    if callable(progress):
+        yield progress
+        return
+    if progress is False or (progress is None and not sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting the controller", total=options.hosts * len(_STAGES))
+
+        def tell(event: StartupEvent) -> None:
+            if event.stage in _STAGES:
+                bar.update(task, advance=1, description=_STAGES[event.stage])
+
+        yield tell
+    what = (
+        f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} {platform} devices"
+    )
+    console.print(f"[green]✓[/green] {what}", highlight=False)

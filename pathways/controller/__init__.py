@@ -1,0 +1,1 @@
+"""The controller process: hosts, clients, slices and programs; recovery; the control service."""

@@ -1,0 +1,425 @@
+"""The cluster as its controller sees it: starts the hosts, watches everybody, and keeps the books.
+
+Life: `start` -> all hosts ready -> ... -> `fail` or `end`, once, whichever comes first; then `tear_down`.
+
+    a host ends       -> `islands.py` starts its island anew, and everybody else goes on (ERR-2); it calls `fail` when
+                         that fails again and again. During start-up `fail(ConnectError)`
+    the owner ends    -> `end`: the cluster goes with it
+    a client ends     -> nothing here: `membership.py` removes it, the others see nothing (OWN-1)
+    the janitor ends  -> `end`, and the controller removes the directory itself
+
+One thread, the event loop's, runs all of it; it is the process's main thread, because the kernel ties the hosts' lives
+to the thread that started them. Nothing here is on the dispatch path: that is the native controller's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.metadata
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from pathways import errors
+from pathways.controller.records import Host, Program
+from pathways.controller.resource_manager import ResourceManager
+from pathways.plan.binding import Bindings, BoundProgram, concerned
+from pathways.plan.memory_profile import UNLIMITED, ledger_entries
+from pathways.plan.topology import SliceBinding, Topology
+from pathways.process import environment, fd_passing
+from pathways.process.children import is_readable
+from pathways.process.config import ControllerConfig, HostConfig, dump
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import wire
+from pathways.protocol.serialization import load_program
+from pathways.protocol.wire import Stage
+
+STOP_GRACE_S = 2.0
+#: The members of an island follow each other so quickly.
+FOLLOW_S = 0.02
+#: A process that ends closes its session first; by then its end is seen.
+END_SEEN_S = 0.25
+
+_T = TypeVar("_T")
+
+
+def first_lost(ended: Host, hosts: Sequence[Host]) -> Host:
+    """Which of `hosts` was lost when `ended` did: the one that did not abort because another was."""
+    if ended.process.poll() is None:  # it is on another machine, and silent
+        return ended
+    time.sleep(FOLLOW_S)
+    lost = [host for host in hosts if host.process.poll() is not None]
+    return min(lost, key=lambda host: host.process.returncode == -signal.SIGABRT)
+
+
+class Cluster:
+    """Everything the controller process knows. Made and used on the event loop's thread."""
+
+    def __init__(self, config: ControllerConfig, native: Any) -> None:
+        self.config = config
+        self.native = native
+        self.topology = Topology.grid(
+            config.options.islands,
+            config.options.hosts_per_island,
+            config.options.devices_per_host,
+            platform=config.platform,
+            jax_version=importlib.metadata.version("jax"),
+            jaxlib_version=importlib.metadata.version("jaxlib"),
+            machines=config.options.machine_of_hosts,
+        )
+        self.resources = ResourceManager(self.topology)
+        self.hosts: list[Host] = []
+        self.startup: list[pb.StartupEvent] = []
+        self.ready = False
+        self.failure: errors.PathwaysError | None = None
+        self.on_end: list[Callable[[errors.PathwaysError], None]] = []
+        self.on_host_ended: Callable[[Host], None] = lambda host: None  # once the cluster is ready
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started_at = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._startup_news = asyncio.Event()
+        self._native_groups: set[int] = set()
+        self._place_sets: dict[tuple[int, ...], int] = {}
+        self._services: dict[int, Any] = {}  # by island: its group's coordination service
+        self._segment: Any = None
+        self._status_segment: Any = None
+        self._controller: Any = None
+        self._janitor_fd = -1
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"unix:{self.config.directory}/control.sock"
+
+    @property
+    def far_address(self) -> str:
+        """Where hosts on other machines connect: there, who does not answer is taken for lost."""
+        return f"unix:{self.config.directory}/far.sock"
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Makes the segments, starts the hosts and listens for clients."""
+        self._janitor_fd = os.pidfd_open(os.getppid())
+        self._loop.add_reader(self.config.owner_fd, self._owner_ended)
+        self._loop.add_reader(self._janitor_fd, self._janitor_ended)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
+        sizes = self.config.options
+        self._segment = self.native.controller_segment()
+        self._status_segment = self.native.status_segment()
+        if sizes.distance_us:
+            self.native.set_distance(self._segment, sizes.distance_us)
+        count = self.topology.hosts
+        segments = [self.new_segment(host) for host in range(count)]
+        for island in range(len(self.topology.islands)):
+            self.start_coordinator(island, 0)
+        for host in range(count):
+            self.hosts.append(self.start_host(host, segments))
+        self._controller = self.native.Controller(
+            self._segment,
+            segments,
+            [self.topology.island_of(host) for host in range(count)],
+            # Of its devices' memory a host tells when it is ready.
+            budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
+            places=self._places(),
+            sequential=sizes.sequential,
+            status=self._status_segment,
+        )
+        self.group(range(count))  # the native controller takes group 0 for all hosts
+        self._controller.start()
+        self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
+
+    def _places(self) -> list[str]:
+        """Names of the places that memory is counted by: devices, then hosts' memory for transfers."""
+        each = self.topology.devices_per_host
+        devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
+        return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]
+
+    def new_segment(self, host: int) -> Any:
+        """Memory for the rings and buffers of one incarnation of a host."""
+        sizes = self.config.options
+        return self.native.host_segment(host, self.topology.hosts, sizes.host_ring_bytes, sizes.host_arena_bytes)
+
+    def start_coordinator(self, island: int, incarnation: int) -> None:
+        """A coordination service of its own for each incarnation of an island's group: nothing of the old is left."""
+        if self.config.options.hosts_per_island == 1:
+            return
+        from pathways import _jaxlib
+
+        if (old := self._services.pop(island, None)) is not None:
+            _jaxlib.stop_coordination_service(old)
+        self._services[island] = _jaxlib.start_coordination_service(
+            self._coordinator(island, incarnation), len(self.topology.islands[island])
+        )
+
+    def _coordinator(self, island: int, incarnation: int) -> str:
+        return f"unix:{self.config.directory}/island-{island}-{incarnation}.sock"
+
+    def stream_of(self, host: int, incarnation: int) -> str:
+        """Where an incarnation of a host takes freight from other machines."""
+        return f"unix:{self.config.directory}/stream-{host}-{incarnation}.sock"
+
+    def _streams_for(self, host: int, segments: Sequence[Any], incarnation: int) -> Iterator[str | None]:
+        """Where each host takes freight from `host`, which starts with the rest of its island; see `HostConfig`."""
+        topology = self.topology
+        for peer, segment in enumerate(segments):
+            if topology.machine_of(peer) == topology.machine_of(host):
+                yield None
+            elif segment is None:
+                yield ""
+            elif topology.island_of(peer) == topology.island_of(host):
+                yield self.stream_of(peer, incarnation)
+            else:
+                yield self.stream_of(peer, self.hosts[peer].incarnation if peer < len(self.hosts) else 0)
+
+    def start_host(
+        self, number: int, segments: Sequence[Any], incarnation: int = 0, past: str = "", past_client: int = 0
+    ) -> Host:
+        """Starts a host process. `segments`: of all hosts, None for one that is lost; the rest: see `HostConfig`."""
+        island = self.topology.island_of(number)
+        members = self.topology.islands[island]
+        ours, theirs = fd_passing.pair()
+        config = HostConfig(
+            host=number,
+            rank=members.index(number),
+            island_hosts=members,
+            devices_per_host=self.topology.devices_per_host,
+            platform=self.config.platform,
+            address=self.far_address if self.topology.machine_of(number) else self.address,
+            coordinator=self._coordinator(island, incarnation) if len(members) > 1 else "",
+            parent=os.getpid(),
+            socket_fd=theirs.fileno(),
+            controller_fd=self._segment.fd,
+            segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
+            start_timeout_s=self.config.options.start_timeout_s,
+            native=self.config.options.native,
+            driver=self.config.options.driver,
+            device_memory=self.config.options.device_memory,
+            transfer_bytes=self.config.options.transfer_bytes,
+            incarnation=incarnation,
+            past=past,
+            past_client=past_client,
+            machine=self.topology.machine_of(number),
+            stream=self.stream_of(number, incarnation) if self.config.options.machines > 1 else "",
+            streams=tuple(self._streams_for(number, segments, incarnation)),
+        )
+        suffix = f".{incarnation}" if incarnation else ""
+        log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")
+        with open(log_path, "wb") as log, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pathways.host.main", dump(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment.host_environment(self.config.options, self.config.platform, number, os.environ),
+                pass_fds=config.fds,
+            )
+        ours.setblocking(False)
+        token = secrets.token_hex(16)
+        fd_passing.send(ours, {"kind": "token", "token": token})
+        host = Host(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path, token)
+        self._loop.add_reader(host.pidfd, self._host_ended, host)
+        self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
+        return host
+
+    def end_host(self, host: Host) -> None:
+        """Kills a host, if it still lives, and forgets its process."""
+        host.is_lost, host.is_served = True, False
+        self._loop.remove_reader(host.pidfd)
+        host.process.kill()
+        host.process.wait()
+        host.commands.put_nowait(None)
+        os.close(host.pidfd)
+        host.socket.close()
+
+    def announce(self, event: pb.StartupEvent) -> None:
+        """Tells everybody who watches the start; nothing else is of interest to them."""
+        if self.ready and event.stage not in (Stage.CLUSTER_READY, Stage.FAILED):
+            return
+        event.hosts = self.topology.hosts
+        self.startup.append(event)
+        self._startup_news.set()
+        self._startup_news = asyncio.Event()
+
+    async def startup_news(self) -> None:
+        """Waits for the next event."""
+        await self._startup_news.wait()
+
+    def host_stage(self, host: Host, report: pb.HostStage) -> None:
+        """A host got further in its start; the last one makes the cluster ready."""
+        if report.stage == Stage.HOST_READY and report.device_bytes:
+            first = host.config.first_device
+            for device in range(first, first + host.config.devices_per_host):
+                self._controller.set_budget(device, report.device_bytes)
+            known = self.topology.device_bytes or report.device_bytes
+            self.topology = dataclasses.replace(self.topology, device_bytes=min(known, report.device_bytes))
+        host.stage = max(host.stage, report.stage)
+        if host.stage >= Stage.HOST_READY:
+            host.ready.set()
+        self.announce(pb.StartupEvent(stage=report.stage, host=host.number, pid=host.process.pid, detail=report.detail))
+        if not self.ready and not self.done.done() and all(each.stage >= Stage.HOST_READY for each in self.hosts):
+            self.ready = True
+            for each in self.hosts:
+                each.is_served, each.opened_at = True, 0
+            self.announce(pb.StartupEvent(stage=Stage.CLUSTER_READY, host=-1, detail=self.topology.describe()))
+
+    def _start_timeout(self) -> None:
+        if self.ready or self.done.done():
+            return
+        late = [host for host in self.hosts if host.stage < Stage.HOST_READY]
+        stages = ", ".join(f"{host.name}: {Stage.Stage.Name(host.stage)}" for host in late)
+        self.fail(
+            errors.ConnectError(
+                f"the cluster was not ready after {self.config.options.start_timeout_s:g} s; waiting for {stages}. "
+                + late[0].obituary()
+            )
+        )
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def fail(self, failure: errors.PathwaysError) -> None:
+        """Ends the cluster with an error that everybody is told; the first end counts."""
+        if self.done.done():
+            return
+        self.failure = failure
+        error = pb.Error(type=type(failure).__name__, message=str(failure))
+        print(f"{error.type}: {error.message}", file=sys.stderr, flush=True)
+        if self._controller is not None:
+            self._controller.fail(f"{error.type}: {error.message}")
+        self.announce(pb.StartupEvent(stage=Stage.FAILED, host=-1, error=error))
+        for callback in self.on_end:
+            callback(failure)
+        self.done.set_result(None)
+
+    def end(self, reason: str) -> None:
+        """Ends the cluster in order; the first end counts."""
+        self.fail(errors.ClusterClosedError(f"the cluster was closed: {reason}"))
+
+    async def unless_ended(self, future: asyncio.Future[_T], timeout_s: float | None = None) -> _T:
+        """The future's result.
+
+        Raises:
+            PathwaysError: the cluster ended first. TimeoutError: neither came in time.
+        """
+        both: list[asyncio.Future[Any]] = [future, self.done]
+        await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return future.result()
+        if self.failure is not None:
+            raise self.failure
+        raise TimeoutError
+
+    def _owner_ended(self) -> None:
+        self._loop.remove_reader(self.config.owner_fd)
+        self.end(f"the process that started it (pid {self.config.owner_pid}) is gone")
+
+    def _janitor_ended(self) -> None:
+        self._loop.remove_reader(self._janitor_fd)
+        self.end("its janitor process is gone")
+
+    def _host_ended(self, host: Host) -> None:
+        self._loop.remove_reader(host.pidfd)
+        if self.done.done():
+            return
+        if self.ready:
+            self.on_host_ended(host)
+        else:
+            self.fail(errors.ConnectError(f"the cluster did not start: {first_lost(host, self.hosts).obituary()}"))
+
+    def session_ended(self, host: Host) -> None:
+        """A host's session is over. On this machine its process tells more; on another, nothing else does."""
+        if host.config.machine:
+            self._loop.call_later(END_SEEN_S, self._fell_silent, host)
+
+    def _fell_silent(self, host: Host) -> None:
+        if not host.is_lost and host.process.poll() is None and not self.done.done():
+            host.error = host.error or f"nothing has been heard of it for {wire.HEARTBEAT_S + wire.SILENCE_S:g} s"
+            self._host_ended(host)
+
+    async def tear_down(self) -> None:
+        """After `done`: ends every host, in order where there is one, and whatever has a name in the file system."""
+        if isinstance(self.failure, errors.ClusterClosedError):
+            for host in self.hosts:
+                host.commands.put_nowait(pb.HostCommand(stop=pb.Stop()))
+            deadline = time.monotonic() + STOP_GRACE_S
+            while time.monotonic() < deadline and any(host.process.poll() is None for host in self.hosts):
+                await asyncio.sleep(0.01)
+        for host in self.hosts:
+            host.process.kill()
+        for host in self.hosts:
+            host.commands.put_nowait(None)
+            host.process.wait()
+        if self._controller is not None:
+            self._controller.stop()
+        if self._janitor_fd >= 0 and is_readable(self._janitor_fd):
+            shutil.rmtree(self.config.directory, ignore_errors=True)
+
+    # -- the native controller ---------------------------------------------------------------------------------------
+
+    def group(self, hosts: Iterable[int]) -> int:
+        """The group of exactly these hosts, which the sequencer knows."""
+        key = tuple(sorted(set(hosts)))
+        number = self.resources.group(key)
+        if number not in self._native_groups:
+            self._controller.add_group(number, list(key))
+            self._native_groups.add(number)
+        return number
+
+    def place_set(self, devices: Iterable[int]) -> int:
+        """The native controller's number of exactly these places, in any order."""
+        key = tuple(sorted(set(devices)))
+        if key not in self._place_sets:
+            self._place_sets[key] = self._controller.add_place_set(list(key))
+        return self._place_sets[key]
+
+    def bind(self, binding: SliceBinding) -> SliceBinding:
+        """A slice's binding with what the native controller knows its hosts and devices by."""
+        self.group(binding.hosts)
+        return dataclasses.replace(binding, place_set=self.place_set(binding.devices))
+
+    def own_plan(self, program: Program) -> None:
+        """Tells the native controller whose runs may name a program, and which hosts they go to (TRUST-1)."""
+        self._controller.register_plan(program.number, program.client, self.group(program.stored))
+
+    def admit_by(self, program: Program) -> None:
+        """Tells the native controller what runs of a program take, as its hosts worked it out (MEM-2)."""
+        parts = [part for _, part in sorted(program.memory.items())]
+        if not parts:
+            return
+        self._controller.set_plan_memory(
+            program.number,
+            program.client,
+            program.name,
+            parts[0].biggest,
+            *ledger_entries(parts, program.bindings, list(program.memory), self.topology, self.place_set, self.group),
+            parts[0].donated,
+        )
+
+    def register_plan(self, number: int, program: bytes, bindings: Bindings) -> None:
+        """Tells the sequencer whom each node of a program concerns, where it dispatches node by node."""
+        if self.config.options.sequential:
+            bound = BoundProgram(load_program(program), bindings, self.topology.devices_per_host)
+            self._controller.add_plan(number, concerned(bound))
+
+    @property
+    def controller(self) -> Any:
+        """The native controller."""
+        return self._controller
+
+    @property
+    def segment(self) -> Any:
+        """The controller's segment, which the hosts map."""
+        return self._segment
+
+    @property
+    def status_segment(self) -> Any:
+        """What clients read of the controller, and cannot write."""
+        return self._status_segment

@@ -1,0 +1,77 @@
+"""The controller process: `python -m pathways.controller.main CONFIG LOCK_FD`, started by the janitor.
+
+Resource manager, native sequencer and the control plane's server, on one event loop; the sequencer has a native thread
+of its own. It imports JAX for its versions only and initialises no backend. Ends with status 0 when it was closed in
+order, 1 when the cluster failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+
+import grpc.aio
+
+from pathways import errors
+from pathways.controller.client_manager import Membership
+from pathways.controller.cluster_manager import Cluster
+from pathways.controller.recovery import Islands
+from pathways.controller.service import ControllerService, HostsService
+from pathways.process.config import ControllerConfig, load_controller
+from pathways.protocol import control_pb2_grpc as rpc
+from pathways.protocol import wire
+
+# How long calls in flight have to bring their refusals home.
+LAST_WORDS_S = 0.5
+
+
+async def run(config: ControllerConfig) -> int:
+    """Runs a cluster from start to end; returns the exit status."""
+    cluster = Cluster(config, importlib.import_module(config.options.native))
+    server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
+    far = grpc.aio.server(options=wire.FAR_OPTIONS)  # for hosts on other machines
+    try:
+        cluster.start()
+        membership = Membership(cluster)
+        Islands(cluster, membership)
+        rpc.add_ControllerServicer_to_server(ControllerService(membership), server)
+        for each in (server, far):
+            rpc.add_HostsServicer_to_server(HostsService(membership), each)
+        old = os.umask(0o177)
+        try:
+            server.add_insecure_port(cluster.address)
+            await server.start()
+            if config.options.machines > 1:
+                far.add_insecure_port(cluster.far_address)
+                await far.start()
+        finally:
+            os.umask(old)
+        os.write(config.report_fd, json.dumps({"event": "listening", "address": cluster.address}).encode() + b"\n")
+        os.close(config.report_fd)
+        await cluster.done
+    finally:
+        await cluster.tear_down()
+        await asyncio.gather(server.stop(LAST_WORDS_S), far.stop(LAST_WORDS_S))
+    return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1
+
+
+def main() -> None:
+    """Entry of the process."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
+    config = load_controller(sys.argv[1])
+    for fd in (config.owner_fd, config.report_fd, int(sys.argv[2])):
+        os.set_inheritable(fd, False)
+    status = asyncio.run(run(config))
+    sys.stderr.flush()
+    # Not by way of destructors: the coordination services would wait for members that are gone.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Which devices a slice gets: pure bookkeeping, no I/O, no threads, no clock. Owned by the controller.
+
+An island's mesh is the grid hosts x devices_per_host. A slice of n devices takes a rectangle of it, walked row-major,
+so neighbours in the slice are neighbours in the grid; where no rectangle of n devices fits (5 on 2 x 4), it takes a
+run of consecutive devices. Devices may be shared by any number of slices.
+
+Choices, in this order (each is a tie-breaker of the one before):
+    1. island:  the fewest slice-devices per device of its own, among those that are big enough;
+    2. place:   the least load under it;
+    3. form:    rectangle before run, then the last axis unbroken by a host's edge, then fewest hosts;
+    4. corner:  aligned to its own size, then first.
+
+Invariants, checked by `validate()`:
+    RM-1 (load)   the load of a device is the number of live slices bound to it.
+    RM-2 (map)    a binding's devices are distinct, of one island, as many as its shape says.
+    RM-3 (groups) one group per set of hosts, never renumbered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pathways.errors import SliceError
+from pathways.plan.topology import SliceBinding, Topology
+
+_Load = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class ResourceManager:
+    """Allocates slices on a `Topology`. Not thread-safe: it has one owner."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._load: list[_Load] = [
+            np.zeros((len(hosts), topology.devices_per_host), np.int64) for hosts in topology.islands
+        ]
+        # Island and row of its mesh, by host; immutable.
+        self._row = {host: (i, row) for i, hosts in enumerate(topology.islands) for row, host in enumerate(hosts)}
+        self._slices: dict[int, SliceBinding] = {}
+        # Group 0 is all hosts.
+        self._groups: dict[tuple[int, ...], int] = {tuple(range(topology.hosts)): 0}
+        self._next_slice = 0
+
+    @property
+    def topology(self) -> Topology:
+        """The cluster it manages."""
+        return self._topology
+
+    @property
+    def slices(self) -> tuple[SliceBinding, ...]:
+        """Every live slice."""
+        return tuple(self._slices.values())
+
+    def allocate(
+        self, shape: Sequence[int], axis_names: Sequence[str] | None = None, island: int | None = None
+    ) -> SliceBinding:
+        """Binds a new slice.
+
+        Args:
+            shape: sizes of the slice's axes; `(n,)` for n devices.
+            axis_names: one name per axis; `axis0`, `axis1`, ... when not given.
+            island: the island to use; the least loaded one that is big enough when not given.
+
+        Raises:
+            SliceError: the request makes no sense or fits nowhere; says what was asked and what there is.
+        """
+        sizes, names = self._checked(shape, axis_names)
+        count = math.prod(sizes)
+        index = self._choose_island(count, sizes, island)
+        devices = self._choose_place(index, sizes, count)
+        binding = self._bind(self._next_slice, sizes, names, index, devices)
+        self._next_slice += 1
+        return binding
+
+    def release(self, slice_id: int) -> None:
+        """Ends a slice: its load is gone at once."""
+        self._add_load(self._get(slice_id).devices, -1)
+        del self._slices[slice_id]
+
+    def remap(self, slice_id: int, devices: Sequence[int]) -> SliceBinding:
+        """Moves a live slice onto other devices, one per virtual device; its id, shape and names stay.
+
+        Raises:
+            SliceError: wrong number of devices, a repeated or unknown one, or devices of different islands.
+        """
+        old = self._get(slice_id)
+        new = tuple(int(device) for device in devices)
+        if len(new) != len(old.devices) or len(set(new)) != len(new):
+            raise SliceError(
+                f"slice {slice_id} of shape {old.shape} needs {len(old.devices)} distinct devices, got {list(new)}"
+            )
+        if bad := [device for device in new if not 0 <= device < self._topology.devices]:
+            raise SliceError(f"no device {bad[0]}: the cluster has devices 0..{self._topology.devices - 1}")
+        homes = {self._topology.island_of(device // self._topology.devices_per_host) for device in new}
+        if len(homes) != 1:
+            raise SliceError(f"a slice lies on one island, but devices {list(new)} lie on islands {sorted(homes)}")
+        self._add_load(old.devices, -1)
+        return self._bind(slice_id, old.shape, old.axis_names, homes.pop(), new)
+
+    def binding(self, slice_id: int) -> SliceBinding:
+        """Where a slice lies now."""
+        return self._get(slice_id)
+
+    def group(self, hosts: Iterable[int]) -> int:
+        """The number of the group of exactly these hosts; the next free number the first time (RM-3)."""
+        key = tuple(sorted(set(hosts)))
+        if not key or key[0] < 0 or key[-1] >= self._topology.hosts:
+            raise SliceError(f"a group is of hosts 0..{self._topology.hosts - 1}, got {list(key)}")
+        return self._groups.setdefault(key, len(self._groups))
+
+    @property
+    def groups(self) -> dict[int, tuple[int, ...]]:
+        """Every group so far, by number."""
+        return {number: hosts for hosts, number in self._groups.items()}
+
+    def device_load(self) -> tuple[int, ...]:
+        """Number of slices on each device, by global number."""
+        load = [0] * self._topology.devices
+        for index, grid in enumerate(self._load):
+            for device, slices in zip(self._topology.island_devices(index), grid.flat, strict=True):
+                load[device] = int(slices)
+        return tuple(load)
+
+    def validate(self) -> None:
+        """Asserts RM-1, RM-2 and RM-3."""
+        expected = [0] * self._topology.devices
+        for binding in self._slices.values():
+            assert len(set(binding.devices)) == len(binding.devices) == math.prod(binding.shape), "RM-2"
+            assert set(binding.devices) <= set(self._topology.island_devices(binding.island)), "RM-2"
+            assert binding.hosts == self._topology.hosts_of(binding.devices), "RM-2"
+            assert self._groups[binding.hosts] == binding.group, "RM-3"
+            for device in binding.devices:
+                expected[device] += 1
+        assert tuple(expected) == self.device_load(), "RM-1"
+        assert sorted(self._groups.values()) == list(range(len(self._groups))), "RM-3"
+
+    # -- choosing ------------------------------------------------------------------------------------------------
+
+    def _checked(
+        self, shape: Sequence[int], axis_names: Sequence[str] | None
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        try:
+            sizes = tuple(int(size) for size in shape)
+            whole = all(size == given and not isinstance(given, bool) for size, given in zip(sizes, shape, strict=True))
+        except (TypeError, ValueError) as error:
+            raise SliceError(f"a slice's shape is a tuple of positive ints, got {shape!r}") from error
+        if not sizes:
+            raise SliceError("a slice's shape has at least one axis, got the empty shape (); ask for (1,)")
+        if not whole or any(size < 1 for size in sizes):
+            raise SliceError(f"a slice's shape is a tuple of positive ints, got {tuple(shape)}")
+        names = tuple(f"axis{i}" for i in range(len(sizes))) if axis_names is None else tuple(axis_names)
+        if len(names) != len(sizes):
+            raise SliceError(f"shape {sizes} has {len(sizes)} axes, but {len(names)} axis names came: {names}")
+        if len(set(names)) != len(names):
+            raise SliceError(f"the axis names of a slice differ from each other, got {names}")
+        return sizes, names
+
+    def _choose_island(self, count: int, sizes: tuple[int, ...], island: int | None) -> int:
+        asked = (
+            f"a slice of shape {sizes} ({count} devices) was asked for"
+            if len(sizes) > 1
+            else f"a slice of {count} devices was asked for"
+        )
+        if island is not None:
+            if isinstance(island, bool) or not isinstance(island, int) or not 0 <= island < len(self._load):
+                raise SliceError(f"{asked} on island {island!r}, but the islands are 0..{len(self._load) - 1}")
+            if count > self._load[island].size:
+                raise SliceError(
+                    f"{asked} on island {island}, which has {self._load[island].size} devices ({self._inventory()})"
+                )
+            return island
+        fitting = [index for index, grid in enumerate(self._load) if grid.size >= count]
+        if not fitting:
+            raise SliceError(
+                f"{asked}, but a slice lies on one island and the biggest has "
+                f"{max(grid.size for grid in self._load)} devices ({self._inventory()})"
+            )
+        return min(fitting, key=lambda index: (self._load[index].sum() / self._load[index].size, index))
+
+    def _choose_place(self, island: int, sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
+        load = self._load[island]
+        hosts, width = load.shape
+        # sums[i, j] is the load of the rectangle above and left of (i, j), so any rectangle costs four look-ups.
+        sums = np.zeros((hosts + 1, width + 1), np.int64)
+        sums[1:, 1:] = load.cumsum(0).cumsum(1)
+        best: tuple[tuple[int, ...], list[int]] | None = None
+        for rows in range(1, min(hosts, count) + 1):
+            columns = count // rows
+            if rows * columns != count or columns > width:
+                continue
+            under = sums[rows:, columns:] - sums[:-rows, columns:] - sums[rows:, :-columns] + sums[:-rows, :-columns]
+            broken = int(columns % sizes[-1] != 0 and sizes[-1] % columns != 0)
+            for top, left in np.argwhere(under == np.min(under)).tolist():
+                crooked = int(top % rows != 0) + int(left % columns != 0)
+                key = (int(under[top, left]), 0, broken, rows, crooked, top, left)
+                if best is None or key < best[0]:
+                    cells = [(top + i) * width + left + j for i in range(rows) for j in range(columns)]
+                    best = key, cells
+                if crooked == 0:
+                    break  # row-major order: no later corner of this form is better
+        sums_flat = np.concatenate(([0], load.ravel().cumsum()))
+        runs = sums_flat[count:] - sums_flat[:-count]
+        start = int(np.argmin(runs))
+        if best is None or (int(runs[start]), 1) < best[0][:2]:
+            best = (int(runs[start]), 1), list(range(start, start + count))
+        numbers = self._topology.island_devices(island)
+        return tuple(numbers[cell] for cell in best[1])
+
+    def _inventory(self) -> str:
+        return "there are " + self._topology.describe()
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------------
+
+    def _bind(
+        self, slice_id: int, sizes: tuple[int, ...], names: tuple[str, ...], island: int, devices: tuple[int, ...]
+    ) -> SliceBinding:
+        hosts = self._topology.hosts_of(devices)
+        binding = SliceBinding(slice_id, sizes, names, island, devices, hosts, self.group(hosts))
+        self._add_load(devices, 1)
+        self._slices[slice_id] = binding
+        return binding
+
+    def _add_load(self, devices: tuple[int, ...], change: int) -> None:
+        for device in devices:
+            host, local = divmod(device, self._topology.devices_per_host)
+            island, row = self._row[host]
+            self._load[island][row, local] += change
+
+    def _get(self, slice_id: int) -> SliceBinding:
+        try:
+            return self._slices[slice_id]
+        except KeyError:
+            raise SliceError(f"no slice {slice_id}; live slices: {sorted(self._slices) or 'none'}") from None

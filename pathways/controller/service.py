@@ -1,0 +1,238 @@
+"""The gRPC services of the controller: requests become calls of `Membership`, errors become refusals.
+
+TRUST-1: whose a call is says its connection's secret, see `Membership.caller`; only `Suspend` and `Resume` name a
+client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from pathways import errors
+from pathways.controller.client_manager import Membership
+from pathways.controller.cluster_manager import Cluster
+from pathways.controller.records import Client
+from pathways.process.children import resident_bytes
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import control_pb2_grpc as rpc
+from pathways.protocol import wire
+from pathways.protocol.wire import Stage
+
+_Reply = TypeVar("_Reply")
+_Handler = Callable[[Any, Any, Any], Awaitable[_Reply]]
+
+
+def _refusing(handler: _Handler[_Reply]) -> _Handler[_Reply]:
+    """Turns a `PathwaysError` into a refusal that the client raises again as the same class."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: Any, context: Any) -> _Reply:
+        try:
+            return await handler(self, request, context)
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+            raise AssertionError("abort raises") from error
+
+    return wrapped
+
+
+class ControllerService(rpc.ControllerServicer):
+    """What clients ask."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._cluster = membership.cluster
+
+    def _caller(self, context: Any) -> Client:
+        return self._membership.caller(wire.token_of(context))
+
+    async def WatchStartup(self, request: pb.WatchStartupRequest, context: Any) -> AsyncIterator[pb.StartupEvent]:  # noqa: D102
+        sent = 0
+        while True:
+            while sent < len(self._cluster.startup):
+                event = self._cluster.startup[sent]
+                yield event
+                sent += 1
+                if event.stage in (Stage.CLUSTER_READY, Stage.FAILED) and sent == len(self._cluster.startup):
+                    return
+            await self._cluster.startup_news()
+
+    @_refusing
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:  # noqa: D102
+        client = await self._membership.join(wire.token_of(context), request)
+        return pb.JoinReply(
+            client=client.number,
+            topology=wire.dump_topology(self._cluster.topology),
+            controller_pid=os.getpid(),
+            host_pids=[host.process.pid for host in self._cluster.hosts],
+        )
+
+    @_refusing
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:  # noqa: D102
+        self._membership.remove(self._caller(context).number)
+        return pb.LeaveReply()
+
+    @_refusing
+    async def AllocateSlice(self, request: pb.AllocateSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
+        client = self._caller(context)
+        island = request.island if request.HasField("island") else None
+        binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
+        client.slices.add(binding.slice_id)
+        return wire.dump_binding(self._cluster.bind(binding))
+
+    @_refusing
+    async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> pb.ReleaseSliceReply:  # noqa: D102
+        client = self._caller(context)
+        if request.slice_id not in client.slices:
+            raise errors.SliceError(
+                f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
+            )
+        client.slices.remove(request.slice_id)
+        self._cluster.resources.release(request.slice_id)
+        return pb.ReleaseSliceReply()
+
+    @_refusing
+    async def RemapSlice(self, request: pb.RemapSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
+        client = self._caller(context)
+        if request.slice_id not in client.slices:
+            raise errors.SliceError(
+                f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
+            )
+        binding = self._cluster.resources.remap(request.slice_id, tuple(request.devices))
+        return wire.dump_binding(self._cluster.bind(binding))
+
+    @_refusing
+    async def Group(self, request: pb.GroupRequest, context: Any) -> pb.GroupReply:  # noqa: D102
+        return pb.GroupReply(group=self._cluster.group(request.hosts))
+
+    @_refusing
+    async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
+        return pb.RegisterProgramReply(program_id=await self._membership.register(self._caller(context), request))
+
+    @_refusing
+    async def WaitCompiled(self, request: pb.WaitCompiledRequest, context: Any) -> pb.WaitCompiledReply:  # noqa: D102
+        await self._membership.wait_compiled(self._caller(context), request.program_id)
+        return pb.WaitCompiledReply()
+
+    @_refusing
+    async def Analyze(self, request: pb.AnalyzeRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
+        return pb.AnalyzeReply(host_json=await self._membership.analyze(self._caller(context), request.program_id))
+
+    @_refusing
+    async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> pb.ForgetProgramsReply:  # noqa: D102
+        self._membership.forget_programs(self._caller(context), request.program_ids)
+        return pb.ForgetProgramsReply()
+
+    @_refusing
+    async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.SuspendReply:  # noqa: D102
+        self._membership.check_operator(wire.token_of(context), f"suspend client {request.client}", request.client)
+        return pb.SuspendReply(bytes=await self._membership.suspend(request.client, request.disk))
+
+    @_refusing
+    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:  # noqa: D102
+        self._membership.check_operator(wire.token_of(context), f"resume client {request.client}", request.client)
+        return pb.ResumeReply(bytes=await self._membership.resume(request.client))
+
+    async def Callbacks(  # noqa: D102
+        self, answers: AsyncIterator[pb.CallbackPart], context: Any
+    ) -> AsyncIterator[pb.CallbackPart]:
+        try:
+            client = self._caller(context)
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+        if client.questions is not None:
+            await wire.refuse(context, errors.ClusterClosedError(f"client {client.number} answers already"))
+        questions = client.questions = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                async for answer in answers:
+                    self._membership.answer_host(client, answer)
+            finally:
+                if client.questions is questions:
+                    self._membership.stop_answering(client)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            yield pb.CallbackPart()  # it is open
+            while (question := await questions.get()) is not None:
+                yield question
+        finally:
+            reader.cancel()
+
+    @_refusing
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:  # noqa: D102
+        topology = self._cluster.topology
+        reply = pb.StatsReply(
+            topology=wire.dump_topology(topology),
+            address=self._cluster.address,
+            controller_pid=os.getpid(),
+            controller_resident_bytes=resident_bytes(os.getpid()),
+            uptime_s=time.monotonic() - self._cluster.started_at,
+            clients=self._membership.client_stats(),
+            device_load=self._cluster.resources.device_load(),
+            native_json=json.dumps(self._cluster.controller.stats(), default=str),
+        )
+        for host, driver in zip(self._cluster.hosts, await self._membership.host_stats(), strict=True):
+            reply.hosts.add(
+                host=host.number,
+                island=topology.island_of(host.number),
+                pid=host.process.pid,
+                resident_bytes=resident_bytes(host.process.pid),
+                devices=pb.DeviceRange(first=host.config.first_device, count=host.config.devices_per_host),
+                driver_json=driver,
+                restarts=host.incarnation,
+                state=host.state,
+            )
+        return reply
+
+    @_refusing
+    async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:  # noqa: D102
+        self._membership.check_operator(wire.token_of(context), "end the cluster")
+        connection = self._membership.connection(wire.token_of(context))
+        who = "an operator" if connection.client is None else f"client {connection.client.number}"
+        reason = f"{who} (pid {connection.pid}) asked it to end"
+        # After this reply, so that who asked gets it.
+        asyncio.get_running_loop().call_later(0.01, self._cluster.end, reason)
+        return pb.ShutdownReply()
+
+
+class HostsService(rpc.HostsServicer):
+    """The hosts' sessions."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._cluster: Cluster = membership.cluster
+
+    async def Session(  # noqa: D102
+        self, reports: AsyncIterator[pb.HostReport], context: Any
+    ) -> AsyncIterator[pb.HostCommand]:
+        token = wire.token_of(context)
+        host = next((host for host in self._cluster.hosts if host.token == token), None)
+        if host is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is no host of this cluster")
+            raise AssertionError("abort raises")
+        self._cluster.host_stage(host, pb.HostStage(stage=Stage.HOST_CONNECTED))
+
+        async def read() -> None:
+            try:
+                async for report in reports:
+                    self._membership.report(host, report)
+            finally:
+                self._cluster.session_ended(host)
+                host.commands.put_nowait(None)  # its end of the stream is closed: so is ours
+
+        reader = asyncio.ensure_future(read())
+        try:
+            while (command := await host.commands.get()) is not None:
+                yield command
+        finally:
+            reader.cancel()

@@ -1,0 +1,1 @@
+"""The host process: everything between the native executor and JAX."""

@@ -1,0 +1,335 @@
+"""A host's tasks: what a checkpoint asks of it, done on threads of its own beside the enqueue thread.
+
+A save is a *job*: the client first stages each array, in the order, so that the value is this host's own whatever
+becomes of the client's handle; then it has the host write them; then it has the job committed, and ends it. Each
+distinct shard is written by the one host whose device is its replica 0. With OCDBT the writes of a job are one
+transaction, so a job that is given up leaves nothing but unreferenced bytes. A restore's tasks read the regions of
+this host's own shards and make the array of them; they share what tensorstore caches through their job.
+
+How an array is laid out in files is the client's affair, who says it as tensorstore specs (see
+`pathways.api.orbax_handler`); this side knows tensorstore only, and imports it when the first task comes.
+
+JOB-1 (nothing left under way): a job's first error reaches the client while other hosts may still be writing. Who gives
+a job up asks each host for its end, which comes when nothing of the job is under way there any more, so that what is
+written next to the same place meets nobody.
+
+OWN-1: `forget` gives up every job of a client that is gone; what its tasks are doing then ends unheard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _jaxlib, errors
+from pathways.plan.resharding import Region, slices
+from pathways.protocol import payloads
+
+#: Threads that do tasks; tensorstore has its own for the work itself.
+THREADS = 4
+#: So many jobs of a client a host remembers as given up, the newest; no task of an older one is still on its way.
+GIVEN_UP = 1024
+_MOST_WORDS = 1500
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a restored array shall be on this host."""
+
+    shape: tuple[int, ...]
+    sharding: jax.sharding.NamedSharding
+    shards: Sequence[tuple[Region, list[jax.Device]]]  # each distinct region of this host once, with who shows it
+    mask: int  # of local devices
+
+
+class _Job:
+    """One save or restore of one client on this host."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, jax.Array] = {}  # staged, by number
+        self.context: Any = None
+        self.transaction: Any = None
+
+
+class Tasks:
+    """The tasks of one host. `stage`, `submit` and `read` by the enqueue thread, the rest by any."""
+
+    def __init__(self, core: Any, host: int, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """`wrap` decorates what a worker runs (which types are on is a matter of threads)."""
+        self._core = core
+        self._host = host
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._wrap = wrap
+        self._lock = threading.Lock()
+        self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as is all below
+        #: Jobs that ended while tasks of theirs could still come, by client, the oldest first.
+        self._given_up: dict[int, dict[int, None]] = {}
+        self._running: dict[tuple[int, int], int] = {}  # tasks under way, by job
+        self._waiting: dict[tuple[int, int], list[int]] = {}  # tasks that are done when none is, by job
+        self._gone: set[int] = set()
+        self.bytes_written = 0
+        self.bytes_read = 0
+
+    # ---- from the enqueue thread
+
+    def stage(self, client: int, task: int, fields: dict[str, Any], value: Any) -> None:
+        """Keeps a ready value for its job."""
+        self._job(client, fields["job"]).values[fields["number"]] = value
+        self._core.task_done(task, None, 0, None)
+
+    def submit(self, client: int, task: int, fields: dict[str, Any]) -> None:
+        """Writes staged arrays, or commits a job; later."""
+        job = self._job(client, fields["job"]) if fields["op"] == "write" else None
+
+        def do() -> tuple[None, int]:
+            if job is not None:
+                self._write(job, fields)
+            else:
+                self._commit(client, fields)
+            return None, 0
+
+        self._start(client, task, fields["job"], job, do)
+
+    def end(self, client: int, task: int, fields: dict[str, Any]) -> None:
+        """Gives a job up; done when nothing of it is under way."""
+        self.drop(client, fields["job"], True)
+        key = (client, fields["job"])
+        with self._lock:
+            if key in self._running:
+                self._waiting.setdefault(key, []).append(task)
+                return
+        self._core.task_done(task, None, 0, None)
+
+    def read(self, client: int, task: int, fields: dict[str, Any], target: Target) -> None:
+        """Makes an array of stored regions; later."""
+        job = self._job(client, fields["job"])
+        self._start(client, task, fields["job"], job, lambda: (self._read(job, fields, target), target.mask))
+
+    def refuse(self, task: int, problem: BaseException) -> None:
+        """The task cannot be started."""
+        self._core.task_done(task, None, 0, self._words(problem))
+
+    def _start(self, client: int, task: int, number: int, job: _Job | None, do: Callable[[], tuple[Any, int]]) -> None:
+        key = (client, number)
+
+        @self._wrap
+        def run() -> None:
+            value, mask, error = None, 0, None
+            try:
+                if self._is_given_up(client, number):
+                    raise errors.CheckpointError(f"on host {self._host}: the save or restore was given up")
+                value, mask = do()
+            except BaseException as problem:
+                error = self._words(problem)
+            if self._is_given_up(client, number):  # what it has begun since then would hold its arrays
+                _abort(job)
+            with self._lock:
+                self._running[key] -= 1
+                enders = self._waiting.pop(key, []) if self._running[key] == 0 else []
+                if self._running[key] == 0:
+                    del self._running[key]
+            self._core.task_done(task, value, mask, error)
+            for ender in enders:
+                self._core.task_done(ender, None, 0, None)
+
+        with self._lock:
+            self._running[key] = self._running.get(key, 0) + 1
+        self._work.put(run)
+        if self._threads < THREADS:
+            self._threads += 1
+            threading.Thread(target=self._loop, name="pw-task", daemon=True).start()
+
+    def _loop(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # its values
+
+    # ---- from any thread
+
+    def drop(self, client: int, job: int, early: bool) -> None:
+        """The client needs nothing more of a job. `early`: tasks of it may still be on their way."""
+        with self._lock:
+            if early:
+                given_up = self._given_up.setdefault(client, {})
+                given_up[job] = None
+                if len(given_up) > GIVEN_UP:
+                    del given_up[next(iter(given_up))]
+            ended = self._jobs.pop((client, job), None)
+        _abort(ended)
+
+    def forget(self, client: int) -> None:
+        """The client is gone, and with it its jobs (OWN-1)."""
+        with self._lock:
+            self._gone.add(client)
+            ended = [self._jobs.pop(key) for key in list(self._jobs) if key[0] == client]
+            self._given_up.pop(client, None)
+        for job in ended:
+            _abort(job)
+
+    def stop(self) -> None:
+        """Ends the threads as they come out of their work."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def stats(self) -> dict[str, int]:
+        """Numbers for people."""
+        return {
+            "checkpoint_jobs": len(self._jobs),
+            "checkpoint_bytes_written": self.bytes_written,
+            "checkpoint_bytes_read": self.bytes_read,
+        }
+
+    # ---- the work
+
+    def _job(self, client: int, number: int) -> _Job:
+        with self._lock:
+            if self._is_given_up(client, number):
+                raise errors.CheckpointError(f"on host {self._host}: the save or restore was given up")
+            return self._jobs.setdefault((client, number), _Job())
+
+    def _is_given_up(self, client: int, job: int) -> bool:
+        return client in self._gone or job in self._given_up.get(client, ())
+
+    def _open_job(self, job: _Job, fields: dict[str, Any]) -> Any:
+        """tensorstore, with the job's context made."""
+        ts = _tensorstore(self._host)
+        with self._lock:
+            if job.context is None:
+                job.context = ts.Context(fields["context"])
+                if fields.get("atomic"):
+                    job.transaction = ts.Transaction(atomic=True)
+        return ts
+
+    def _write(self, job: _Job, fields: dict[str, Any]) -> None:
+        ts = self._open_job(job, fields)
+        how = {"context": job.context, "transaction": job.transaction}
+        opened: list[tuple[str, Any, jax.Array]] = []
+        for number, name, spec in fields["arrays"]:
+            value = job.values.pop(number, None)
+            if value is None:
+                raise self._lost(f"writing {name!r}")
+            spec = ts.Spec(json.loads(json.dumps(spec).replace(payloads.HOST, str(self._host))))
+            opened.append((name, spec, value))
+        if fields["lead"] == self._host:  # one host writes how the array is laid out
+            _all_done("creating", [(n, s, ts.open(s, create=True, open=True, **how)) for n, s, _ in opened], self._host)
+        writes = []
+        for name, spec, value in opened:
+            shards = [shard for shard in value.addressable_shards if shard.replica_id == 0]
+            if not shards:
+                continue
+            store = ts.open(spec, open=True, assume_metadata=True, **how).result()
+            for shard in shards:
+                data, index = np.asarray(shard.data), shard.index
+                if _jaxlib.is_complex(store.dtype.numpy_dtype):  # ours are parts, in a dimension of their own
+                    data, index = _jaxlib.from_physical(data, store.dtype.numpy_dtype), index[:-1]
+                writes.append((name, spec, store[index].write(data, can_reference_source_data_indefinitely=True)))
+                with self._lock:
+                    self.bytes_written += data.nbytes
+        _all_done("writing", writes, self._host)
+
+    def _commit(self, client: int, fields: dict[str, Any]) -> None:
+        with self._lock:
+            job = self._jobs.get((client, fields["job"]))
+            if job is None:  # else the checkpoint would be finished without what this host was to add
+                raise self._lost(f"committing {fields['name']!r}")
+            # Each group of hosts that has a part is asked, and this host may be in several.
+            transaction, job.transaction = job.transaction, None
+        if transaction is not None:
+            _all_done("committing", [(fields["name"], None, transaction.commit_async())], self._host)
+
+    def _read(self, job: _Job, fields: dict[str, Any], target: Target) -> jax.Array:
+        ts = self._open_job(job, fields)
+        name = fields["name"]
+        opening = ts.open(ts.Spec(fields["spec"]), open=True, context=job.context)
+        (store,) = _all_done("opening", [(name, fields["spec"], opening)], self._host)
+        dtype = payloads.dtype_of(fields["dtype"])
+        is_complex = _jaxlib.is_complex(dtype)
+        regions = [region[:-1] if is_complex else region for region, _ in target.shards]
+        reads = []
+        for region in regions:
+            there = tuple(  # what is stored of it; the rest is zeros, where the client said that this is right
+                (min(start, size), min(stop, size)) for (start, stop), size in zip(region, store.shape, strict=True)
+            )
+            reads.append((name, fields["spec"], store[slices(there)].read()))
+        arrays = []
+        found = _all_done("reading", reads, self._host)
+        for region, (_, devices), data in zip(regions, target.shards, found, strict=True):
+            with self._lock:
+                self.bytes_read += data.nbytes
+            shape = tuple(stop - start for start, stop in region)
+            if data.shape != shape:
+                whole = np.zeros(shape, data.dtype)
+                whole[tuple(slice(0, size) for size in data.shape)] = data
+                data = whole
+            data = np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
+            data = _jaxlib.to_physical(data, dtype)
+            arrays += [jax.device_put(data, device) for device in devices]
+        return jax.make_array_from_single_device_arrays(target.shape, target.sharding, arrays)
+
+    def _lost(self, doing: str) -> errors.PathwaysError:
+        """The error for a job that this process does not know: the process before it was lost, with what it had."""
+        return errors.HostLostError(
+            f"{doing}: host {self._host} was started anew with its island after the save had begun; what it had is gone"
+        )
+
+    def _words(self, problem: BaseException) -> str:
+        if isinstance(problem, errors.PathwaysError):
+            return f"{type(problem).__name__}: {problem}"
+        return f"CheckpointError: on host {self._host}: {type(problem).__name__}: {problem}"
+
+
+def _all_done(doing: str, work: Sequence[tuple[str, Any, Any]], host: int) -> list[Any]:
+    """Waits for each tensorstore future of (name of the array, spec, future); then raises the first error."""
+    first: BaseException | None = None
+    out: list[Any] = []
+    for name, spec, future in work:
+        try:
+            out.append(future.result())
+        except BaseException as problem:
+            if first is None:
+                first = errors.CheckpointError(
+                    f"{doing} {name!r}{_path(spec)} failed on host {host}: {str(problem)[:_MOST_WORDS]}"
+                )
+    if first is not None:
+        try:
+            raise first
+        finally:
+            first = None  # the error knows this frame, and by it the arrays: they must not wait for the collector
+    return out
+
+
+def _path(spec: Any) -> str:
+    """ " at /where/it/is", as far as a spec says it."""
+    found = spec if isinstance(spec, dict) or spec is None else spec.to_json()
+    while isinstance(found, dict):
+        if "path" in found and found.get("driver") not in ("ocdbt",):
+            return f" at {found['path']}"
+        found = found.get("kvstore", found.get("base"))
+    return f" at {found}" if isinstance(found, str) else ""
+
+
+def _abort(job: _Job | None) -> None:
+    if job is not None:
+        job.values.clear()
+        if job.transaction is not None:
+            with contextlib.suppress(Exception):  # committed, or failed already
+                job.transaction.abort()
+
+
+def _tensorstore(host: int) -> Any:
+    try:
+        import tensorstore
+    except ImportError as problem:
+        raise errors.CheckpointError(
+            f"host {host} cannot read or write checkpoints: {problem}; install pathways[checkpoint] there"
+        ) from problem
+    return tensorstore

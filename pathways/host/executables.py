@@ -1,0 +1,297 @@
+"""The host's side of a computation: compiled ahead, then called at the speed of `jax.jit`'s C++ fast path.
+
+`load` inlines the computation's StableHLO into one `jax.jit` over the slice's mesh, so that one call is one XLA launch,
+donation and multi-process meshes are JAX's own, and JAX's persistent compilation cache is honoured.
+Called by a host's enqueue threads; loading may happen on any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from pathways import _jaxlib, errors
+from pathways.compiler import specs
+from pathways.compiler.ir import ArrayType, Computation
+from pathways.host.callbacks import Asker
+
+_REPLICATED_AXIS = "_devices"
+#: While one device of several calls the client back the others wait for it, which XLA must not take for a deadlock.
+_PATIENCE = dict.fromkeys(
+    (
+        "xla_cpu_collective_timeout_seconds",
+        "xla_cpu_collective_call_warn_stuck_seconds",
+        "xla_cpu_collective_call_terminate_timeout_seconds",
+    ),
+    1 << 30,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Module:
+    """A computation's module as a parameter of the primitive: compared by fingerprint."""
+
+    fingerprint: str
+    module: bytes = dataclasses.field(compare=False, repr=False)
+    ask: Asker | None = None
+
+
+def _load_module(key: _Module) -> Any:
+    module = _jaxlib.parse_portable(key.module)
+    _jaxlib.drop_main_attributes(module)
+    return module
+
+
+_computation_p = _jaxlib.module_primitive("pathways_computation", _load_module)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryStats:
+    """Bytes per device that an executable needs; aliased (donated) bytes are counted in arguments and outputs."""
+
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    alias_bytes: int
+    code_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Executable:
+    """A loaded computation. `call(*arrays)` takes global `jax.Array`s and returns a tuple of them.
+
+    `in_shardings` and `out_shardings` are those of the arrays. Immutable; callable from any thread.
+    """
+
+    call: Callable[..., tuple[jax.Array, ...]]
+    in_shardings: tuple[NamedSharding, ...]
+    out_shardings: tuple[NamedSharding, ...]
+    memory: MemoryStats
+    cost: Callable[[], dict[str, float]]  # XLA's estimates: "flops", "bytes accessed", ...; of one device
+
+    def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """Global arrays in, global arrays out; one XLA launch."""
+        return self.call(*arrays)
+
+
+def device_mesh(computation: Computation, devices: Sequence[jax.Device]) -> Mesh:
+    """The computation's mesh over physical devices, given in C order of the slice's shape."""
+    axes = mesh_axes(computation)
+    count = int(np.prod([size for _, size in axes], dtype=np.int64))
+    if axes and count != len(devices):
+        raise errors.PlanError(
+            f"computation {computation.name!r} is for a mesh {dict(axes)} of {count} devices, but "
+            f"{len(devices)} devices were given"
+        )
+    array = np.empty(len(devices), dtype=object)
+    array[:] = list(devices)
+    if not axes:
+        return Mesh(array, (_REPLICATED_AXIS,))
+    return Mesh(array.reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+
+
+@functools.lru_cache(maxsize=4096)
+def _module_axes(key: _Module) -> tuple[tuple[str, int], ...]:
+    with _jaxlib.mlir_context():
+        return _jaxlib.mesh_axes(_jaxlib.parse_portable(key.module))
+
+
+def mesh_axes(computation: Computation) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of the mesh axes that the computation's module speaks of; () if everything is replicated."""
+    return _module_axes(_Module(computation.fingerprint, computation.module))
+
+
+def sharding(type: ArrayType, mesh: Mesh) -> NamedSharding:
+    """The `NamedSharding` of a logical array's type on a physical mesh."""
+    return NamedSharding(mesh, specs.to_partition_spec(type.spec))
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """A launch that a thread of its own is to make and to see to its end: `run` it there."""
+
+    call: Callable[..., tuple[jax.Array, ...]]
+    asker: Asker
+    arrays: tuple[jax.Array, ...]
+    #: This host's devices, if the computation runs on several hosts; else none.
+    gang_devices: tuple[jax.Device, ...] = ()
+
+    def run(self) -> tuple[jax.Array, ...]:
+        """The results, which are ready.
+
+        Raises:
+            CallbackFailedError: what it called back failed. What XLA raises.
+        """
+        self.asker.begin()
+        try:
+            made = jax.block_until_ready(self.call(*self.arrays))
+        except Exception:
+            if self.asker.failure is None:
+                raise
+        if self.asker.failure is not None:
+            raise self.asker.failure
+        return tuple(made)
+
+
+def load_executable(
+    computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = (), ask: Asker | None = None
+) -> Executable:
+    """Compiles `computation` for `devices` (C order of the slice's shape) without executing anything.
+
+    `donate[i]` gives input i's buffer to the outputs; () donates none. On a mesh of several processes every process
+    calls this with the same arguments. A computation that calls its client back does so by `ask`, and its `call` gives
+    an `Attended` instead of results.
+
+    Raises:
+        ComputationError: XLA refused the module; carries its message.
+    """
+    if computation.callbacks and ask is None:
+        raise errors.PlanError(f"computation {computation.name!r} calls its client back, and nobody carries that")
+    _jaxlib.initialize_lapack()
+    try:
+        mesh = device_mesh(computation, devices)
+        jitted, in_shardings, out_shardings = _jit(computation, mesh, donate, ask if computation.callbacks else None)
+        structs = [
+            jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
+            for type, s in zip(computation.inputs, in_shardings, strict=True)
+        ]
+        with _jaxlib.ignore_unused_donations():
+            is_patient = computation.callbacks and len(devices) > 1 and devices[0].platform == "cpu"
+            compiled = jitted.lower(*structs).compile(_PATIENCE if is_patient else None)
+    except errors.PathwaysError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise errors.ComputationError(
+            f"XLA could not compile computation {computation.name!r} for {len(devices)} devices: {error}"
+        ) from error
+    # Arrays of less than a byte per element carry layouts that an ahead-of-time call refuses; jit's own cache already
+    # holds what was just compiled.
+    if computation.callbacks:
+        assert ask is not None
+        local = tuple(device for device in devices if device.process_index == jax.process_index())
+        gang_devices = local if len(local) < len(devices) else ()
+        return Executable(
+            lambda *arrays: Attended(compiled, ask, arrays, gang_devices),  # type: ignore[arg-type]
+            in_shardings,
+            out_shardings,
+            _memory(compiled),
+            _cost(compiled),
+        )
+    narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
+    return Executable(
+        jitted if narrow else _jaxlib.fast_call(compiled),
+        in_shardings,
+        out_shardings,
+        _memory(compiled),
+        _cost(compiled),
+    )
+
+
+def _jit(
+    computation: Computation,
+    mesh: Mesh,
+    donate: Sequence[bool],
+    ask: Asker | None,
+) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+    """A `jax.jit` that inlines the computation's module, and the shardings of its arguments and results."""
+    in_shardings = tuple(sharding(type, mesh) for type in computation.inputs)
+    out_shardings = tuple(sharding(type, mesh) for type in computation.outputs)
+    out_avals = tuple(jax.core.ShapedArray(type.shape, type.dtype) for type in computation.outputs)
+    key = _Module(computation.fingerprint, computation.module, ask)
+
+    def call(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(_computation_p.bind(*arrays, key=key, out_avals=out_avals))
+
+    call.__name__ = call.__qualname__ = computation.name or "computation"
+    donated = tuple(number for number, given in enumerate(donate) if given)
+    jitted = jax.jit(
+        call, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated, keep_unused=True
+    )
+    return jitted, in_shardings, out_shardings
+
+
+def _cost(compiled: Any) -> Callable[[], dict[str, float]]:
+    def cost() -> dict[str, float]:
+        found = compiled.cost_analysis() or {}
+        return {str(name): float(value) for name, value in found.items()}
+
+    return cost
+
+
+def _memory(compiled: Any) -> MemoryStats:
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return MemoryStats(0, 0, 0, 0, 0)
+    return MemoryStats(
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes,
+        stats.temp_size_in_bytes,
+        stats.alias_size_in_bytes,
+        stats.generated_code_size_in_bytes,
+    )
+
+
+def load(
+    computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """`load_executable`, but only the callable."""
+    return load_executable(computation, devices, donate).call
+
+
+class ExecutableCache:
+    """One executable per (fingerprint, devices, donation). Thread-safe: of several who ask, one compiles."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[Any, Future[Executable]] = {}  # guarded by _lock
+
+    def load(
+        self,
+        computation: Computation,
+        devices: Sequence[jax.Device],
+        donate: Sequence[bool] = (),
+        client: int = 0,
+        asker: Callable[[int], Asker] | None = None,
+    ) -> Executable:
+        """As `load_executable`; equal modules compile once, or once per client whom they call by `asker(devices)`."""
+        donate = tuple(donate) if any(donate) else ()
+        whose = client if computation.callbacks else None
+        where = tuple(d.id for d in devices)
+        key = (whose, computation.fingerprint, computation.inputs, computation.outputs, where, donate)
+        with self._lock:
+            known = self._loaded.get(key)
+            mine = known is None
+            if known is None:
+                known = self._loaded[key] = Future()
+        if mine:
+            try:
+                ask = asker(len(devices)) if computation.callbacks and asker is not None else None
+                known.set_result(load_executable(computation, devices, donate, ask))
+            except BaseException as error:
+                with self._lock:
+                    self._loaded.pop(key, None)
+                known.set_exception(error)
+                raise
+        return known.result()
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def forget(self, client: int) -> None:
+        """Forgets what calls this client: it is gone."""
+        with self._lock:
+            for key in [key for key in self._loaded if key[0] == client]:
+                del self._loaded[key]
+
+    def clear(self) -> None:
+        """Forgets every executable; those in use stay alive with their users."""
+        with self._lock:
+            self._loaded.clear()

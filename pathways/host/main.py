@@ -1,0 +1,330 @@
+"""A host process: `python -m pathways.host.main CONFIG`, started by the controller.
+
+Its main thread joins the island's group, starts the driver and then runs the driver's loop; one control thread takes
+the controller's commands from the session stream. It dies with its controller (the kernel sends SIGKILL), and ends in
+order when told to stop. Whatever ends it early goes to the controller in words, or stands in its log.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.metadata
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from pathways.compiler.ir import LogicalProgram
+from pathways.plan.memory_profile import ProgramMemory
+from pathways.process import fd_passing
+from pathways.process.children import ParentLost, die_with_parent
+from pathways.process.config import HostConfig, load_host
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import control_pb2_grpc as rpc
+from pathways.protocol import wire
+from pathways.protocol.serialization import load_program
+from pathways.protocol.wire import Stage
+
+FD_TIMEOUT_S = 10.0
+LAST_WORDS_S = 2.0
+
+Report = Callable[[pb.HostReport], None]
+
+
+class Driver(Protocol):
+    """What a host process runs: `pathways.host.jax_backend.HostDriver`, or a test's double."""
+
+    #: Called with (request, error or None, bytes) after each parking of a client's buffers.
+    on_parked: Callable[[int, str | None, int], None]
+
+    def attach_client(self, client: int, segment: Any) -> None:
+        """Starts taking a client's work, until the order has passed the client's end; from the control thread."""
+
+    def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
+        """A lost host's successor has another segment, and takes freight at `stream`; from the control thread, returns
+        when that is in force."""
+
+    def register_program(
+        self,
+        client: int,
+        program_id: int,
+        program: LogicalProgram,
+        bindings: tuple[tuple[int, ...], ...],
+        on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
+    ) -> None:
+        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
+
+    def run(self) -> None:
+        """The loop of the main thread, until `stop`."""
+
+    def stop(self) -> None:
+        """Makes `run` return; from the control thread."""
+
+    def analyze(self, program_id: int) -> dict[str, Any]:
+        """By number of a computation of a compiled program: its memory and cost, as XLA has them."""
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers for people; from the control thread."""
+
+
+def default_device_bytes(device: Any, devices: int) -> int:
+    """Memory of a device that may be used: what it says, on CPU one of `devices` parts of the machine's; 0: unknown."""
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    if device.platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
+    return 0
+
+
+def start_jax_driver(
+    config: HostConfig, segments: Sequence[Any], controller: Any, joined: Callable[[], None]
+) -> Driver:
+    """Joins the island's group, takes this host's devices and starts the driver on them.
+
+    Raises:
+        RuntimeError: JAX does not show the devices that this host should have.
+    """
+    from pathways import _jaxlib
+
+    if config.coordinator:
+        _jaxlib.join_island(config.coordinator, len(config.island_hosts), config.rank, int(config.start_timeout_s))
+    joined()
+    import jax
+
+    local = sorted(jax.local_devices(), key=lambda device: device.id)
+    _jaxlib.drop_tracebacks()
+    everything = config.devices_per_host * len(config.segment_fds)
+    limit = config.device_memory or default_device_bytes(local[0], everything)
+    platform = jax.default_backend()
+    if len(local) != config.devices_per_host:
+        raise RuntimeError(
+            f"host {config.host} should have {config.devices_per_host} {config.platform} devices, but JAX shows "
+            f"{len(local)}: {local}"
+        )
+    if (platform == "cpu") != (config.platform == "cpu"):
+        raise RuntimeError(f"host {config.host} should have {config.platform} devices, but JAX shows {local}")
+    everyone = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    if len(everyone) != config.devices_per_host * len(config.island_hosts):
+        raise RuntimeError(
+            f"the island of host {config.host} should have {len(config.island_hosts)} hosts of "
+            f"{config.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
+        )
+    from pathways.host.jax_backend import HostDriver
+    from pathways.testing import stand_in
+
+    if platform == "cpu":
+        stand_in.register()
+    driver = HostDriver(
+        host=config.host,
+        devices=local,
+        all_devices=everyone,
+        first_device=config.island_hosts[0] * config.devices_per_host,
+        segments=list(segments),
+        controller=controller,
+        device_bytes=limit,
+        transfer_bytes=config.transfer_bytes,
+        directory=os.path.dirname(config.address.removeprefix("unix:")),
+    )
+    far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
+    if far:
+        driver.open_streams(config.stream, far)
+    if config.past:
+        driver.succeed(config.past, config.past_client)
+    # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
+    host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
+    if host == str(config.host):
+        driver.set_faults(swap_every=int(every))
+    # Test double of a slow channel: seconds that each copy to another host takes longer.
+    if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
+        driver.set_faults(slow_copies_s=float(slow))
+    return driver
+
+
+class HostProcess:
+    """One host's life. `run` is called once, on the main thread."""
+
+    def __init__(self, config: HostConfig) -> None:
+        self._config = config
+        self._reports: queue.SimpleQueue[pb.HostReport | None] = queue.SimpleQueue()
+        self._socket = socket.socket(fileno=config.socket_fd)
+        self._native: Any = None
+        self._driver: Driver | None = None
+        self._stopping = False
+
+    def run(self) -> int:
+        """Starts, serves until told to stop; returns the exit status."""
+        far = self._config.machine != 0  # from the controller
+        channel = grpc.insecure_channel(self._config.address, options=wire.FAR_OPTIONS if far else wire.CHANNEL_OPTIONS)
+        self._report(
+            pb.HostReport(
+                hello=pb.HostHello(
+                    jax_version=importlib.metadata.version("jax"),
+                    jaxlib_version=importlib.metadata.version("jaxlib"),
+                )
+            )
+        )
+        token, _ = fd_passing.receive(self._socket, FD_TIMEOUT_S)  # who it is, on a socket that nobody else has
+        commands = rpc.HostsStub(channel).Session(
+            iter(self._reports.get, None), wait_for_ready=True, metadata=wire.bearer(token["token"])
+        )
+        try:
+            driver = self._driver = self._start()
+            driver.on_parked = self._parked
+            if (callbacks := getattr(driver, "callbacks", None)) is not None:
+                callbacks.send = lambda part: self._report(pb.HostReport(callback=part))
+                driver.give_up = _give_up  # type: ignore[attr-defined]
+            self._report(
+                pb.HostReport(
+                    stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0))
+                )
+            )
+            control = threading.Thread(target=self._serve, args=(commands, driver), name="control", daemon=True)
+            control.start()
+            driver.run()
+            if not self._stopping:
+                raise RuntimeError("the driver's loop ended although nobody stopped it")
+        except BaseException as error:
+            traceback.print_exc()
+            self._say_last(f"{type(error).__name__}: {error}", commands)
+            return 1
+        return 0
+
+    def _start(self) -> Driver:
+        self._native = importlib.import_module(self._config.native)
+        segments = [self._native.Segment.attach(fd) if fd >= 0 else None for fd in self._config.segment_fds]
+        controller = self._native.Segment.attach(self._config.controller_fd)
+        module, _, name = self._config.driver.partition(":")
+        start = getattr(importlib.import_module(module), name)
+        driver: Driver = start(self._config, segments, controller, lambda: self._stage(Stage.HOST_JOINED))
+        return driver
+
+    def _say_last(self, error: str, commands: Any) -> None:
+        """Reports what ends this host, and waits a little until the controller has it."""
+        self._report(pb.HostReport(error=pb.HostError(error=pb.Error(type="HostLostError", message=error))))
+        self._reports.put(None)
+        over = threading.Event()
+        commands.add_done_callback(lambda _: over.set())
+        over.wait(LAST_WORDS_S)
+
+    # -- the control thread ------------------------------------------------------------------------------------------
+
+    def _serve(self, commands: Iterator[pb.HostCommand], driver: Driver) -> None:
+        try:
+            for command in commands:
+                what = command.WhichOneof("command")
+                if what == "stop":
+                    break
+                getattr(self, f"_do_{what}")(getattr(command, str(what)), driver)
+        except grpc.RpcError as error:
+            print(f"the controller is gone: {error}", file=sys.stderr, flush=True)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        self._stopping = True
+        driver.stop()
+
+    def _do_attach_client(self, command: pb.AttachClient, driver: Driver) -> None:
+        error = pb.Error()
+        try:
+            message, fds = fd_passing.receive(self._socket, FD_TIMEOUT_S)
+            if message.get("client") != command.client or len(fds) != 1:
+                raise RuntimeError(
+                    f"expected the segment of client {command.client}, got {message} with {len(fds)} fds"
+                )
+            driver.attach_client(command.client, self._native.Segment.attach(fds[0]))
+        except Exception as failure:
+            error = _described(failure)
+        self._report(pb.HostReport(client_attached=pb.ClientAttached(client=command.client, error=error)))
+
+    def _do_callback(self, command: pb.CallbackPart, driver: Driver) -> None:
+        driver.callbacks.answer(command)  # type: ignore[attr-defined]
+
+    def _do_replace_peer(self, command: pb.ReplacePeer, driver: Driver) -> None:
+        error = pb.Error()
+        try:
+            message, fds = fd_passing.receive(self._socket, FD_TIMEOUT_S)
+            if message.get("peer") != command.host or len(fds) != 1:
+                raise RuntimeError(f"expected the segment of host {command.host}, got {message} with {len(fds)} fds")
+            driver.replace_peer(command.host, self._native.Segment.attach(fds[0]), command.loss, command.stream)
+        except Exception as failure:
+            error = _described(failure)
+        self._report(pb.HostReport(peer_replaced=pb.PeerReplaced(host=command.host, error=error)))
+
+    def _do_store_program(self, command: pb.StoreProgram, driver: Driver) -> None:
+        error = pb.Error()
+        try:
+            program = load_program(command.program)
+            bindings = tuple(tuple(binding.devices) for binding in command.bindings)
+            driver.register_program(command.client, command.program_id, program, bindings, self._compiled)
+        except Exception as failure:
+            error = _described(failure)
+        self._report(pb.HostReport(program_stored=pb.ProgramStored(program_id=command.program_id, error=error)))
+
+    def _do_report_stats(self, command: pb.ReportStats, driver: Driver) -> None:
+        try:
+            text = json.dumps(driver.analyze(command.program_id) if command.program_id else driver.stats(), default=str)
+        except Exception as failure:
+            text = json.dumps({"error": str(failure)})
+        self._report(pb.HostReport(stats=pb.HostStatsReport(request=command.request, driver_json=text)))
+
+    # -- reports, from any thread ------------------------------------------------------------------------------------
+
+    def _compiled(self, program_id: int, error: str | None, memory: ProgramMemory | None = None) -> None:
+        report = pb.ProgramCompiled(program_id=program_id, error=(error or "")[: 1 << 16])
+        if memory is not None:
+            report.memory.CopyFrom(wire.dump_memory(memory))
+        self._report(pb.HostReport(program_compiled=report))
+
+    def _parked(self, request: int, error: str | None, nbytes: int) -> None:
+        text = (error or "")[: 1 << 16]
+        self._report(pb.HostReport(client_parked=pb.ClientParked(request=request, error=text, bytes=nbytes)))
+
+    def _stage(self, stage: pb.StartupEvent.Stage, detail: str = "") -> None:
+        self._report(pb.HostReport(stage=pb.HostStage(stage=stage, detail=detail)))
+
+    def _report(self, report: pb.HostReport) -> None:
+        self._reports.put(report)
+
+
+def _give_up(why: str) -> None:
+    print(f"this host ends, for {why}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _described(failure: Exception) -> pb.Error:
+    traceback.print_exc()
+    return pb.Error(type=type(failure).__name__, message=f"{type(failure).__name__}: {failure}")
+
+
+def main() -> None:
+    """Entry of the process."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
+    config = load_host(sys.argv[1])
+    try:
+        die_with_parent(config.parent)
+    except ParentLost as lost:
+        print(lost, file=sys.stderr, flush=True)
+        os._exit(1)
+    for fd in config.fds:
+        os.set_inheritable(fd, False)
+    status = HostProcess(config).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by way of destructors: the group's shutdown would wait for members that are gone, and XLA's threads may run.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Freight between machines: one gRPC stream from each host to each host on another machine that it sends to.
+
+A message is pieces of shipments (csrc/executor/network_transfer.h): what is queued goes at once when the stream is
+idle, and as many pieces as fit into `MESSAGE_BYTES` share a message when it is busy; short shipments go before long
+ones. A receiver answers for each shipment that it is all there, or why it never will be. What a stream that breaks was
+carrying has failed; the next shipment opens a new one. Who is silent for `SILENCE_S` is taken for gone: HTTP/2 pings
+see to that.
+
+`jax.experimental.transfer` is not used: what it offers to a host that is then lost stays in the sender's memory for
+ever, for no call takes an offer back; and on CPU it moves large arrays more slowly (benchmarks/results/transfer-*).
+
+Streams go over Unix sockets in the cluster's directory, which only its user can enter: the machines of a
+`LocalCluster` are modelled, see `LocalCluster.machines`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+from pathways import _core
+from pathways.protocol import wire
+
+MESSAGE_BYTES = 1 << 20
+SHORT_BYTES = 64 << 10
+_SERVICE, _METHOD = "pathways.Streams", "Carry"
+_TOLD = struct.Struct("<QII")  # order, node, bytes of the error's text; 0: it is there
+
+
+class Streams:
+    """Both ends of one host's streams. `send`, `expect` and `forget` by the enqueue thread; `replace` by any."""
+
+    def __init__(self, core: Any, address: str, far: Mapping[int, str]) -> None:
+        """Listens at `address`. `far`: where the hosts on other machines listen, "" for one that is lost now.
+
+        Raises:
+            RuntimeError: the address is not to be had.
+        """
+        self._core = core
+        self._ways = {peer: _Way(core, there) for peer, there in far.items()}
+        self._waiting: dict[tuple[int, int, int], Any] = {}  # deliveries by order, node and sender
+        for peer in far:
+            core.set_far(peer)
+        handler = grpc.stream_stream_rpc_method_handler(self._receive)
+        # A stream takes a thread as long as it lives, and a successor's may come before its predecessor's is over.
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(2 * len(far), thread_name_prefix="pw-stream"),
+            options=wire.FAR_OPTIONS,
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
+        self._server.add_insecure_port(address)
+        self._server.start()
+
+    def send(self, shipment: Any) -> None:
+        """Takes a shipment to its destination; `core.carried` hears of its end."""
+        self._ways[shipment.destination].send(shipment)
+
+    def expect(self, order: int, node: int, sources: Sequence[int], views: list[Any]) -> None:
+        """A landing waits for what its sources on other machines send. Before they are told that they may."""
+        for source in sources:
+            if source in self._ways:
+                self._waiting[order, node, source] = _core.Delivery(views)
+
+    def forget(self, order: int, node: int, sources: Sequence[int]) -> None:
+        """A landing waits no longer: what still comes for it is refused (FAR-1)."""
+        for source in sources:
+            self._waiting.pop((order, node, source), None)
+
+    def replace(self, host: int, address: str) -> None:
+        """A lost host's successor listens at `address`."""
+        if host in self._ways:
+            self._ways[host].stop()
+            self._ways[host] = _Way(self._core, address)
+
+    def stop(self) -> None:
+        """Ends all streams. What they carried is told of no more."""
+        for way in self._ways.values():
+            way.stop()
+        self._server.stop(None)
+
+    def _receive(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for message in messages:
+            for order, node, host, error in _core.unpack(message, self._delivery):
+                self._waiting.pop((order, node, host), None)
+                text = (error or "").encode("utf-8", "replace")
+                yield _TOLD.pack(order, node, len(text)) + text
+
+    def _delivery(self, order: int, node: int, host: int) -> Any:
+        return self._waiting.get((order, node, host))
+
+
+class _Way:
+    """The way to one host: shipments that wait, and those of which the other end has not answered yet."""
+
+    def __init__(self, core: Any, address: str) -> None:
+        self._core = core
+        self._address = address
+        self._lock = threading.Condition()  # guards what follows
+        self._short: list[Any] = []
+        self._long: list[Any] = []
+        self._open: dict[tuple[int, int], Any] = {}  # not answered yet, by order and node
+        self._stream: _Stream | None = None
+        self._stopped = False
+
+    def send(self, shipment: Any) -> None:
+        """Queues a shipment, and opens the stream if there is none."""
+        with self._lock:
+            if not self._stopped:
+                (self._short if shipment.nbytes <= SHORT_BYTES else self._long).append(shipment)
+                self._open[shipment.order, shipment.node] = shipment
+                if self._stream is None:
+                    self._stream = _Stream(self, self._address)
+                self._lock.notify_all()
+                return
+        self._fail(shipment, "the host is lost")
+
+    def stop(self) -> None:
+        """Ends the stream."""
+        with self._lock:
+            self._stopped = True
+            stream = self._stream
+            self._lock.notify_all()
+        if stream is not None:
+            stream.cancel()
+
+    def next_message(self, stream: _Stream) -> bytes | None:
+        """Waits for something to send; None: this stream is over."""
+        with self._lock:
+            while not self._short and not self._long and self._stream is stream and not self._stopped:
+                self._lock.wait()
+            if self._stream is not stream or self._stopped:
+                return None
+            picked = [*self._short, *self._long]
+        message = _core.pack(picked, MESSAGE_BYTES)
+        with self._lock:
+            self._short = [shipment for shipment in self._short if not shipment.is_over]
+            self._long = [shipment for shipment in self._long if not shipment.is_over]
+        return message
+
+    def told(self, order: int, node: int, error: str | None) -> None:
+        """The other end has said how a shipment ended."""
+        with self._lock:
+            shipment = self._open.pop((order, node), None)
+        if shipment is not None:
+            self._core.carried(shipment, error)
+
+    def broken(self, stream: _Stream, why: str) -> None:
+        """A stream is over; what it had not brought there never will be."""
+        with self._lock:
+            if self._stream is not stream:
+                return
+            self._stream = None
+            lost = list(self._open.values())
+            self._short, self._long = [], []
+            self._open.clear()
+            self._lock.notify_all()
+        for shipment in lost:
+            self._fail(shipment, why)
+
+    def _fail(self, shipment: Any, why: str) -> None:
+        text = f"ComputationError: a transfer to host {shipment.destination} failed, for its stream broke: {why}"
+        self._core.carried(shipment, text)
+
+
+class _Stream:
+    """One connection: gRPC's thread takes messages from the way, one of ours hears the answers."""
+
+    def __init__(self, way: _Way, address: str) -> None:
+        self._way = way
+        self._address = address
+        self._call: Any = None
+        self._cancelled = False
+        threading.Thread(target=self._run, name="pw-stream", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Makes the thread end."""
+        self._cancelled = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def _run(self) -> None:
+        why = "the host is lost"
+        try:
+            if self._address:
+                with grpc.insecure_channel(self._address, options=wire.FAR_OPTIONS) as channel:
+                    why = self._converse(channel)
+        except Exception as error:  # nothing that was sent may stay untold
+            why = f"{type(error).__name__}: {error}"
+            print(f"a stream to {self._address} broke: {why}", file=sys.stderr, flush=True)
+        self._way.broken(self, why)
+
+    def _converse(self, channel: Any) -> str:
+        """Until the stream is over; why."""
+        messages = iter(lambda: self._way.next_message(self), None)
+        self._call = call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(messages)
+        if self._cancelled:
+            call.cancel()
+        try:
+            for answer in call:
+                order, node, size = _TOLD.unpack_from(answer)
+                text = answer[_TOLD.size : _TOLD.size + size].decode("utf-8", "replace")
+                self._way.told(order, node, text or None)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        return "the other end closed it"

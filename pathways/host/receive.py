@@ -1,0 +1,63 @@
+"""The memory of one receive: a block per part of the value, in the shared memory that senders' copiers write into.
+
+On CPU, JAX takes a block as it is; the block goes back to its arena when the last array on it is gone.
+
+Receives are posted ahead of the order, so room is what the budget for transfers leaves: the order admits only what fits
+into it, so the first that waits gets its room when those before it are done (MEM-2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pathways import errors
+from pathways.plan.host_resharding import Passage
+from pathways.plan.memory_profile import block_bytes
+
+
+class Landing:
+    """The room of one receive: per block, an array on shared memory (None where shards are shown), and its offset."""
+
+    __slots__ = ("offsets", "shards", "views")
+
+    def __init__(self, views: list[np.ndarray | None], offsets: list[int]) -> None:
+        self.views = views
+        self.offsets = offsets
+        self.shards: list[Any] = []  # the host's own source shards, once they are there
+
+
+def land(core: Any, host: int, way: Passage, budget: int) -> Landing | None:
+    """Room for every block, or None when there is not enough now of the `budget` in bytes.
+
+    Raises:
+        ResourceExhaustedError: there never will be.
+    """
+    capacity = core.arena_capacity()
+    if capacity > 0 and sum(block_bytes(nbytes) for nbytes, _ in way.spans if nbytes) > budget:
+        raise errors.ResourceExhaustedError(
+            f"a transfer brings {way.total} bytes to host {host}, whose memory for transfers has {budget} bytes"
+        )
+    dtype = way.target.type.dtype
+    views: list[np.ndarray | None] = []
+    offsets: list[int] = []
+    for (nbytes, shape), direct in zip(way.spans, way.direct, strict=True):
+        if direct:
+            views.append(None)
+            offsets.append(0)
+        elif nbytes == 0:
+            views.append(np.empty(shape, dtype))
+            offsets.append(0)
+        elif capacity == 0:  # embedded: no other process writes here
+            raw = np.empty(nbytes + 64, np.uint8)
+            at = -raw.ctypes.data % 64
+            views.append(raw[at : at + nbytes].view(dtype).reshape(shape))
+            offsets.append(raw.ctypes.data + at)
+        else:
+            memory = core.allocate(nbytes, budget - block_bytes(nbytes) + nbytes)
+            if memory is None:
+                return None
+            views.append(np.frombuffer(memory, dtype).reshape(shape))
+            offsets.append(memory.offset)
+    return Landing(views, offsets)

@@ -1,0 +1,320 @@
+"""Binding: a logical program on physical devices, cut into one plan per host.
+
+The map from virtual to physical is data: `bind` is the only step that runs again when it changes. Hosts bind for
+themselves, from the same program and the same map, so what travels is the program, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from pathways import _native
+from pathways.compiler.donation import agree
+from pathways.compiler.ir import LogicalProgram, Node, NodeKind
+from pathways.plan.resharding import Placed, Route, route
+
+#: Pairs of hosts that the text of one transfer names.
+_PAIRS_SHOWN = 8
+
+Bindings = tuple[tuple[int, ...], ...]  # per mesh of the program: global device numbers, row-major
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launchable of a plan: a computation, where, and which inputs it may take over (MEM-4)."""
+
+    computation: int
+    donates: tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostPlan:
+    """What one host needs of a bound program: the encoded plan, and what its numbers mean.
+
+    `launches[n.computation]` is meant by a call, `routes[n.computation]` by a transfer. `transfers[i]` is the node of
+    route i, and `numbers[i]` its number in the program; `values` maps a local value to the program's.
+    """
+
+    block: bytes
+    launches: tuple[Launch, ...]
+    routes: tuple[Route, ...]
+    transfers: tuple[Node, ...]
+    numbers: tuple[int, ...]
+    values: tuple[int, ...]
+    calls: tuple[Node, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundProgram:
+    """A logical program and its map."""
+
+    program: LogicalProgram
+    bindings: Bindings
+    devices_per_host: int
+
+    def placed(self, value: int) -> Placed:
+        """A value's type on physical devices."""
+        kind = self.program.values[value]
+        return Placed(kind, self.program.meshes[kind.mesh], self.bindings[kind.mesh])
+
+    def hosts_of_mesh(self, mesh: int) -> tuple[int, ...]:
+        """Hosts with devices in a mesh, ascending."""
+        return hosts_of(self.bindings[mesh], self.devices_per_host)
+
+    def hosts_of_value(self, value: int) -> tuple[int, ...]:
+        """Hosts that hold shards of a value."""
+        return self.hosts_of_mesh(self.program.values[value].mesh)
+
+    def hosts(self) -> tuple[int, ...]:
+        """All hosts concerned."""
+        return hosts_of([device for devices in self.bindings for device in devices], self.devices_per_host)
+
+
+def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
+    """Hosts of those devices, ascending."""
+    return tuple(sorted({device // devices_per_host for device in devices}))
+
+
+def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
+    """Per node of the program: whether it is a call, and the hosts with devices at either end of it."""
+    out = []
+    for node in bound.program.nodes:
+        is_call = node.kind is NodeKind.CALL
+        if is_call:
+            hosts = set(bound.hosts_of_mesh(bound.program.computations[node.computation].mesh))
+        else:
+            hosts = {host for value in (*node.inputs, *node.outputs) for host in bound.hosts_of_value(value)}
+        out.append((is_call, sorted(hosts)))
+    return out
+
+
+def lent(bound: BoundProgram) -> frozenset[int]:
+    """Values that must not be donated (MEM-4): a transfer may read them after the launches that follow it, or they and
+    the other end of a transfer share memory, because the two slices share a device."""
+    out: set[int] = set()
+    for node in bound.program.nodes:
+        if node.kind is NodeKind.TRANSFER:
+            source, target = node.inputs[0], node.outputs[0]
+            out.add(source)
+            if not set(bound.placed(source).devices).isdisjoint(bound.placed(target).devices):
+                out.add(target)
+    return frozenset(out)
+
+
+def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
+    """Per node, which inputs its outputs may take over: what the compiler allows, less what is lent."""
+    program, kept = bound.program, lent(bound)
+    nodes = [
+        dataclasses.replace(
+            node,
+            donates=tuple(given and value not in kept for value, given in zip(node.inputs, node.donates, strict=False)),
+        )
+        for node in program.nodes
+    ]
+    return [node.donates for node in agree(nodes, [node.donates for node in nodes], program.computations)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _CallStep:
+    """A call node of a host's plan, still to be written."""
+
+    launch: int
+    node: int
+    inputs: list[int]
+    outputs: list[int]
+    devices: int
+    gang: bool
+
+    def write(self, builder: _native.PlanBuilder) -> None:
+        builder.call(self.launch, self.node, self.inputs, self.outputs, self.devices, self.gang)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TransferStep:
+    """A transfer node of a host's plan, still to be written."""
+
+    route: int
+    node: int
+    inputs: list[int]
+    outputs: list[int]
+    input_devices: int
+    devices: int
+    sources: list[int]
+    destinations: list[int]
+    spread: bool
+
+    def write(self, builder: _native.PlanBuilder) -> None:
+        builder.transfer(
+            self.route,
+            self.node,
+            self.inputs,
+            self.outputs,
+            self.input_devices,
+            self.devices,
+            self.sources,
+            self.destinations,
+            self.spread,
+        )
+
+
+def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPlan:
+    """The plan of one host. Its work and its size follow from the host's own part (COST-2).
+
+    A transfer within the host is left to its devices, unless the host `assembles` arrays in its own memory: then that
+    goes shard by shard where shards do not fit as they are.
+    """
+    program = bound.program
+    holders = [frozenset(bound.hosts_of_mesh(mesh)) for mesh in range(len(program.meshes))]
+    masks = [local_mask(devices, host, bound.devices_per_host) for devices in bound.bindings]
+    local: dict[int, int] = {}
+
+    def number(value: int) -> int:
+        return local.setdefault(value, len(local))
+
+    def is_here(value: int) -> bool:
+        return host in holders[program.values[value].mesh]
+
+    # First find out what is here: values are numbered in the order of their making.
+    for value in program.arguments:
+        if is_here(value):
+            number(value)
+    launches: dict[Launch, int] = {}
+    routes: list[Route] = []
+    transfers: list[Node] = []
+    numbers: list[int] = []
+    calls: list[Node] = []
+    steps: list[_CallStep | _TransferStep] = []
+    donates = donations(bound)
+    for index, node in enumerate(program.nodes):
+        if node.kind is NodeKind.CALL:
+            mesh = program.computations[node.computation].mesh
+            if host not in holders[mesh]:
+                continue
+            launch = launches.setdefault(Launch(node.computation, donates[index]), len(launches))
+            inputs = [number(v) for v in node.inputs]
+            outputs = [number(v) for v in node.outputs]
+            steps.append(_CallStep(launch, index, inputs, outputs, masks[mesh], len(holders[mesh]) > 1))
+            calls.append(node)
+        else:
+            source, target = node.inputs[0], node.outputs[0]
+            if not (is_here(source) or is_here(target)):
+                continue
+            way = route(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
+            sends, receives = way.destinations(host), way.sources(host) if is_here(target) else ()
+            if not sends and not is_here(target):
+                continue  # a replica of the source that nobody reads from
+            inputs = [number(source)] if sends else []
+            outputs = [number(target)] if is_here(target) else []
+            steps.append(
+                _TransferStep(
+                    route=len(routes),
+                    node=index,
+                    inputs=inputs,
+                    outputs=outputs,
+                    input_devices=masks[program.values[source].mesh],
+                    devices=masks[program.values[target].mesh],
+                    sources=list(receives),
+                    destinations=list(sends),
+                    spread=holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host}
+                    or (assembles and not way.is_direct(host)),
+                )
+            )
+            routes.append(way)
+            transfers.append(node)
+            numbers.append(index)
+
+    builder = _native.PlanBuilder(host, bound.devices_per_host, len(local))
+    absent = _native.NO_VALUE
+    builder.set_arguments([local[v] if is_here(v) else absent for v in program.arguments])
+    builder.set_results([local[v] if is_here(v) else absent for v in program.results])
+    builder.set_donated([position for position, given in enumerate(program.donated_arguments) if given])
+    for step in steps:
+        step.write(builder)
+    return HostPlan(
+        builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(numbers), tuple(local), tuple(calls)
+    )
+
+
+def local_mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
+    """Which of a host's devices are among these, as a bit mask."""
+    mask = 0
+    for device in devices:
+        if device // devices_per_host == host:
+            mask |= 1 << (device % devices_per_host)
+    return mask
+
+
+def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
+    """The physical plan as text: where each node runs, and each transfer's route. What `as_text("plan")` prints.
+
+    `machines`: of each host; none given: all on one.
+    """
+    program = bound.program
+    donates = donations(bound)
+    lines = [f"program {program.name}: {len(program.nodes) + 2} nodes on hosts {list(bound.hosts())}"]
+    for index, mesh in enumerate(program.meshes):
+        devices = bound.bindings[index]
+        span = f"{devices[0]}..{devices[-1]}" if len(devices) > 8 else ", ".join(map(str, devices))
+        lines.append(
+            f"  slice {mesh.name} {dict(mesh.axes)}: devices {span} on hosts {list(bound.hosts_of_mesh(index))}"
+        )
+    lines.append(f"  0 argument -> {_values(program, program.arguments)}")
+    for number, node in enumerate(program.nodes, 1):
+        where = program.values[node.outputs[0]].mesh if node.outputs else program.computations[node.computation].mesh
+        slice_name = program.meshes[where].name
+        if node.kind is NodeKind.CALL:
+            what = f"call {node.name}"
+            if node.transposes:
+                what += " (backward)"
+            donated = [v for v, gives in zip(node.inputs, donates[number - 1], strict=False) if gives]
+            tail = f" donating {_values(program, donated)}" if donated else ""
+        else:
+            way = route(bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host)
+            what = "transfer"
+            tail = f" {_route_text(way, program.values[node.inputs[0]].dtype.itemsize, machines)}"
+        lines.append(
+            f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
+            f"{_values(program, node.outputs)}{tail}"
+        )
+    lines.append(f"  {len(program.nodes) + 1} result <- {_values(program, program.results)}")
+    return "\n".join(lines)
+
+
+def _route_text(way: Route, itemsize: int, machines: Sequence[int]) -> str:
+    """How the bytes of a transfer travel: each kind of way that it takes, the bytes on it, and between whom."""
+    kept = moved = pairs = 0
+    for block in (block for blocks in way.blocks.values() for block in blocks):
+        for device, shard in zip(block.devices, block.shards, strict=False):
+            nbytes = math.prod(block.shape) * itemsize
+            kept += nbytes if device == shard else 0
+            moved += nbytes if device != shard else 0
+            pairs += device != shard
+    parts = []
+    if kept:
+        parts.append(f"within one device, no copy: {kept} bytes")
+    if moved:
+        parts.append(f"between devices of a host: {moved} bytes, {pairs} pairs")
+
+    def distance(one: int, other: int) -> str:
+        if one == other:
+            return "within a host"
+        return "shared memory" if not machines or machines[one] == machines[other] else "stream between machines"
+
+    for title in ("within a host", "shared memory", "stream between machines"):
+        hops = sorted((pair, copies) for pair, copies in way.copies.items() if distance(*pair) == title and copies)
+        if hops:
+            elements = sum(copy.elements for _, copies in hops for copy in copies)
+            shown = ", ".join(f"{a}->{b} x{len(copies)}" for (a, b), copies in hops[:_PAIRS_SHOWN])
+            more = f", and {len(hops) - _PAIRS_SHOWN} more" if len(hops) > _PAIRS_SHOWN else ""
+            parts.append(f"{title}: {elements * itemsize} bytes, hosts {shown}{more}")
+    return "by " + ("; ".join(parts) or "no bytes")
+
+
+def _values(program: LogicalProgram, values: Sequence[int]) -> str:
+    shown = []
+    for value in values:
+        kind = program.values[value]
+        shown.append(f"%{value}:{kind.dtype}{list(kind.shape)}")
+    return "(" + ", ".join(shown) + ")"

@@ -1,0 +1,291 @@
+"""What a bound program takes where: bytes by device and by host, worked out from its nodes in their order.
+
+Every host works out its own part once its compiler has said what the launches need beside their inputs and outputs; the
+controller admits runs by it (MEM-2) and the host's executor counts by it (MEM-1). Pure; sizes are in bytes.
+
+On CPU what comes from other hosts is left where it landed, in the host's memory for transfers, and takes nothing of the
+device's; elsewhere it passes through there on its way to the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from pathways.compiler.ir import NodeKind
+from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations
+from pathways.plan.resharding import route
+from pathways.plan.topology import Topology
+
+#: A budget that nothing reaches; `kUnlimited` of csrc/sequencer/admission.h.
+UNLIMITED = 1 << 62
+_ALIGNMENT = 64  # of blocks that transfers land in
+_BLOCK = 128  # header of such a block, and what may be left of the free one that it was cut from
+_NAMED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceNeed:
+    """What a run needs on one device beside its arguments.
+
+    `peak` is the most at any point of its order, less what donated arguments gave back by then; `eager` comes on top,
+    at any time: copies between devices of the host, which are made as soon as their source is there.
+    """
+
+    device: int
+    peak: int
+    eager: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultMemory:
+    """What a result keeps: `bytes` on each device of its mesh, or on each of its hosts where it landed there.
+
+    `argument` is the argument whose buffer it is, `same_as` the earlier result that is the same value; else -1.
+    """
+
+    mesh: int
+    bytes: int
+    on_host: bool = False
+    argument: int = -1
+    same_as: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramMemory:
+    """What a run of a program takes, as one host sees it. `results` and `donated` are the same on all hosts."""
+
+    devices: tuple[DeviceNeed, ...]
+    landing_peak: int
+    results: tuple[ResultMemory, ...]
+    donated: tuple[int, ...]
+    biggest: str
+
+
+class Profile:
+    """Sizes of one host's part of a program."""
+
+    def __init__(self, bound: BoundProgram, host: int, lands_on_host: bool) -> None:
+        self._bound = bound
+        self._host = host
+        self._lands_on_host = lands_on_host
+        program = bound.program
+        self._last_use = {value: number for number, node in enumerate(program.nodes) for value in node.inputs}
+        self._landing = {  # values that come to this host from others, by what they take where they land
+            node.outputs[0]: self._landing_bytes(node.outputs[0])
+            for node in program.nodes
+            if node.kind is NodeKind.TRANSFER and self._lands_here(node.inputs[0], node.outputs[0])
+        }
+        self._same = {  # transfers that move nothing
+            node.outputs[0]
+            for node in program.nodes
+            if node.kind is NodeKind.TRANSFER
+            and node.outputs[0] not in self._landing
+            and self._lies_alike(node.inputs[0], node.outputs[0])
+        }
+
+    def device_bytes(self, value: int) -> int:
+        """What a value takes on each device that holds a part of it."""
+        if value in self._same or (value in self._landing and self._lands_on_host):
+            return 0
+        return self._share(value)
+
+    def value_sizes(self, plan: HostPlan) -> list[int]:
+        """`device_bytes` of the values of the host's plan."""
+        return [self.device_bytes(value) for value in plan.values]
+
+    def memory(self, plan: HostPlan, temporaries: Sequence[int]) -> ProgramMemory:
+        """What a run takes here; `temporaries[i]`: bytes per device that launch i of the plan needs while it runs."""
+        program, first = self._bound.program, self._host * self._bound.devices_per_host
+        number_of = {launch: number for number, launch in enumerate(plan.launches)}
+        donates = donations(self._bound)
+
+        def temporary(node: int) -> int:
+            return temporaries[number_of[Launch(program.nodes[node].computation, donates[node])]]
+
+        known: dict[frozenset[int], tuple[int, int]] = {}
+        needs = []
+        for device in range(first, first + self._bound.devices_per_host):
+            meshes = frozenset(mesh for mesh, devices in enumerate(self._bound.bindings) if device in devices)
+            if not meshes:
+                continue
+            if meshes not in known:  # devices under the same meshes see the same
+                known[meshes] = self._device_walk(meshes, temporary)
+            needs.append(DeviceNeed(device, *known[meshes]))
+        return ProgramMemory(
+            tuple(needs),
+            self._landing_walk(),
+            tuple(self._results()),
+            tuple(position for position, given in enumerate(program.donated_arguments) if given),
+            self._biggest(),
+        )
+
+    def _device_walk(self, meshes: frozenset[int], temporary: Callable[[int], int]) -> tuple[int, int]:
+        program, donates = self._bound.program, donations(self._bound)
+        kept = set(program.results)
+        given = {v for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if donated}
+        mortal = {v for node in program.nodes for v in node.outputs} | given
+        early = {
+            node.outputs[0]
+            for node in program.nodes
+            if node.kind is NodeKind.TRANSFER
+            and not (node.outputs[0] in self._landing and self._lands_on_host)  # that is on no device
+        }
+        live = peak = eager = 0
+
+        def size(value: int) -> int:
+            return self.device_bytes(value) if program.values[value].mesh in meshes else 0
+
+        for number, node in enumerate(program.nodes):
+            made = sum(size(value) for value in dict.fromkeys(node.outputs) if value not in early)
+            eager += sum(size(value) for value in node.outputs if value in early)
+            dying = {value for value in node.inputs if self._last_use[value] == number} & mortal - kept - early
+            taken = 0
+            if node.kind is NodeKind.CALL:
+                if program.computations[node.computation].mesh in meshes:
+                    taken = -temporary(number)
+                for value, donated in zip(node.inputs, donates[number], strict=False):
+                    if donated and value in dying:
+                        taken += size(value)
+            peak = max(peak, live + made - taken)
+            live += made - sum(size(value) for value in dying)
+            # What nobody reads is gone at once.
+            live -= sum(
+                size(v) for v in dict.fromkeys(node.outputs) if v not in self._last_use and v not in kept | early
+            )
+        return peak, eager
+
+    def _landing_walk(self) -> int:
+        """The most that this host's memory for transfers holds of one run."""
+        program, kept = self._bound.program, set(self._bound.program.results)
+        live = peak = 0
+        for number, node in enumerate(program.nodes):
+            landed = self._landing.get(node.outputs[0], 0) if node.kind is NodeKind.TRANSFER else 0
+            live += landed
+            peak = max(peak, live)
+            if not self._lands_on_host:
+                live -= landed
+                continue
+            if landed and node.outputs[0] not in self._last_use and node.outputs[0] not in kept:
+                live -= landed
+            for value in dict.fromkeys(node.inputs):
+                if self._last_use[value] == number and value not in kept:
+                    live -= self._landing.get(value, 0)
+        return peak
+
+    def _results(self) -> list[ResultMemory]:
+        program = self._bound.program
+        arguments = {value: position for position, value in enumerate(program.arguments)}
+        first: dict[int, int] = {}
+        out = []
+        for position, value in enumerate(program.results):
+            mesh = program.values[value].mesh
+            on_host = self._lands_on_host and self._is_landed(value)
+            size = self._widest_landing(value) if on_host else self.device_bytes(value)
+            out.append(ResultMemory(mesh, size, on_host, arguments.get(value, -1), first.get(value, -1)))
+            first.setdefault(value, position)
+        return out
+
+    def _biggest(self) -> str:
+        """The program's biggest buffers in words: what they are, and who makes them."""
+        program = self._bound.program
+        maker = {value: f"made by {node.name or node.kind.value!r}" for node in program.nodes for value in node.outputs}
+        sizes = sorted(((self._share(value), -value) for value in range(len(program.values))), reverse=True)
+        words = []
+        for size, value in sizes[:_NAMED]:
+            kind = program.values[-value]
+            shape = ",".join(map(str, kind.shape))
+            words.append(f"{kind.dtype}[{shape}] {maker.get(-value, 'an argument')} ({size} bytes on each device)")
+        return ", ".join(words)
+
+    # -- sizes -------------------------------------------------------------------------------------------------------
+
+    def _share(self, value: int) -> int:
+        return self._bound.program.values[value].nbytes // math.prod(self._bound.placed(value).parts())
+
+    def _hosts(self, value: int) -> frozenset[int]:
+        return frozenset(self._bound.hosts_of_value(value))
+
+    def _lands_here(self, source: int, target: int) -> bool:
+        return self._host in self._hosts(target) and self._takes_a_landing(source, target)
+
+    def _takes_a_landing(self, source: int, target: int) -> bool:
+        """Whether a transfer takes memory of its hosts: between hosts, or where one host assembles it itself."""
+        concerned = self._hosts(source) | self._hosts(target)
+        if len(concerned) > 1:
+            return True
+        bound, host = self._bound, min(concerned)
+        way = route(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
+        return self._lands_on_host and not way.is_direct(host)
+
+    def _is_landed(self, value: int) -> bool:
+        """Whether a value lies in memory for transfers of its hosts, this one or others."""
+        for node in self._bound.program.nodes:
+            if node.kind is NodeKind.TRANSFER and node.outputs[0] == value:
+                return self._takes_a_landing(node.inputs[0], value)
+        return False
+
+    def _landing_bytes(self, value: int, host: int | None = None) -> int:
+        placed, each = self._bound.placed(value), self._bound.devices_per_host
+        host = self._host if host is None else host
+        cells = {cell for device, cell in zip(placed.devices, placed.cells, strict=True) if device // each == host}
+        return len(cells) * block_bytes(self._share(value))
+
+    def _widest_landing(self, value: int) -> int:
+        return max(self._landing_bytes(value, host) for host in self._hosts(value))
+
+    def _lies_alike(self, source: int, target: int) -> bool:
+        here, there = self._bound.placed(source), self._bound.placed(target)
+        return here.devices == there.devices and here.cells == there.cells
+
+
+def ledger_entries(
+    parts: Sequence[ProgramMemory],
+    bindings: Sequence[Sequence[int]],
+    hosts: Sequence[int],
+    topology: Topology,
+    place_set: Callable[[Sequence[int]], int],
+    group: Callable[[Sequence[int]], int],
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]:
+    """What the native controller admits by, of the parts that the `hosts` worked out.
+
+    A place is a device by its number, or, after those, a host's memory for transfers. `place_set` and `group` give the
+    controller's numbers of places and of hosts. Returns (place, peak, eager) of the run, and of each result (group,
+    place set, bytes, argument, same as).
+    """
+    needs = [(need.device, need.peak, need.eager) for part in parts for need in part.devices]
+    needs += [
+        (topology.devices + host, part.landing_peak, 0)
+        for host, part in zip(sorted(hosts), parts, strict=True)
+        if part.landing_peak
+    ]
+    results = []
+    for result in parts[0].results:
+        devices = bindings[result.mesh]
+        holders = topology.hosts_of(tuple(devices))
+        places = [topology.devices + host for host in holders] if result.on_host else list(devices)
+        results.append((group(holders), place_set(places), result.bytes, result.argument, result.same_as))
+    return needs, results
+
+
+def block_bytes(nbytes: int) -> int:
+    """The most that a block of so many bytes takes in a host's memory for transfers."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _BLOCK
+
+
+def check_budget(what: str, value: int | None) -> None:
+    """Raises ValueError unless a budget is None or a positive number of bytes."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{what} must be a positive number of bytes, or None, got {value!r}")
+
+
+def sizes_of(
+    plan: HostPlan, profile: Profile, temporaries: Sequence[int]
+) -> tuple[list[int], list[tuple[int, list[int]]]]:
+    """What the executor counts by: bytes of the plan's values; temporaries and donated inputs of its launches."""
+    launches = [
+        (temporary, [position for position, given in enumerate(launch.donates) if given])
+        for launch, temporary in zip(plan.launches, temporaries, strict=True)
+    ]
+    return profile.value_sizes(plan), launches

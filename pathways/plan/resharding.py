@@ -1,0 +1,255 @@
+"""Shard-level routes: which bytes of which source shard go where, for any pair of shardings and device counts.
+
+Pure functions of two placements. A *cell* is one distinct part of an array under a sharding; replicas of a cell lie on
+several devices. A destination host lands each of its cells once, in one *block*, whatever the number of its devices
+that show it; each block is filled from source cells that overlap it, each byte once, from a replica on the same host
+where there is one, else from replicas spread over the destinations. A block that is a whole cell of its own host's
+source is no copy at all: the shards themselves are shown (MEM-4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.plan.shard_packing import Packing
+
+Region = tuple[tuple[int, int], ...]  # per dimension: start, stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """An array's type on physical devices: `devices[i]` is the global number of logical device i of its mesh."""
+
+    type: ArrayType
+    mesh: MeshSpec
+    devices: tuple[int, ...]
+
+    def parts(self) -> tuple[int, ...]:
+        """Per dimension, the number of pieces it is cut into."""
+        sizes = dict(self.mesh.axes)
+        return tuple(math.prod(sizes[axis] for axis in axes) for axes in self.type.spec)
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        """How its bytes travel from a client to the hosts."""
+        return Packing(self.type.shape, self.type.dtype, self.parts())
+
+    def region(self, cell: Sequence[int]) -> Region:
+        """The part of the array that a cell is."""
+        steps = [size // parts for size, parts in zip(self.type.shape, self.parts(), strict=True)]
+        return tuple((at * step, (at + 1) * step) for at, step in zip(cell, steps, strict=True))
+
+    @functools.cached_property
+    def cells(self) -> tuple[tuple[int, ...], ...]:
+        """The cell of each logical device."""
+        sizes = [size for _, size in self.mesh.axes]
+        names = [name for name, _ in self.mesh.axes]
+        out = []
+        for number in range(len(self.devices)):
+            coordinates, rest = {}, number
+            for name, size in zip(reversed(names), reversed(sizes), strict=True):
+                coordinates[name], rest = rest % size, rest // size
+            cell = []
+            for axes in self.type.spec:
+                at = 0
+                for axis in axes:
+                    at = at * dict(self.mesh.axes)[axis] + coordinates[axis]
+                cell.append(at)
+            out.append(tuple(cell))
+        return tuple(out)
+
+    @functools.cached_property
+    def replicas(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Global devices that hold each cell."""
+        holders: dict[tuple[int, ...], list[int]] = {}
+        for device, cell in zip(self.devices, self.cells, strict=True):
+            holders.setdefault(cell, []).append(device)
+        return {cell: tuple(devices) for cell, devices in holders.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One landing place on a destination host: a cell, and the devices there that show it.
+
+    Where the host holds that very cell of the source, `shards` says per device which device's shard it shows: its own,
+    as it is, or a neighbour's, by a copy between devices. Nothing then lands.
+    """
+
+    region: Region
+    devices: tuple[int, ...]
+    shards: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extent per dimension."""
+        return tuple(stop - start for start, stop in self.region)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """One rectangle, from within a source device's shard to within a block."""
+
+    device: int
+    source: Region  # relative to the shard
+    block: int  # number among the destination host's blocks
+    target: Region  # relative to the block
+
+    @property
+    def elements(self) -> int:
+        """Array elements in it."""
+        return math.prod(stop - start for start, stop in self.target)
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A whole transfer: blocks by destination host, copies by (source host, destination host)."""
+
+    blocks: dict[int, tuple[Block, ...]]
+    copies: dict[tuple[int, int], tuple[Copy, ...]]
+
+    def sources(self, host: int) -> tuple[int, ...]:
+        """Hosts that send to `host`, itself included."""
+        return tuple(sorted(source for source, target in self.copies if target == host))
+
+    def destinations(self, host: int) -> tuple[int, ...]:
+        """Hosts that `host` sends to, itself included."""
+        return tuple(sorted(target for source, target in self.copies if source == host))
+
+    @property
+    def elements(self) -> int:
+        """Array elements that cross from one host to another."""
+        return sum(
+            copy.elements for (source, target), copies in self.copies.items() if source != target for copy in copies
+        )
+
+    def is_direct(self, host: int) -> bool:
+        """Whether all that `host` receives are whole shards of its own."""
+        return all(block.shards or not math.prod(block.shape) for block in self.blocks.get(host, ()))
+
+
+def route(source: Placed, target: Placed, devices_per_host: int, host: int | None = None) -> Route:
+    """The route of one array from one placement to another.
+
+    Every host of the target has at least one source, if only to hear from it that the value exists (ERR-1 and order
+    travel the same way as bytes): a target without bytes to get hears from the source's first host.
+
+    With `host`, only that host's part: its copies, whom it hears from (their copies are left out), and the blocks at
+    the ends that concern it. The work then follows from that host's own shards.
+    """
+    if source.type.shape != target.type.shape:
+        raise ValueError(f"a route keeps the shape: {source.type.shape} is not {target.type.shape}")
+    shape, each = source.type.shape, devices_per_host
+    blocks: dict[int, dict[tuple[int, ...], list[int]]] = {}  # by host and cell; the order numbers them
+    for device, cell in zip(target.devices, target.cells, strict=True):
+        blocks.setdefault(device // each, {}).setdefault(cell, []).append(device)
+    numbers = {receiver: {cell: number for number, cell in enumerate(cells)} for receiver, cells in blocks.items()}
+    copies: dict[tuple[int, int], list[Copy]] = {}
+    parts, target_parts = source.parts(), target.parts()
+    holders: dict[tuple[int, ...], dict[int, int]] = {}  # by cell: one device of each host that holds it
+    cell_of = dict(zip(source.devices, source.cells, strict=True))
+    for device, cell in cell_of.items():
+        holders.setdefault(cell, {}).setdefault(device // each, device)
+
+    def shards(receiver: int, there: tuple[int, ...], devices: Sequence[int]) -> tuple[int, ...]:
+        """The devices whose shards a receiver's devices show as they are; () when its block must be put together."""
+        region = target.region(there)
+        if math.prod(shape) == 0:
+            return ()
+        cell = tuple(start // (size // n) for (start, _), size, n in zip(region, shape, parts, strict=True))
+        if receiver not in holders[cell] or source.region(cell) != region:
+            return ()
+        own = holders[cell][receiver]
+        return tuple(device if cell_of.get(device) == cell else own for device in devices)
+
+    def add(device: int, cell: tuple[int, ...], receiver: int, there: tuple[int, ...]) -> None:
+        part, region = source.region(cell), target.region(there)
+        both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(region, part, strict=True))
+        copies.setdefault((device // each, receiver), []).append(
+            Copy(device, _relative(both, part), numbers[receiver][there], _relative(both, region))
+        )
+
+    for receiver in blocks if host is None else blocks.keys() & {host}:
+        for there, devices in blocks[receiver].items():
+            if shards(receiver, there, devices):
+                copies.setdefault((receiver, receiver), [])
+                continue
+            for cell in _overlapping(target.region(there), shape, parts):
+                device = _choose(holders[cell], receiver)
+                if host is None or device // each == host:
+                    add(device, cell, receiver, there)
+                else:
+                    copies.setdefault((device // each, receiver), [])
+    if host is not None:
+        for cell in {cell for device, cell in cell_of.items() if device // each == host}:
+            for there in _overlapping(source.region(cell), shape, target_parts):
+                for receiver in {device // each for device in target.replicas[there]} - {host}:
+                    device = _choose(holders[cell], receiver)
+                    if device // each == host:
+                        add(device, cell, receiver, there)
+    if math.prod(shape) == 0:
+        first = source.devices[0] // each
+        copies = {(first, receiver): [] for receiver in blocks if host in (None, first, receiver)}
+    concerned = blocks if host is None else {host, *(receiver for _, receiver in copies)}
+    return Route(
+        {
+            receiver: tuple(
+                Block(target.region(cell), tuple(devices), shards(receiver, cell, devices))
+                for cell, devices in cells.items()
+            )
+            for receiver, cells in blocks.items()
+            if receiver in concerned
+        },
+        {pair: tuple(items) for pair, items in copies.items()},
+    )
+
+
+def _overlapping(region: Region, shape: Sequence[int], parts: Sequence[int]) -> itertools.product[tuple[int, ...]]:
+    """Cells of a uniform grid that share elements with `region`."""
+    ranges = []
+    for (start, stop), size, count in zip(region, shape, parts, strict=True):
+        step = size // count
+        ranges.append(range(start // step, (stop + step - 1) // step) if step and stop > start else range(0))
+    return itertools.product(*ranges)
+
+
+def _relative(region: Region, origin: Region) -> Region:
+    return tuple((start - base, stop - base) for (start, stop), (base, _) in zip(region, origin, strict=True))
+
+
+def _choose(holders: Mapping[int, int], receiver: int) -> int:
+    """The receiver's own device if it holds the cell; else one of a host that differs from receiver to receiver."""
+    own = holders.get(receiver)
+    return own if own is not None else tuple(holders.values())[receiver % len(holders)]
+
+
+def rectangle(copy: Copy, shard: Sequence[int], block: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """A copy as `csrc/memory/copier.h` takes it: byte offsets in the shard and in the block, bytes in a row, the number
+    of dimensions above rows, and of each, outermost first: count, and strides in the shard and in the block."""
+    dimensions: list[tuple[int, int, int]] = []
+    offsets, strides = [0, 0], [itemsize, itemsize]
+    extents = [stop - start for start, stop in copy.target]
+    for axis in reversed(range(len(extents))):
+        offsets[0] += copy.source[axis][0] * strides[0]
+        offsets[1] += copy.target[axis][0] * strides[1]
+        if extents[axis] != 1:
+            inner = dimensions[-1] if dimensions else (1, itemsize, itemsize)
+            if strides == [inner[0] * inner[1], inner[0] * inner[2]]:  # follows the one inside without a gap
+                dimensions[-1:] = [(inner[0] * extents[axis], inner[1], inner[2])]
+            else:
+                dimensions.append((extents[axis], strides[0], strides[1]))
+        strides = [strides[0] * shard[axis], strides[1] * block[axis]]
+    row = itemsize
+    if dimensions and dimensions[0][1:] == (itemsize, itemsize):
+        row = dimensions.pop(0)[0] * itemsize
+    outer = [number for dimension in reversed(dimensions) for number in dimension]
+    return (*offsets, row, len(dimensions), *outer)
+
+
+def slices(region: Region) -> tuple[slice, ...]:
+    """A region as NumPy indexes it."""
+    return tuple(slice(start, stop) for start, stop in region)

@@ -1,0 +1,144 @@
+"""What a local cluster is started with; travels to its processes as JSON on their command lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+# Raised with every change that an older client or host would misread.
+PROTOCOL_VERSION = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterOptions:
+    """Shape, platform and sizes of a local cluster.
+
+    Segments are sized for the most they may ever hold; the kernel gives memory only to pages that are touched.
+    `device_memory` is the budget of each device in bytes (None: what the device says that it has, on CPU its share of
+    the machine's memory), `transfer_memory` that of each host's arena, into which transfers land.
+    `native` and `driver` name the code that the processes run (`module` and `module:function`): tests give doubles.
+    """
+
+    islands: int = 1
+    hosts_per_island: int = 1
+    devices_per_host: int = 1
+    platform: str | None = None
+    start_timeout_s: float = 180.0
+    host_ring_bytes: int = 1 << 20
+    device_memory: int | None = None
+    transfer_memory: int | None = None
+    machines: int = 1  # that the hosts are spread over, as many on each
+    sequential: bool = False  # dispatch node by node: to be measured against, see csrc/controller/stepper.h
+    distance_us: int = 0  # how long records between controller and hosts are on their way: for measurement
+    native: str = "pathways._native"
+    driver: str = "pathways.host.main:start_jax_driver"
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Budget of a host's memory for transfers."""
+        return self.transfer_memory or 1 << 30
+
+    @property
+    def host_arena_bytes(self) -> int:
+        """Room for that: twice as much, so that what is free is found in one piece; untouched pages cost nothing."""
+        return 2 * self.transfer_bytes + (1 << 20)
+
+    @property
+    def hosts(self) -> int:
+        """Number of host processes."""
+        return self.islands * self.hosts_per_island
+
+    @property
+    def machine_of_hosts(self) -> tuple[int, ...]:
+        """The machine of each host.
+
+        Raises:
+            ValueError: the hosts do not divide among the machines.
+        """
+        if isinstance(self.machines, bool) or not isinstance(self.machines, int) or self.machines < 1:
+            raise ValueError(f"machines must be a positive int, got {self.machines!r}")
+        if self.hosts % self.machines:
+            raise ValueError(f"{self.hosts} hosts cannot be spread over {self.machines} machines, as many on each")
+        return tuple(host * self.machines // self.hosts for host in range(self.hosts))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSizes:
+    """Sizes of a client's own segment, which it makes itself."""
+
+    futures: int = 1 << 16
+    ring_bytes: int = 1 << 20
+    arena_bytes: int = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class ControllerConfig:
+    """What the controller process is told. The descriptors are inherited."""
+
+    options: ClusterOptions
+    platform: str
+    directory: str
+    owner_pid: int
+    owner_fd: int
+    report_fd: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HostConfig:
+    """What a host process is told. The descriptors are inherited; `coordinator` is empty on an island of one host.
+
+    `segment_fds` has -1 for a host that is lost now. A host that succeeds a lost one is told in `past` what befell that
+    one, and in `past_client` the number of the youngest client that there was then.
+    """
+
+    host: int
+    rank: int
+    island_hosts: tuple[int, ...]
+    devices_per_host: int
+    platform: str
+    address: str
+    coordinator: str
+    parent: int
+    socket_fd: int
+    controller_fd: int
+    segment_fds: tuple[int, ...]
+    start_timeout_s: float
+    native: str
+    driver: str
+    device_memory: int | None = None
+    transfer_bytes: int = 0
+    incarnation: int = 0
+    past: str = ""
+    past_client: int = 0
+    machine: int = 0
+    stream: str = ""  # where it takes freight from other machines; empty: there are none
+    streams: tuple[str | None, ...] = ()  # where each host does; None: it is on this machine; empty: it is lost now
+
+    @property
+    def first_device(self) -> int:
+        """Global number of this host's first device."""
+        return self.host * self.devices_per_host
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Every descriptor it inherits."""
+        return (self.socket_fd, self.controller_fd, *(fd for fd in self.segment_fds if fd >= 0))
+
+
+def dump(config: ControllerConfig | HostConfig) -> str:
+    """The configuration as one line of JSON."""
+    return json.dumps(dataclasses.asdict(config))
+
+
+def load_controller(text: str) -> ControllerConfig:
+    """What `dump` wrote."""
+    fields: dict[str, Any] = json.loads(text)
+    return ControllerConfig(**{**fields, "options": ClusterOptions(**fields["options"])})
+
+
+def load_host(text: str) -> HostConfig:
+    """What `dump` wrote."""
+    fields: dict[str, Any] = json.loads(text)
+    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "streams")}
+    return HostConfig(**{**fields, **lists})

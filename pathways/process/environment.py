@@ -1,0 +1,197 @@
+"""How a host process is told, by its environment, which devices are its own. Pure functions on dictionaries.
+
+The client and the controller must seize no device, so platforms are chosen from what the machine shows (device files
+and variables), never by asking JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+
+from pathways.errors import ConnectError
+from pathways.process.config import ClusterOptions
+
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "ROCR_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
+_DEVICE_FILES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/dri/renderD*", "tpu": "/dev/accel[0-9]*"}
+_PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin"),
+            "tpu": ("libtpu",)}  # fmt: skip
+_ALIASES = {"gpu": "cuda"}
+# How the chips of one process lie on a TPU host, by their number.
+_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+_TPU_FIRST_PORT = 8476
+THREADS_PER_DEVICE = 2
+# What glibc keeps of memory that was freed. Messages of streams come and go; with the defaults each faults its pages
+# in anew, which took half of a transfer's time (4 MiB: 630 -> 310 us per MiB).
+_KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": 64 << 20, "MALLOC_MMAP_THRESHOLD_": 32 << 20}
+
+
+def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
+    """The platform of the hosts: what was asked, else `JAX_PLATFORMS`, else an accelerator that is there, else cpu."""
+    first = (asked or environ.get("JAX_PLATFORMS", "")).split(",")[0].strip().lower()
+    if first:
+        platform = _ALIASES.get(first, first)
+        if platform != "cpu" and platform not in _VISIBLE:
+            raise ConnectError(f"platform {first!r} is unknown; expected cpu, {', '.join(_VISIBLE)} or gpu")
+        return platform
+    for platform, plugins in _PLUGINS.items():
+        if any(importlib.util.find_spec(plugin) for plugin in plugins) and _visible(platform, environ):
+            return platform
+    return "cpu"
+
+
+def check_shared_memory(options: ClusterOptions) -> None:
+    """Raises ConnectError when the hosts' memory for transfers, if all of it were used, is more than the machine has.
+
+    It is made with memfd_create, so the size of /dev/shm does not matter, only what the kernel can give at all.
+    """
+    needed = options.hosts * options.transfer_bytes
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if options.transfer_memory is not None and needed > there:
+        raise ConnectError(
+            f"{options.hosts} hosts with transfer_memory={options.transfer_memory} need {needed} bytes of shared "
+            f"memory, but this machine has {there} bytes of memory: ask for {there // options.hosts} at most"
+        )
+
+
+def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, str]) -> None:
+    """Refuses a cluster that needs more accelerators than the machine has.
+
+    Raises:
+        ConnectError: says what was asked and what there is.
+    """
+    if platform == "cpu":
+        return
+    wanted, there = options.hosts * options.devices_per_host, _visible(platform, environ)
+    if wanted > len(there):
+        raise ConnectError(
+            f"{options.islands} islands x {options.hosts_per_island} hosts x {options.devices_per_host} devices need "
+            f"{wanted} {platform} devices, but this machine shows {len(there)}; ask for fewer, or for platform='cpu'"
+        )
+
+
+def cpu_threads(devices: int) -> int:
+    """The size that XLA's thread pool needs on a host of so many CPU devices; XLA reads it from `NPROC`.
+
+    By default it is the number of cores. A collective holds a thread while it waits for its peers: with as few threads
+    as devices, steps enqueued ahead deadlock (seen with jaxlib 0.10.2, 2 devices on 2 cores) or crawl (0.12). More
+    threads than needed cost steps without collectives dearly.
+    """
+    return max(os.cpu_count() or 1, THREADS_PER_DEVICE * devices if devices > 1 else 1)
+
+
+def asked_cpu_devices(configured: int, environ: Mapping[str, str]) -> int:
+    """How many CPU devices a process will have by JAX's setting `jax_num_cpu_devices` and by its environment."""
+    flags = re.findall(rf"{_DEVICE_COUNT}=(\d+)", environ.get("XLA_FLAGS", ""))
+    return configured if configured > 0 else int(flags[-1]) if flags else 1
+
+
+def has_cpu_threads(devices: int, environ: Mapping[str, str]) -> bool:
+    """Whether XLA's thread pool, as it makes it by itself, is large enough for collectives of so many CPU devices."""
+    named = environ.get("NPROC", "")
+    threads = int(named) if named.isdecimal() else len(os.sched_getaffinity(0))
+    return devices <= 1 or threads >= THREADS_PER_DEVICE * devices
+
+
+@contextlib.contextmanager
+def enough_cpu_threads(devices: int, environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Inside, XLA makes a CPU backend with as many threads as a host of so many devices has.
+
+    XLA reads `NPROC` when it makes the backend, and never again. So the variable is gone afterwards: processes that
+    this one starts have other devices.
+    """
+    if has_cpu_threads(devices, environ):
+        yield
+        return
+    environ["NPROC"] = str(cpu_threads(devices))
+    try:
+        yield
+    finally:
+        environ.pop("NPROC", None)
+
+
+def host_environment(options: ClusterOptions, platform: str, host: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of host number `host`: the given one, with this host's devices and no other's."""
+    env = dict(environ)
+    # What would say something else about devices, or about another group, than we do.
+    for name in ("JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORM_NAME"):
+        env.pop(name, None)
+    flags = [flag for flag in env.pop("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT)]
+    each = options.devices_per_host
+    if platform == "cpu":
+        flags.append(f"{_DEVICE_COUNT}={each}")
+        env.setdefault("NPROC", str(cpu_threads(each)))
+        env["JAX_PLATFORMS"] = "cpu"
+    else:
+        mine = _visible(platform, environ)[host * each : (host + 1) * each]
+        env["JAX_PLATFORMS"] = f"{platform},cpu"
+        env[_VISIBLE[platform]] = ",".join(mine)
+        if platform == "tpu":
+            env.update(_tpu_group(options, host))
+    if flags:
+        env["XLA_FLAGS"] = " ".join(flags)
+    if options.machines > 1:
+        for name, nbytes in _KEPT_MEMORY.items():
+            env.setdefault(name, str(nbytes))
+    # 64-bit values reach the devices as what they are, whatever mode their client is in.
+    env["JAX_ENABLE_X64"] = "1"
+    # The client looks at results itself, see `pathways.api.value_checks`.
+    env["JAX_DEBUG_NANS"] = env["JAX_DEBUG_INFS"] = "0"
+    env["PYTHONUNBUFFERED"] = "1"
+    return quiet_environment(env)
+
+
+def quiet_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the C++ libraries' chatter off, unless the user set it: logs are shown when things fail."""
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR", **environ}
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the controller: the given one, in which the same `pathways` is found, and JAX's settings.
+
+    What the user set by `jax.config` rather than by a variable is said again as a variable.
+    """
+    env = dict(environ)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and path != root]
+    env["PYTHONPATH"] = os.pathsep.join([root, *paths])
+    jax = sys.modules.get("jax")
+    for name in (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+        "jax_default_matmul_precision",
+    ):
+        value = getattr(jax.config, name, None) if jax is not None else None
+        if value is not None:
+            env[name.upper()] = str(value)
+    return quiet_environment(env)
+
+
+def _visible(platform: str, environ: Mapping[str, str]) -> list[str]:
+    """The devices that this environment may use, as the platform's variable names them."""
+    listed = environ.get(_VISIBLE[platform])
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    files = glob.glob(_DEVICE_FILES[platform])
+    return [str(number) for number in range(len([path for path in files if re.search(r"\d+$", path)]))]
+
+
+def _tpu_group(options: ClusterOptions, host: int) -> dict[str, str]:
+    """One machine's TPU chips split between processes: what libtpu asks of each. Not yet tried on a TPU."""
+    island, rank = divmod(host, options.hosts_per_island)
+    first = island * options.hosts_per_island
+    ports = [_TPU_FIRST_PORT + first + member for member in range(options.hosts_per_island)]
+    return {
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": _CHIP_BOUNDS.get(options.devices_per_host, f"1,{options.devices_per_host},1"),
+        "TPU_PROCESS_BOUNDS": f"{options.hosts_per_island},1,1",
+        "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{port}" for port in ports),
+        "TPU_PROCESS_PORT": str(ports[rank]),
+        "CLOUD_TPU_TASK_ID": str(rank),
+    }

@@ -1,0 +1,111 @@
+"""Small JSON messages with file descriptors beside them, over a Unix SOCK_SEQPACKET socket.
+
+Two uses: the socket pair between controller and host, and the socket on which the controller hands a client its
+segments and which tells both sides, by closing, that the other is gone. One message is one packet: never torn, never
+merged. Received descriptors are close-on-exec and belong to the receiver.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+from pathways.process.children import wait_readable
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_FDS = 8
+
+Message = dict[str, Any]
+
+
+class Closed(ConnectionError):
+    """The other end is closed."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair, both ends close-on-exec."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at `path` that only this user can open."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    old = os.umask(0o177)
+    try:
+        server.bind(path)
+    finally:
+        os.umask(old)
+    server.listen(64)
+    return server
+
+
+def connect(path: str) -> socket.socket:
+    """Connects to `listen(path)`.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        client.connect(path)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def send(connection: socket.socket, message: Message, fds: list[int] | None = None) -> None:
+    """Sends one message; the descriptors stay open here. Long text under `message` is cut rather than refused.
+
+    Raises:
+        Closed: the other end is closed. BlockingIOError: a non-blocking socket is full.
+    """
+    packet = json.dumps(message).encode()
+    if len(packet) > MAX_MESSAGE_BYTES:
+        text = str(message.get("message", ""))
+        packet = json.dumps({**message, "message": text[: MAX_MESSAGE_BYTES // 8] + " ..."}).encode()
+    try:
+        socket.send_fds(connection, [packet], fds or [])
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Closed("the other end is closed") from error
+
+
+def receive(connection: socket.socket, timeout_s: float | None = None) -> tuple[Message, list[int]]:
+    """Waits for one message and its descriptors.
+
+    Raises:
+        Closed: the other end is closed. TimeoutError: nothing came in `timeout_s` seconds.
+    """
+    if timeout_s is not None and not wait_readable(connection.fileno(), timeout_s):
+        raise TimeoutError(f"no message within {timeout_s:g} s")
+    size = array.array("i").itemsize
+    try:
+        packet, ancillary, flags, _ = connection.recvmsg(
+            MAX_MESSAGE_BYTES, socket.CMSG_LEN(MAX_FDS * size), socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError as error:
+        raise Closed("the other end is closed") from error
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % size])
+            fds.extend(numbers)
+    if not packet:
+        raise Closed("the other end is closed")
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        for fd in fds:
+            os.close(fd)
+        raise ValueError("a message on the descriptor socket was cut short")
+    return json.loads(packet), fds
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user id of who opened the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid

@@ -1,0 +1,42 @@
+"""Threads for work that may wait: as many as there are jobs at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class WorkerThreads:
+    """A pool that grows to the number of jobs under way, and never makes a job wait for another."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0  # guarded by _lock
+        self._busy = 0  # jobs that are not over; guarded by _lock
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Does `job`, which raises nothing, at once."""
+        with self._lock:
+            self._busy += 1
+            grows = self._busy > self._threads
+            self._threads += grows
+        if grows:
+            threading.Thread(target=self._loop, name=self._name, daemon=True).start()
+        self._work.put(job)
+
+    def stop(self) -> None:
+        """Ends the threads as they come out of their work."""
+        with self._lock:
+            threads = self._threads
+        for _ in range(threads):
+            self._work.put(None)
+
+    def _loop(self) -> None:
+        while (job := self._work.get()) is not None:
+            job()
+            del job
+            with self._lock:
+                self._busy -= 1

@@ -1,0 +1,1 @@
+"""What crosses between processes: protobuf messages, and the payloads of commands."""

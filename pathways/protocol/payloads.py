@@ -1,0 +1,231 @@
+"""What notes carry between a client and the hosts: descriptions of placements once, then puts and fetches by number.
+
+    define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (a backend note under the same number)
+    forget    "U" + program number: no run that comes after names it              (a backend note)
+    rename    pairs of handles, name and newcomer                                 (a note of its own kind)
+    park      "S", request number, to disk?                                       (a note of its own kind)
+    put       "P", placement id, mode, then: bytes inline | offset and length in the client's arena | a local key
+    fetch     "F", mode, then: offset and length in the client's arena | a local key
+    task      "T" + JSON, see below                                                (a task note)
+    end       "E" + JSON {"job", "early"}: nothing more is asked of a job           (a backend note)
+
+Tasks read and write checkpoints; `pathways.host.checkpoint_io` does them. Of a save, each with its job's number:
+    {"op": "stage", "number"}                           keeps the note's buffer under that number
+    {"op": "write", "lead", "context", "atomic", "arrays": [[number, name, tensorstore spec], …]}
+    {"op": "commit", "name"}
+and of a restore, whose note makes a buffer:
+    {"op": "read", "name", "spec", "context", "placement", "dtype"}
+Of either, when it failed:
+    {"op": "end"}                                       gives the job up; done when nothing of it is under way
+
+TRUST-1: all of it is a client's words. The `parse_` functions raise ValueError for what no client of ours writes;
+whoever uses what they give checks numbers against what there is.
+
+Little-endian, fixed width. "Local" is embedded mode: client and host are one process and hand objects over as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.plan.resharding import Placed
+
+#: Stands in a spec for the number of the host that it comes to.
+HOST = "HOSTNUMBER"
+
+_PUT = struct.Struct("<cIB")
+_FETCH = struct.Struct("<cB")
+_SPAN = struct.Struct("<QQ")
+_KEY = struct.Struct("<Q")
+_FORGET = struct.Struct("<cI")
+_PAIR = struct.Struct("<QQ")
+_PARK = struct.Struct("<cQ?")
+
+#: Kinds of notes, as csrc/messages/records.h numbers them.
+BACKEND, RENAME, PARK, UNPARK = 4, 6, 7, 8
+#: Of the pairs in one rename: a note must fit the ring.
+MOST_PAIRS = 1024
+
+
+class Mode(enum.IntEnum):
+    """How the bytes travel."""
+
+    INLINE = 0
+    ARENA = 1
+    LOCAL = 2
+
+
+def define(number: int, placed: Placed) -> bytes:
+    """Describes a placement, to be meant by `number` from then on."""
+    return (
+        b"D"
+        + json.dumps(
+            {
+                "id": number,
+                "shape": placed.type.shape,
+                "dtype": placed.type.dtype.name,
+                "axes": placed.mesh.axes,
+                "spec": placed.type.spec,
+                "devices": placed.devices,
+            }
+        ).encode()
+    )
+
+
+def parse_define(payload: bytes) -> tuple[int, Placed]:
+    """What `define` wrote.
+
+    Raises:
+        ValueError: it describes no placement.
+    """
+    fields = json.loads(payload[1:])
+    try:
+        axes = tuple((str(name), _whole(size, 1)) for name, size in fields["axes"])
+        spec = tuple(tuple(str(axis) for axis in cut) for cut in fields["spec"])
+        shape = tuple(_whole(size) for size in fields["shape"])
+        devices = tuple(_whole(device) for device in fields["devices"])
+        number, dtype = _whole(fields["id"]), dtype_of(str(fields["dtype"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a placement is not described as it should be: {error!r}") from error
+    sizes = dict(axes)
+    named = [axis for cut in spec for axis in cut]
+    if len(sizes) != len(axes) or len(set(named)) != len(named) or not sizes.keys() >= set(named):
+        raise ValueError(f"a placement cuts by the axes {named}, its mesh has {list(sizes)}")
+    if math.prod(sizes.values()) != len(devices) or len(set(devices)) != len(devices):
+        raise ValueError(f"a placement has {len(devices)} devices for a mesh of {list(sizes.values())}, or one twice")
+    parts = [math.prod(sizes[axis] for axis in cut) for cut in spec]
+    if len(spec) != len(shape) or any(size % part for size, part in zip(shape, parts, strict=True)):
+        raise ValueError(f"a placement cuts {list(shape)} into {parts} parts")
+    return number, Placed(ArrayType(shape, dtype, 0, spec), MeshSpec("put", axes), devices)
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 48:
+        raise ValueError(f"expected a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def forget(program: int) -> bytes:
+    """No run that comes after this note names the program."""
+    return _FORGET.pack(b"U", program)
+
+
+def parse_forget(payload: bytes) -> int:
+    """What `forget` wrote."""
+    return int(_FORGET.unpack(payload)[1])
+
+
+def rename(pairs: Sequence[tuple[int, int]]) -> bytes:
+    """Of each pair, the buffer of the second handle takes the name of the first."""
+    return b"".join(_PAIR.pack(name, fresh) for name, fresh in pairs)
+
+
+def park(request: int, to_disk: bool) -> bytes:
+    """Moves a client's buffers off the devices, or back; the answer goes to `request`."""
+    return _PARK.pack(b"S", request, to_disk)
+
+
+def parse_park(payload: bytes) -> tuple[int, bool]:
+    """What `park` wrote: (request, to disk)."""
+    _, request, to_disk = _PARK.unpack(payload)
+    return request, to_disk
+
+
+def dtype_of(name: str) -> np.dtype:
+    """A dtype by the name NumPy or ml_dtypes gives it.
+
+    Raises:
+        ValueError: no elements of an array are called so.
+    """
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
+    except TypeError as error:
+        raise ValueError(f"no element type is called {name!r}") from error
+    if dtype.hasobject or dtype.fields is not None or dtype.itemsize == 0:
+        raise ValueError(f"no elements of an array are of type {dtype}")
+    return dtype
+
+
+def put_inline(placement: int, data: bytes) -> bytes:
+    """A put whose bytes (C order) travel with the note."""
+    return _PUT.pack(b"P", placement, Mode.INLINE) + data
+
+
+def put_arena(placement: int, offset: int, nbytes: int) -> bytes:
+    """A put whose bytes lie in the client's arena, in a block lent to each host."""
+    return _PUT.pack(b"P", placement, Mode.ARENA) + _SPAN.pack(offset, nbytes)
+
+
+def put_local(placement: int, key: int) -> bytes:
+    """A put of an object that the driver finds under `key`."""
+    return _PUT.pack(b"P", placement, Mode.LOCAL) + _KEY.pack(key)
+
+
+def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]:
+    """(placement, mode, what the mode needs)."""
+    try:
+        kind, placement, number = _PUT.unpack_from(payload)
+        mode = Mode(number)
+        rest = payload[_PUT.size :]
+        if kind != b"P":
+            raise ValueError(f"a put begins with {kind!r}")
+        if mode is Mode.ARENA:
+            return placement, mode, _SPAN.unpack(rest)
+        if mode is Mode.LOCAL:
+            return placement, mode, _KEY.unpack(rest)[0]
+    except struct.error as error:
+        raise ValueError(f"a put of {len(payload)} bytes is cut short: {error}") from error
+    return placement, mode, rest
+
+
+def fetch_arena(offset: int, nbytes: int) -> bytes:
+    """A fetch into the client's arena, into a block lent to each host."""
+    return _FETCH.pack(b"F", Mode.ARENA) + _SPAN.pack(offset, nbytes)
+
+
+def fetch_local(key: int) -> bytes:
+    """A fetch whose value the driver leaves under `key`."""
+    return _FETCH.pack(b"F", Mode.LOCAL) + _KEY.pack(key)
+
+
+def parse_fetch(payload: bytes) -> tuple[Mode, Sequence[int]]:
+    """(mode, what it needs)."""
+    try:
+        kind, number = _FETCH.unpack_from(payload)
+        mode, rest = Mode(number), payload[_FETCH.size :]
+        if kind != b"F" or mode is Mode.INLINE:
+            raise ValueError(f"a fetch begins with {kind!r} and goes by mode {mode!r}")
+        return (mode, _SPAN.unpack(rest)) if mode is Mode.ARENA else (mode, _KEY.unpack(rest))
+    except struct.error as error:
+        raise ValueError(f"a fetch of {len(payload)} bytes is cut short: {error}") from error
+
+
+def task(op: str, job: int, **fields: Any) -> bytes:
+    """Asks for a step of a save or restore."""
+    return b"T" + json.dumps({"op": op, "job": job, **fields}).encode()
+
+
+def parse_task(payload: bytes) -> dict[str, Any]:
+    """What `task` wrote."""
+    fields: dict[str, Any] = json.loads(payload[1:])
+    return fields
+
+
+def end(job: int, early: bool) -> bytes:
+    """Nothing more is asked of a job. `early`: what was asked before may still wait for its buffer."""
+    return b"E" + json.dumps({"job": job, "early": early}).encode()
+
+
+def parse_end(payload: bytes) -> tuple[int, bool]:
+    """What `end` wrote: (job, early)."""
+    fields = json.loads(payload[1:])
+    return fields["job"], fields["early"]

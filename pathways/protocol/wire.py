@@ -1,0 +1,201 @@
+"""What both ends of the control plane agree on: channel options, how an error crosses, messages to data and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, NoReturn
+
+import grpc
+
+from pathways import errors
+from pathways.plan.memory_profile import DeviceNeed, ProgramMemory, ResultMemory
+from pathways.plan.topology import SliceBinding, Topology
+from pathways.protocol import control_pb2 as pb
+
+#: How far the start of a host or of the cluster has come.
+Stage = pb.StartupEvent
+
+ERROR_KEY = "pathways-error"
+#: TRUST-1: who calls. The controller gave the secret to this caller alone, on a connection of its own.
+TOKEN_KEY = "pathways-token"
+_MAX_METADATA_BYTES = 1 << 20
+_MAX_ERROR_CHARS = 1 << 16
+
+# Programs carry their modules, so messages may be as long as protobuf allows; error texts travel as metadata.
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+# Between machines nobody sees a process end: who does not answer an HTTP/2 ping for so long is taken for gone. gRPC's
+# own threads answer, whoever holds Python's lock.
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.5
+FAR_OPTIONS: list[tuple[str, Any]] = [
+    *CHANNEL_OPTIONS,
+    ("grpc.keepalive_time_ms", int(HEARTBEAT_S * 1e3)),
+    ("grpc.keepalive_timeout_ms", int(SILENCE_S * 1e3)),
+    ("grpc.http2.ping_timeout_ms", int(SILENCE_S * 1e3)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_recv_interval_without_data_ms", int(HEARTBEAT_S * 500)),
+]
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call on behalf of the connection that was given `token`."""
+    return ((TOKEN_KEY, token),)
+
+
+def token_of(context: Any) -> str:
+    """The secret that a call came with; empty when it came with none."""
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
+
+
+async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:
+    """Ends a call with an error that `raised` turns into the same class again."""
+    text = str(error)
+    if len(text) > _MAX_ERROR_CHARS:
+        text = text[:_MAX_ERROR_CHARS] + " ... (cut)"
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text, ((ERROR_KEY, type(error).__name__),))
+    raise AssertionError("abort raises")
+
+
+def raised(error: grpc.RpcError) -> errors.PathwaysError | None:
+    """The error that the controller refused a call with; None when the call failed by itself."""
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_KEY:
+            return make_error(value, error.details() or "")
+    return None
+
+
+def make_error(kind: str, message: str) -> errors.PathwaysError:
+    """An instance of the class of pathways.errors with this name."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, errors.PathwaysError):
+        return found(message)
+    return errors.PathwaysError(f"{kind}: {message}")
+
+
+def dump_topology(topology: Topology) -> pb.Topology:
+    """As a message."""
+    return pb.Topology(
+        islands=[pb.Island(hosts=hosts) for hosts in topology.islands],
+        devices_per_host=topology.devices_per_host,
+        platform=topology.platform,
+        jax_version=topology.jax_version,
+        jaxlib_version=topology.jaxlib_version,
+        device_bytes=topology.device_bytes,
+        machines=topology.machines,
+    )
+
+
+def load_topology(message: pb.Topology) -> Topology:
+    """What `dump_topology` wrote."""
+    return Topology(
+        islands=tuple(tuple(island.hosts) for island in message.islands),
+        devices_per_host=message.devices_per_host,
+        platform=message.platform,
+        jax_version=message.jax_version,
+        jaxlib_version=message.jaxlib_version,
+        device_bytes=message.device_bytes,
+        machines=tuple(message.machines),
+    )
+
+
+def dump_binding(binding: SliceBinding) -> pb.SliceBinding:
+    """As a message."""
+    return pb.SliceBinding(
+        slice_id=binding.slice_id,
+        shape=binding.shape,
+        axis_names=binding.axis_names,
+        island=binding.island,
+        devices=binding.devices,
+        hosts=binding.hosts,
+        group=binding.group,
+        place_set=binding.place_set,
+    )
+
+
+def load_binding(message: pb.SliceBinding) -> SliceBinding:
+    """What `dump_binding` wrote."""
+    return SliceBinding(
+        slice_id=message.slice_id,
+        shape=tuple(message.shape),
+        axis_names=tuple(message.axis_names),
+        island=message.island,
+        devices=tuple(message.devices),
+        hosts=tuple(message.hosts),
+        group=message.group,
+        place_set=message.place_set,
+    )
+
+
+def dump_memory(memory: ProgramMemory) -> pb.ProgramMemory:
+    """As a message."""
+    return pb.ProgramMemory(
+        devices=[pb.ProgramMemory.DeviceNeed(**dataclasses.asdict(need)) for need in memory.devices],
+        landing_peak=memory.landing_peak,
+        results=[pb.ProgramMemory.Result(**dataclasses.asdict(result)) for result in memory.results],
+        donated=memory.donated,
+        biggest=memory.biggest,
+    )
+
+
+def load_memory(message: pb.ProgramMemory) -> ProgramMemory:
+    """What `dump_memory` wrote."""
+    return ProgramMemory(
+        tuple(DeviceNeed(need.device, need.peak, need.eager) for need in message.devices),
+        message.landing_peak,
+        tuple(ResultMemory(r.mesh, r.bytes, r.on_host, r.argument, r.same_as) for r in message.results),
+        tuple(message.donated),
+        message.biggest,
+    )
+
+
+def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
+    """The statistics of a cluster as plain data; what host drivers and the native controller say is merged in."""
+    topology = load_topology(reply.topology)
+    return {
+        "address": reply.address,
+        "uptime_s": reply.uptime_s,
+        "topology": topology,
+        "controller": {
+            **json.loads(reply.native_json or "{}"),
+            "pid": reply.controller_pid,
+            "resident_bytes": reply.controller_resident_bytes,
+        },
+        "hosts": [
+            {
+                **json.loads(host.driver_json or "{}"),
+                "host": host.host,
+                "island": host.island,
+                "machine": topology.machine_of(host.host),
+                "pid": host.pid,
+                "restarts": host.restarts,
+                "state": host.state,
+                "resident_bytes": host.resident_bytes,
+                "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),
+            }
+            for host in reply.hosts
+        ],
+        "clients": [
+            {
+                "client": client.client,
+                "pid": client.pid,
+                "owner": client.owner,
+                "resident_bytes": client.resident_bytes,
+                "slices": client.slices,
+                "programs": client.programs,
+                "suspended": client.suspended,
+            }
+            for client in reply.clients
+        ],
+        "device_load": tuple(int(load) for load in reply.device_load),
+    }

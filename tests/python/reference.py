@@ -1,0 +1,127 @@
+"""Runs a `LogicalProgram` in this process, node by node: the meaning of a program in a page, for tests.
+
+Every mesh is bound to this process's own devices; transfers are `jax.device_put`. Nothing here is fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pathways import _jaxlib
+from pathways.compiler import specs
+from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec, NodeKind
+from pathways.compiler.pipeline import compile_traced
+from pathways.compiler.trace import as_argument, trace
+from pathways.host.executables import ExecutableCache
+
+
+class Reference:
+    """A program bound to devices. `devices[i]` are those of mesh i, in C order of its shape."""
+
+    def __init__(
+        self,
+        program: LogicalProgram,
+        devices: Sequence[Sequence[jax.Device]] | None = None,
+        cache: ExecutableCache | None = None,
+    ) -> None:
+        self.program = program
+        self.cache = cache or ExecutableCache()
+        if devices is None:
+            devices = _spread(program)
+        self.devices = devices
+        self.launches = 0
+
+    def sharding(self, type: ArrayType) -> NamedSharding:
+        """Where a value of that type lives."""
+        mesh = self.program.meshes[type.mesh]
+        devices = np.empty(mesh.size, dtype=object)
+        devices[:] = list(self.devices[type.mesh])
+        shape = [size for _, size in mesh.axes] or [1]
+        names = [name for name, _ in mesh.axes] or ["_one"]
+        return NamedSharding(Mesh(devices.reshape(shape), names), specs.to_partition_spec(type.spec))
+
+    def __call__(self, *leaves: Any) -> list[jax.Array]:
+        """Flat arguments (physical: a PRNG key is its words) to flat results."""
+        program = self.program
+        values: dict[int, jax.Array] = {}
+        for number, leaf in zip(program.arguments, leaves, strict=True):
+            type = program.values[number]
+            array = np.asarray(leaf)
+            if array.shape != type.shape:
+                raise ValueError(f"expected shape {type.shape}, got {array.shape}")
+            values[number] = jax.device_put(array.astype(type.dtype), self.sharding(type))
+        for node in program.nodes:
+            inputs = [values[n] for n in node.inputs]
+            if node.kind is NodeKind.TRANSFER:
+                values[node.outputs[0]] = jax.device_put(inputs[0], self.sharding(program.values[node.outputs[0]]))
+                continue
+            computation = program.computations[node.computation]
+            executable = self.cache.load(computation, self.devices[computation.mesh], node.donates)
+            self.launches += 1
+            values.update(zip(node.outputs, executable(*inputs), strict=True))
+        return [values[n] for n in program.results]
+
+
+def _spread(program: LogicalProgram) -> list[list[jax.Device]]:
+    """Disjoint devices while they last, then from the start again."""
+    devices, out, start = jax.devices(), [], 0
+    for mesh in program.meshes:
+        if start + mesh.size > len(devices):
+            start = 0
+        out.append(devices[start : start + mesh.size])
+        start += mesh.size
+    return out
+
+
+def run(
+    fun: Callable[..., Any],
+    *args: Any,
+    at: Sequence[Any] = (),
+    options: Any = None,
+    default_mesh: MeshSpec | None = None,
+    devices: Sequence[Sequence[jax.Device]] | None = None,
+    static_argnums: Sequence[int] = (),
+    donate_argnums: Sequence[int] = (),
+    **kwargs: Any,
+) -> tuple[Any, LogicalProgram]:
+    """Traces, compiles and runs `fun(*args, **kwargs)`; returns its result as a pytree, and the program.
+
+    `at` gives, per positional argument, None or (mesh, pytree prefix of PartitionSpecs): where it lives.
+    """
+    abstract = list(args)
+    for number, place in enumerate(at):
+        if place is not None:
+            abstract[number] = _place(args[number], *place)
+    traced = trace(fun, abstract, kwargs, static_argnums=static_argnums, donate_argnums=donate_argnums)
+    program = compile_traced(traced, options, default_mesh=default_mesh)
+    dynamic = tuple(x for n, x in enumerate(args) if n not in static_argnums)
+    leaves = [_words(leaf) for leaf in jax.tree_util.tree_leaves((dynamic, kwargs))]
+    out = Reference(program, devices)(*leaves)
+    results = [_wrap(array, aval) for array, aval in zip(out, traced.results, strict=True)]
+    return jax.tree_util.tree_unflatten(traced.out_tree, results), program
+
+
+def _place(tree: Any, mesh: MeshSpec, prefix: Any) -> Any:
+    wanted = specs.broadcast(prefix if prefix is not None else PartitionSpec(), tree, "test placement")
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    placed = []
+    for leaf, spec in zip(leaves, wanted, strict=True):
+        argument = as_argument(leaf, "argument")
+        placed.append(
+            dataclasses.replace(argument, mesh=mesh, spec=specs.normalize(spec, argument.shape, mesh, "argument"))
+        )
+    return jax.tree_util.tree_unflatten(treedef, placed)
+
+
+def _words(leaf: Any) -> Any:
+    return _jaxlib.to_physical(leaf, leaf.dtype if hasattr(leaf, "dtype") else np.result_type(type(leaf)))
+
+
+def _wrap(array: jax.Array, aval: jax.ShapeDtypeStruct) -> jax.Array:
+    return _jaxlib.from_physical(array, aval.dtype)

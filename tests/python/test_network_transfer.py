@@ -1,0 +1,159 @@
+"""A way between two hosts: what is told of shipments when streams work, break, stop, and find nobody.
+
+The other end is a gRPC server of the test's own; packing and unpacking are native and tested in
+`tests/cpp/executor/test_network_transfer.cc`, both ends together in `test_machines.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from pathways.host import network_transfer
+
+
+@dataclasses.dataclass(eq=False)
+class Shipment:
+    """As `_core.Shipment`, of `left` pieces."""
+
+    order: int
+    node: int = 1
+    nbytes: int = 8
+    left: int = 1
+    destination: int = 3
+
+    @property
+    def is_over(self) -> bool:
+        return self.left == 0
+
+
+class Core:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, str | None] = {}
+        self._news = threading.Condition()
+
+    def carried(self, shipment: Shipment, error: str | None) -> None:
+        with self._news:
+            assert shipment.order not in self.told, "told twice"
+            self.told[shipment.order] = error
+            self._news.notify_all()
+
+    def wait(self, *orders: int) -> list[str | None]:
+        with self._news:
+            assert self._news.wait_for(lambda: all(order in self.told for order in orders), 30), self.told
+            return [self.told[order] for order in orders]
+
+
+def pack(shipments: list[Shipment], limit: int) -> bytes:
+    """One piece of each, as its order; the last of a shipment is odd."""
+    message = b""
+    for shipment in shipments:
+        shipment.left -= 1
+        message += bytes([shipment.order * 2 + shipment.is_over])
+    return message
+
+
+@pytest.fixture
+def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[..., Any]], tuple[Any, Core]]]:
+    """`way(answer)`: a way to a server that answers each message with `answer(message)`, and its core."""
+    monkeypatch.setattr(network_transfer._core, "pack", pack)
+    stops: list[Callable[[], Any]] = []
+
+    def start(answer: Callable[[bytes], Iterator[bytes]]) -> tuple[Any, Core]:
+        address = f"unix:{tmp_path}/{len(stops)}.sock"
+
+        def receive(messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            for message in messages:
+                yield from answer(message)
+
+        server = grpc.server(futures.ThreadPoolExecutor(4))
+        handler = grpc.stream_stream_rpc_method_handler(receive)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pathways.Streams", {"Carry": handler}),))
+        server.add_insecure_port(address)
+        server.start()
+        core = Core()
+        made = network_transfer._Way(core, address)
+        stops.extend([made.stop, lambda: server.stop(None)])
+        return made, core
+
+    yield start
+    for stop in stops:
+        stop()
+
+
+def answered(message: bytes, text: bytes = b"") -> Iterator[bytes]:
+    """What a host says of a message's shipments that are all there."""
+    for piece in message:
+        if piece % 2:
+            yield network_transfer._TOLD.pack(piece // 2, 1, len(text)) + text
+
+
+def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
+    sizes: list[int] = []
+    gate = threading.Event()
+
+    def answer(message: bytes) -> Iterator[bytes]:
+        sizes.append(len(message))
+        gate.wait(30)
+        yield from answered(message)
+
+    made, core = way(answer)
+    for order in range(50):
+        made.send(Shipment(order, left=1 + order % 3, nbytes=8 if order % 2 else 1 << 20))
+    gate.set()
+    assert core.wait(*range(50)) == [None] * 50
+    assert sum(sizes) == sum(1 + order % 3 for order in range(50))
+    assert len(sizes) < 25  # while the first was on its way the others gathered
+
+
+def test_a_refusal_is_the_shipments_own(way: Any) -> None:
+    made, core = way(lambda message: answered(message, b"nobody waits for it there" if message[0] == 3 else b""))
+    for order in (1, 2):
+        made.send(Shipment(order))
+        core.wait(order)
+    assert core.wait(1, 2) == ["nobody waits for it there", None]
+
+
+def test_a_stream_that_breaks_fails_what_it_carried_and_the_next_is_new(way: Any) -> None:
+    calls: list[bytes] = []
+
+    def answer(message: bytes) -> Iterator[bytes]:
+        calls.append(message)
+        if len(calls) == 1:
+            raise RuntimeError("it fell")
+        yield from answered(message)
+
+    made, core = way(answer)
+    made.send(Shipment(1, left=5))
+    (error,) = core.wait(1)
+    assert error is not None and "host 3" in error and "it fell" in error
+    assert error.startswith("ComputationError: ")
+    made.send(Shipment(2))
+    assert core.wait(2) == [None]
+
+
+def test_nobody_there(way: Any) -> None:
+    """A lost host has no address; a wrong one is a stream that breaks; a stopped way takes nothing more."""
+    core = Core()
+    for order, address in enumerate(("", "unix:/nowhere/at.all")):
+        lost = network_transfer._Way(core, address)
+        lost.send(Shipment(order))
+        (error,) = core.wait(order)
+        assert error is not None and "stream" in error
+    made, core = way(answered)
+    gate = Shipment(7, left=1 << 30)  # never all there
+    made.send(gate)
+    made.stop()
+    (error,) = core.wait(7)
+    assert error is not None
+    made.send(Shipment(8))
+    (error,) = core.wait(8)
+    assert error is not None and "lost" in error
