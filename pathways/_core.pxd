@@ -65,19 +65,19 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
         pass
     cdef cppclass SpinPolicy:
         @staticmethod
-        SpinPolicy park()
+        SpinPolicy yield_briefly()
 
         @staticmethod
         SpinPolicy adaptive()
 
         @staticmethod
-        SpinPolicy linger()
+        SpinPolicy yield_long()
 
         @staticmethod
         SpinPolicy answer()
 
         @staticmethod
-        SpinPolicy glance()
+        SpinPolicy check_once()
 
 cdef extern from "futures/future_table.h" namespace "pathways" nogil:
     cdef enum class FutureState(uint8_t):
@@ -100,13 +100,13 @@ cdef extern from "memory/arena.h" namespace "pathways" nogil:
         ArenaView()
         cbool is_there()
         byte* find(uint64_t, uint64_t)
-        byte* find_lent(uint64_t, uint64_t, unsigned)
-        cbool give_back(uint64_t, unsigned)
+        byte* find_leased(uint64_t, uint64_t, unsigned)
+        cbool return_lease(uint64_t, unsigned)
         cbool release(uint64_t)
     cdef cppclass Arena:
         vector[Holding] holdings()
         Status allocate(size_t, uint64_t*)
-        void give_back(uint64_t, unsigned)
+        void return_lease(uint64_t, unsigned)
         void release(uint64_t)
         byte* at(uint64_t)
         uint64_t bytes_in_use()
@@ -124,28 +124,28 @@ cdef extern from "memory/copier.h" namespace "pathways" nogil:
         uint64_t under_way()
 
 cdef extern from "memory/copy_plan.h" namespace "pathways" nogil:
-    cdef cppclass Parcel:
+    cdef cppclass CopyPlan:
         pass
 
 cdef extern from "executor/network_transfer.h" namespace "pathways" nogil:
-    cdef cppclass PieceRecord:
+    cdef cppclass ChunkRecord:
         uint64_t order
         uint32_t node
         uint32_t host
-    cdef cppclass Piece:
-        PieceRecord record
-    cdef cppclass CppShipment "pathways::Shipment":
-        CppShipment(uint64_t, uint32_t, uint32_t, shared_ptr[const Parcel], vector[const byte*]) except +
+    cdef cppclass Chunk:
+        ChunkRecord record
+    cdef cppclass CppOutgoingTransfer "pathways::OutgoingTransfer":
+        CppOutgoingTransfer(uint64_t, uint32_t, uint32_t, shared_ptr[const CopyPlan], vector[const byte*]) except +
         uint64_t bytes()
         cbool is_over()
         uint64_t room()
         uint64_t least()
         uint64_t pack(byte_span)
-    cdef cppclass CppDelivery "pathways::Delivery":
-        CppDelivery(vector[byte*], vector[uint64_t]) except +
-        void take(const Piece&) except +
+    cdef cppclass CppIncomingTransfer "pathways::IncomingTransfer":
+        CppIncomingTransfer(vector[byte*], vector[uint64_t]) except +
+        void take(const Chunk&) except +
         cbool is_over()
-    cdef pair[Piece, uint64_t] first_piece(const_byte_span) except +
+    cdef pair[Chunk, uint64_t] first_chunk(const_byte_span) except +
 
 cdef extern from "plan/plan.h" namespace "pathways" nogil:
     cdef cppclass Plan:
@@ -153,13 +153,13 @@ cdef extern from "plan/plan.h" namespace "pathways" nogil:
         Plan parse(vector[byte]) except +
 
 cdef extern from "messages/records.h" namespace "pathways" nogil:
-    cdef enum class NoteKind(uint16_t):
+    cdef enum class CommandKind(uint16_t):
         kPut
         kFetch
         kRelease
         kBackend
         kTask
-    cdef uint32_t NO_PLACE_SET "pathways::kNoPlaceSet"
+    cdef uint32_t NO_SPACE_SET "pathways::kNoSpaceSet"
 
 cdef extern from "executor/backend.h" namespace "pathways" nogil:
     ctypedef void* Value
@@ -169,8 +169,8 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
         uint32_t plan
         uint32_t node
         uint32_t computation
-    cdef cppclass Landing:
-        Landing()
+    cdef cppclass ReceiveBuffers:
+        ReceiveBuffers()
         uint32_t source
         vector[uint64_t] offsets
 
@@ -185,10 +185,10 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*retain)(void*, Value) noexcept
         void (*drop)(void*, Value) noexcept
         int (*transfer)(void*, const NodeContext*, Value, Value*) noexcept
-        int (*begin_receive)(void*, const NodeContext*, vector[Landing]*) noexcept
+        int (*begin_receive)(void*, const NodeContext*, vector[ReceiveBuffers]*) noexcept
         int (*shards)(void*, const NodeContext*, Value, vector[const byte*]*, Value*) noexcept
-        int (*carry)(void*, const NodeContext*, uint32_t, uint64_t, shared_ptr[const Parcel], vector[const byte*],
-                     Value) noexcept
+        int (*send_remote)(void*, const NodeContext*, uint32_t, uint64_t, shared_ptr[const CopyPlan],
+                           vector[const byte*], Value) noexcept
         int (*direct)(void*, const NodeContext*, Value) noexcept
         int (*finish_receive)(void*, const NodeContext*, Value*) noexcept
         void (*abandon_receive)(void*, const NodeContext*) noexcept
@@ -198,17 +198,17 @@ cdef extern from "executor/callback_backend.h" namespace "pathways":
         void (*refuse_fetch)(void*, uint32_t, const byte*, size_t) noexcept
         void (*refuse_put)(void*, uint32_t, const byte*, size_t) noexcept
         int (*start_task)(void*, uint32_t, uint64_t, Value, const byte*, size_t) noexcept
-        void (*note)(void*, uint32_t, const byte*, size_t) noexcept
+        void (*command)(void*, uint32_t, const byte*, size_t) noexcept
         void (*explain)(void*, const NodeContext*) noexcept
-        int (*park)(void*, uint32_t, Value*, size_t, const byte*, size_t, cbool) noexcept
+        int (*offload)(void*, uint32_t, Value*, size_t, const byte*, size_t, cbool) noexcept
         void (*forget_plan)(void*, uint32_t) noexcept
         void (*forget_client)(void*, uint32_t) noexcept
     cdef cppclass CallbackBackend:
         CallbackBackend(const BackendCallbacks&, uint32_t, vector[ArenaView], DoorbellWord*) except +
         void replace_arena(uint32_t, ArenaView) except +
-        void add_parcel(uint32_t, uint32_t, uint32_t, const_u64_span) except +
+        void add_copy_plan(uint32_t, uint32_t, uint32_t, const_u64_span) except +
         void set_far(uint32_t) except +
-        void carried(uint64_t, uint32_t, string)
+        void remote_send_done(uint64_t, uint32_t, string)
         uint64_t bytes_sent()
         uint64_t bytes_shipped()
         uint64_t bytes_kept()
@@ -264,7 +264,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         const Ledger& ledger()
         void clear()
         cbool is_idle()
-        void set_past(string, uint32_t) except +
+        void set_predecessor_failure(string, uint32_t) except +
 
 cdef extern from "messages/shared_segments.h" namespace "pathways" nogil:
     cdef enum class ClusterStatus(uint32_t):
@@ -322,9 +322,9 @@ cdef extern from "host/host.h" namespace "pathways" nogil:
         Executor& executor()
 
 cdef extern from "client/client.h" namespace "pathways" nogil:
-    cdef cppclass Words:
-        Words()
-    Words make_words(string) except +
+    cdef cppclass ErrorText:
+        ErrorText()
+    ErrorText make_error_text(string) except +
     cdef cppclass ProgramRef:
         ProgramRef()
         uint32_t plan
@@ -336,22 +336,23 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         uint32_t id
         uint32_t window
         uint64_t release_bytes
-    cdef cppclass Loan:
-        Loan()
+    cdef cppclass Lease:
+        Lease()
         uint64_t offset
         uint64_t borrowers
         uint32_t others
     cdef cppclass CppClient "pathways::Client":
         CppClient(ClientOptions, ClientBlock*, const StatusBlock*, DoorbellWord*) except +
         Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span) except +
-        Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span, int64_t, const Words*) except +
+        Status submit(const ProgramRef&, const_u64_span, uint64_t*, u64_span, int64_t, const ErrorText*) except +
         const byte* read(Handle, size_t)
         cbool has_read_back()
         uint64_t last_tag()
         Status cancel(uint64_t, const_u64_span, string) except +
         Status allocate(uint32_t, Handle*)
-        Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span) except +
-        Status note(NoteKind, uint32_t, Handle, Handle, const_byte_span, uint32_t, uint64_t, const Loan&) except +
+        Status command(CommandKind, uint32_t, Handle, Handle, const_byte_span) except +
+        Status command(CommandKind, uint32_t, Handle, Handle, const_byte_span, uint32_t, uint64_t,
+                       const Lease&) except +
         void release(Handle, uint32_t, uint64_t) except +
         void forget(Handle) except +
         void flush() except +

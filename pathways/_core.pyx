@@ -46,7 +46,7 @@ cdef int64_t _borrowed = 0   # blocks of clients' memory that this process was l
 # How long a native wait lasts before Python looks for signals and for a cluster that is gone.
 cdef int64_t _LOOK_NS = 50_000_000
 # How often a host looks at its devices, a yield of the core between two looks, before it has a watcher sleep on them.
-cdef uint32_t _LOOKS = 8
+cdef uint32_t _POLL_LIMIT = 8
 # How long it sleeps at most while its devices have all they can take.
 cdef int64_t _THROTTLED_NS = 500_000
 # So many runs under way are a stream.
@@ -75,11 +75,11 @@ cdef class Layout:
     cdef readonly uint32_t parts      # how many they are
     cdef readonly uint64_t nbytes
     cdef public object cache          # whatever the api keeps with it
-    cdef readonly uint32_t place_set  # the devices that hold it, for the ledger of memory
-    cdef readonly uint64_t place_bytes  # what it takes on each
+    cdef readonly uint32_t space_set  # the devices that hold it, for the ledger of memory
+    cdef readonly uint64_t space_bytes  # what it takes on each
 
     def __init__(self, tuple shape, dtype, bint weak_type, slice, tuple spec, group, tuple hosts not None, nbytes,
-                 place_set, place_bytes):
+                 space_set, space_bytes):
         self.shape = shape
         self.dtype = dtype
         self.weak_type = weak_type
@@ -89,16 +89,16 @@ cdef class Layout:
         self.hosts = hosts
         self.parts = len(hosts)
         self.nbytes = nbytes
-        self.place_set = place_set
-        self.place_bytes = place_bytes
+        self.space_set = space_set
+        self.space_bytes = space_bytes
         self.cache = None
 
-    def move(self, uint32_t group, tuple hosts not None, uint32_t place_set):
+    def move(self, uint32_t group, tuple hosts not None, uint32_t space_set):
         """Other devices hold arrays of this layout from now on; only while `Client.moving` (MOVE-1)."""
         self.group = group
         self.hosts = hosts
         self.parts = len(hosts)
-        self.place_set = place_set
+        self.space_set = space_set
 
 
 @cython.no_gc
@@ -113,12 +113,12 @@ cdef class Buffer:
     cdef readonly uint64_t run        # tag of the run that makes it; 0: no run
     cdef Call maker                   # the call that made it, and as which of its results
     cdef uint32_t place
-    cdef readonly bint is_carried     # READ-1: its value comes with its completion
+    cdef readonly bint is_inline     # READ-1: its value comes with its completion
     cdef readonly bint timed          # the run that makes it has a deadline
     cdef uint64_t seen                # number of the last donating call that it is an argument of
 
     def __dealloc__(self):
-        # Only marks: the release note is batched and sent with later traffic.
+        # Only marks: the release command is batched and sent with later traffic.
         if self.client is not None and not self.deleted and self.handle != 0:
             self.client.release_array(self)
 
@@ -168,11 +168,11 @@ cdef class Buffer:
 cdef class Deadline:
     """How long runs of one program may take, and what is said of those that take longer (DEAD-1)."""
     cdef int64_t nanos
-    cdef Words words
+    cdef ErrorText text
 
     def __init__(self, double seconds, str text not None):
         self.nanos = <int64_t>min(seconds * 1e9, 1e18)  # three decades are for ever
-        self.words = make_words(text.encode())
+        self.text = make_error_text(text.encode())
 
 
 @cython.no_gc_clear  # its memory must outlive its core, whatever the garbage collector takes first
@@ -331,12 +331,12 @@ cdef class Client:
             PyErr_CheckSignals()
             return
         with nogil:
-            self.core.get().wait_room(nanoseconds(_LOOK_NS), SpinPolicy.park())
+            self.core.get().wait_room(nanoseconds(_LOOK_NS), SpinPolicy.yield_briefly())
         self.core.get().poll_inbox()
         PyErr_CheckSignals()
 
     cpdef check_alive(self):
-        """Raises what befell the cluster, or what the liveness check raises."""
+        """Raises the failure reason of the cluster, or what the liveness check raises."""
         if self.closed:
             from pathways.errors import ClusterClosedError
             raise ClusterClosedError(self.orphaned or "the cluster of this array or program was closed")
@@ -458,25 +458,25 @@ cdef class Client:
 
     def put(self, Buffer array not None, bytes payload not None, BlockView block=None):
         """Sends the bytes of a new array, in the order; `block` is what the payload names, lent to each host."""
-        self.send_note(NoteKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.place_set,
-                       array.layout.place_bytes, _loan(block, array.layout))
+        self.send_command(CommandKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.space_set,
+                       array.layout.space_bytes, _lease(block, array.layout))
 
     def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None):
         """Has the hosts write an array where the payload says, in `block`, which is lent to each; completes `token`."""
-        self.send_note(NoteKind.kFetch, array.layout.group, array.handle, token, payload, NO_PLACE_SET, 0,
-                       _loan(block, array.layout))
+        self.send_command(CommandKind.kFetch, array.layout.group, array.handle, token, payload, NO_SPACE_SET, 0,
+                       _lease(block, array.layout))
 
     def make(self, Buffer array not None, bytes payload not None):
         """Has its hosts make a new array by a task, in the order."""
-        self.send_note(NoteKind.kTask, array.layout.group, array.handle, 0, payload, array.layout.place_set,
-                       array.layout.place_bytes, Loan())
+        self.send_command(CommandKind.kTask, array.layout.group, array.handle, 0, payload, array.layout.space_set,
+                       array.layout.space_bytes, Lease())
 
-    def note(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
-        """Sends one note in the order. `kind`: see `runtime.payloads`."""
-        self.send_note(<NoteKind>kind, group, raw, token, payload, NO_PLACE_SET, 0, Loan())
+    def command(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
+        """Sends one command in the order. `kind`: see `runtime.payloads`."""
+        self.send_command(<CommandKind>kind, group, raw, token, payload, NO_SPACE_SET, 0, Lease())
 
-    cdef send_note(self, NoteKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
-                   uint32_t place_set, uint64_t place_bytes, Loan loan):
+    cdef send_command(self, CommandKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
+                   uint32_t space_set, uint64_t space_bytes, Lease lease):
         cdef Handle handle, answer
         cdef const char* data = payload
         cdef Status status
@@ -485,13 +485,13 @@ cdef class Client:
         if self.closed:
             self.check_alive()
         while True:
-            status = self.core.get().note(kind, group, handle, answer,
-                                          const_byte_span(<const byte*>data, len(payload)), place_set, place_bytes,
-                                          loan)
+            status = self.core.get().command(kind, group, handle, answer,
+                                          const_byte_span(<const byte*>data, len(payload)), space_set, space_bytes,
+                                          lease)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:
-                raise ValueError(f"a note of {len(payload)} bytes does not fit the ring to the controller")
+                raise ValueError(f"a command of {len(payload)} bytes does not fit the ring to the controller")
             self.make_room()
         if self.host is not None:
             self.pump()
@@ -521,7 +521,7 @@ cdef class Client:
                 self.host.wait_oldest(self, seconds)
         else:
             with nogil:
-                self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.park())
+                self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.yield_briefly())
             self.core.get().poll_inbox()
         PyErr_CheckSignals()
 
@@ -662,7 +662,7 @@ cdef class Call:
                     self.wants -= 1
 
     @property
-    def carried(self):
+    def inline_results(self):
         """Numbers of the results whose values come with their completions."""
         return [place for place in range(len(self.outputs)) if self.wanted[place // 64] >> (place % 64) & 1]
 
@@ -762,7 +762,7 @@ cdef class Call:
                                                   u64_span(mask.data(), mask.size()))
             else:
                 status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
-                                                  u64_span(mask.data(), mask.size()), at_ns, &deadline.words)
+                                                  u64_span(mask.data(), mask.size()), at_ns, &deadline.text)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:
@@ -786,7 +786,7 @@ cdef class Call:
             (<Buffer>out[i]).timed = at_ns != 0
         if mask.size() != 0:
             for i in range(n):
-                (<Buffer>out[i]).is_carried = mask[i // 64] >> (i % 64) & 1
+                (<Buffer>out[i]).is_inline = mask[i // 64] >> (i % 64) & 1
             self.forget_unread()
         for i in self.shared_results:
             (<Buffer>out[i]).shared = True
@@ -795,24 +795,24 @@ cdef class Call:
         return out
 
 
-cdef Loan _loan(BlockView block, Layout layout):
+cdef Lease _lease(BlockView block, Layout layout):
     """A reference of a block for each host of a layout."""
-    cdef Loan loan
+    cdef Lease lease
     if block is not None:
-        loan.offset = block.offset
+        lease.offset = block.offset
         for host in layout.hosts:
             if host < BORROWERS:
-                loan.borrowers |= <uint64_t>1 << <int>host
+                lease.borrowers |= <uint64_t>1 << <int>host
             else:
-                loan.others += 1
-    return loan
+                lease.others += 1
+    return lease
 
 
 @cython.no_gc
 cdef class BlockView:
     """A block of a shared arena as a writable Python buffer; gives its reference back when Python forgets it."""
     cdef Arena* arena       # of this process; NULL: the block is another's
-    cdef ArenaView lender   # of another process (TRUST-1): the block was lent by it
+    cdef ArenaView owner_arena   # of another process (TRUST-1): the block was lent by it
     cdef byte* data
     cdef int borrower       # as whom it was lent the block; negative: the reference is a counted one
     cdef uint64_t process   # whose reference it is; a forked child's copy of the view has none (FORK-1)
@@ -843,9 +843,9 @@ cdef class BlockView:
             global _borrowed
             if self.borrower >= 0:
                 _borrowed -= 1
-                self.lender.give_back(self.offset, <unsigned>self.borrower)
+                self.owner_arena.return_lease(self.offset, <unsigned>self.borrower)
             else:
-                self.lender.release(self.offset)
+                self.owner_arena.release(self.offset)
 
 
 include "_network_transfer.pxi"

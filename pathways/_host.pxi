@@ -80,7 +80,7 @@ cdef HostView _host_view(segment) except *:
 cdef class Host:
     """One host: the native executor, and the calls into JAX that it asks for.
 
-    `driver` answers the rare calls (see pathways/host/jax_backend.py); launches, readiness and references never reach it.
+    `driver` does the rare calls (pathways/host/jax_backend.py). Launches, readiness and references do not go there.
     """
     cdef unique_ptr[CppHost] core
     cdef unique_ptr[CallbackBackend] backend
@@ -122,7 +122,7 @@ cdef class Host:
         callbacks.transfer = &_transfer
         callbacks.begin_receive = &_begin_receive
         callbacks.shards = &_shards
-        callbacks.carry = &_carry
+        callbacks.send_remote = &_send_remote
         callbacks.direct = &_direct
         callbacks.finish_receive = &_finish_receive
         callbacks.abandon_receive = &_abandon_receive
@@ -132,9 +132,9 @@ cdef class Host:
         callbacks.refuse_fetch = &_refuse_fetch
         callbacks.refuse_put = &_refuse_put
         callbacks.start_task = &_start_task
-        callbacks.note = &_note
+        callbacks.command = &_command
         callbacks.explain = &_explain
-        callbacks.park = &_park
+        callbacks.offload = &_offload
         callbacks.forget_plan = &_forget_plan
         callbacks.forget_client = &_forget_client
         self.backend.reset(new CallbackBackend(callbacks, number, arenas, &own.doorbell))
@@ -161,13 +161,13 @@ cdef class Host:
         memcpy(data.data(), <const char*>block, len(block))
         self.core.get().add_plan(plan, Plan.parse(data), client)
 
-    def add_parcel(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
+    def add_copy_plan(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
         """What a route of a plan writes to one host: uint64 words as csrc/memory/copier.h reads them.
 
         Before the plan is added. Raises ValueError when they are malformed.
         """
         cdef const uint64_t[::1] view = words
-        self.backend.get().add_parcel(plan, route, destination, const_u64_span(&view[0], <size_t>view.shape[0]))
+        self.backend.get().add_copy_plan(plan, route, destination, const_u64_span(&view[0], <size_t>view.shape[0]))
 
     def set_launchables(self, uint32_t plan, tuple launchables not None, list value_bytes not None,
                         list launches not None):
@@ -214,9 +214,9 @@ cdef class Host:
         self.clients[client] = memory
         self.core.get().attach_client(client, view)
 
-    def set_past(self, str text not None, uint32_t youngest_client):
+    def set_predecessor_failure(self, str text not None, uint32_t youngest_client):
         """ERR-2: this host succeeds a lost one: what is missing here fails with `text`. Before the loop begins."""
-        self.core.get().executor().set_past(text.encode(), youngest_client)
+        self.core.get().executor().set_predecessor_failure(text.encode(), youngest_client)
 
     def replace_peer(self, uint32_t peer, segment, uint64_t loss):
         """A lost peer's successor has `segment`. Returns when nothing of the predecessor's is used any more."""
@@ -231,13 +231,13 @@ cdef class Host:
         self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
 
     def set_far(self, uint32_t peer):
-        """That host is on another machine: `driver.carry` brings it what it is sent. Before the loop begins."""
+        """That host is on another machine: `driver.send_remote` brings it what it is sent. Before the loop begins."""
         self.backend.get().set_far(peer)
 
-    def carried(self, Shipment shipment not None, str error):
-        """A shipment has been written where it belongs, or never will be, for `error`. Any thread."""
+    def remote_send_done(self, OutgoingTransfer outgoing not None, str error):
+        """An outgoing transfer has been written where it belongs, or never will be, for `error`. Any thread."""
         cdef string text = b"" if error is None else error.encode("utf-8", "replace")
-        self.backend.get().carried(shipment.key, shipment.destination, text)
+        self.backend.get().remote_send_done(outgoing.key, outgoing.destination, text)
 
     def set_faults(self, uint32_t swap_every, int64_t slow_copies_ns=0):
         """Test hooks: breaks ORD-1 on this host; every copy to another one takes so much longer."""
@@ -281,14 +281,14 @@ cdef class Host:
         """
         cdef uint32_t ticket, done
         cdef uint32_t busy = 0
-        cdef uint32_t looks = 0
+        cdef uint32_t polls = 0
         cdef nanoseconds limit
         cdef SpinPolicy spin
         while not self.stopping:
             ticket = self.core.get().ticket()
             done = self.core.get().step()
             if done != 0:
-                looks = 0
+                polls = 0
                 busy += 1
                 if busy % 16 == 0:
                     with nogil:  # let the control threads have their turn
@@ -296,23 +296,23 @@ cdef class Host:
                     PyErr_CheckSignals()
                 continue
             if self.core.get().executor().is_throttled():
-                limit, spin = nanoseconds(_THROTTLED_NS), SpinPolicy.park()
+                limit, spin = nanoseconds(_THROTTLED_NS), SpinPolicy.yield_briefly()
                 self.core.get().executor().watched_half_way(&self.scratch)
             else:
                 self.core.get().executor().watched(&self.scratch)
-                looks += 1
-                if self.scratch.size() != 0 and looks < _LOOKS:
+                polls += 1
+                if self.scratch.size() != 0 and polls < _POLL_LIMIT:
                     with nogil:
-                        self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.glance())
+                        self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.check_once())
                     continue
                 limit = nanoseconds(_LOOK_NS)
-                spin = SpinPolicy.linger() if self.scratch.empty() else SpinPolicy.park()
+                spin = SpinPolicy.yield_long() if self.scratch.empty() else SpinPolicy.yield_briefly()
             if not self.scratch.empty():
                 arm([<object><PyObject*>value for value in self.scratch])
             tidy()
             with nogil:
                 self.core.get().wait(ticket, limit, spin)
-            looks = 0
+            polls = 0
             PyErr_CheckSignals()
 
     def step(self):
@@ -334,7 +334,7 @@ cdef class Host:
         cdef bint moved = True
         if client.pumping:  # another thread is inside a step, and its call into JAX let go of Python's lock
             with nogil:
-                self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
+                self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.yield_briefly())
             return
         cdef bint holds = _interrupts.hold()
         client.pumping = True
@@ -356,7 +356,7 @@ cdef class Host:
             if due != INT64_MAX:
                 limit = max(0.0, min(seconds, (due - monotonic_ns()) * 1e-9))
         with nogil:
-            self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.park())
+            self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.yield_briefly())
 
     def clear(self):
         """Drops every value."""
@@ -411,22 +411,22 @@ cdef class Host:
         cdef ClientMemory memory = self.clients.get(client)
         cdef BlockView view
         cdef byte* data = NULL
-        cdef bint is_loan = self.number < BORROWERS
+        cdef bint is_lease = self.number < BORROWERS
         if memory is not None and memory.arena.is_there():
-            data = (memory.arena.find_lent(offset, nbytes, <unsigned>self.number) if is_loan
+            data = (memory.arena.find_leased(offset, nbytes, <unsigned>self.number) if is_lease
                     else memory.arena.find(offset, nbytes))
         if data == NULL:
             raise ValueError(f"{nbytes} bytes at offset {offset} of client {client}'s memory are no block that was "
                              f"lent to host {self.number}, or not all of one: it was not lent")
         view = BlockView.__new__(BlockView)
-        view.lender = memory.arena
+        view.owner_arena = memory.arena
         view.data = data
         view.offset = offset
         view.nbytes = nbytes
         view.keep = memory.segment
         view.borrower = -1
         view.process = process_token()
-        if is_loan:
+        if is_lease:
             global _borrowed
             view.borrower = <int>self.number
             _borrowed += 1
@@ -569,19 +569,19 @@ cdef int _transfer(void* self, const NodeContext* where, Value value, Value* out
         return _python_failed(host, "transfer", where)
 
 
-cdef int _begin_receive(void* self, const NodeContext* where, vector[Landing]* landings) noexcept:
+cdef int _begin_receive(void* self, const NodeContext* where, vector[ReceiveBuffers]* receives) noexcept:
     cdef Host host = <Host>self
-    cdef Landing landing
+    cdef ReceiveBuffers receive
     try:
         room = host.driver.begin_receive(where.order, where.plan, where.computation)
         if room is None:
             return <int>Status.kNoMemory
         sources, offsets = room
         for offset in offsets:
-            landing.offsets.push_back(offset)
+            receive.offsets.push_back(offset)
         for source in sources:
-            landing.source = source
-            landings.push_back(landing)
+            receive.source = source
+            receives.push_back(receive)
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "receive", where)
@@ -599,16 +599,16 @@ cdef int _shards(void* self, const NodeContext* where, Value value, vector[const
         return _python_failed(host, "send", where)
 
 
-cdef int _carry(void* self, const NodeContext* where, uint32_t destination, uint64_t key,
-                shared_ptr[const Parcel] parcel, vector[const byte*] sources, Value keep) noexcept:
+cdef int _send_remote(void* self, const NodeContext* where, uint32_t destination, uint64_t key,
+                shared_ptr[const CopyPlan] copy_plan, vector[const byte*] sources, Value keep) noexcept:
     cdef Host host = <Host>self
-    cdef Shipment shipment = Shipment.__new__(Shipment)
+    cdef OutgoingTransfer outgoing = OutgoingTransfer.__new__(OutgoingTransfer)
     try:
-        shipment.key, shipment.destination, shipment.order = key, destination, where.order
-        shipment.node = host.driver.transfer_number(where.plan, where.computation)
-        shipment.keep = <object><PyObject*>keep
-        shipment.core.reset(new CppShipment(where.order, shipment.node, host.number, parcel, sources))
-        host.driver.carry(shipment)
+        outgoing.key, outgoing.destination, outgoing.order = key, destination, where.order
+        outgoing.node = host.driver.transfer_number(where.plan, where.computation)
+        outgoing.keep = <object><PyObject*>keep
+        outgoing.core.reset(new CppOutgoingTransfer(where.order, outgoing.node, host.number, copy_plan, sources))
+        host.driver.send_remote(outgoing)
         return <int>Status.kOk
     except BaseException:
         return _python_failed(host, "send", where)
@@ -721,21 +721,21 @@ cdef int _start_task(void* self, uint32_t client, uint64_t task, Value value, co
         return _python_failed(host, "task", NULL)
 
 
-cdef void _note(void* self, uint32_t client, const byte* data, size_t n) noexcept:
+cdef void _command(void* self, uint32_t client, const byte* data, size_t n) noexcept:
     cdef Host host = <Host>self
     try:
-        host.driver.note(client, (<const char*>data)[:n])
+        host.driver.command(client, (<const char*>data)[:n])
     except BaseException:
-        _python_failed(host, "note", NULL)
+        _python_failed(host, "command", NULL)
 
 
-cdef int _park(void* self, uint32_t client, Value* values, size_t count, const byte* data, size_t n,
+cdef int _offload(void* self, uint32_t client, Value* values, size_t count, const byte* data, size_t n,
                cbool away) noexcept:
     cdef Host host = <Host>self
     cdef size_t i
     cdef list moved
     try:
-        moved = host.driver.park(client, [<object><PyObject*>values[i] for i in range(count)],
+        moved = host.driver.offload(client, [<object><PyObject*>values[i] for i in range(count)],
                                  (<const char*>data)[:n], away)
         if moved is None:  # the driver has told whoever asked why
             return <int>Status.kFailed
@@ -745,7 +745,7 @@ cdef int _park(void* self, uint32_t client, Value* values, size_t count, const b
             values[i] = new
         return <int>Status.kOk
     except BaseException:
-        return _python_failed(host, "park", NULL)
+        return _python_failed(host, "offload", NULL)
 
 
 cdef void _forget_plan(void* self, uint32_t plan) noexcept:

@@ -1,13 +1,13 @@
-"""Freight in `_core`: what goes to and comes from hosts on other machines, packed and unpacked without Python's lock.
+"""Network transfers: what goes to hosts on other machines, and comes from them, packed without Python's lock.
 
 The stream that carries the messages is `pathways/host/network_transfer.py`. Included by `_core.pyx`.
 """
 
 
 @cython.final
-cdef class Shipment:
+cdef class OutgoingTransfer:
     """All that this host sends to a host on another machine in one transfer; keeps what it reads."""
-    cdef unique_ptr[CppShipment] core
+    cdef unique_ptr[CppOutgoingTransfer] core
     cdef object keep
     cdef readonly uint64_t key           # the executor's, to be told by
     cdef readonly uint32_t destination
@@ -24,14 +24,14 @@ cdef class Shipment:
         return self.core.get().is_over()
 
 
-def pack(list shipments not None, uint64_t limit):
-    """The next message: a piece of each of `shipments` in turn, as far as `limit` bytes go, but some in any case."""
-    cdef vector[CppShipment*] each
+def pack(list outgoing not None, uint64_t limit):
+    """The next message: a chunk of each transfer of `outgoing` in turn. At most `limit` bytes, at least one chunk."""
+    cdef vector[CppOutgoingTransfer*] each
     cdef uint64_t total = 0
     cdef uint64_t used = 0
     cdef size_t i
-    for shipment in shipments:
-        each.push_back((<Shipment?>shipment).core.get())
+    for transfer in outgoing:
+        each.push_back((<OutgoingTransfer?>transfer).core.get())
         total += each.back().room()
     total = max(min(total, limit), each[0].least())
     cdef bytes message = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>total)
@@ -43,9 +43,9 @@ def pack(list shipments not None, uint64_t limit):
 
 
 @cython.final
-cdef class Delivery:
-    """Where one shipment lands: the blocks of a landing, as writable arrays, None where nothing may be written."""
-    cdef unique_ptr[CppDelivery] core
+cdef class IncomingTransfer:
+    """Where a transfer from another machine is written: the blocks of a receive, as writable arrays, or None."""
+    cdef unique_ptr[CppIncomingTransfer] core
     cdef list keep
 
     def __init__(self, list blocks not None):
@@ -59,35 +59,35 @@ cdef class Delivery:
                 at.push_back(<byte*><size_t>block.__array_interface__["data"][0])
                 sizes.push_back(block.nbytes)
         self.keep = blocks
-        self.core.reset(new CppDelivery(at, sizes))
+        self.core.reset(new CppIncomingTransfer(at, sizes))
 
 
 def unpack(bytes message not None, waiting not None):
-    """Writes a message's pieces where they belong: `waiting(order, node, host)` is the delivery of a shipment, or None.
+    """Writes a message's chunks where they belong. `waiting(order, node, host)` gives the `IncomingTransfer`, or None.
 
-    Returns the shipments that are all there, and those that never will be: (order, node, host, error or None). Raises
+    Returns the transfers that are complete, and those that failed: (order, node, host, error or None). Raises
     RuntimeError when the message is cut off.
     """
     cdef const byte* at = <const byte*>PyBytes_AS_STRING(message)
     cdef size_t left = len(message)
-    cdef pair[Piece, uint64_t] first
-    cdef Delivery delivery
-    told = []
+    cdef pair[Chunk, uint64_t] first
+    cdef IncomingTransfer incoming
+    finished = []
     while left != 0:
-        first = first_piece(const_byte_span(at, left))
+        first = first_chunk(const_byte_span(at, left))
         at += first.second
         left -= first.second
         order, node, host = first.first.record.order, first.first.record.node, first.first.record.host
-        delivery = waiting(order, node, host)
-        if delivery is None:
-            told.append((order, node, host, "nobody waits for it there"))
+        incoming = waiting(order, node, host)
+        if incoming is None:
+            finished.append((order, node, host, "nobody waits for it there"))
             continue
         try:
             with nogil:
-                delivery.core.get().take(first.first)
+                incoming.core.get().take(first.first)
         except RuntimeError as error:
-            told.append((order, node, host, str(error)))
+            finished.append((order, node, host, str(error)))
             continue
-        if delivery.core.get().is_over():
-            told.append((order, node, host, None))
-    return told
+        if incoming.core.get().is_over():
+            finished.append((order, node, host, None))
+    return finished

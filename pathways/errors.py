@@ -124,7 +124,7 @@ def from_text(text: str, default: type[PathwaysError]) -> PathwaysError:
 
 
 def raise_cluster_failure(text: str, was_closed: bool) -> NoReturn:
-    """Raises what befell a whole cluster."""
+    """Raises the failure reason of a whole cluster."""
     if was_closed:
         raise ClusterClosedError(text)
     raise from_text(text, HostLostError)

@@ -17,7 +17,7 @@ namespace {
 struct BoundController {
   BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
                   std::vector<uint32_t> islands, uint32_t window, std::vector<uint64_t> budgets,
-                  std::vector<std::string> places, bool sequential, py::object status_segment)
+                  std::vector<std::string> spaces, bool sequential, py::object status_segment)
       : controller_memory(std::move(controller_segment)),
         status_memory(std::move(status_segment)),
         host_memory(host_segments) {
@@ -27,7 +27,7 @@ struct BoundController {
     options.window = window;
     options.islands = std::move(islands);
     options.budgets = std::move(budgets);
-    options.places = std::move(places);
+    options.spaces = std::move(spaces);
     options.sequential = sequential;
     options.knows_plans = true;
     core = std::make_unique<Controller>(
@@ -43,7 +43,7 @@ struct BoundController {
 
 py::dict stats_dict(const ControllerStats& s) {
   return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped,
-                  "late"_a = s.late, "notes"_a = s.notes, "records_out"_a = s.records_out, "passes"_a = s.passes,
+                  "late"_a = s.late, "commands"_a = s.commands, "records_out"_a = s.records_out, "passes"_a = s.passes,
                   "clients"_a = s.clients, "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held,
                   "unread"_a = s.unread, "refused"_a = s.refused, "live_bytes"_a = s.live_bytes,
                   "high_water"_a = s.high_water);
@@ -57,24 +57,25 @@ void register_controller(py::module_& m) {
       .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t, std::vector<uint64_t>,
                     std::vector<std::string>, bool, py::object>(),
            "segment"_a, "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256,
-           "budgets"_a = std::vector<uint64_t>{}, "places"_a = std::vector<std::string>{}, "sequential"_a = false,
+           "budgets"_a = std::vector<uint64_t>{}, "spaces"_a = std::vector<std::string>{}, "sequential"_a = false,
            "status"_a = py::none(),
-           "`budgets`: bytes of memory by place, `places` their names: devices, then hosts' memory for transfers. "
+           "`budgets`: bytes of memory by memory space, `places` their names: devices, then hosts' memory for "
+           "transfers. "
            "`status`: the segment that clients read.")
       .def(
-          "add_place_set",
-          [](BoundController& c, std::vector<uint32_t> places) {
+          "add_space_set",
+          [](BoundController& c, std::vector<uint32_t> spaces) {
             const py::gil_scoped_release unlock;
-            return c.core->add_place_set(std::move(places));
+            return c.core->add_space_set(std::move(spaces));
           },
-          "places"_a, "The number of places that hold buffers together.")
+          "spaces"_a, "The number of places that hold buffers together.")
       .def(
           "set_budget",
-          [](BoundController& c, uint32_t place, uint64_t bytes) {
+          [](BoundController& c, uint32_t space, uint64_t bytes) {
             const py::gil_scoped_release unlock;
-            c.core->set_budget(place, bytes);
+            c.core->set_budget(space, bytes);
           },
-          "place"_a, "bytes"_a)
+          "space"_a, "bytes"_a)
       .def(
           "set_plan_memory",
           [](BoundController& c, uint32_t plan, uint32_t client, const std::string& name, const std::string& biggest,
@@ -82,7 +83,7 @@ void register_controller(py::module_& m) {
              const std::vector<std::tuple<uint32_t, uint32_t, uint64_t, int32_t, int32_t>>& results,
              std::vector<uint32_t> donated) {
             PlanMemory memory{client, name, biggest, {}, {}, std::move(donated)};
-            for (const auto& [place, peak, eager] : needs) memory.needs.push_back({place, peak, eager});
+            for (const auto& [space, peak, eager] : needs) memory.needs.push_back({space, peak, eager});
             for (const auto& [group, set, bytes, argument, same_as] : results) {
               memory.results.push_back({group, set, bytes, argument, same_as});
             }
@@ -161,24 +162,24 @@ void register_controller(py::module_& m) {
       .def(
           "resume", [](BoundController& c, uint32_t client) { c.core->resume(client); }, "client"_a, unlocked)
       .def(
-          "park", [](BoundController& c, uint32_t client) { c.core->park(client); }, "client"_a, unlocked,
+          "offload", [](BoundController& c, uint32_t client) { c.core->offload(client); }, "client"_a, unlocked,
           "Its buffers left the devices.")
       .def(
-          "unpark", [](BoundController& c, uint32_t client) { return c.core->unpark(client); }, "client"_a, unlocked,
+          "restore", [](BoundController& c, uint32_t client) { return c.core->restore(client); }, "client"_a, unlocked,
           "They are to come back; why they cannot, or nothing.")
       .def(
           "is_quiet", [](BoundController& c, uint32_t client) { return c.core->is_quiet(client); }, "client"_a,
           unlocked, "Whether every run that was taken from the client is over.")
       .def(
-          "note_for",
+          "command_for",
           [](BoundController& c, uint32_t client, uint16_t kind, const py::bytes& payload) {
             const std::string_view view = payload;
             const auto* data = reinterpret_cast<const std::byte*>(view.data());
             std::vector<std::byte> copy(data, data + view.size());
             const py::gil_scoped_release unlock;
-            c.core->note_for(client, static_cast<NoteKind>(kind), std::move(copy));
+            c.core->command_for(client, static_cast<CommandKind>(kind), std::move(copy));
           },
-          "client"_a, "kind"_a, "payload"_a, "A note to all hosts, as if the client had sent it.")
+          "client"_a, "kind"_a, "payload"_a, "A command to all hosts, as if the client had sent it.")
       .def("step", [](BoundController& c) { return c.core->step(); })
       .def(
           "start", [](BoundController& c) { c.core->start(); }, unlocked)

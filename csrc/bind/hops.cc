@@ -44,7 +44,7 @@ HopRecord receive(ByteRing::Consumer& inbox, Outbox& outbox, DoorbellWord& doorb
     if (monotonic_ns() > deadline) throw Error(Status::kInvalid, "the other end of the hops says nothing");
     std::chrono::nanoseconds limit = kPatience;
     if (outbox.flush()) limit = std::chrono::nanoseconds(std::max<int64_t>(outbox.due() - monotonic_ns(), 0));
-    (void)doorbell.wait(ticket, limit, SpinPolicy::linger());
+    (void)doorbell.wait(ticket, limit, SpinPolicy::yield_long());
   }
 }
 
@@ -81,7 +81,7 @@ std::vector<int64_t> ask(Segment& controller_segment, Segment& host_segment, uin
 void answer(Segment& controller_segment, Segment& host_segment, uint32_t count) {
   ControllerBlock* controller = ControllerBlock::attach(controller_segment);
   HostBlock* host = HostBlock::attach(host_segment);
-  Outbox outbox(host->ring_to_controller(), &controller->doorbell, &controller->news, 0);
+  Outbox outbox(host->ring_to_controller(), &controller->doorbell, &controller->ready_bitmap, 0);
   auto inbox = host->ring_from_controller()->claim_consumer();
   for (uint32_t i = 0; i < count; ++i) {
     int64_t at;
@@ -97,8 +97,8 @@ void answer(Segment& controller_segment, Segment& host_segment, uint32_t count) 
 void register_hops(py::module_& m) {
   m.def("ask_hops", &ask, "controller"_a, "host"_a, "count"_a, "sleep_us"_a, "work_us"_a,
         py::call_guard<py::gil_scoped_release>(),
-        "Nanoseconds of `count` hops to the process that calls `answer_hops` on the same segments.");
-  m.def("answer_hops", &answer, "controller"_a, "host"_a, "count"_a, py::call_guard<py::gil_scoped_release>(),
+        "Nanoseconds of `count` hops to the process that calls `echo_hops` on the same segments.");
+  m.def("echo_hops", &answer, "controller"_a, "host"_a, "count"_a, py::call_guard<py::gil_scoped_release>(),
         "The other end of `ask_hops`.");
 }
 

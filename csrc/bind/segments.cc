@@ -36,7 +36,7 @@ void register_segments(py::module_& m) {
 
   m.def(
       "controller_segment", [](bool shared) { return ControllerBlock::make(shared); }, "shared"_a = true,
-      "What controller and hosts share: the controller's doorbell, and which hosts have news.");
+      "What controller and hosts share: the controller's doorbell, and which hosts have records.");
   m.def(
       "status_segment", [](bool shared) { return StatusBlock::make(shared); }, "shared"_a = true,
       "The cluster's status and the text of its failure: whoever attaches it can only read.");

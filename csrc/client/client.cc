@@ -50,7 +50,7 @@ bool Client::open_wanted(const ProgramRef& program, const uint64_t* results, std
 }
 
 Status Client::submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
-                      std::span<uint64_t> wanted, int64_t deadline_ns, const Words* too_late) {
+                      std::span<uint64_t> wanted, int64_t deadline_ns, const ErrorText* too_late) {
   if (in_flight() >= window()) return Status::kFull;
   const auto result_count = static_cast<uint32_t>(program.result_parts.size());
   const size_t handles = arguments.size() + result_count;
@@ -115,29 +115,30 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
 
 Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(parts, out); }
 
-/// The loan's stamp; 0: nothing that can be reclaimed.
-uint64_t Client::lend(const Loan& loan) {
-  for (uint32_t i = 0; i < loan.others; ++i) arena_->retain(loan.offset);
-  if (loan.borrowers == 0) return 0;
-  arena_->lend(loan.offset, loan.borrowers, ++lends_);
-  return lends_;
+/// The lease's stamp; 0: nothing that can be reclaimed.
+uint64_t Client::lease_out(const Lease& lease) {
+  for (uint32_t i = 0; i < lease.others; ++i) arena_->retain(lease.offset);
+  if (lease.borrowers == 0) return 0;
+  arena_->lease_out(lease.offset, lease.borrowers, ++last_lease_);
+  return last_lease_;
 }
 
-Status Client::note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
-                    uint32_t place_set, uint64_t place_bytes, const Loan& loan) {
+Status Client::command(CommandKind kind, uint32_t group, Handle handle, Handle token,
+                       std::span<const std::byte> payload, uint32_t space_set, uint64_t space_bytes,
+                       const Lease& lease) {
   const auto bytes = static_cast<uint32_t>(payload.size());
-  if (sizeof(NoteRecord) + padded(bytes) > outgoing_.max_record()) return Status::kInvalid;
-  const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(sizeof(NoteRecord)) + padded(bytes));
+  if (sizeof(CommandRecord) + padded(bytes) > outgoing_.max_record()) return Status::kInvalid;
+  const std::span<std::byte> room = outgoing_.try_reserve(static_cast<uint32_t>(sizeof(CommandRecord)) + padded(bytes));
   if (room.empty()) return Status::kFull;
-  const NoteRecord record{{RecordKind::kNote, static_cast<uint16_t>(kind), options_.id},
-                          handle.raw,
-                          token.raw,
-                          group,
-                          bytes,
-                          place_bytes,
-                          place_set,
-                          0,
-                          lend(loan)};
+  const CommandRecord record{{RecordKind::kCommand, static_cast<uint16_t>(kind), options_.id},
+                             handle.raw,
+                             token.raw,
+                             group,
+                             bytes,
+                             space_bytes,
+                             space_set,
+                             0,
+                             lease_out(lease)};
   std::memcpy(room.data(), &record, sizeof record);
   if (bytes != 0) std::memcpy(room.data() + sizeof record, payload.data(), bytes);
   publish();
@@ -166,11 +167,11 @@ void Client::forget(Handle handle) {
 void Client::send_releases(uint32_t group, Releases& releases) {
   if (releases.handles.empty()) return;
   // In pieces that fit the ring; what finds no room now stays for the next call.
-  const size_t most = (outgoing_.max_record() - sizeof(NoteRecord)) / sizeof(uint64_t);
+  const size_t most = (outgoing_.max_record() - sizeof(CommandRecord)) / sizeof(uint64_t);
   while (!releases.handles.empty()) {
     const size_t count = std::min(most, releases.handles.size());
     const std::span<const uint64_t> piece{releases.handles.data() + releases.handles.size() - count, count};
-    if (note(NoteKind::kRelease, group, Handle{}, Handle{}, std::as_bytes(piece)) != Status::kOk) return;
+    if (command(CommandKind::kRelease, group, Handle{}, Handle{}, std::as_bytes(piece)) != Status::kOk) return;
     for (uint64_t raw : piece) (void)table_->release(Handle{raw});
     releases.handles.resize(releases.handles.size() - count);
   }
@@ -221,7 +222,7 @@ void Client::take_inbox() {
       if (bytes.size() < sizeof(ReclaimRecord)) throw Error(Status::kInvalid, "the controller sent a short record");
       const auto record = read_record<ReclaimRecord>(bytes);
       if (record.host >= Arena::kBorrowers || arena_ == nullptr) {
-        throw Error(Status::kInvalid, "the controller sent a loan of host " + std::to_string(record.host));
+        throw Error(Status::kInvalid, "the controller sent a lease of host " + std::to_string(record.host));
       }
       arena_->reclaim(record.host, record.stamp);
     } else {
@@ -243,9 +244,9 @@ void Client::take_failure(std::span<const std::byte> bytes) {
     if (words != too_late_.end()) why = *words->second;
   }
   if (!handle.valid()) {
-    put_out_text_ = std::move(why);
-    // SYNC client/put_out: pairs with cluster_status().
-    put_out_.store(1, std::memory_order_release);
+    evicted_text_ = std::move(why);
+    // SYNC client/evict: pairs with cluster_status().
+    evicted_.store(1, std::memory_order_release);
   } else if (table_->poll(handle) != FutureState::kFree) {
     // A result may be known to be ready and fail afterwards only if its parts differ; the first word stands.
     errors_.emplace(record.handle, std::move(why));
@@ -257,9 +258,9 @@ FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPo
   DoorbellWord& bell = table_->doorbell();
   const uint32_t ticket = bell.ticket();
   if (!table_->mark_waited(handle)) return table_->poll(handle);
-  // SYNC client/told: pairs with Controller::flush(), which rings after it; what is told later wakes this ticket.
-  const bool has_news = block_->told.load(std::memory_order_acquire) != taken_.load(std::memory_order_relaxed);
-  if (has_news || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
+  // SYNC client/delivered: pairs with Controller::flush(), which rings after it; what is told later wakes this ticket.
+  const bool has_messages = block_->delivered.load(std::memory_order_acquire) != taken_.load(std::memory_order_relaxed);
+  if (has_messages || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
   const int64_t deadline = next_deadline_.load(std::memory_order_relaxed);
   if (deadline != INT64_MAX) {
     timeout = std::min(timeout, std::chrono::nanoseconds(std::max<int64_t>(0, deadline - monotonic_ns())));
@@ -274,7 +275,7 @@ void Client::wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin) {
   const uint32_t window = this->window();
   if (in_flight() < window) {
     // Credits are there: ring space or futures are short, and nobody rings for those.
-    (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::park());
+    (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::yield_briefly());
     return;
   }
   const uint64_t kept = window - std::max(window / 4, 1u);

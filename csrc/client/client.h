@@ -3,8 +3,8 @@
 /// COST-1: a call costs the same whatever the number of shards and hosts: one future per logical result, one record.
 /// ASY-1: nothing here waits for a value. `submit` refuses with kFull when credits, futures or ring space are used up;
 /// the caller then waits with `wait_room` (or, embedded, runs what is ready) and tries again.
-/// FUT-3: a handle goes back to the table only after the note that releases it is in the ring, so no host can see a new
-/// use of an index before the end of the old one.
+/// FUT-3: a handle goes back to the table only after the command that releases it is in the ring, so no host can see a
+/// new use of an index before the end of the old one.
 ///
 /// OWN-1: a client whose records the controller cannot read is put out: everything it owns is freed, and from then on
 /// `cluster_status` says kFailed and `cluster_failure` why. Others see nothing.
@@ -12,8 +12,8 @@
 /// DEAD-1: the controller sees to deadlines, but it may not have read a run yet (FLOW-1, or the client is suspended);
 /// so the client looks at its own as well, whenever it looks at what it was told.
 ///
-/// Threading: `submit`, `release`, `note`, `flush`, `cancel`, `poll_inbox` and the failures' texts by one thread at a
-/// time (Python's lock sees to it); `wait*`, `in_flight` and `cluster_status` by any thread, they call back into
+/// Threading: `submit`, `release`, `command`, `flush`, `cancel`, `poll_inbox` and the failures' texts by one thread at
+/// a time (Python's lock sees to it); `wait*`, `in_flight` and `cluster_status` by any thread, they call back into
 /// nothing.
 #pragma once
 
@@ -33,8 +33,8 @@
 namespace pathways {
 
 /// What is said of a run whose deadline has passed; shared by all runs of one program with one deadline.
-using Words = std::shared_ptr<const std::string>;
-inline Words make_words(std::string text) { return std::make_shared<const std::string>(std::move(text)); }
+using ErrorText = std::shared_ptr<const std::string>;
+inline ErrorText make_error_text(std::string text) { return std::make_shared<const std::string>(std::move(text)); }
 
 /// What `submit` needs to know of a program.
 struct ProgramRef {
@@ -44,8 +44,8 @@ struct ProgramRef {
   std::vector<uint64_t> result_bytes{};  ///< per result: its size; only for results that are wanted
 };
 
-/// A block of the client's memory that a note lends to the hosts that it goes to, a reference for each.
-struct Loan {
+/// A block of the client's memory that a command lends to the hosts that it goes to, a reference for each.
+struct Lease {
   uint64_t offset = 0;
   uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, a bit each: what they hold comes back even if they die
   uint32_t others = 0;     ///< how many hosts more
@@ -71,7 +71,7 @@ class Client {
   /// (DEAD-1). kFull: nothing happened, try again later; kClosed: the cluster is gone; kInvalid: too long for the ring,
   /// ever.
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
-                std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const Words* too_late = nullptr);
+                std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const ErrorText* too_late = nullptr);
   uint64_t last_tag() const { return submitted(); }
   /// From now on so many runs may be in flight, at least 1. Any thread.
   void set_window(uint32_t window) { window_.store(window, std::memory_order_relaxed); }
@@ -82,9 +82,10 @@ class Client {
 
   /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
   Status allocate(uint32_t parts, Handle* out);
-  /// `place_set`, `place_bytes`: of a put, the memory that its buffer takes (see NoteRecord). `loan`: what it lends.
-  Status note(NoteKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
-              uint32_t place_set = kNoPlaceSet, uint64_t place_bytes = 0, const Loan& loan = {});
+  /// `space_set`, `space_bytes`: of a put, the memory that its buffer takes (see CommandRecord). `lease`: what it
+  /// lends.
+  Status command(CommandKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
+                 uint32_t space_set = kNoSpaceSet, uint64_t space_bytes = 0, const Lease& lease = {});
   /// The client will not name this handle again. Sent in batches; `bytes` (of the buffer) hurries big ones.
   void release(Handle handle, uint32_t group, uint64_t bytes);
   /// Gives a handle back that no host has heard of.
@@ -102,11 +103,11 @@ class Client {
   void wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin);
 
   ClusterStatus cluster_status() const {
-    // SYNC client/put_out: pairs with poll_inbox(); the text is written.
-    return put_out_.load(std::memory_order_acquire) != 0 ? ClusterStatus::kFailed : status_->cluster_status();
+    // SYNC client/evict: pairs with poll_inbox(); the text is written.
+    return evicted_.load(std::memory_order_acquire) != 0 ? ClusterStatus::kFailed : status_->cluster_status();
   }
   std::string cluster_failure() const {
-    return put_out_.load(std::memory_order_acquire) != 0 ? put_out_text_ : status_->failure();
+    return evicted_.load(std::memory_order_acquire) != 0 ? evicted_text_ : status_->failure();
   }
   /// READ-1: the value, of `bytes` bytes, of a wanted result that is ready; until its handle is released.
   const std::byte* read(Handle handle, size_t bytes) const { return read_back_->slot(handle, bytes); }
@@ -131,7 +132,7 @@ class Client {
   };
   void send_releases(uint32_t group, Releases& releases);
   bool open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted);
-  uint64_t lend(const Loan& loan);
+  uint64_t lease_out(const Lease& lease);
   void take_inbox();
   void take_failure(std::span<const std::byte> record);
   void watch_deadline(Handle handle, int64_t at_ns);
@@ -153,14 +154,14 @@ class Client {
   Atomic<uint64_t> submitted_{0};  ///< written by the submitting thread
   Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::told
   std::vector<std::byte> record_;  ///< scratch of poll_inbox()
-  Atomic<uint32_t> put_out_{0};    ///< the controller has put this client out
-  std::string put_out_text_;       ///< written before put_out_
-  uint64_t lends_ = 0;             ///< stamps given, in the order of the records
+  Atomic<uint32_t> evicted_{0};    ///< the controller has put this client out
+  std::string evicted_text_;       ///< written before evicted_
+  uint64_t last_lease_ = 0;        ///< stamps given, in the order of the records
   std::unordered_map<uint32_t, Releases> releases_;  ///< by group; none is ever taken out
   Releases* recent_ = nullptr;                       ///< of the last release
   uint32_t recent_group_ = 0;
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
-  std::unordered_map<uint64_t, Words> too_late_;      ///< by handle, of runs with deadlines
+  std::unordered_map<uint64_t, ErrorText> too_late_;  ///< by handle, of runs with deadlines
   struct Timed {
     int64_t at_ns;
     uint64_t handle;

@@ -13,20 +13,20 @@ namespace pathways {
 namespace {
 
 constexpr size_t kHoldersNamed = 3;
-constexpr size_t kMostReleases = 64;   // in one note
+constexpr size_t kMostReleases = 64;   // in one command
 constexpr uint32_t kMostPatience = 6;  // between two turns of a held record: 2^6 graces
 
 bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }
 
-bool is_note(std::span<const std::byte> bytes, NoteKind kind) {
+bool is_command(std::span<const std::byte> bytes, CommandKind kind) {
   const auto header = read_record<RecordHeader>(bytes);
-  return header.kind == RecordKind::kNote && static_cast<NoteKind>(header.detail) == kind;
+  return header.kind == RecordKind::kCommand && static_cast<CommandKind>(header.detail) == kind;
 }
 
-/// A note whose `handle` is a buffer that it makes.
+/// A command whose `handle` is a buffer that it makes.
 bool makes_buffer(std::span<const std::byte> bytes) {
-  return is_note(bytes, NoteKind::kPut) ||
-         (is_note(bytes, NoteKind::kTask) && read_record<NoteRecord>(bytes).token == 0);
+  return is_command(bytes, CommandKind::kPut) ||
+         (is_command(bytes, CommandKind::kTask) && read_record<CommandRecord>(bytes).token == 0);
 }
 
 uint64_t word(std::span<const std::byte> bytes, size_t offset) {
@@ -43,14 +43,14 @@ uint64_t result_of(std::span<const std::byte> run, uint32_t index) {
   return argument_of(run, read_record<RunRecord>(run).arguments + index);
 }
 
-std::vector<std::byte> release_note(uint32_t client, GroupId group, std::span<const uint64_t> handles) {
-  NoteRecord note{};
-  note.header = {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), client};
-  note.group = group;
-  note.bytes = static_cast<uint32_t>(handles.size_bytes());
-  std::vector<std::byte> bytes(sizeof note + note.bytes);
-  std::memcpy(bytes.data(), &note, sizeof note);
-  if (!handles.empty()) std::memcpy(bytes.data() + sizeof note, handles.data(), note.bytes);
+std::vector<std::byte> release_command(uint32_t client, GroupId group, std::span<const uint64_t> handles) {
+  CommandRecord command{};
+  command.header = {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kRelease), client};
+  command.group = group;
+  command.bytes = static_cast<uint32_t>(handles.size_bytes());
+  std::vector<std::byte> bytes(sizeof command + command.bytes);
+  std::memcpy(bytes.data(), &command, sizeof command);
+  if (!handles.empty()) std::memcpy(bytes.data() + sizeof command, handles.data(), command.bytes);
   return bytes;
 }
 
@@ -66,29 +66,29 @@ std::string in_bytes(uint64_t count) {
 
 }  // namespace
 
-PlaceSetId Controller::add_place_set(std::vector<PlaceId> places) {
-  PlaceSetId set = 0;
-  run_mail([&] { set = admission_.add_set(std::move(places)); });
+SpaceSetId Controller::add_space_set(std::vector<SpaceId> spaces) {
+  SpaceSetId set = 0;
+  run_mail([&] { set = admission_.add_set(std::move(spaces)); });
   return set;
 }
 
-void Controller::set_budget(PlaceId place, uint64_t bytes) {
+void Controller::set_budget(SpaceId space, uint64_t bytes) {
   run_mail([&] {
-    if (place >= admission_.place_count()) throw Error(Status::kInvalid, "no place " + std::to_string(place));
-    admission_.set_budget(place, bytes);
+    if (space >= admission_.space_count()) throw Error(Status::kInvalid, "no memory space " + std::to_string(space));
+    admission_.set_budget(space, bytes);
   });
 }
 
 void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
   auto shared = std::make_shared<const PlanMemory>(std::move(memory));
   run_mail([&] {
-    for (const PlaceNeed& need : shared->needs) {
-      if (need.place >= admission_.place_count())
-        throw Error(Status::kInvalid, "a plan needs a place that is not there");
+    for (const SpaceNeed& need : shared->needs) {
+      if (need.space >= admission_.space_count())
+        throw Error(Status::kInvalid, "a plan needs a memory space that is not there");
     }
     for (const PlanMemory::Result& result : shared->results) {
-      if (result.set != kNoPlaceSet && !admission_.has_set(result.set)) {
-        throw Error(Status::kInvalid, "a result lies on a set of places that nobody made");
+      if (result.set != kNoSpaceSet && !admission_.has_set(result.set)) {
+        throw Error(Status::kInvalid, "a result lies on a space set that nobody made");
       }
     }
     if (plan >= plan_memory_.size()) plan_memory_.resize(plan + 1);
@@ -97,16 +97,16 @@ void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
 }
 
 /// Admits a record and puts it into the order. False: it does not fit now, and `verdict` says how.
-bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict* verdict, PlaceId* worst) {
+bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict* verdict, SpaceId* worst) {
   *verdict = Verdict::kFits;
   if (is_run(bytes)) {
     const auto record = read_record<RunRecord>(bytes);
     const PlanMemory* memory = memory_of(record.plan);
     if (memory != nullptr) *verdict = admission_.check(memory->needs, worst);
   } else if (makes_buffer(bytes)) {
-    const auto record = read_record<NoteRecord>(bytes);
-    if (record.place_set != kNoPlaceSet) {
-      *verdict = admission_.check_block(record.place_set, record.place_bytes, worst);
+    const auto record = read_record<CommandRecord>(bytes);
+    if (record.space_set != kNoSpaceSet) {
+      *verdict = admission_.check_block(record.space_set, record.space_bytes, worst);
     }
   }
   if (*verdict != Verdict::kFits) return false;
@@ -117,44 +117,44 @@ bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict
 /// Gives an admitted record its place in the order, and keeps the ledger and the directory.
 void Controller::order(Client& client, std::span<const std::byte> bytes) {
   if (!is_run(bytes)) {
-    note_handles(client, bytes);
-    submit_record(client, bytes, read_record<NoteRecord>(bytes).group, EntryKind::kNote, 0);
+    command_handles(client, bytes);
+    submit_record(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
     return;
   }
   const auto record = read_record<RunRecord>(bytes);
   const PlanMemory* memory = memory_of(record.plan);
   ++client.in_flight;
   if (memory == nullptr || memory->results.size() != record.results) {
-    note_handles(client, bytes);
+    command_handles(client, bytes);
     watch_deadline(client, bytes, submit_record(client, bytes, record.group, EntryKind::kRun, record.tag));
     return;
   }
   const uint64_t number = admission_.enter(memory->needs);
-  blocks_.assign(record.results, Directory::kNoBlock);
+  blocks_.assign(record.results, HandleTable::kNoBlock);
   for (uint32_t i = 0; i < record.results; ++i) {
     const PlanMemory::Result& result = memory->results[i];
     BlockId& block = blocks_[i];
     if (result.same_as >= 0 && static_cast<uint32_t>(result.same_as) < i) {
       block = blocks_[static_cast<uint32_t>(result.same_as)];
-      if (block != Directory::kNoBlock) admission_.share(block);
+      if (block != HandleTable::kNoBlock) admission_.share(block);
     } else if (result.argument >= 0 && static_cast<uint32_t>(result.argument) < record.arguments) {
-      const auto* entry = client.directory.find(Handle{argument_of(bytes, static_cast<uint32_t>(result.argument))});
-      if (entry != nullptr && entry->block != Directory::kNoBlock) {
+      const auto* entry = client.handles.find(Handle{argument_of(bytes, static_cast<uint32_t>(result.argument))});
+      if (entry != nullptr && entry->block != HandleTable::kNoBlock) {
         block = entry->block;
         admission_.share(block);
       }
-    } else if (result.set != kNoPlaceSet) {
+    } else if (result.set != kNoSpaceSet) {
       block = admission_.add_block(client.id, record.plan, result.set, result.bytes, false);
     }
     if (auto* entry = announce(client, Handle{result_of(bytes, i)}, result.group)) {
       entry->block = block;
-    } else if (block != Directory::kNoBlock) {
+    } else if (block != HandleTable::kNoBlock) {
       admission_.release(block);
     }
   }
   for (const uint32_t position : memory->donated) {  // the run takes them over
     if (position >= record.arguments) continue;
-    if (auto* entry = client.directory.find(Handle{argument_of(bytes, position)})) give_back(*entry);
+    if (auto* entry = client.handles.find(Handle{argument_of(bytes, position)})) release_bytes(*entry);
   }
   const EntryId id = submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
   if (id >= admitted_.size()) admitted_.resize(id + 1);
@@ -163,7 +163,7 @@ void Controller::order(Client& client, std::span<const std::byte> bytes) {
 }
 
 /// Keeps the directory: which handles a sound record makes, and which it ends.
-void Controller::note_handles(Client& client, std::span<const std::byte> bytes) {
+void Controller::command_handles(Client& client, std::span<const std::byte> bytes) {
   if (is_run(bytes)) {
     const auto record = read_record<RunRecord>(bytes);
     for (uint32_t i = 0; i < record.results; ++i) {
@@ -171,38 +171,38 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
     }
     return;
   }
-  const auto record = read_record<NoteRecord>(bytes);
-  switch (static_cast<NoteKind>(record.header.detail)) {
-    case NoteKind::kPut:
-    case NoteKind::kTask:
+  const auto record = read_record<CommandRecord>(bytes);
+  switch (static_cast<CommandKind>(record.header.detail)) {
+    case CommandKind::kPut:
+    case CommandKind::kTask:
       if (!makes_buffer(bytes)) {
         (void)announce(client, Handle{record.token}, record.group);
         return;
       }
       if (auto* entry = announce(client, Handle{record.handle}, record.group);
-          entry != nullptr && record.place_set != kNoPlaceSet) {
-        entry->block = admission_.add_block(client.id, Admission::kPut, record.place_set, record.place_bytes, true);
+          entry != nullptr && record.space_set != kNoSpaceSet) {
+        entry->block = admission_.add_block(client.id, Admission::kPut, record.space_set, record.space_bytes, true);
       }
       return;
-    case NoteKind::kFetch:
+    case CommandKind::kFetch:
       (void)announce(client, Handle{record.token}, record.group);
       return;
-    case NoteKind::kRelease:
+    case CommandKind::kRelease:
       for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
-        if (auto* entry = client.directory.find(Handle{word(bytes, sizeof record + at)})) {
-          give_back(*entry);
-          client.directory.forget(*entry);
+        if (auto* entry = client.handles.find(Handle{word(bytes, sizeof record + at)})) {
+          release_bytes(*entry);
+          client.handles.forget(*entry);
         }
       }
       return;
-    case NoteKind::kBackend:
+    case CommandKind::kBackend:
       if (const uint64_t plan = record.token; plan != 0 && plan < plan_memory_.size() &&
                                               plan_memory_[plan] != nullptr &&
                                               plan_memory_[plan]->client == client.id) {
         plan_memory_[plan].reset();
       }
       return;
-    case NoteKind::kRename:
+    case CommandKind::kRename:
       for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
         rename(client, Handle{word(bytes, sizeof record + at)},
                Handle{word(bytes, sizeof record + at + sizeof(Handle))});
@@ -213,21 +213,22 @@ void Controller::note_handles(Client& client, std::span<const std::byte> bytes) 
   }
 }
 
-/// A handle that a record makes. A client that names a place again without having released it gives that back (MEM-1).
-Directory::Entry* Controller::announce(Client& client, Handle handle, GroupId group) {
-  if (auto* old = client.directory.occupant(handle)) give_back(*old);
-  return client.directory.announce(handle, group);
+/// A handle that a record makes. A client that names a memory space again without having released it gives that back
+/// (MEM-1).
+HandleTable::Entry* Controller::announce(Client& client, Handle handle, GroupId group) {
+  if (auto* old = client.handles.occupant(handle)) release_bytes(*old);
+  return client.handles.announce(handle, group);
 }
 
 /// MOVE-1: the name means the fresh buffer, and what it meant before gives its memory back.
 void Controller::rename(Client& client, Handle name, Handle fresh) {
-  Directory::Entry* came = client.directory.find(fresh);
+  HandleTable::Entry* came = client.handles.find(fresh);
   if (came == nullptr) return;
-  const Directory::Entry moved = *came;
-  client.directory.forget(*came);
+  const HandleTable::Entry moved = *came;
+  client.handles.forget(*came);
   if (auto* entry = announce(client, name, moved.group)) {
     entry->block = moved.block;
-  } else if (moved.block != Directory::kNoBlock) {
+  } else if (moved.block != HandleTable::kNoBlock) {
     admission_.release(moved.block);
   }
 }
@@ -242,18 +243,18 @@ void Controller::release_donated(EntryId id) {
   for (const uint32_t position : admitted_[id].memory->donated) {
     if (position < record.arguments) handles.push_back(argument_of(run, position));
   }
-  instead_[id].push_back(release_note(sequencer_.entry(id).client, record.group, handles));
+  instead_[id].push_back(release_command(sequencer_.entry(id).client, record.group, handles));
 }
 
-void Controller::give_back(Directory::Entry& entry) {
-  if (entry.block != Directory::kNoBlock) admission_.release(entry.block);
-  entry.block = Directory::kNoBlock;
+void Controller::release_bytes(HandleTable::Entry& entry) {
+  if (entry.block != HandleTable::kNoBlock) admission_.release(entry.block);
+  entry.block = HandleTable::kNoBlock;
 }
 
 // ------------------------------------------------------------------------------------------------------------ held
 
 void Controller::hold(Client& client, std::span<const std::byte> bytes) {
-  if (is_note(bytes, NoteKind::kRelease)) {
+  if (is_command(bytes, CommandKind::kRelease)) {
     release_ahead(client, bytes);
     return;
   }
@@ -281,19 +282,19 @@ void Controller::count_held(Client& client, std::span<const std::byte> bytes, bo
   if (is_run(bytes)) {
     const auto record = read_record<RunRecord>(bytes);
     for (uint32_t i = 0; i < record.arguments + record.results; ++i) count(argument_of(bytes, i));
-  } else if (is_note(bytes, NoteKind::kRename)) {
-    const auto record = read_record<NoteRecord>(bytes);
+  } else if (is_command(bytes, CommandKind::kRename)) {
+    const auto record = read_record<CommandRecord>(bytes);
     for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle))
       count(word(bytes, sizeof record + at));
   } else {
-    count(read_record<NoteRecord>(bytes).handle);
+    count(read_record<CommandRecord>(bytes).handle);
   }
 }
 
 /// A release that comes behind held records takes effect behind the last of them that names the buffer, not behind all:
 /// the others may wait for that very memory.
 void Controller::release_ahead(Client& client, std::span<const std::byte> bytes) {
-  const auto record = read_record<NoteRecord>(bytes);
+  const auto record = read_record<CommandRecord>(bytes);
   for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
     const uint64_t handle = word(bytes, sizeof record + at);
     if (client.held_handles.contains(handle)) {
@@ -315,7 +316,7 @@ void Controller::order_releases(Client& client) {
     for (; i < let_go.size() && let_go[i].first == group && handles.size() < kMostReleases; ++i) {
       handles.push_back(let_go[i].second);
     }
-    order(client, release_note(client.id, group, handles));
+    order(client, release_command(client.id, group, handles));
   }
 }
 
@@ -365,7 +366,7 @@ bool Controller::retry_held(Client& client) {
     client.held.pop_front();
     client.holding.remove(1, bytes.size());
     Verdict verdict;
-    PlaceId worst = 0;
+    SpaceId worst = 0;
     bool is_over = false;
     if (admit(client, bytes, &verdict, &worst)) {
       count_held(client, bytes, false);
@@ -375,7 +376,7 @@ bool Controller::retry_held(Client& client) {
     }
     if (verdict == Verdict::kBusy) {
       client.held_since = 0;
-      claim_places(bytes);
+      claim_spaces(bytes);
     } else if (verdict == Verdict::kHeld) {
       is_over = !may_wait_for_blocks(client, bytes, worst);
     }
@@ -394,11 +395,11 @@ bool Controller::retry_held(Client& client) {
   return true;
 }
 
-void Controller::claim_places(std::span<const std::byte> bytes) {
+void Controller::claim_spaces(std::span<const std::byte> bytes) {
   if (is_run(bytes)) {
     admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
   } else {
-    admission_.claim_set(read_record<NoteRecord>(bytes).place_set);
+    admission_.claim_set(read_record<CommandRecord>(bytes).space_set);
   }
 }
 
@@ -407,7 +408,7 @@ void Controller::claim_places(std::span<const std::byte> bytes) {
 /// others need only for their runs under way comes back. Between two turns the others run freely, each time for longer,
 /// so that one whose turns are in vain costs them little. False: for a grace, and not in a turn, nobody ran who holds
 /// any of it (MEM-3).
-bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> bytes, PlaceId worst) {
+bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> bytes, SpaceId worst) {
   const int64_t now = monotonic_ns(), grace = options_.grace.count();
   if (client.held_since == 0) {
     client.held_since = client.turn_since = now;
@@ -422,7 +423,7 @@ bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> 
   if (client.is_its_turn) {
     client.held_since = now;
     if (now - client.turn_since < grace) {
-      claim_places(bytes);
+      claim_spaces(bytes);
       return true;
     }
     client.is_its_turn = false;
@@ -434,14 +435,14 @@ bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> 
     client.is_its_turn = true;
     client.turn_since = client.held_since = now;
     ++client.turns;
-    claim_places(bytes);
+    claim_spaces(bytes);
   }
   return true;
 }
 
-/// Whether another client that has runs in flight holds something on a place: it may let go of it.
-bool Controller::is_held_by_busy(const Client& client, PlaceId place) const {
-  const auto holders = admission_.holders(place, SIZE_MAX);
+/// Whether another client that has runs in flight holds something on a memory space: it may let go of it.
+bool Controller::is_held_by_busy(const Client& client, SpaceId space) const {
+  const auto holders = admission_.holders(space, SIZE_MAX);
   return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
     if (holder.client == client.id) return false;
     const Client* other = client_of(holder.client);
@@ -460,7 +461,7 @@ bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text
   admission_version_ = UINT64_MAX;  // nothing may be held any more
   ++stats_.dropped;
   ++client.retired;
-  client.has_news = true;
+  client.has_unsent = true;
   tell_results(client, at->record, text, detail);
   return true;
 }
@@ -468,37 +469,38 @@ bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text
 // --------------------------------------------------------------------------------------------------------- refused
 
 /// MEM-3: the record's results fail; nothing else is disturbed.
-void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdict verdict, PlaceId worst) {
+void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdict verdict, SpaceId worst) {
   ++stats_.refused;
   if (is_run(bytes)) {
     const auto record = read_record<RunRecord>(bytes);
     const PlanMemory& memory = *plan_memory_[record.plan];
     uint64_t wanted = 0;
-    for (const PlaceNeed& need : memory.needs) {
-      if (need.place == worst) wanted = need.peak + need.eager;
+    for (const SpaceNeed& need : memory.needs) {
+      if (need.space == worst) wanted = need.peak + need.eager;
     }
     ++client.retired;
-    client.has_news = true;
+    client.has_unsent = true;
     fail_results(client, bytes,
                  refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, verdict, worst));
     return;
   }
-  auto record = read_record<NoteRecord>(bytes);
-  const std::string text = refusal(client, "a buffer put", {}, record.place_bytes, verdict, worst);
-  if (static_cast<NoteKind>(record.header.detail) == NoteKind::kPut) {
+  auto record = read_record<CommandRecord>(bytes);
+  const std::string text = refusal(client, "a buffer put", {}, record.space_bytes, verdict, worst);
+  if (static_cast<CommandKind>(record.header.detail) == CommandKind::kPut) {
     record.is_refused = 1;
-    std::vector<std::byte> note(bytes.begin(), bytes.end());
-    std::memcpy(note.data(), &record, sizeof record);
-    submit_record(client, note, record.group, EntryKind::kNote, 0);
+    std::vector<std::byte> command(bytes.begin(), bytes.end());
+    std::memcpy(command.data(), &record, sizeof record);
+    submit_record(client, command, record.group, EntryKind::kCommand, 0);
   }
   fail_results(client, bytes, text);
 }
 
 std::string Controller::refusal(const Client& client, const std::string& what, const std::string& biggest,
-                                uint64_t wanted, Verdict verdict, PlaceId worst) const {
-  const std::string place = worst < options_.places.size() ? options_.places[worst] : "place " + std::to_string(worst);
+                                uint64_t wanted, Verdict verdict, SpaceId worst) const {
+  const std::string space =
+      worst < options_.spaces.size() ? options_.spaces[worst] : "memory space " + std::to_string(worst);
   std::string text = "ResourceExhaustedError: " + what + " needs " + in_bytes(wanted) + " (" + std::to_string(wanted) +
-                     " bytes) on " + place + ", whose budget is " + in_bytes(admission_.budget(worst)) + " (" +
+                     " bytes) on " + space + ", whose budget is " + in_bytes(admission_.budget(worst)) + " (" +
                      std::to_string(admission_.budget(worst)) + " bytes)";
   if (!biggest.empty()) text += "; its biggest buffers: " + biggest;
   if (verdict == Verdict::kNever) return text + ". It can never fit: make it smaller, or the budget bigger";
@@ -516,19 +518,20 @@ std::string Controller::refusal(const Client& client, const std::string& what, c
   return text + " Delete arrays, or donate arguments, to make room";
 }
 
-std::vector<std::byte> Controller::failure_note(uint32_t client, Handle handle, GroupId group, std::string_view text) {
+std::vector<std::byte> Controller::failure_command(uint32_t client, Handle handle, GroupId group,
+                                                   std::string_view text) {
   const auto count = static_cast<uint32_t>(std::min<size_t>(text.size(), 1024));
-  const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kFail), client},
-                        handle.raw,
-                        0,
-                        group,
-                        count,
-                        0,
-                        kNoPlaceSet,
-                        0};
-  std::vector<std::byte> out(sizeof note + padded(count));
-  std::memcpy(out.data(), &note, sizeof note);
-  std::memcpy(out.data() + sizeof note, text.data(), count);
+  const CommandRecord command{{RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kFail), client},
+                              handle.raw,
+                              0,
+                              group,
+                              count,
+                              0,
+                              kNoSpaceSet,
+                              0};
+  std::vector<std::byte> out(sizeof command + padded(count));
+  std::memcpy(out.data(), &command, sizeof command);
+  std::memcpy(out.data() + sizeof command, text.data(), count);
   return out;
 }
 
@@ -542,7 +545,7 @@ void Controller::fail_results(Client& client, std::span<const std::byte> bytes, 
 void Controller::tell_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
                               uint16_t detail) {
   if (!is_run(bytes)) {
-    tell(client, Handle{read_record<NoteRecord>(bytes).handle}, text, detail);
+    tell(client, Handle{read_record<CommandRecord>(bytes).handle}, text, detail);
     return;
   }
   const uint32_t results = read_record<RunRecord>(bytes).results;
@@ -552,26 +555,27 @@ void Controller::tell_results(Client& client, std::span<const std::byte> bytes, 
 /// The hosts that would hold them hear it too, so that what depends on them fails by the same words (ERR-1).
 void Controller::fail_on_hosts(Client& client, std::span<const std::byte> bytes, std::string_view text) {
   const PlanMemory* memory = is_run(bytes) ? memory_of(read_record<RunRecord>(bytes).plan) : nullptr;
-  for (const std::vector<std::byte>& note : failure_notes(client.id, bytes, memory, text)) {
-    submit_record(client, note, read_record<NoteRecord>(note).group, EntryKind::kNote, 0);
+  for (const std::vector<std::byte>& command : failure_commands(client.id, bytes, memory, text)) {
+    submit_record(client, command, read_record<CommandRecord>(command).group, EntryKind::kCommand, 0);
   }
 }
 
 /// None of a run of which it is not known where its results would lie.
-std::vector<std::vector<std::byte>> Controller::failure_notes(uint32_t client, std::span<const std::byte> bytes,
-                                                              const PlanMemory* memory, std::string_view text) const {
-  std::vector<std::vector<std::byte>> notes;
+std::vector<std::vector<std::byte>> Controller::failure_commands(uint32_t client, std::span<const std::byte> bytes,
+                                                                 const PlanMemory* memory,
+                                                                 std::string_view text) const {
+  std::vector<std::vector<std::byte>> commands;
   if (!is_run(bytes)) {
-    const auto record = read_record<NoteRecord>(bytes);
-    notes.push_back(failure_note(client, Handle{record.handle}, record.group, text));
-    return notes;
+    const auto record = read_record<CommandRecord>(bytes);
+    commands.push_back(failure_command(client, Handle{record.handle}, record.group, text));
+    return commands;
   }
   const uint32_t results = read_record<RunRecord>(bytes).results;
-  if (memory == nullptr || memory->results.size() != results) return notes;
+  if (memory == nullptr || memory->results.size() != results) return commands;
   for (uint32_t i = 0; i < results; ++i) {
-    notes.push_back(failure_note(client, Handle{result_of(bytes, i)}, memory->results[i].group, text));
+    commands.push_back(failure_command(client, Handle{result_of(bytes, i)}, memory->results[i].group, text));
   }
-  return notes;
+  return commands;
 }
 
 }  // namespace pathways

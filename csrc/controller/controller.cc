@@ -30,7 +30,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       hosts_(hosts.size()),
       admission_(options_.budgets),
       mailbox_(&block->doorbell) {
-  if (hosts.empty() || hosts.size() > NewsBoard::kPlaces) {
+  if (hosts.empty() || hosts.size() > ReadyBitmap::kBits) {
     throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
   }
   max_record_ = UINT32_MAX;
@@ -42,7 +42,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
   }
   std::vector<uint32_t> all(hosts_.size());
   std::iota(all.begin(), all.end(), 0u);
-  news_ = all;  // a host may have spoken before
+  ready_bitmap_ = all;  // a host may have spoken before
   sequencer_.add_group(kAllHosts, std::move(all));
 }
 
@@ -109,7 +109,7 @@ void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* b
   (*client)->id = id;
   (*client)->view = view;
   (*client)->bell = bell != nullptr ? bell : &block_->doorbell;
-  (*client)->directory = Directory(view.futures().capacity());
+  (*client)->handles = HandleTable(view.futures().capacity());
   (*client)->inbox = view.from_client();
   (*client)->cancels = view.cancels();
   (*client)->outbox = Outbox(view.to_client(), &view.futures().doorbell());
@@ -135,7 +135,7 @@ void Controller::drop_client(uint32_t id) {
   const ClientGoneRecord record{{RecordKind::kClientGone, 0, id}};
   for (uint32_t h = 0; h < hosts_.size(); ++h) {
     if (hosts_[h].is_lost || stepper_) {
-      submit_record(gone, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kNote, 0);
+      submit_record(gone, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kCommand, 0);
       continue;
     }
     ++stats_.records_out;
@@ -154,7 +154,7 @@ void Controller::forget_client(Client& client) {
   unread_ -= client.is_unread ? 1U : 0U;
   bells_.remove(client.bell);
   std::erase(holding_, &client);
-  client.directory.for_each([&](Handle, Directory::Entry& entry) { give_back(entry); });
+  client.handles.for_each([&](Handle, HandleTable::Entry& entry) { release_bytes(entry); });
   // The youngest first, so that none is granted because an older one went.
   std::sort(waiting.begin(), waiting.end(),
             [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
@@ -208,7 +208,7 @@ void Controller::forward_granted(EntryId id, std::span<const std::byte> record) 
 }
 
 void Controller::settle_granted() {
-  // Settling retires notes and so frees room for none; the list does not grow while it is walked.
+  // Settling retires commands and so frees room for none; the list does not grow while it is walked.
   auto& granted = sequencer_.granted();
   for (const EntryId id : granted) {
     const Entry entry = sequencer_.entry(id);
@@ -247,8 +247,8 @@ void Controller::forward(const Entry& entry, EntryId id, std::span<const std::by
   const bool is_run = entry.kind == EntryKind::kRun;
   if (is_run) ++stats_.granted;
   const auto hosts = sequencer_.hosts_of(entry.group);
-  Client* client = header.kind == RecordKind::kNote ? client_of(entry.client) : nullptr;
-  if (client != nullptr) keep_note(*client, record, hosts);
+  Client* client = header.kind == RecordKind::kCommand ? client_of(entry.client) : nullptr;
+  if (client != nullptr) keep_command(*client, record, hosts);
   stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {
     if (client != nullptr) give(client, h, bytes);
@@ -268,10 +268,10 @@ std::vector<uint32_t> Controller::take_forgotten() {
   return plans;
 }
 
-/// What a loss of one of its hosts will need of a note.
-void Controller::keep_note(Client& client, std::span<const std::byte> bytes, std::span<const uint32_t> hosts) {
-  const auto record = read_record<NoteRecord>(bytes);
-  if (record.header.detail == static_cast<uint16_t>(NoteKind::kBackend)) {
+/// What a loss of one of its hosts will need of a command.
+void Controller::keep_command(Client& client, std::span<const std::byte> bytes, std::span<const uint32_t> hosts) {
+  const auto record = read_record<CommandRecord>(bytes);
+  if (record.header.detail == static_cast<uint16_t>(CommandKind::kBackend)) {
     if (record.token != 0) {  // nothing that waits names the plan: a successor need not know it
       forgotten_.push_back(static_cast<uint32_t>(record.token));
     } else if (record.handle != 0) {
@@ -283,9 +283,9 @@ void Controller::keep_note(Client& client, std::span<const std::byte> bytes, std
       }
     }
   }
-  if (record.lent == 0) return;
+  if (record.lease_stamp == 0) return;
   for (const uint32_t h : hosts) {
-    if (h < client.lent.size()) client.lent[h] = record.lent;
+    if (h < client.lease_stamp.size()) client.lease_stamp[h] = record.lease_stamp;
   }
 }
 
@@ -299,7 +299,7 @@ void Controller::retire(EntryId id, uint32_t of_client) {
   if (client == nullptr) return;
   --client->in_flight;
   ++client->retired;
-  client->has_news = true;
+  client->has_unsent = true;
 }
 
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
@@ -323,7 +323,7 @@ void Controller::cancel(Client& owner, uint64_t tag) {
 void Controller::refuse_cancelled(Client& client, std::span<const std::byte> record) {
   ++stats_.dropped;
   ++client.retired;
-  client.has_news = true;
+  client.has_unsent = true;
   fail_results(client, record, kCancelled);
 }
 
@@ -334,7 +334,8 @@ void Controller::drop(EntryId id, std::string_view text, uint16_t detail) {
   if (Client* owner = client_of(sequencer_.entry(id).client)) {
     const PlanMemory* memory = id < admitted_.size() ? admitted_[id].memory.get() : nullptr;
     tell_results(*owner, kept_[id], text, detail);
-    for (auto& note : failure_notes(owner->id, kept_[id], memory, text)) instead_[id].push_back(std::move(note));
+    for (auto& command : failure_commands(owner->id, kept_[id], memory, text))
+      instead_[id].push_back(std::move(command));
   }
   sequencer_.cancel(id);
   settle_granted();
@@ -368,22 +369,22 @@ void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
 void Controller::flush() {
   // A host whose ring is full stays in the list.
   std::erase_if(dirty_, [&](uint32_t h) { return !(hosts_[h].is_dirty = hosts_[h].outbox.flush()); });
-  has_untold_ = false;
+  has_undelivered_ = false;
   for (auto& client : clients_) {
     const ClientView& view = client->view;
-    // SYNC client/told: pairs with Client::wait(); the records are there, and the doorbell rings after it.
-    const auto published = [&](uint64_t count) { view.told().store(count, std::memory_order_release); };
+    // SYNC client/delivered: pairs with Client::wait(); the records are there, and the doorbell rings after it.
+    const auto published = [&](uint64_t count) { view.delivered().store(count, std::memory_order_release); };
     try {
       if (client->outbox.flush(published)) {
-        has_untold_ = true;
+        has_undelivered_ = true;
       } else {
         fail_late(*client);
       }
     } catch (const Error& error) {
       silence(*client, error.what());
     }
-    if (!client->has_news) continue;
-    client->has_news = false;
+    if (!client->has_unsent) continue;
+    client->has_unsent = false;
     // SYNC client/retired: pairs with Client::in_flight(); SYNC client/wanted: see Client::wait_room().
     view.retired().store(client->retired, std::memory_order_seq_cst);
     uint64_t wanted = view.wanted().load(std::memory_order_seq_cst);
@@ -445,7 +446,7 @@ std::chrono::nanoseconds Controller::overflow_look() const {
 }
 
 void Controller::loop() {
-  const SpinPolicy spin = SpinPolicy::linger();
+  const SpinPolicy spin = SpinPolicy::yield_long();
   bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
   while (!stopping_.load(std::memory_order_acquire)) {
     bells_.draw();
@@ -465,7 +466,7 @@ void Controller::loop() {
     std::chrono::nanoseconds limit = kLook;
     if (!holding_.empty()) limit = kHeldLook;
     if (!dirty_.empty()) limit = overflow_look();
-    if (has_untold_) limit = std::min<std::chrono::nanoseconds>(limit, kOverflowLook);
+    if (has_undelivered_) limit = std::min<std::chrono::nanoseconds>(limit, kOverflowLook);
     if (!deadlines_.empty()) {
       limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, deadlines_.next_ns() - monotonic_ns())));
     }
@@ -481,9 +482,9 @@ ControllerStats Controller::snapshot() const {
   for (const Host& host : hosts_) stats.gangs.push_back(host.gangs);
   for (const Client* client : holding_) stats.held += client->held.size();
   stats.unread = unread_;
-  for (PlaceId place = 0; place < admission_.place_count(); ++place) {
-    stats.live_bytes.push_back(admission_.live(place));
-    stats.high_water.push_back(admission_.high_water(place));
+  for (SpaceId space = 0; space < admission_.space_count(); ++space) {
+    stats.live_bytes.push_back(admission_.live(space));
+    stats.high_water.push_back(admission_.high_water(space));
   }
   return stats;
 }

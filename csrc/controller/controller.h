@@ -7,7 +7,7 @@
 ///
 /// GANG-1 is checked here: a host says of each run whether it launched all of its gangs or none, and all hosts of the
 /// run must say the same; otherwise the cluster is failed, for its results can no longer be trusted.
-/// COST-3: per run and host one record out and one in; a pass looks only at hosts that have news (NewsBoard) and
+/// COST-3: per run and host one record out and one in; a pass looks only at hosts whose bit is set (ReadyBitmap) and
 /// flushes only those it wrote to.
 /// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. One that is not keeps its
 /// client's later records behind it, but no other client's; only releases of buffers that none of the held records
@@ -70,7 +70,7 @@ struct ControllerStats {
   uint64_t retired = 0;
   uint64_t dropped = 0;  ///< cancelled, or too late, before they were granted
   uint64_t late = 0;     ///< not over when their deadline passed
-  uint64_t notes = 0;
+  uint64_t commands = 0;
   uint64_t records_out = 0;
   uint64_t passes = 0;
   uint64_t clients = 0;
@@ -79,22 +79,22 @@ struct ControllerStats {
   uint64_t held = 0;                             ///< records held back for want of memory
   uint64_t unread = 0;                           ///< clients that are not read further: they have too much under way
   uint64_t refused = 0;                          ///< runs and puts that failed for want of memory
-  std::vector<uint64_t> live_bytes, high_water;  ///< per place, as the order sees them
+  std::vector<uint64_t> live_bytes, high_water;  ///< per memory space, as the order sees them
 };
 
 /// What a plan takes, as its hosts worked it out when they compiled it. Immutable once registered.
 struct PlanMemory {
   struct Result {
     GroupId group = 0;  ///< hosts that hold it
-    PlaceSetId set = kNoPlaceSet;
-    uint64_t bytes = 0;     ///< on each place
+    SpaceSetId set = kNoSpaceSet;
+    uint64_t bytes = 0;     ///< on each memory space
     int32_t argument = -1;  ///< the argument whose buffer it is, if it is one
     int32_t same_as = -1;   ///< the earlier result that is the same value
   };
   uint32_t client = 0;
   std::string name;
   std::string biggest;  ///< its biggest buffers, in words
-  std::vector<PlaceNeed> needs;
+  std::vector<SpaceNeed> needs;
   std::vector<Result> results;
   std::vector<uint32_t> donated;  ///< positions of arguments
 };
@@ -104,8 +104,8 @@ class Controller {
   struct Options {
     uint32_t window = 256;              ///< runs granted to a host and not done there
     std::vector<uint32_t> islands;      ///< per host, its island; for statistics
-    std::vector<uint64_t> budgets{};    ///< bytes per place: devices by number, then hosts' memory for transfers
-    std::vector<std::string> places{};  ///< their names, for errors
+    std::vector<uint64_t> budgets{};    ///< bytes per memory space: devices by number, then hosts' memory for transfers
+    std::vector<std::string> spaces{};  ///< their names, for errors
     std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< of MEM-3
     bool sequential = false;                                          ///< dispatch node by node, for measurement
     /// Every plan is told of by `register_plan` before its first run; a run of any other puts its client out. Off where
@@ -120,9 +120,9 @@ class Controller {
 
   /// Throws Error(kInvalid) for no hosts, an unknown or a repeated one, or a group number above 2^24.
   void add_group(GroupId group, std::vector<uint32_t> hosts);
-  /// The number of a set of places that hold buffers together. Throws Error(kInvalid) for unknown or repeated places.
-  PlaceSetId add_place_set(std::vector<PlaceId> places);
-  void set_budget(PlaceId place, uint64_t bytes);
+  /// The number of a space set that hold buffers together. Throws Error(kInvalid) for unknown or repeated places.
+  SpaceSetId add_space_set(std::vector<SpaceId> spaces);
+  void set_budget(SpaceId space, uint64_t bytes);
   /// Registers what a plan takes, before its first run is submitted.
   void set_plan_memory(uint32_t plan, PlanMemory memory);
   /// Sequential dispatch only, else it does nothing: the nodes of a plan in the program's order. Before its first run.
@@ -143,8 +143,8 @@ class Controller {
   /// A lost host's successor, with a block of its own, takes part from now on. When this returns nobody uses the old
   /// block. Throws Error(kInvalid) for a host that is not lost.
   void restore_host(uint32_t host, const HostView& block);
-  /// Plans that no entry of the order names any more, each told once: all their hosts were granted the note that says
-  /// so. A host's successor must know all others, for what waits for it may name them.
+  /// Plans that no entry of the order names any more, each told once: all their hosts were granted the command that
+  /// says so. A host's successor must know all others, for what waits for it may name them.
   std::vector<uint32_t> take_forgotten();
 
   /// Takes no further record of the client's, until `resume`: what it sent waits in its ring. By any thread, as the
@@ -154,11 +154,11 @@ class Controller {
   /// Every run of the client that was admitted is over on all its hosts. True when the client is gone.
   bool is_quiet(uint32_t client);
   /// MEM-1: the client's buffers left the devices, and take nothing of their budgets.
-  void park(uint32_t client);
+  void offload(uint32_t client);
   /// They are to come back. When there is no room beside what others hold, nothing happens but that this says so.
-  std::string unpark(uint32_t client);
-  /// A note to all hosts, as if the client had sent it: kPark and kUnpark, which are the controller's alone.
-  void note_for(uint32_t client, NoteKind kind, std::vector<std::byte> payload);
+  std::string restore(uint32_t client);
+  /// A command to all hosts, as if the client had sent it: kOffload and kRestore, which are the controller's alone.
+  void command_for(uint32_t client, CommandKind kind, std::vector<std::byte> payload);
 
   /// One pass. The number of records handled; 0 when there was nothing to do.
   uint32_t step();
@@ -194,23 +194,24 @@ class Controller {
     bool is_unread = false;                  ///< it was not read further for what it has under way
     bool is_paced = false;                   ///< nor was what it has held ordered
     std::vector<Handle> late;                ///< results of granted runs that it is being told of
-    bool has_news = false;
+    bool has_unsent = false;
     bool is_suspended = false;
     std::string fault;     ///< why it is to be put out
     bool is_mute = false;  ///< its ring from here makes no sense: nothing more is sent
-    Directory directory;
-    std::map<uint64_t, std::vector<std::byte>> definitions;  ///< backend notes by number: a successor hears them again
+    HandleTable handles;
+    std::map<uint64_t, std::vector<std::byte>>
+        definitions;  ///< backend commands by number: a successor hears them again
     uint64_t defined_bytes = 0;
-    uint64_t in_flight = 0;                               ///< runs admitted and not over
-    std::deque<Held> held;                                ///< records that wait for memory, or behind one that does
-    std::unordered_map<uint64_t, uint32_t> held_handles;  ///< handles that they name, and how often
-    std::unordered_map<uint64_t, GroupId> held_releases;  ///< of those, which are released behind the last that does
-    std::vector<std::pair<GroupId, uint64_t>> let_go;     ///< of those again, which no held record names any more
-    int64_t held_since = 0;                               ///< when only live buffers began to keep the first out
-    int64_t turn_since = 0;                               ///< when it got its turn, or the others theirs
-    uint32_t turns = 0;                                   ///< that were in vain
-    bool is_its_turn = false;                             ///< see may_wait_for_blocks()
-    std::array<uint64_t, Arena::kBorrowers> lent{};       ///< by host: the last stamp of a loan that it has heard of
+    uint64_t in_flight = 0;                                 ///< runs admitted and not over
+    std::deque<Held> held;                                  ///< records that wait for memory, or behind one that does
+    std::unordered_map<uint64_t, uint32_t> held_handles;    ///< handles that they name, and how often
+    std::unordered_map<uint64_t, GroupId> held_releases;    ///< of those, which are released behind the last that does
+    std::vector<std::pair<GroupId, uint64_t>> let_go;       ///< of those again, which no held record names any more
+    int64_t held_since = 0;                                 ///< when only live buffers began to keep the first out
+    int64_t turn_since = 0;                                 ///< when it got its turn, or the others theirs
+    uint32_t turns = 0;                                     ///< that were in vain
+    bool is_its_turn = false;                               ///< see may_wait_for_blocks()
+    std::array<uint64_t, Arena::kBorrowers> lease_stamp{};  ///< by host: the last stamp of a lease that it has heard of
   };
   /// An admitted run's part in the ledger.
   struct Admitted {
@@ -244,7 +245,7 @@ class Controller {
   const PlanMemory* memory_of(uint32_t plan) const {
     return plan < plan_memory_.size() ? plan_memory_[plan].get() : nullptr;
   }
-  bool admit(Client& client, std::span<const std::byte> record, Verdict* verdict, PlaceId* worst);
+  bool admit(Client& client, std::span<const std::byte> record, Verdict* verdict, SpaceId* worst);
   void order(Client& client, std::span<const std::byte> record);
   void hold(Client& client, std::span<const std::byte> record);
   void count_held(Client& client, std::span<const std::byte> record, bool is_added);
@@ -252,23 +253,23 @@ class Controller {
   void order_releases(Client& client);
   void retry_held();
   bool retry_held(Client& client);
-  void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, PlaceId worst);
+  void refuse(Client& client, std::span<const std::byte> record, Verdict verdict, SpaceId worst);
   void fail_results(Client& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
   void tell_results(Client& client, std::span<const std::byte> record, std::string_view text, uint16_t detail);
   void fail_on_hosts(Client& client, std::span<const std::byte> record, std::string_view text);
-  std::vector<std::vector<std::byte>> failure_notes(uint32_t client, std::span<const std::byte> record,
-                                                    const PlanMemory* memory, std::string_view text) const;
+  std::vector<std::vector<std::byte>> failure_commands(uint32_t client, std::span<const std::byte> record,
+                                                       const PlanMemory* memory, std::string_view text) const;
   std::string refusal(const Client& client, const std::string& what, const std::string& biggest, uint64_t wanted,
-                      Verdict verdict, PlaceId worst) const;
-  bool is_held_by_busy(const Client& client, PlaceId place) const;
-  void claim_places(std::span<const std::byte> record);
-  bool may_wait_for_blocks(Client& client, std::span<const std::byte> record, PlaceId worst);
-  static std::vector<std::byte> failure_note(uint32_t client, Handle handle, GroupId group, std::string_view text);
-  void give_back(Directory::Entry& entry);
-  Directory::Entry* announce(Client& client, Handle handle, GroupId group);
-  void note_handles(Client& client, std::span<const std::byte> record);
+                      Verdict verdict, SpaceId worst) const;
+  bool is_held_by_busy(const Client& client, SpaceId space) const;
+  void claim_spaces(std::span<const std::byte> record);
+  bool may_wait_for_blocks(Client& client, std::span<const std::byte> record, SpaceId worst);
+  static std::vector<std::byte> failure_command(uint32_t client, Handle handle, GroupId group, std::string_view text);
+  void release_bytes(HandleTable::Entry& entry);
+  HandleTable::Entry* announce(Client& client, Handle handle, GroupId group);
+  void command_handles(Client& client, std::span<const std::byte> record);
   void rename(Client& client, Handle name, Handle fresh);
-  void put_out(Client& client);
+  void evict(Client& client);
   /// Sends a client one record; one whose ring makes no sense is to be put out.
   template <typename Fill>
   void say(Client& client, uint32_t bytes, Fill&& fill) {
@@ -281,7 +282,7 @@ class Controller {
   }
   void silence(Client& client, std::string_view why);
   void fault(Client& client, std::string why);
-  uint32_t put_out_faulty();
+  uint32_t evict_faulty();
   void tell(Client& client, Handle handle, std::string_view text, uint16_t detail = 0);
   static int64_t deadline_of(std::span<const std::byte> record);
   void refuse_late(Client& client, std::span<const std::byte> record);
@@ -300,7 +301,7 @@ class Controller {
   void step_on();
   bool enqueued(uint32_t host, const EnqueuedRecord& record);
   Outbox& outbox_of(uint32_t host);
-  void keep_note(Client& client, std::span<const std::byte> record, std::span<const uint32_t> hosts);
+  void keep_command(Client& client, std::span<const std::byte> record, std::span<const uint32_t> hosts);
   void retire(EntryId id, uint32_t client);
   void cancel(Client& client, uint64_t tag);
   bool cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
@@ -337,7 +338,7 @@ class Controller {
   std::vector<Client*> by_id_;                          ///< nullptr: gone
   std::vector<std::vector<std::byte>> kept_;            ///< by entry: the record of one that waits for its grant
   std::vector<uint32_t> dirty_;                         ///< hosts that were written to
-  std::vector<uint32_t> news_;                          ///< hosts to look at
+  std::vector<uint32_t> ready_bitmap_;                  ///< hosts to look at
   uint32_t max_record_ = 0;                             ///< that fits every host's ring
   std::vector<std::byte> client_record_, host_record_;  ///< scratch: the record that is looked at, copied (TRUST-1)
   bool has_faults_ = false;                             ///< some client is to be put out
@@ -355,7 +356,7 @@ class Controller {
   std::vector<uint32_t> forgotten_;                             ///< plans; see take_forgotten()
   uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
   uint32_t unread_ = 0;                                         ///< clients whose `is_unread` is true
-  bool has_untold_ = false;                                     ///< something waits for room in a client's ring
+  bool has_undelivered_ = false;                                ///< something waits for room in a client's ring
   uint64_t losses_ = 0;
   uint32_t lost_ = 0;                                                         ///< hosts that are lost now
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what hosts hear in a run's stead

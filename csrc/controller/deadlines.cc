@@ -28,7 +28,7 @@ void Controller::refuse_late(Client& client, std::span<const std::byte> record) 
   ++stats_.late;
   ++stats_.dropped;
   ++client.retired;
-  client.has_news = true;
+  client.has_unsent = true;
   fail_results(client, record, too_late(record), kFailedByDeadline);
 }
 

@@ -19,7 +19,7 @@
 
 namespace pathways {
 
-class Directory {
+class HandleTable {
  public:
   static constexpr uint32_t kNoBlock = 0xffffffffu;
 
@@ -30,7 +30,7 @@ class Directory {
   };
 
   /// `capacity`: futures that the client can have.
-  explicit Directory(uint32_t capacity = 0) : capacity_(capacity) {}
+  explicit HandleTable(uint32_t capacity = 0) : capacity_(capacity) {}
 
   /// A handle that a record named for the first time. What the index meant before is over, and its block was given back
   /// (`occupant`). nullptr when the client cannot have such a handle: its hosts refuse it.

@@ -23,18 +23,18 @@ uint32_t Controller::drain_clients() {
     if (!client->is_suspended) done += drain_client(*client);
     done += drain_cancels(*client);
   }
-  if (has_faults_) done += put_out_faulty();
+  if (has_faults_) done += evict_faulty();
   return done;
 }
 
-uint32_t Controller::put_out_faulty() {
+uint32_t Controller::evict_faulty() {
   has_faults_ = false;
   uint32_t done = 0;
   for (size_t i = 0; i < clients_.size();) {
     if (clients_[i]->fault.empty()) {
       ++i;
     } else {
-      put_out(*clients_[i]);  // it leaves the list
+      evict(*clients_[i]);  // it leaves the list
       ++done;
     }
   }
@@ -95,7 +95,7 @@ bool Controller::is_behind(const Client& client) {
 
 bool Controller::is_full(const Client& client) {
   return is_behind(client) || client.holding.is_above(kMostHeld, kMostHeldBytes) ||
-         client.outbox.overflow_bytes() >= kMostUntoldBytes;
+         client.outbox.overflow_bytes() >= kMostUndeliveredBytes;
 }
 
 /// Clients that can be read on since they were looked at in this pass.
@@ -131,12 +131,12 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   }
   const auto header = read_record<RecordHeader>(bytes);
   const bool is_run = header.kind == RecordKind::kRun;
-  const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<NoteRecord>(bytes).group;
-  const PlaceSetId set = is_run ? kNoPlaceSet : read_record<NoteRecord>(bytes).place_set;
-  if (!sequencer_.has_group(group) || (set != kNoPlaceSet && !admission_.has_set(set))) {
+  const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<CommandRecord>(bytes).group;
+  const SpaceSetId set = is_run ? kNoSpaceSet : read_record<CommandRecord>(bytes).space_set;
+  if (!sequencer_.has_group(group) || (set != kNoSpaceSet && !admission_.has_set(set))) {
     // A group, or a set, is registered before the first record that names it is written: then it is in the mail.
     if (!mailbox_.has_mail()) {
-      fault(client, "a record names group " + std::to_string(group) + " or set of places " + std::to_string(set) +
+      fault(client, "a record names group " + std::to_string(group) + " or space set " + std::to_string(set) +
                         ", which nobody made");
     }
     return false;
@@ -150,7 +150,7 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   if (stepper_ && is_run && !stepper_->knows(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
     return false;  // its plan may be in the mail
   }
-  ++(is_run ? stats_.runs : stats_.notes);
+  ++(is_run ? stats_.runs : stats_.commands);
   bool is_cancelled = false;
   if (is_run) {
     const uint64_t tag = read_record<RunRecord>(bytes).tag;
@@ -171,7 +171,7 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     return true;
   }
   Verdict verdict;
-  PlaceId worst = 0;
+  SpaceId worst = 0;
   if (!admit(client, bytes, &verdict, &worst)) {
     if (verdict == Verdict::kNever) {
       refuse(client, bytes, verdict, worst);
@@ -207,8 +207,8 @@ std::string Controller::foreign(const Client& client, std::span<const std::byte>
   const bool is_run = header.kind == RecordKind::kRun;
   if (is_run) {
     plan = read_record<RunRecord>(bytes).plan;
-  } else if (static_cast<NoteKind>(header.detail) == NoteKind::kBackend) {
-    plan = read_record<NoteRecord>(bytes).token;  // it forgets that one
+  } else if (static_cast<CommandKind>(header.detail) == CommandKind::kBackend) {
+    plan = read_record<CommandRecord>(bytes).token;  // it forgets that one
     if (plan == 0) return {};
   } else {
     return {};
@@ -250,13 +250,14 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
       }
       return expect(sizeof record + words_behind(record) * sizeof(uint64_t));
     }
-    case RecordKind::kNote: {
-      if (bytes.size() < sizeof(NoteRecord)) return expect(sizeof(NoteRecord));
-      if (const auto kind = static_cast<NoteKind>(header.detail); kind < NoteKind::kPut || kind > NoteKind::kRename) {
-        return "a note is of kind " + std::to_string(header.detail) + ", which clients do not send";
+    case RecordKind::kCommand: {
+      if (bytes.size() < sizeof(CommandRecord)) return expect(sizeof(CommandRecord));
+      if (const auto kind = static_cast<CommandKind>(header.detail);
+          kind < CommandKind::kPut || kind > CommandKind::kRename) {
+        return "a command is of kind " + std::to_string(header.detail) + ", which clients do not send";
       }
-      if (read_record<NoteRecord>(bytes).is_refused != 0) return "a note says that the controller refused it";
-      return expect(sizeof(NoteRecord) + ((uint64_t{read_record<NoteRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
+      if (read_record<CommandRecord>(bytes).is_refused != 0) return "a command says that the controller refused it";
+      return expect(sizeof(CommandRecord) + ((uint64_t{read_record<CommandRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
     }
     default:
       return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which clients do not send";
@@ -264,7 +265,7 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
 }
 
 /// OWN-1: it alone goes, and is told why.
-void Controller::put_out(Client& client) {
+void Controller::evict(Client& client) {
   const uint32_t id = client.id;
   client.is_mute = false;  // for the last word
   tell(client, Handle{}, "the controller put client " + std::to_string(id) + " out: " + client.fault);
@@ -274,7 +275,7 @@ void Controller::put_out(Client& client) {
 
 void Controller::tell(Client& client, Handle handle, std::string_view text, uint16_t detail) {
   // Who does not read what it is told hears less of it (FLOW-1).
-  const uint32_t most = client.outbox.overflow_bytes() < kMostUntoldBytes ? kMostText : kLeastText;
+  const uint32_t most = client.outbox.overflow_bytes() < kMostUndeliveredBytes ? kMostText : kLeastText;
   text = text.substr(0, std::min(most, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
   say(client, static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
@@ -287,17 +288,17 @@ void Controller::tell(Client& client, Handle handle, std::string_view text, uint
 // ---------------------------------------------------------------------------------------------------------- hosts
 
 uint32_t Controller::drain_hosts() {
-  // SYNC news/collect: a host publishes before it posts.
-  block_->news.collect(&news_);
+  // SYNC ready/collect: a host publishes before it posts.
+  block_->ready_bitmap.collect(&ready_bitmap_);
   uint32_t done = 0;
   size_t left = 0;
-  for (const uint32_t h : news_) {
+  for (const uint32_t h : ready_bitmap_) {
     if (h >= hosts_.size()) continue;  // a bit carries no data: there is no ring to look at
     const uint32_t taken = drain_host(h);
     done += taken;
-    if (taken == kBatch) news_[left++] = h;  // perhaps there is more
+    if (taken == kBatch) ready_bitmap_[left++] = h;  // perhaps there is more
   }
-  news_.resize(left);
+  ready_bitmap_.resize(left);
   return done;
 }
 

@@ -103,7 +103,7 @@ void Controller::hear_last_words(uint32_t h) {
 void Controller::reclaim(uint32_t h) {
   if (h >= Arena::kBorrowers) return;
   for (auto& client : clients_) {
-    const uint64_t stamp = std::exchange(client->lent[h], 0);
+    const uint64_t stamp = std::exchange(client->lease_stamp[h], 0);
     if (stamp == 0) continue;
     say(*client, sizeof(ReclaimRecord), [&](std::byte* out) {
       const ReclaimRecord record{{RecordKind::kReclaim, 0, client->id}, h, 0, stamp};
@@ -147,16 +147,16 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
     if (entry.kind == EntryKind::kRun) {
       const std::vector<uint64_t> results = results_of(kept_[id]);
       handles.insert(results.begin(), results.end());
-    } else if (kept_[id].size() >= sizeof(NoteRecord)) {
-      const auto record = read_record<NoteRecord>(kept_[id]);
+    } else if (kept_[id].size() >= sizeof(CommandRecord)) {
+      const auto record = read_record<CommandRecord>(kept_[id]);
       handles.insert(record.token != 0 ? record.token : record.handle);
     }
   }
   for (auto& client : clients_) {
     const auto& exempt = spared[client->id];
-    client->directory.for_each([&](Handle handle, Directory::Entry& entry) {
+    client->handles.for_each([&](Handle handle, HandleTable::Entry& entry) {
       if (!concerns(entry.group) || exempt.contains(handle.raw)) return;
-      give_back(entry);
+      release_bytes(entry);
       if (client->view.futures().poll(handle) == FutureState::kPending) tell(*client, handle, text);
     });
   }
@@ -166,14 +166,14 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
 void Controller::forward_instead(EntryId id) {
   const auto found = instead_.find(id);
   if (found == instead_.end()) return;
-  for (const std::vector<std::byte>& note : found->second) {
-    const auto record = read_record<NoteRecord>(note);
+  for (const std::vector<std::byte>& command : found->second) {
+    const auto record = read_record<CommandRecord>(command);
     Client* client = client_of(record.header.client);
     for (const uint32_t h : sequencer_.hosts_of(record.group)) {
       if (hosts_[h].is_lost) continue;  // its successor knows better
-      if (client != nullptr) give(client, h, note.size());
-      outbox_of(h).send(static_cast<uint32_t>(note.size()),
-                        [&](std::byte* out) { std::memcpy(out, note.data(), note.size()); });
+      if (client != nullptr) give(client, h, command.size());
+      outbox_of(h).send(static_cast<uint32_t>(command.size()),
+                        [&](std::byte* out) { std::memcpy(out, command.data(), command.size()); });
     }
   }
   instead_.erase(found);
@@ -206,17 +206,17 @@ void Controller::restore(uint32_t h, const HostView& block) {
   host.is_lost = false;
   --lost_;
   max_record_ = std::min(max_record_, host.outbox.max_record());
-  news_.push_back(h);
+  ready_bitmap_.push_back(h);
   for (const auto& client : clients_) {
     for (const auto& definition : client->definitions) {
-      const std::vector<std::byte>& note = definition.second;
-      auto record = read_record<NoteRecord>(note);
+      const std::vector<std::byte>& command = definition.second;
+      auto record = read_record<CommandRecord>(command);
       record.header.client = client->id;
       const auto members = sequencer_.hosts_of(record.group);
       if (std::find(members.begin(), members.end(), h) == members.end()) continue;
-      give(client.get(), h, note.size());
-      outbox_of(h).send(static_cast<uint32_t>(note.size()), [&](std::byte* out) {
-        std::memcpy(out, note.data(), note.size());
+      give(client.get(), h, command.size());
+      outbox_of(h).send(static_cast<uint32_t>(command.size()), [&](std::byte* out) {
+        std::memcpy(out, command.data(), command.size());
         std::memcpy(out, &record.header, sizeof record.header);
       });
     }

@@ -29,8 +29,8 @@ void Controller::step_on() {
   while (true) {
     while (const Stepper::Step* step = stepper_->next()) {
       const GoRecord go{{RecordKind::kGo, 0, stepper_->client()}, stepper_->order(), step->last, 0};
-      stats_.records_out += step->told.size();
-      for (const uint32_t h : step->told) {
+      stats_.records_out += step->hosts_to_notify.size();
+      for (const uint32_t h : step->hosts_to_notify) {
         if (hosts_[h].is_lost) continue;
         outbox_of(h).send(sizeof go, [&](std::byte* out) { std::memcpy(out, &go, sizeof go); });
       }

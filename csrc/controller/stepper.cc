@@ -11,10 +11,11 @@ void Stepper::add_plan(uint32_t plan, std::span<const ProgramNode> nodes) {
   Step step;
   for (const ProgramNode& node : nodes) {
     step.last = node.number;
-    step.told.insert(step.told.end(), node.hosts.begin(), node.hosts.end());
+    step.hosts_to_notify.insert(step.hosts_to_notify.end(), node.hosts.begin(), node.hosts.end());
     if (node.is_call || &node == &nodes.back()) {
-      std::sort(step.told.begin(), step.told.end());
-      step.told.erase(std::unique(step.told.begin(), step.told.end()), step.told.end());
+      std::sort(step.hosts_to_notify.begin(), step.hosts_to_notify.end());
+      step.hosts_to_notify.erase(std::unique(step.hosts_to_notify.begin(), step.hosts_to_notify.end()),
+                                 step.hosts_to_notify.end());
       if (node.is_call) step.heard = node.hosts;
       steps.push_back(std::move(step));
       step = {};

@@ -31,8 +31,8 @@ struct ProgramNode {
 class Stepper {
  public:
   struct Step {
-    uint32_t last = 0;            ///< the hosts prepare their nodes up to this one
-    std::vector<uint32_t> told;   ///< hosts with a node in the step
+    uint32_t last = 0;                      ///< the hosts prepare their nodes up to this one
+    std::vector<uint32_t> hosts_to_notify;  ///< hosts with a node in the step
     std::vector<uint32_t> heard;  ///< hosts that enqueue its call; none in the step of the transfers at the end
   };
   /// An entry of the order that waits until the run before it has been stepped through.

@@ -1,4 +1,4 @@
-/// The controller's half of suspended clients: their records wait, their runs end, notes are sent in their name.
+/// The controller's half of suspended clients: their records wait, their runs end, commands are sent in their name.
 #include <cstring>
 
 #include "controller/controller.h"
@@ -26,36 +26,37 @@ bool Controller::is_quiet(uint32_t id) {
   return is_quiet;
 }
 
-void Controller::park(uint32_t id) {
-  run_mail([&] { admission_.park(id); });
+void Controller::offload(uint32_t id) {
+  run_mail([&] { admission_.offload(id); });
 }
 
-std::string Controller::unpark(uint32_t id) {
+std::string Controller::restore(uint32_t id) {
   std::string refused;
   run_mail([&] {
-    PlaceId worst = 0;
-    if (admission_.unpark(id, &worst)) return;
-    const std::string place =
-        worst < options_.places.size() ? options_.places[worst] : "place " + std::to_string(worst);
-    refused = "ResourceExhaustedError: client " + std::to_string(id) + "'s buffers find no room on " + place +
+    SpaceId worst = 0;
+    if (admission_.restore(id, &worst)) return;
+    const std::string space =
+        worst < options_.spaces.size() ? options_.spaces[worst] : "memory space " + std::to_string(worst);
+    refused = "ResourceExhaustedError: client " + std::to_string(id) + "'s buffers find no room on " + space +
               " beside the " + std::to_string(admission_.live(worst)) + " of " +
               std::to_string(admission_.budget(worst)) + " bytes that others hold or run there; try again later";
   });
   return refused;
 }
 
-void Controller::note_for(uint32_t id, NoteKind kind, std::vector<std::byte> payload) {
+void Controller::command_for(uint32_t id, CommandKind kind, std::vector<std::byte> payload) {
   run_mail([&] {
     Client* client = client_of(id);
     if (client == nullptr) return;
     const auto bytes = static_cast<uint32_t>(payload.size());
-    const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(kind), id}, 0, 0, 0, bytes, 0, kNoPlaceSet, 0};
-    std::vector<std::byte> record(sizeof note + padded(bytes));
-    std::memcpy(record.data(), &note, sizeof note);
-    if (bytes != 0) std::memcpy(record.data() + sizeof note, payload.data(), bytes);
-    ++stats_.notes;
+    const CommandRecord command{
+        {RecordKind::kCommand, static_cast<uint16_t>(kind), id}, 0, 0, 0, bytes, 0, kNoSpaceSet, 0};
+    std::vector<std::byte> record(sizeof command + padded(bytes));
+    std::memcpy(record.data(), &command, sizeof command);
+    if (bytes != 0) std::memcpy(record.data() + sizeof command, payload.data(), bytes);
+    ++stats_.commands;
     // To each on its own: a host that is lost hears it when it is back, and keeps no other waiting (ERR-2).
-    for (uint32_t h = 0; h < hosts_.size(); ++h) submit_record(*client, record, kOneHost | h, EntryKind::kNote, 0);
+    for (uint32_t h = 0; h < hosts_.size(); ++h) submit_record(*client, record, kOneHost | h, EntryKind::kCommand, 0);
   });
 }
 

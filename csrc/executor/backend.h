@@ -5,8 +5,8 @@
 /// moves it about, never looks inside, and owes one `drop` for each reference it was given.
 ///
 /// Threading: all calls come from the executor's thread, one at a time.
-/// Errors: kFailed means that the operation failed and `last_error()` says why; the executor poisons what depends on
-/// it.
+/// Errors: kFailed means that the operation failed and `last_error()` says why; the executor propagates errors to what
+/// depends on it.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct NodeContext {
 };
 
 /// Where one source host shall write: offsets into this host's arena, in the route's own order.
-struct Landing {
+struct ReceiveBuffers {
   uint32_t source;
   std::vector<uint64_t> offsets;
 };
@@ -68,12 +68,12 @@ class Backend {
   /// A transfer whose two ends are on this host alone.
   virtual Status transfer(const NodeContext& context, Value input, Value* output) = 0;
   /// Makes room for what a transfer brings here. kNoMemory: not now, ask again.
-  virtual Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) = 0;
-  /// Writes this host's part of a transfer into the arenas of those who posted, each named by its landing's `source`;
-  /// one without offsets gets nothing. `input` is ready, and referenced until every send of it is done. Does not wait
-  /// for large copies: those go on beside, and `take_sent` names `key`. One state per post.
-  virtual void send(const NodeContext& context, Value input, std::span<const Landing> posts, uint64_t key,
-                    std::span<SendState> states) = 0;
+  virtual Status begin_receive(const NodeContext& context, std::vector<ReceiveBuffers>* receives) = 0;
+  /// Writes this host's part of a transfer into the arenas of those who announced, each named by its receive's
+  /// `source`; one without offsets gets nothing. `input` is ready, and referenced until every send of it is done. Does
+  /// not wait for large copies: those go on beside, and `take_sent` names `key`. One state per post.
+  virtual void send(const NodeContext& context, Value input, std::span<const ReceiveBuffers> ready_receives,
+                    uint64_t key, std::span<SendState> states) = 0;
   /// Sends under way that were done since the last call, behind what `out` holds. Who makes them rings the host.
   virtual void take_sent(std::vector<Sent>* /*out*/) {}
   /// Ends all sends under way, written or not; none of them is told.
@@ -94,7 +94,7 @@ class Backend {
 
   /// Writes this host's share of a ready value into the slot that fits the whole of it, as a C-ordered array of which
   /// each distinct part is written by one host. A value that was donated meanwhile is left out: nobody can read it.
-  virtual Status read_back(Value /*value*/, const ReadBackPlace& /*place*/) { return Status::kInvalid; }
+  virtual Status read_back(Value /*value*/, const ReadBackSlot& /*place*/) { return Status::kInvalid; }
 
   /// Starts work that takes long, on a thread of the backend's own, and returns; `Executor::on_task_done` hears of its
   /// end by `task`, exactly once if this said kOk. `value` is ready and stays the caller's; nullptr: the task has none,
@@ -105,14 +105,14 @@ class Backend {
   }
 
   /// Anything else that has a place in the order.
-  virtual void note(uint32_t client, std::span<const std::byte> payload) = 0;
+  virtual void command(uint32_t client, std::span<const std::byte> payload) = 0;
 
   /// Moves the values of a client off the devices, or back: each becomes another reference, to what stands for it
   /// meanwhile. All of them or none: when it fails the values stay as they are. Tells whoever asked, in either case.
-  virtual Status park(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
+  virtual Status offload(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
     return Status::kOk;
   }
-  virtual Status unpark(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
+  virtual Status restore(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
     return Status::kOk;
   }
 
@@ -135,7 +135,7 @@ class HostLink {
   virtual void complete(uint32_t client, Handle future) = 0;
   virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
   /// READ-1: where a result's value goes; false: nobody will read it. After true `end_read_back` must follow.
-  virtual bool begin_read_back(uint32_t /*client*/, Handle /*future*/, ReadBackPlace* /*place*/) { return false; }
+  virtual bool begin_read_back(uint32_t /*client*/, Handle /*future*/, ReadBackSlot* /*place*/) { return false; }
   virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
   /// `gangs` launched of the `expected` that the run has on this host.
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
@@ -146,8 +146,8 @@ class HostLink {
   /// The owner's thread may be in a launch for long. Until `come_back`, other hosts get what was said to them so far.
   virtual void leave() {}
   virtual void come_back() {}
-  virtual void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
-  virtual void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
+  virtual void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
+  virtual void receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
 };
 
 }  // namespace pathways

@@ -1,5 +1,5 @@
-/// Sends of the JAX side: from shards that Python names to blocks that a peer named, by parcels made when the plan was
-/// registered.
+/// Sends of the JAX side: from shards that Python names to blocks that a peer named, by copy plans made when the plan
+/// was registered.
 #include "executor/callback_backend.h"
 
 #include <iterator>
@@ -21,89 +21,90 @@ CallbackBackend::CallbackBackend(const BackendCallbacks& callbacks, uint32_t hos
 
 CallbackBackend::~CallbackBackend() { stop_sends(); }
 
-void CallbackBackend::add_parcel(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words) {
-  auto parcel = std::make_shared<const Parcel>(Parcel::parse(words));
+void CallbackBackend::add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination,
+                                    std::span<const uint64_t> words) {
+  auto copy_plan = std::make_shared<const CopyPlan>(CopyPlan::parse(words));
   const std::lock_guard lock(mutex_);
-  parcels_[{plan, route, destination}] = std::move(parcel);
+  copy_plans_[{plan, route, destination}] = std::move(copy_plan);
 }
 
 void CallbackBackend::forget_plan(uint32_t plan) {
   {
     const std::lock_guard lock(mutex_);
-    parcels_.erase(parcels_.lower_bound({plan, 0, 0}), parcels_.lower_bound({plan + 1, 0, 0}));
+    copy_plans_.erase(copy_plans_.lower_bound({plan, 0, 0}), copy_plans_.lower_bound({plan + 1, 0, 0}));
   }
   c_.forget_plan(c_.self, plan);
 }
 
-std::shared_ptr<const Parcel> CallbackBackend::parcel_of(const NodeContext& where, uint32_t destination) {
+std::shared_ptr<const CopyPlan> CallbackBackend::copy_plan_of(const NodeContext& where, uint32_t destination) {
   const std::lock_guard lock(mutex_);
-  const auto found = parcels_.find({where.plan, where.computation, destination});
-  return found == parcels_.end() ? nullptr : found->second;
+  const auto found = copy_plans_.find({where.plan, where.computation, destination});
+  return found == copy_plans_.end() ? nullptr : found->second;
 }
 
-void CallbackBackend::send(const NodeContext& where, Value in, std::span<const Landing> posts, uint64_t key,
-                           std::span<SendState> states) {
+void CallbackBackend::send(const NodeContext& where, Value in, std::span<const ReceiveBuffers> ready_receives,
+                           uint64_t key, std::span<SendState> states) {
   Value keep = nullptr;
-  for (size_t i = 0; i < posts.size(); ++i) {
+  for (size_t i = 0; i < ready_receives.size(); ++i) {
     states[i] = SendState::kDone;
-    if (posts[i].offsets.empty()) continue;
-    const auto parcel = parcel_of(where, posts[i].source);
-    if (parcel == nullptr) {
-      error_ = "host " + std::to_string(posts[i].source) + " wants what no route brings there";
+    if (ready_receives[i].offsets.empty()) continue;
+    const auto copy_plan = copy_plan_of(where, ready_receives[i].source);
+    if (copy_plan == nullptr) {
+      error_ = "host " + std::to_string(ready_receives[i].source) + " wants what no route brings there";
       states[i] = SendState::kFailed;
       continue;
     }
-    if (parcel->has_direct() && static_cast<Status>(c_.direct(c_.self, &where, in)) != Status::kOk) {
+    if (copy_plan->has_direct() && static_cast<Status>(c_.direct(c_.self, &where, in)) != Status::kOk) {
       states[i] = SendState::kFailed;
       continue;
     }
-    if (parcel->bytes() == 0) continue;
+    if (copy_plan->bytes() == 0) continue;
     if (keep == nullptr) {
       shards_.clear();
       if (static_cast<Status>(c_.shards(c_.self, &where, in, &shards_, &keep)) != Status::kOk) {
-        for (; i < posts.size(); ++i) states[i] = SendState::kFailed;
+        for (; i < ready_receives.size(); ++i) states[i] = SendState::kFailed;
         break;
       }
     }
-    states[i] = send_one(where, keep, posts[i], parcel, key);
+    states[i] = send_one(where, keep, ready_receives[i], copy_plan, key);
   }
   if (keep != nullptr) drop(keep);
 }
 
-SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const Landing& post,
-                                    const std::shared_ptr<const Parcel>& parcel, uint64_t key) {
-  const ArenaView arena = post.source < arenas_.size() ? arenas_[post.source] : ArenaView();
-  const auto blocks = parcel->block_bytes();
-  Copier::Job job{parcel, shards_, {}, key, post.source, nullptr};
-  if (shards_.size() != parcel->source_bytes().size() || post.offsets.size() != blocks.size()) {
-    error_ = "host " + std::to_string(post.source) + " posted " + std::to_string(post.offsets.size()) +
+SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
+                                    const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key) {
+  const ArenaView arena = ready.source < arenas_.size() ? arenas_[ready.source] : ArenaView();
+  const auto blocks = copy_plan->block_bytes();
+  Copier::Job job{copy_plan, shards_, {}, key, ready.source, nullptr};
+  if (shards_.size() != copy_plan->source_bytes().size() || ready.offsets.size() != blocks.size()) {
+    error_ = "host " + std::to_string(ready.source) + " announced " + std::to_string(ready.offsets.size()) +
              " blocks for a transfer of " + std::to_string(blocks.size());
     return SendState::kFailed;
   }
-  if (post.source < far_.size() && far_[post.source]) {  // where it is written is the receiver's to say (FAR-1)
-    const int status = c_.carry(c_.self, &where, post.source, key, parcel, shards_, keep);
+  if (ready.source < far_.size() && far_[ready.source]) {  // where it is written is the receiver's to say (FAR-1)
+    const int status = c_.send_remote(c_.self, &where, ready.source, key, copy_plan, shards_, keep);
     if (static_cast<Status>(status) != Status::kOk) return SendState::kFailed;
-    bytes_shipped_.fetch_add(parcel->bytes(), std::memory_order_relaxed);
+    bytes_shipped_.fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
     return SendState::kUnderWay;
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const uint64_t offset = post.offsets[i];
+    const uint64_t offset = ready.offsets[i];
     std::byte* target = nullptr;
-    if (parcel->writes(i)) {
-      if (!arena.is_there() && post.source == host_) {
+    if (copy_plan->writes(i)) {
+      if (!arena.is_there() && ready.source == host_) {
         target = reinterpret_cast<std::byte*>(offset);
       } else if (arena.is_there()) {
         target = arena.find(offset, blocks[i]);
       }
       if (target == nullptr) {
-        error_ = "host " + std::to_string(post.source) + " posted offset " + std::to_string(offset) +
+        error_ = "host " + std::to_string(ready.source) + " announced offset " + std::to_string(offset) +
                  ", which is no block of " + std::to_string(blocks[i]) + " bytes in its memory";
         return SendState::kFailed;
       }
     }
     job.targets.push_back(target);
   }
-  (post.source == host_ ? bytes_kept_ : bytes_sent_).fetch_add(parcel->bytes(), std::memory_order_relaxed);
+  (ready.source == host_ ? bytes_kept_ : bytes_sent_).fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
   job.keep = retain(keep);
   if (!copier_.start(job)) return SendState::kUnderWay;
   drop(job.keep);
@@ -117,20 +118,20 @@ void CallbackBackend::take_sent(std::vector<Sent>* out) {
     drop(job.keep);
   }
   done_.clear();
-  // SYNC backend/carried: pairs with carried(); the lock orders what was written.
-  if (!has_carried_.load(std::memory_order_acquire)) return;
+  // SYNC backend/remote_send_done: pairs with remote_send_done(); the lock orders what was written.
+  if (!has_remote_sends_done_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
-  has_carried_.store(false, std::memory_order_relaxed);
-  std::move(carried_.begin(), carried_.end(), std::back_inserter(*out));
-  carried_.clear();
+  has_remote_sends_done_.store(false, std::memory_order_relaxed);
+  std::move(remote_sends_done_.begin(), remote_sends_done_.end(), std::back_inserter(*out));
+  remote_sends_done_.clear();
 }
 
-void CallbackBackend::carried(uint64_t key, uint32_t destination, std::string error) {
+void CallbackBackend::remote_send_done(uint64_t key, uint32_t destination, std::string error) {
   {
     const std::lock_guard lock(mutex_);
-    carried_.push_back({key, destination, std::move(error)});
-    // SYNC backend/carried: pairs with take_sent().
-    has_carried_.store(true, std::memory_order_release);
+    remote_sends_done_.push_back({key, destination, std::move(error)});
+    // SYNC backend/remote_send_done: pairs with take_sent().
+    has_remote_sends_done_.store(true, std::memory_order_release);
   }
   doorbell_->ring();
 }

@@ -32,14 +32,14 @@ struct BackendCallbacks {
   void (*retain)(void*, Value) = nullptr;
   void (*drop)(void*, Value) = nullptr;
   int (*transfer)(void*, const NodeContext*, Value, Value*) = nullptr;
-  int (*begin_receive)(void*, const NodeContext*, std::vector<Landing>*) = nullptr;
-  /// Addresses of the local shards that the route's parcels read, in their order, in this host's memory; `keep`: a
+  int (*begin_receive)(void*, const NodeContext*, std::vector<ReceiveBuffers>*) = nullptr;
+  /// Addresses of the local shards that the route's copy plans read, in their order, in this host's memory; `keep`: a
   /// reference on what holds them there.
   int (*shards)(void*, const NodeContext*, Value, std::vector<const std::byte*>*, Value* keep) = nullptr;
-  /// Carries a shipment to a host on another machine; `keep` holds what it reads. `CallbackBackend::carried` hears of
-  /// its end by `key`, exactly once if this said kOk.
-  int (*carry)(void*, const NodeContext*, uint32_t destination, uint64_t key, std::shared_ptr<const Parcel>,
-               std::vector<const std::byte*>, Value keep) = nullptr;
+  /// Carries an outgoing transfer to a host on another machine; `keep` holds what it reads.
+  /// `CallbackBackend::remote_send_done` hears of its end by `key`, exactly once if this said kOk.
+  int (*send_remote)(void*, const NodeContext*, uint32_t destination, uint64_t key, std::shared_ptr<const CopyPlan>,
+                     std::vector<const std::byte*>, Value keep) = nullptr;
   /// This host is its own receiver of shards as they are: takes them for the receive under way.
   int (*direct)(void*, const NodeContext*, Value) = nullptr;
   int (*finish_receive)(void*, const NodeContext*, Value*) = nullptr;
@@ -50,9 +50,9 @@ struct BackendCallbacks {
   void (*refuse_fetch)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*refuse_put)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   int (*start_task)(void*, uint32_t, uint64_t, Value, const std::byte*, size_t) = nullptr;
-  void (*note)(void*, uint32_t, const std::byte*, size_t) = nullptr;
+  void (*command)(void*, uint32_t, const std::byte*, size_t) = nullptr;
   void (*explain)(void*, const NodeContext*) = nullptr;
-  int (*park)(void*, uint32_t, Value*, size_t, const std::byte*, size_t, bool) = nullptr;
+  int (*offload)(void*, uint32_t, Value*, size_t, const std::byte*, size_t, bool) = nullptr;
   void (*forget_plan)(void*, uint32_t) = nullptr;
   void (*forget_client)(void*, uint32_t) = nullptr;
 };
@@ -64,15 +64,15 @@ class CallbackBackend final : public Backend {
   CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<ArenaView> arenas,
                   DoorbellWord* doorbell);
   ~CallbackBackend() override;
-  /// What `route` of `plan` writes to `destination`, as `Parcel` reads it; any thread, before the plan's first run.
+  /// What `route` of `plan` writes to `destination`, as `CopyPlan` reads it; any thread, before the plan's first run.
   /// Throws Error(kInvalid) when it is malformed.
-  void add_parcel(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
+  void add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
   /// A lost host's successor has an arena of its own. Only between steps, and with no send to the old one under way.
   void replace_arena(uint32_t host, const ArenaView& arena) { arenas_.at(host) = arena; }
   /// That host is on another machine. Before the first send.
   void set_far(uint32_t host) { far_.at(host) = true; }
-  /// A shipment to `destination` has been written there, or never will be, for `error`. Any thread.
-  void carried(uint64_t key, uint32_t destination, std::string error);
+  /// An outgoing transfer to `destination` has been written there, or never will be, for `error`. Any thread.
+  void remote_send_done(uint64_t key, uint32_t destination, std::string error);
   /// Bytes written to other hosts of this machine and of others, and to this one.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_shipped() const { return bytes_shipped_.load(std::memory_order_relaxed); }
@@ -95,10 +95,10 @@ class CallbackBackend final : public Backend {
   Status transfer(const NodeContext& where, Value in, Value* out) override {
     return static_cast<Status>(c_.transfer(c_.self, &where, in, out));
   }
-  Status begin_receive(const NodeContext& where, std::vector<Landing>* landings) override {
-    return static_cast<Status>(c_.begin_receive(c_.self, &where, landings));
+  Status begin_receive(const NodeContext& where, std::vector<ReceiveBuffers>* receives) override {
+    return static_cast<Status>(c_.begin_receive(c_.self, &where, receives));
   }
-  void send(const NodeContext& where, Value in, std::span<const Landing> posts, uint64_t key,
+  void send(const NodeContext& where, Value in, std::span<const ReceiveBuffers> ready_receives, uint64_t key,
             std::span<SendState> states) override;
   void take_sent(std::vector<Sent>* out) override;
   void stop_sends() override;
@@ -118,34 +118,34 @@ class CallbackBackend final : public Backend {
   void refuse_fetch(uint32_t client, std::span<const std::byte> payload) override {
     c_.refuse_fetch(c_.self, client, payload.data(), payload.size());
   }
-  Status read_back(Value value, const ReadBackPlace& place) override {
-    return static_cast<Status>(c_.read_back(c_.self, value, place.small, place.large));
+  Status read_back(Value value, const ReadBackSlot& slot) override {
+    return static_cast<Status>(c_.read_back(c_.self, value, slot.small, slot.large));
   }
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override {
     return static_cast<Status>(c_.start_task(c_.self, client, task, value, payload.data(), payload.size()));
   }
-  Status park(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
+  Status offload(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
     return static_cast<Status>(
-        c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), true));
+        c_.offload(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), true));
   }
-  Status unpark(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
+  Status restore(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override {
     return static_cast<Status>(
-        c_.park(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), false));
+        c_.offload(c_.self, client, values.data(), values.size(), payload.data(), payload.size(), false));
   }
   void forget_plan(uint32_t plan) override;
   void forget_client(uint32_t client) override {
     if (c_.forget_client != nullptr) c_.forget_client(c_.self, client);
   }
-  void note(uint32_t client, std::span<const std::byte> payload) override {
-    c_.note(c_.self, client, payload.data(), payload.size());
+  void command(uint32_t client, std::span<const std::byte> payload) override {
+    c_.command(c_.self, client, payload.data(), payload.size());
   }
   std::string_view last_error() const override { return error_; }
   void explain(const NodeContext& maker) override { c_.explain(c_.self, &maker); }
 
  private:
-  SendState send_one(const NodeContext& where, Value keep, const Landing& post,
-                     const std::shared_ptr<const Parcel>& parcel, uint64_t key);
-  std::shared_ptr<const Parcel> parcel_of(const NodeContext& where, uint32_t destination);
+  SendState send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
+                     const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key);
+  std::shared_ptr<const CopyPlan> copy_plan_of(const NodeContext& where, uint32_t destination);
 
   BackendCallbacks c_;
   const uint32_t host_;
@@ -159,10 +159,10 @@ class CallbackBackend final : public Backend {
   std::atomic<uint64_t> bytes_sent_{0};     // written by the owner
   std::atomic<uint64_t> bytes_shipped_{0};  // the same
   std::atomic<uint64_t> bytes_kept_{0};     // the same
-  std::atomic<bool> has_carried_{false};
+  std::atomic<bool> has_remote_sends_done_{false};
   std::mutex mutex_;  // guards what follows
-  std::vector<Sent> carried_;
-  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::shared_ptr<const Parcel>> parcels_;
+  std::vector<Sent> remote_sends_done_;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::shared_ptr<const CopyPlan>> copy_plans_;
 };
 
 }  // namespace pathways

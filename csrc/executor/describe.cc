@@ -42,7 +42,7 @@ std::string Executor::describe_run(uint32_t slot) const {
     const auto found = exchanges_.find(exchange_key(run.order, node.global_node));
     if (node.kind != NodeKind::kTransfer || found == exchanges_.end() || !found->second.is_prepared) continue;
     const Exchange& exchange = found->second;
-    text += name + ": " + std::to_string(exchange.sends_left) + " sends, " + std::to_string(exchange.arrivals_left) +
+    text += name + ": " + std::to_string(exchange.sends_left) + " sends, " + std::to_string(exchange.receives_left) +
             " arrivals to come";
     if (std::find(stalled_receives_.begin(), stalled_receives_.end(), found->first) != stalled_receives_.end()) {
       text += ", no room to land";

@@ -40,9 +40,9 @@ void Executor::clear() {
   for (auto& run : runs_) {
     for (Value& value : run->values) forget(value);
   }
-  for (Lane& lane : lanes_) {
-    for (Watch& item : lane.watches) forget(item.value);
-    lane.watches.clear();
+  for (ReadyQueue& queue : ready_queues_) {
+    for (PendingValue& item : queue.pending) forget(item.value);
+    queue.pending.clear();
   }
   for (auto& [key, exchange] : exchanges_) forget(exchange.source);
   for (Client& c : clients_) {
@@ -189,13 +189,13 @@ void Executor::Run::begin(const Plan& of) {
     ages.resize(initial_readers.size());
   }
   if (missing.size() != initial_missing.size()) {
-    for (auto* each : {&missing, &poison}) each->resize(initial_missing.size());
+    for (auto* each : {&missing, &input_errors}) each->resize(initial_missing.size());
   }
   std::copy(initial_readers.begin(), initial_readers.end(), readers.begin());
   std::copy(initial_missing.begin(), initial_missing.end(), missing.begin());
   std::fill(values.begin(), values.end(), nullptr);
   std::fill(errors.begin(), errors.end(), 0u);
-  std::fill(poison.begin(), poison.end(), 0u);
+  std::fill(input_errors.begin(), input_errors.end(), 0u);
 }
 
 uint32_t Executor::acquire_run() {
@@ -215,7 +215,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
-    refuse_posts(record.order, why);
+    refuse_receives(record.order, why);
     link_.run_done(record.header.client, record.tag, 0, 1);  // whatever gangs it has: none of them
     return;
   }
@@ -343,18 +343,19 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   Client* c = client(run_client);
   Object* object = c == nullptr ? nullptr : c->objects.find(handle);
   if (object == nullptr) {
-    poison(slot, value,
-           new_error(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
-                                             ": it was deleted, its run was cancelled, or its client is gone")));
+    propagate_error(
+        slot, value,
+        new_error(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
+                                          ": it was deleted, its run was cancelled, or its client is gone")));
   } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot]->order) {
     // It would wait for itself, and everybody behind it for ever (TRUST-1).
-    poison(slot, value,
-           new_error("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
+    propagate_error(slot, value,
+                    new_error("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
   } else if (object->state == ObjectState::kAnnounced) {
     ++runs_[slot]->open;  // the run must not end before its argument came
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});
   } else if (object->state == ObjectState::kFailed) {
-    poison(slot, value, object->error);
+    propagate_error(slot, value, object->error);
   } else {
     deliver(slot, value, retain(object->value), object->devices, object->age);
   }
@@ -400,7 +401,7 @@ void Executor::launch(NodeRef ref) {
     return;
   }
   const auto& failure = run.plan->failure;
-  uint32_t error = failure ? new_error(*failure) : run.poison[ref.node];
+  uint32_t error = failure ? new_error(*failure) : run.input_errors[ref.node];
   outputs_.assign(outputs.size(), nullptr);
   const auto taken = donated(run, node);
   // A failed plan has no executable on any host, so no host launches it; a failed input is no excuse for a gang.
@@ -437,7 +438,7 @@ void Executor::launch(NodeRef ref) {
       if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
     }
     book_launched(run, node);
-    // What befell an input says more than how its stand-in fared.
+    // The failure of an input says more than how its stand-in fared.
     if (status != Status::kOk && error == 0) error = new_error(std::string(backend_.last_error()));
   }
   // A gang runs on stand-ins although its results have failed (GANG-3); the backend's own refusal leaves no output.
@@ -475,16 +476,16 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
       define(ref.run, outputs[i], outputs_[i], node.devices, age_);
     } else {
       if (outputs_[i] != nullptr) drop(outputs_[i]);
-      poison(ref.run, outputs[i], error);
+      propagate_error(ref.run, outputs[i], error);
     }
   }
   if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
   if (watched != nullptr) {
     ++run.open;
-    const auto kind = error == 0 ? Watch::Kind::kNode : Watch::Kind::kStandIn;
+    const auto kind = error == 0 ? PendingValue::Kind::kNode : PendingValue::Kind::kStandIn;
     const std::span<const uint64_t> made_of =
         error == 0 ? std::span<const uint64_t>(input_ages_) : std::span<const uint64_t>();
-    watch(node.devices, {kind, counts, ref.run, ref.node, watched, 0, age_}, made_of);
+    add_pending(node.devices, {kind, counts, ref.run, ref.node, watched, 0, age_}, made_of);
   }
   read_done(run, inputs);
   close_step(ref.run);
@@ -506,7 +507,7 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   input_ages_.clear();
   ++age_;
   book_launched(run, call);
-  uint32_t failed = run.poison[ref.node];
+  uint32_t failed = run.input_errors[ref.node];
   if (failed == 0 && error) failed = new_error(*error);
   finish_launch(ref, failed, false, false);
   drain();
@@ -548,18 +549,18 @@ void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t device
   Run& run = *runs_[slot];
   if (!run.plan->plan.results_of(value).empty()) {
     ++run.open;
-    watch(devices, {Watch::Kind::kValue, false, slot, value, retain(ref), 0, age});
+    add_pending(devices, {PendingValue::Kind::kValue, false, slot, value, retain(ref), 0, age});
   }
   define(slot, value, ref, devices, age);
 }
 
-void Executor::poison(uint32_t slot, uint32_t value, uint32_t error) {
+void Executor::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
   Run& run = *runs_[slot];
   const Plan& plan = run.plan->plan;
   run.errors[value] = error;
   for (uint32_t result : plan.results_of(value)) fail_object(run.client, Handle{run.results[result]}, error);
   for (uint32_t consumer : plan.consumers(value)) {
-    if (run.poison[consumer] == 0) run.poison[consumer] = error;
+    if (run.input_errors[consumer] == 0) run.input_errors[consumer] = error;
     satisfy(slot, consumer);
   }
 }
@@ -586,7 +587,7 @@ void Executor::close_step(uint32_t slot) {
 uint32_t Executor::poll() {
   uint32_t done = 0;
   if (!held_.empty() && ++held_polls_ > (live_runs_ == 0 ? kIdlePolls : kHeldPolls)) release_held();
-  for (size_t i = 0; i < lanes_.size(); ++i) done += settle_ready(i);  // settling may add lanes
+  for (size_t i = 0; i < ready_queues_.size(); ++i) done += settle_ready(i);  // settling may add ready queues
   sent_.clear();
   backend_.take_sent(&sent_);
   for (const Sent& sent : sent_) {
@@ -594,7 +595,7 @@ uint32_t Executor::poll() {
     end_send(sent.key, sent.destination, !sent.error.empty(), sent.error);
     ++done;
   }
-  while (!stalled_receives_.empty() && post_receive(stalled_receives_.front())) {
+  while (!stalled_receives_.empty() && announce_receive(stalled_receives_.front())) {
     stalled_receives_.pop_front();
     ++done;
   }

@@ -1,9 +1,9 @@
 /// One host's part of all runs: what is ready, what to enqueue, what to send.
 ///
 /// The controller's records come in the cluster's order (`on_*`); `poll` moves finished work on. A run's nodes are all
-/// prepared when its record comes (ASY-2): their inputs are counted, their receives posted, their places in the device
-/// FIFOs taken. A call is launched when nothing is missing, which means: its inputs exist as values (XLA may still
-/// compute them), it heads the FIFO of each local device it holds, and its plan is compiled.
+/// prepared when its record comes (ASY-2): their inputs are counted, their receives announced, their places in the
+/// device FIFOs taken. A call is launched when nothing is missing, which means: its inputs exist as values (XLA may
+/// still compute them), it heads the FIFO of each local device it holds, and its plan is compiled.
 ///
 /// A run sent as kRunStepwise is prepared node by node instead, as the controller says go (`on_go`), and each of its
 /// calls is reported as it is enqueued: sequential dispatch, which exists to be measured against.
@@ -18,8 +18,8 @@
 ///           launch theirs. All that is waited for is earlier in the order, so nothing goes round. What is held up
 ///           differs:
 ///           - A launch on one local device computes in the call, and waits there for the other hosts. It is made when
-///             this host owes nobody anything: every room is posted, every value sent. What was said goes out meanwhile
-///             (HostLink::leave).
+///             this host owes nobody anything: every room is announced, every value sent. What was said goes out
+///             meanwhile (HostLink::leave).
 ///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
 ///             the other, on whatever devices. It is made when all that is owed is enqueued; sending goes on beside it.
 ///   GANG-3  where gangs block, a gang on one local device and a gang on several never run at the same time on a
@@ -31,13 +31,13 @@
 ///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
 ///           object store's own references.
 ///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
-///   ERR-2   what waits for a lost host's post or arrival fails with what befell that host (loss.cc).
+///   ERR-2   what waits for a lost host's post or arrival fails with the failure reason of that host (loss.cc).
 ///   OWN-1   a client that is gone owns nothing here; its launched work and its tasks end unheard. Its plans go at its
 ///           end in the order too, so that all hosts of a gang still know its plan, or none (GANG-1). Gone is for
 ///           good: a plan, or the client itself, may be registered late, beside the order.
 ///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
 ///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
-///           devices that each take a result of the one before are linked, and the last speaks for all. XLA gives a
+///           devices that each take a result of the one before are chained, and the last speaks for all. XLA gives a
 ///           launch the error of its inputs, so one that is well also says that they were. A value that was donated
 ///           says nothing: its launch is watched by another of its outputs, or else by the launch that took the value
 ///           over. That launch may be a gang, which waits for other hosts. So what was enqueued between the two, and
@@ -115,18 +115,18 @@ class Executor {
   bool is_gone(uint32_t client) const { return client < clients_.size() && clients_[client].gone; }
   /// Numbers of clients go up by one. False: this one is far ahead of all that were heard of, so nobody gave it.
   bool may_be_client(uint32_t id) const {
-    return id < std::max<uint64_t>(clients_.size(), past_client_) + kMostClientsAhead;
+    return id < std::max<uint64_t>(clients_.size(), predecessor_client_) + kMostClientsAhead;
   }
 
   /// `words`: what follows the record. A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
   void on_run(const RunRecord& record, const uint64_t* words);
   /// Prepares the nodes up to global node `last` of a stepwise run. A run that failed as a whole is not known any more.
   void on_go(uint64_t order, uint32_t last);
-  void on_note(const NoteRecord& record, std::span<const std::byte> payload);
+  void on_command(const CommandRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
   /// kInvalid: the peer makes no sense (it has no part in that transfer, or spoke twice); nothing was done.
-  Status on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
-  Status on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
+  Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
+  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
   /// This host is not heard any more: what is still missing of it has failed with `text`, now and in runs to come. It
   /// is told so, as it is of every transfer that failed. Room that it was to fill is taken for good while it is alive
   /// and may still write there.
@@ -146,13 +146,14 @@ class Executor {
   }
   /// ERR-2: this host succeeds one that was lost. A buffer that is not here was there, if its client is not younger
   /// than the loss: whoever asks for it is told `text`.
-  void set_past(std::string text, uint32_t youngest_client);
+  void set_predecessor_failure(std::string text, uint32_t youngest_client);
 
-  /// Looks at the oldest watched values of each lane and moves on what has become possible. Number of things done.
+  /// Looks at the oldest watched values of each ready queue and moves on what has become possible. Number of things
+  /// done.
   uint32_t poll();
-  /// Oldest values not ready yet, one per lane: who wants to sleep until something happens waits for these.
+  /// Oldest values not ready yet, one per ready queue: who wants to sleep until something happens waits for these.
   void watched(std::vector<Value>* out) const;
-  /// Values half way down each lane: who may sleep until there is much to do waits for these.
+  /// Values half way down each ready queue: who may sleep until there is much to do waits for these.
   void watched_half_way(std::vector<Value>* out) const;
   /// Some launch waits for a place in flight.
   bool is_throttled() const { return !throttled_.empty(); }
@@ -196,13 +197,13 @@ class Executor {
     bool is_stepwise = false;
     uint32_t prepared = 0;  ///< stepwise: nodes of the plan that need no go any more
     std::vector<Value> values;
-    std::vector<uint64_t> ages;     ///< per value, once it is there
-    std::vector<uint32_t> errors;   ///< per value: 0, or what befell it
-    std::vector<uint32_t> readers;  ///< per value: readings still to come
-    std::vector<uint32_t> missing;  ///< per node
-    std::vector<uint32_t> poison;   ///< per node: error of a failed input
-    std::vector<uint64_t> results;  ///< handles
-    std::vector<uint64_t> wanted;   ///< READ-1: a bit per result, or empty
+    std::vector<uint64_t> ages;          ///< per value, once it is there
+    std::vector<uint32_t> errors;        ///< per value: 0, or the failure reason of it
+    std::vector<uint32_t> readers;       ///< per value: readings still to come
+    std::vector<uint32_t> missing;       ///< per node
+    std::vector<uint32_t> input_errors;  ///< per node: error of a failed input
+    std::vector<uint64_t> results;       ///< handles
+    std::vector<uint64_t> wanted;        ///< READ-1: a bit per result, or empty
     void begin(const Plan& of);
   };
 
@@ -212,26 +213,27 @@ class Executor {
   };
 
   /// One thing to do when a value is ready.
-  struct Watch {
+  struct PendingValue {
     enum class Kind : uint8_t { kNode, kStandIn, kValue, kSend, kFetch, kPut } kind;
-    bool counts;  ///< gives back a place in flight on the lane's devices
+    bool counts;  ///< gives back a place in flight on the ready queue's devices
     uint32_t run;
     uint32_t index;  ///< node, value, or fetch slot
     Value value;     ///< a reference of its own
     uint64_t key;    ///< kSend: the exchange; kPut: the handle
     uint64_t age;    ///< of the value
-    /// LOOK-1: the value was computed from that of the watch before it in the lane.
-    bool linked = false;
-    /// LOOK-1: the launch of this age has taken over the value; its watch, further down the lane, answers. 0: none has.
+    /// LOOK-1: the value was computed from that of the pending value before it in the ready queue.
+    bool chained = false;
+    /// LOOK-1: the launch of this age has taken over the value; its watch, further down the ready queue, answers. 0:
+    /// none has.
     uint64_t taken_by = 0;
   };
 
   /// Values on one set of devices become ready in the order they were enqueued: only the first ones are looked at, and
-  /// of a chain of linked ones the last speaks for all. Kept by age, so that who asks late for an old value does not
+  /// of a chain of chained ones the last speaks for all. Kept by age, so that who asks late for an old value does not
   /// wait for young ones.
-  struct Lane {
+  struct ReadyQueue {
     uint64_t devices;
-    std::deque<Watch> watches;
+    std::deque<PendingValue> pending;
   };
 
   /// Both ends of one cross-host transfer of one run, as far as they are on this host.
@@ -242,15 +244,15 @@ class Executor {
     bool source_ready = false;
     uint32_t source_error = 0;
     uint32_t sends_left = 0;
-    uint32_t arrivals_left = 0;
+    uint32_t receives_left = 0;
     bool is_prepared = false;
     bool has_room = false;    ///< begin_receive took some
     bool is_written = false;  ///< by a host that will not say when it is done
     uint32_t receive_error = 0;
-    std::vector<Landing> posts;     ///< `source` names the destination that posted
-    std::vector<uint32_t> posted;   ///< hosts that have, ever
-    std::vector<uint32_t> arrived;  ///< hosts that have written, or failed to
-    std::vector<uint32_t> dead;     ///< hosts that ended since: they are told nothing, nor are their successors
+    std::vector<ReceiveBuffers> ready_receives;  ///< `source` names the destination that announced
+    std::vector<uint32_t> announced;             ///< hosts that have, ever
+    std::vector<uint32_t> done_sources;          ///< hosts that have written, or failed to
+    std::vector<uint32_t> dead;  ///< hosts that ended since: they are told nothing, nor are their successors
   };
 
   struct Fetch {
@@ -293,7 +295,7 @@ class Executor {
   bool has_room(const Run& run, const NodeRecord& node) const;
   bool owes_before(const Run& run, const NodeRecord& node);
   bool conflicts_with_running_gang(const NodeRecord& node) const;
-  void count_in_flight(const Watch& item, uint64_t devices, uint32_t by);
+  void count_in_flight(const PendingValue& item, uint64_t devices, uint32_t by);
   void trim_sends();
   static bool waits_in_launch(const NodeRecord& node);
   void book_launch(const Run& run, const NodeRecord& node);
@@ -319,11 +321,11 @@ class Executor {
   void enter_fifo(std::deque<NodeRef>& fifo, NodeRef ref);
   void leave_fifo(std::deque<NodeRef>& fifo);
   void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
-  void poison(uint32_t slot, uint32_t value, uint32_t error);
+  void propagate_error(uint32_t slot, uint32_t value, uint32_t error);
   void deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
   void read_done(Run& run, std::span<const uint32_t> values);
   void close_step(uint32_t slot);
-  uint32_t failure(const Watch& watch);
+  uint32_t failure(const PendingValue& item);
   static uint32_t maker_of(const Plan& plan, uint32_t value);
   uint32_t cause(uint32_t slot, uint32_t value);
   uint32_t failed_at(uint64_t age) const;
@@ -333,17 +335,17 @@ class Executor {
   static void for_each_device(uint64_t mask, F&& f) {
     for (; mask != 0; mask &= mask - 1) f(static_cast<uint32_t>(std::countr_zero(mask)));
   }
-  void settle(const Watch& watch, uint64_t devices, Readiness readiness);
-  void watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages = {});
-  uint32_t settle_ready(size_t lane);
-  static std::optional<size_t> first_between(const Lane& lane);
-  uint32_t settle_between(size_t lane);
-  static size_t chain_length(const Lane& lane);
+  void settle(const PendingValue& item, uint64_t devices, Readiness readiness);
+  void add_pending(uint64_t devices, const PendingValue& item, std::span<const uint64_t> input_ages = {});
+  uint32_t settle_ready(size_t queue);
+  static std::optional<size_t> first_between(const ReadyQueue& queue);
+  uint32_t settle_between(size_t queue);
+  static size_t chain_length(const ReadyQueue& queue);
   std::span<const uint32_t> donated(const Run& run, const NodeRecord& node) const;
   void take_over(const NodeRecord& node, std::span<const uint32_t> positions);
-  bool watch_another_output(Watch& item);
-  static size_t answering(const Lane& lane, size_t at);
-  Readiness look(size_t lane, size_t at);
+  bool use_another_output(PendingValue& item);
+  static size_t answering(const ReadyQueue& queue, size_t at);
+  Readiness look(size_t queue, size_t at);
 
   std::optional<Object> take_orphan(uint32_t id, Handle handle);
   Object& make_object(Client& c, Handle handle, ObjectState state);
@@ -353,30 +355,30 @@ class Executor {
   void wake_waiters(Object& object);
   void release(Client& c, Object& object);
   void rename(uint32_t client, Client& c, Handle name, Handle fresh);
-  void park(uint32_t client, Client& c, NoteKind kind, std::span<const std::byte> payload);
-  void fetch(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
+  void offload(uint32_t client, Client& c, CommandKind kind, std::span<const std::byte> payload);
+  void fetch(uint32_t client, Client& c, const CommandRecord& record, std::span<const std::byte> payload);
   void start_fetch(uint32_t slot, Object& object);
   void refuse_fetch(uint32_t slot, std::string_view why);
   void end_fetch(uint32_t slot, bool is_done);
   void fetch_now(const Fetch& fetch, Value value);
-  void task(uint32_t client, Client& c, const NoteRecord& record, std::span<const std::byte> payload);
+  void task(uint32_t client, Client& c, const CommandRecord& record, std::span<const std::byte> payload);
   void start_task(Task task, Value value, std::span<const std::byte> payload);
 
   void prepare_transfer(uint32_t slot, uint32_t node);
   bool is_local(const Plan& plan, const NodeRecord& node) const;
   void start_transfer(NodeRef ref);
-  bool post_receive(uint64_t key);
-  void refuse_posts(uint64_t order, const std::string& why);
+  bool announce_receive(uint64_t key);
+  void refuse_receives(uint64_t order, const std::string& why);
   void try_send(uint64_t key);
   void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);
-  void arrival(uint64_t key, uint32_t host, bool failed, std::string_view text);
+  void source_done(uint64_t key, uint32_t host, bool failed, std::string_view text);
   bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
   void source_settled(uint64_t key, uint32_t error);
   void miss_peer(uint64_t key, uint32_t host, bool was_told);
   void miss_lost_peers(uint32_t slot);
   void finish_exchange(uint64_t key);
-  void receive_done(uint64_t key);
-  void forget_posts(uint64_t key, uint32_t host);
+  void finish_exchange_receive(uint64_t key);
+  void forget_receives(uint64_t key, uint32_t host);
   std::string missing(uint32_t client, std::string_view otherwise) const;
   static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
 
@@ -408,9 +410,9 @@ class Executor {
   std::vector<NodeRef> ready_;
   std::vector<NodeRef> throttled_;
   std::unordered_map<uint64_t, NodeRef> attended_;  ///< launches that the backend attends to, by order and node
-  std::vector<Lane> lanes_;
-  std::vector<size_t> between_;  ///< scratch of settle_between
-  std::vector<Watch> settling_;  ///< likewise
+  std::vector<ReadyQueue> ready_queues_;
+  std::vector<size_t> between_;         ///< scratch of settle_between
+  std::vector<PendingValue> settling_;  ///< likewise
   std::unordered_map<uint64_t, Exchange> exchanges_;
   static constexpr size_t kRefusedKept = 256;
   static constexpr uint32_t kMostClientsAhead = 4096;
@@ -436,8 +438,8 @@ class Executor {
   std::vector<uint64_t> input_ages_;                  ///< the same
   std::vector<Value> taken_;                          ///< scratch of take_over()
   bool draining_ = false;
-  std::string past_;  ///< what befell this host's predecessor; empty: it has none
-  uint32_t past_client_ = 0;
+  std::string predecessor_failure_;  ///< the failure reason of this host's predecessor; empty: it has none
+  uint32_t predecessor_client_ = 0;
   uint32_t live_runs_ = 0;
   uint64_t age_ = 0;  ///< launches, puts and arrivals so far: each gives its values an age of their own
   ExecutorStats stats_;

@@ -37,7 +37,7 @@ class Ledger {
     uint64_t bytes = 0;  ///< on all local devices
     uint64_t high_water = 0;
     bool is_open = false;
-    uint32_t parked = 0;  ///< values that will be booked on it when they come back
+    uint32_t offloaded = 0;  ///< values that will be booked on it when they come back
   };
   struct Device {
     uint64_t bytes = 0;
@@ -54,7 +54,7 @@ class Ledger {
 
   AccountId open(uint32_t client, uint32_t plan) {
     for (AccountId id = 0; id < accounts_.size(); ++id) {
-      if (accounts_[id].is_open || accounts_[id].bytes != 0 || accounts_[id].parked != 0) continue;
+      if (accounts_[id].is_open || accounts_[id].bytes != 0 || accounts_[id].offloaded != 0) continue;
       accounts_[id] = {client, plan, 0, 0, true, 0};
       return id;
     }
@@ -84,7 +84,7 @@ class Ledger {
   void add(Value value, AccountId account, uint64_t mask, uint64_t bytes) {
     if (bytes == 0) return;
     if ((count_ + 1) * 2 > slots_.size()) grow();
-    Slot& slot = place_of(value);
+    Slot& slot = find_slot(value);
     if (slot.value != nullptr) {
       ++slot.references;
       return;
@@ -103,29 +103,29 @@ class Ledger {
     erase(slot);
   }
   /// One reference of a value becomes one of what stands for it off the devices (SUSP-1), which is booked nowhere.
-  void park(Value value, Value stand_in) {
+  void offload(Value value, Value stand_in) {
     const Slot* known = find(value);
-    if (known == nullptr || known->is_parked) return;
-    Slot parked = *known;
+    if (known == nullptr || known->is_offloaded) return;
+    Slot offloaded = *known;
     drop(value);
     if (Slot* slot = find(stand_in)) {
       ++slot->references;
       return;
     }
     if ((count_ + 1) * 2 > slots_.size()) grow();
-    parked.value = stand_in;
-    parked.references = 1;
-    parked.is_parked = true;
-    ++accounts_[parked.account].parked;
-    insert(parked);
+    offloaded.value = stand_in;
+    offloaded.references = 1;
+    offloaded.is_offloaded = true;
+    ++accounts_[offloaded.account].offloaded;
+    insert(offloaded);
   }
   /// And back: the value is booked as it was.
-  void unpark(Value stand_in, Value value) {
+  void restore(Value stand_in, Value value) {
     const Slot* known = find(stand_in);
-    if (known == nullptr || !known->is_parked) return;
-    const Slot parked = *known;
+    if (known == nullptr || !known->is_offloaded) return;
+    const Slot offloaded = *known;
     drop(stand_in);
-    add(value, parked.account, parked.mask, parked.bytes);
+    add(value, offloaded.account, offloaded.mask, offloaded.bytes);
   }
   /// An output has its memory now.
   void consume(Value value) {
@@ -145,7 +145,7 @@ class Ledger {
     for (const Slot& slot : slots_) {
       if (slot.value == nullptr) continue;
       ++count;
-      if (slot.is_parked) continue;
+      if (slot.is_offloaded) continue;
       for (uint64_t mask = slot.mask; mask != 0; mask &= mask - 1) {
         devices[static_cast<size_t>(std::countr_zero(mask))] += slot.bytes;
         accounts[slot.account] += slot.bytes;
@@ -166,7 +166,7 @@ class Ledger {
     uint64_t bytes = 0;
     AccountId account = 0;
     uint32_t references = 0;
-    bool is_parked = false;
+    bool is_offloaded = false;
   };
 
   size_t home(Value value) const {
@@ -175,17 +175,17 @@ class Ledger {
     return static_cast<size_t>(mixed >> shift_);
   }
   /// Where a value is, or would be.
-  Slot& place_of(Value value) {
+  Slot& find_slot(Value value) {
     size_t at = home(value);
     while (slots_[at].value != value && slots_[at].value != nullptr) at = (at + 1) & (slots_.size() - 1);
     return slots_[at];
   }
   Slot* find(Value value) {
-    Slot& slot = place_of(value);
+    Slot& slot = find_slot(value);
     return slot.value != nullptr ? &slot : nullptr;
   }
   void insert(const Slot& slot) {
-    place_of(slot.value) = slot;
+    find_slot(slot.value) = slot;
     ++count_;
   }
   /// Closes the gap: what probed past it moves up.
@@ -220,8 +220,8 @@ class Ledger {
     owner.high_water = std::max(owner.high_water, owner.bytes);
   }
   void unbook(const Slot& slot) {
-    if (slot.is_parked) {
-      --accounts_[slot.account].parked;
+    if (slot.is_offloaded) {
+      --accounts_[slot.account].offloaded;
       return;
     }
     for (uint64_t mask = slot.mask; mask != 0; mask &= mask - 1) {

@@ -32,7 +32,7 @@ void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
 }
 
 /// Of a client whose runs are over: what is defined here is all that it has here.
-void Executor::park(uint32_t id, Client& c, NoteKind kind, std::span<const std::byte> payload) {
+void Executor::offload(uint32_t id, Client& c, CommandKind kind, std::span<const std::byte> payload) {
   std::vector<Object*> objects;
   std::vector<Value> values;
   c.objects.for_each([&](Object& object) {
@@ -40,15 +40,15 @@ void Executor::park(uint32_t id, Client& c, NoteKind kind, std::span<const std::
     objects.push_back(&object);
     values.push_back(object.value);
   });
-  const bool is_away = kind == NoteKind::kPark;
-  const Status status = is_away ? backend_.park(id, values, payload) : backend_.unpark(id, values, payload);
+  const bool is_away = kind == CommandKind::kOffload;
+  const Status status = is_away ? backend_.offload(id, values, payload) : backend_.restore(id, values, payload);
   if (status != Status::kOk) return;
   for (size_t i = 0; i < objects.size(); ++i) {
     if (objects[i]->value == values[i]) continue;
     if (is_away) {  // MEM-1
-      ledger_.park(objects[i]->value, values[i]);
+      ledger_.offload(objects[i]->value, values[i]);
     } else {
-      ledger_.unpark(objects[i]->value, values[i]);
+      ledger_.restore(objects[i]->value, values[i]);
     }
     objects[i]->value = values[i];
   }

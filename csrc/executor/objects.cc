@@ -1,4 +1,4 @@
-/// The executor's half of buffers: define, fail and release the clients' objects; puts, fetches and other notes.
+/// The executor's half of buffers: define, fail and release the clients' objects; puts, fetches and other commands.
 #include <cstring>
 
 #include "executor/executor.h"
@@ -66,7 +66,7 @@ void Executor::wake_waiters(Object& object) {
     if (waiter.kind == ObjectWaiter::Kind::kFetch) {
       start_fetch(waiter.index, object);
     } else if (object.state == ObjectState::kFailed) {
-      poison(waiter.index, waiter.value, object.error);
+      propagate_error(waiter.index, waiter.value, object.error);
       close_step(waiter.index);
     } else {
       deliver(waiter.index, waiter.value, retain(object.value), object.devices, object.age);
@@ -84,19 +84,19 @@ void Executor::release(Client& c, Object& object) {
   c.objects.forget(object);
 }
 
-void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payload) {
+void Executor::on_command(const CommandRecord& record, std::span<const std::byte> payload) {
   const uint32_t id = record.header.client;
-  const uint64_t command = bytes_of(record);
+  const uint64_t record_bytes = bytes_of(record);
   Client* c = client(id);
   if (c == nullptr) {
-    link_.command_done(id, command);
+    link_.command_done(id, record_bytes);
     return;
   }
   if (!held_.empty()) release_held();  // the swap fault swaps runs, not a run and the release of its results
   const Handle handle{record.handle};
-  const auto kind = static_cast<NoteKind>(record.header.detail);
+  const auto kind = static_cast<CommandKind>(record.header.detail);
   switch (kind) {
-    case NoteKind::kPut: {
+    case CommandKind::kPut: {
       if (record.is_refused != 0) {  // why is said by a kFail behind it
         backend_.refuse_put(id, payload);
         break;
@@ -115,30 +115,30 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
         link_.failed(id, handle, error_text(object.error));
         break;
       }
-      if (record.place_set != kNoPlaceSet) ledger_.add(value, c->account, devices, record.place_bytes);
+      if (record.space_set != kNoSpaceSet) ledger_.add(value, c->account, devices, record.space_bytes);
       object.value = value;
       object.devices = devices;
       object.age = ++age_;
-      watch(devices, {Watch::Kind::kPut, false, id, 0, retain(value), handle.raw, age_});
+      add_pending(devices, {PendingValue::Kind::kPut, false, id, 0, retain(value), handle.raw, age_});
       break;
     }
-    case NoteKind::kFetch:
+    case CommandKind::kFetch:
       fetch(id, *c, record, payload);
       break;
-    case NoteKind::kRelease:
+    case CommandKind::kRelease:
       for (size_t at = 0; at + sizeof(uint64_t) <= payload.size(); at += sizeof(uint64_t)) {
         uint64_t raw;
         std::memcpy(&raw, payload.data() + at, sizeof raw);
         if (Object* object = c->objects.find(Handle{raw})) release(*c, *object);
       }
       break;
-    case NoteKind::kBackend:
-      backend_.note(id, payload);
+    case CommandKind::kBackend:
+      backend_.command(id, payload);
       break;
-    case NoteKind::kTask:
+    case CommandKind::kTask:
       task(id, *c, record, payload);
       break;
-    case NoteKind::kFail: {  // ERR-1: what takes it as an argument fails by its words
+    case CommandKind::kFail: {  // ERR-1: what takes it as an argument fails by its words
       if (handle.index() >= c->capacity) break;
       // FUT-3: the index may mean something younger by now; then nobody can name this handle any more.
       const Object* there = c->objects.occupant(handle);
@@ -147,24 +147,25 @@ void Executor::on_note(const NoteRecord& record, std::span<const std::byte> payl
       object.error = new_error({reinterpret_cast<const char*>(payload.data()), payload.size()});
       break;
     }
-    case NoteKind::kRename:
+    case CommandKind::kRename:
       for (size_t at = 0; at + 2 * sizeof(uint64_t) <= payload.size(); at += 2 * sizeof(uint64_t)) {
         Handle pair[2];
         std::memcpy(pair, payload.data() + at, sizeof pair);
         rename(id, *c, pair[0], pair[1]);
       }
       break;
-    case NoteKind::kPark:
-    case NoteKind::kUnpark:
-      park(id, *c, kind, payload);
+    case CommandKind::kOffload:
+    case CommandKind::kRestore:
+      offload(id, *c, kind, payload);
       break;
   }
-  if (kind != NoteKind::kFetch && kind != NoteKind::kTask) link_.command_done(id, command);  // these say so themselves
+  if (kind != CommandKind::kFetch && kind != CommandKind::kTask)
+    link_.command_done(id, record_bytes);  // these say so themselves
   drain();
 }
 
-void Executor::fetch(uint32_t id, Client& c, const NoteRecord& record, std::span<const std::byte> payload) {
-  const bool is_task = static_cast<NoteKind>(record.header.detail) == NoteKind::kTask;
+void Executor::fetch(uint32_t id, Client& c, const CommandRecord& record, std::span<const std::byte> payload) {
+  const bool is_task = static_cast<CommandKind>(record.header.detail) == CommandKind::kTask;
   Object* object = c.objects.find(Handle{record.handle});
   if (object == nullptr) {
     link_.failed(id, Handle{record.token}, missing(id, "the buffer to read was deleted"));
@@ -193,7 +194,7 @@ void Executor::start_fetch(uint32_t slot, Object& object) {
     refuse_fetch(slot, error_text(object.error));
     return;
   }
-  watch(object.devices, {Watch::Kind::kFetch, false, kNone, slot, retain(object.value), 0, object.age});
+  add_pending(object.devices, {PendingValue::Kind::kFetch, false, kNone, slot, retain(object.value), 0, object.age});
 }
 
 /// The buffer of a fetch, or of a task, has failed.

@@ -1,7 +1,9 @@
-/// The executor's watches: what was enqueued is watched until XLA has computed it, and what waits for that is moved on.
+/// The executor's pending values: what was enqueued is watched until XLA has computed it, and what waits for that is
+/// moved on.
 ///
-/// Each set of devices has a lane of watches, in the order in which their values were enqueued. `poll` looks at the
-/// front of each lane. LOOK-1 says which value a look asks, and GANG-2 what may be settled before the front.
+/// Each set of devices has a ready queue of pending values, in the order in which their values were enqueued. `poll`
+/// looks at the front of each ready queue. LOOK-1 says which value a look asks, and GANG-2 what may be settled before
+/// the front.
 #include <algorithm>
 
 #include "base/check.h"
@@ -10,31 +12,32 @@
 namespace pathways {
 namespace {
 
-constexpr size_t kMostAtOnce = 64;  // watches of a lane that one look may settle
+constexpr size_t kMostAtOnce = 64;  // pending values of a ready queue that one look may settle
 
 }  // namespace
 
-void Executor::watch(uint64_t devices, const Watch& item, std::span<const uint64_t> input_ages) {
+void Executor::add_pending(uint64_t devices, const PendingValue& item, std::span<const uint64_t> input_ages) {
   count_in_flight(item, devices, 1);
   ++stats_.waiting;
-  auto lane = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == devices; });
-  if (lane == lanes_.end()) lane = lanes_.insert(lane, Lane{devices, {}});
-  auto& watches = lane->watches;
-  if (watches.empty() || watches.back().age <= item.age) {  // as a rule
-    const bool is_linked = !watches.empty() && watches.back().kind == Watch::Kind::kNode &&
-                           std::find(input_ages.begin(), input_ages.end(), watches.back().age) != input_ages.end();
-    watches.push_back(item);
-    watches.back().linked = is_linked;
+  auto queue = std::find_if(ready_queues_.begin(), ready_queues_.end(),
+                            [&](const ReadyQueue& l) { return l.devices == devices; });
+  if (queue == ready_queues_.end()) queue = ready_queues_.insert(queue, ReadyQueue{devices, {}});
+  auto& pending = queue->pending;
+  if (pending.empty() || pending.back().age <= item.age) {  // as a rule
+    const bool is_chained = !pending.empty() && pending.back().kind == PendingValue::Kind::kNode &&
+                            std::find(input_ages.begin(), input_ages.end(), pending.back().age) != input_ages.end();
+    pending.push_back(item);
+    pending.back().chained = is_chained;
     return;
   }
-  auto at = std::prev(watches.end());
-  while (at != watches.begin() && std::prev(at)->age > item.age) --at;
-  at->linked = false;  // it follows another one now
-  watches.insert(at, item);
+  auto at = std::prev(pending.end());
+  while (at != pending.begin() && std::prev(at)->age > item.age) --at;
+  at->chained = false;  // it follows another one now
+  pending.insert(at, item);
 }
 
 /// Adds `by`, which is 1 or its negative, to the number of launches in flight on each device.
-void Executor::count_in_flight(const Watch& item, uint64_t devices, uint32_t by) {
+void Executor::count_in_flight(const PendingValue& item, uint64_t devices, uint32_t by) {
   if (!item.counts) return;
   const bool is_gang = runs_[item.run]->plan->plan.node(item.index).gang != 0;
   auto& gangs = std::has_single_bit(devices) ? one_device_gangs_ : several_device_gangs_;
@@ -53,11 +56,11 @@ bool Executor::conflicts_with_running_gang(const NodeRecord& node) const {
   return conflicts;
 }
 
-/// How many watches from the front on are computed each from the one before.
-size_t Executor::chain_length(const Lane& lane) {
-  const size_t most = std::min(lane.watches.size(), kMostAtOnce);
+/// How many pending values from the front on are computed each from the one before.
+size_t Executor::chain_length(const ReadyQueue& queue) {
+  const size_t most = std::min(queue.pending.size(), kMostAtOnce);
   size_t length = 1;
-  while (length < most && lane.watches[length].linked) ++length;
+  while (length < most && queue.pending[length].chained) ++length;
   return length;
 }
 
@@ -71,30 +74,30 @@ std::span<const uint32_t> Executor::donated(const Run& run, const NodeRecord& no
 /// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on they say nothing, so
 /// whatever was watched by one of them is watched otherwise.
 void Executor::take_over(const NodeRecord& node, std::span<const uint32_t> positions) {
-  const auto lane =
-      std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& l) { return l.devices == node.devices; });
-  if (lane == lanes_.end()) return;
+  const auto queue = std::find_if(ready_queues_.begin(), ready_queues_.end(),
+                                  [&](const ReadyQueue& l) { return l.devices == node.devices; });
+  if (queue == ready_queues_.end()) return;
   taken_.clear();
   for (const uint32_t position : positions) {
     const Value value = inputs_[position];
     const uint64_t age = input_ages_[position];
-    const auto is_younger = [](const Watch& watch, uint64_t than) { return watch.age < than; };
-    auto item = std::lower_bound(lane->watches.begin(), lane->watches.end(), age, is_younger);
-    for (; item != lane->watches.end() && item->age == age; ++item) {
+    const auto is_younger = [](const PendingValue& item, uint64_t than) { return item.age < than; };
+    auto item = std::lower_bound(queue->pending.begin(), queue->pending.end(), age, is_younger);
+    for (; item != queue->pending.end() && item->age == age; ++item) {
       if (item->value != value || item->taken_by != 0) continue;
       if (taken_.empty()) {
         for (const uint32_t each : positions) taken_.push_back(inputs_[each]);
         std::sort(taken_.begin(), taken_.end());
       }
-      if (!watch_another_output(*item)) item->taken_by = age_;
+      if (!use_another_output(*item)) item->taken_by = age_;
     }
   }
 }
 
 /// Watches a launch by an output of it that nobody has taken over, and that of later runs of the plan likewise. False
 /// when there is none.
-bool Executor::watch_another_output(Watch& item) {
-  if (item.kind != Watch::Kind::kNode) return false;
+bool Executor::use_another_output(PendingValue& item) {
+  if (item.kind != PendingValue::Kind::kNode) return false;
   const Run& run = *runs_[item.run];
   const Plan& plan = run.plan->plan;
   const auto outputs = plan.outputs(plan.node(item.index));
@@ -120,104 +123,107 @@ bool Executor::watch_another_output(Watch& item) {
   return false;
 }
 
-/// LOOK-1: the place of the watch whose value says how the one at `at` is: its own, or its taker's.
-size_t Executor::answering(const Lane& lane, size_t at) {
-  while (lane.watches[at].taken_by != 0) {
-    const uint64_t age = lane.watches[at].taken_by;
-    while (lane.watches[at].age < age) ++at;  // it is there: watches are settled from the front on
-    PW_DCHECK(lane.watches[at].age == age && lane.watches[at].kind == Watch::Kind::kNode);
+/// LOOK-1: the place of the pending value whose value says how the one at `at` is: its own, or its taker's.
+size_t Executor::answering(const ReadyQueue& queue, size_t at) {
+  while (queue.pending[at].taken_by != 0) {
+    const uint64_t age = queue.pending[at].taken_by;
+    while (queue.pending[at].age < age) ++at;  // it is there: pending values are settled from the front on
+    PW_DCHECK(queue.pending[at].age == age && queue.pending[at].kind == PendingValue::Kind::kNode);
   }
   return at;
 }
 
-/// How the value of a watch is. One that was taken over with all others of its launch is over when its taker is,
-/// however that fared: nobody can read it any more.
-Readiness Executor::look(size_t lane, size_t at) {
-  Watch& item = lanes_[lane].watches[at];
+/// How the value of a pending value is. One that was taken over with all others of its launch is over when its taker
+/// is, however that fared: nobody can read it any more.
+Readiness Executor::look(size_t queue, size_t at) {
+  PendingValue& item = ready_queues_[queue].pending[at];
   if (item.taken_by != 0) {
-    return look(lane, answering(lanes_[lane], at)) == Readiness::kPending ? Readiness::kPending : Readiness::kReady;
+    return look(queue, answering(ready_queues_[queue], at)) == Readiness::kPending ? Readiness::kPending
+                                                                                   : Readiness::kReady;
   }
   const Readiness readiness = backend_.readiness(item.value);
   if (readiness != Readiness::kDeleted) return readiness;
   taken_.clear();  // deleted by whom is not known here: a launch that failed, or whoever shares the array
-  return watch_another_output(item) ? backend_.readiness(item.value) : Readiness::kReady;
+  return use_another_output(item) ? backend_.readiness(item.value) : Readiness::kReady;
 }
 
-/// Settles what is ready at the front of a lane. Number of watches settled.
-uint32_t Executor::settle_ready(size_t lane) {
+/// Settles what is ready at the front of a ready queue. Number of pending values settled.
+uint32_t Executor::settle_ready(size_t queue) {
   uint32_t done = 0;
-  while (!lanes_[lane].watches.empty()) {
-    const size_t chain = chain_length(lanes_[lane]);
+  while (!ready_queues_[queue].pending.empty()) {
+    const size_t chain = chain_length(ready_queues_[queue]);
     Readiness readiness = Readiness::kPending;
     size_t count = 0;
     for (const size_t candidate : {chain, chain / 2, size_t{1}}) {
       if (candidate == 0 || candidate == count) continue;
       count = candidate;
-      readiness = look(lane, count - 1);
+      readiness = look(queue, count - 1);
       // A failure is told of the first that failed, by its own error.
       if (readiness == Readiness::kReady || count == 1) break;
     }
     if (readiness == Readiness::kPending) {
-      const uint32_t between = settle_between(lane);
+      const uint32_t between = settle_between(queue);
       if (between == 0) return done;
       done += between;
       continue;
     }
     for (; count != 0; --count, ++done) {
-      const Watch item = lanes_[lane].watches.front();
-      lanes_[lane].watches.pop_front();
+      const PendingValue item = ready_queues_[queue].pending.front();
+      ready_queues_[queue].pending.pop_front();
       --stats_.waiting;
-      settle(item, lanes_[lane].devices, readiness);  // may add lanes
+      settle(item, ready_queues_[queue].devices, readiness);  // may add ready queues
     }
   }
   return done;
 }
 
-/// LOOK-1: the first watch of a lane that has a value of its own, if another one further down answers for the front.
-std::optional<size_t> Executor::first_between(const Lane& lane) {
-  const size_t answer = answering(lane, 0);
+/// LOOK-1: the first watch of a ready queue that has a value of its own, if another one further down answers for the
+/// front.
+std::optional<size_t> Executor::first_between(const ReadyQueue& queue) {
+  const size_t answer = answering(queue, 0);
   for (size_t at = 0; at < answer; ++at) {
-    if (lane.watches[at].taken_by == 0) return at;
+    if (queue.pending[at].taken_by == 0) return at;
   }
   return std::nullopt;
 }
 
 /// GANG-2: the launch that answers for the front may be a gang. Another host may need a send from between before it can
-/// launch its part. So a watch between them is settled out of turn when it is ready, together with those that it
-/// answers for. Number of watches settled.
-uint32_t Executor::settle_between(size_t lane) {
-  const std::optional<size_t> own = first_between(lanes_[lane]);
+/// launch its part. So a pending value between them is settled out of turn when it is ready, together with those that
+/// it answers for. Number of pending values settled.
+uint32_t Executor::settle_between(size_t queue) {
+  const std::optional<size_t> own = first_between(ready_queues_[queue]);
   if (!own) return 0;
-  const Readiness readiness = look(lane, *own);
+  const Readiness readiness = look(queue, *own);
   if (readiness == Readiness::kPending) return 0;
-  auto& watches = lanes_[lane].watches;
+  auto& pending = ready_queues_[queue].pending;
   between_.clear();
   for (size_t at = 0; at <= *own; ++at) {
-    if (answering(lanes_[lane], at) == *own) between_.push_back(at);
+    if (answering(ready_queues_[queue], at) == *own) between_.push_back(at);
   }
   settling_.clear();
-  for (const size_t at : between_) settling_.push_back(watches[at]);
+  for (const size_t at : between_) settling_.push_back(pending[at]);
   for (auto at = between_.rbegin(); at != between_.rend(); ++at) {
-    watches.erase(watches.begin() + static_cast<std::ptrdiff_t>(*at));
-    if (*at < watches.size()) watches[*at].linked = false;  // it follows another one now
+    pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(*at));
+    if (*at < pending.size()) pending[*at].chained = false;  // it follows another one now
   }
-  for (const Watch& item : settling_) {
+  for (const PendingValue& item : settling_) {
     --stats_.waiting;
-    settle(item, lanes_[lane].devices, item.taken_by == 0 ? readiness : Readiness::kReady);  // may add lanes
+    settle(item, ready_queues_[queue].devices,
+           item.taken_by == 0 ? readiness : Readiness::kReady);  // may add ready queues
   }
   return static_cast<uint32_t>(settling_.size());
 }
 
 /// The error of a value that turned out to have failed: its maker's own, or the one that its maker was given.
-uint32_t Executor::failure(const Watch& item) {
+uint32_t Executor::failure(const PendingValue& item) {
   if (const uint32_t known = failed_at(item.age)) return known;
-  if (item.kind != Watch::Kind::kNode && item.kind != Watch::Kind::kSend) {
+  if (item.kind != PendingValue::Kind::kNode && item.kind != PendingValue::Kind::kSend) {
     return new_error(std::string(backend_.last_error()));
   }
   Run& run = *runs_[item.run];
   const NodeRecord& node = run.plan->plan.node(item.index);
   const Plan& plan = run.plan->plan;
-  const uint32_t maker = item.kind == Watch::Kind::kNode ? item.index : maker_of(plan, plan.inputs(node)[0]);
+  const uint32_t maker = item.kind == PendingValue::Kind::kNode ? item.index : maker_of(plan, plan.inputs(node)[0]);
   uint32_t error = maker == kNone ? 0 : run.errors[plan.outputs(plan.node(maker))[0]];
   if (maker != kNone) {
     for (uint32_t input : plan.inputs(plan.node(maker))) {
@@ -232,7 +238,7 @@ uint32_t Executor::failure(const Watch& item) {
   if (maker != kNone) {
     for (uint32_t output : plan.outputs(plan.node(maker))) run.errors[output] = error;
   }
-  if (item.kind == Watch::Kind::kNode) {
+  if (item.kind == PendingValue::Kind::kNode) {
     failed_.emplace_back(item.age, error);
     if (failed_.size() > kFailedKept) failed_.pop_front();
   }
@@ -271,11 +277,11 @@ uint32_t Executor::cause(uint32_t slot, uint32_t value) {
   } else if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) {
     return known;
   }
-  for (const Lane& lane : lanes_) {
-    for (const Watch& watch : lane.watches) {
-      if (watch.kind != Watch::Kind::kNode) continue;
-      if (maker == kNone ? watch.age != age : watch.run != slot || watch.index != maker) continue;
-      return backend_.readiness(watch.value) == Readiness::kFailed ? failure(watch) : 0;
+  for (const ReadyQueue& queue : ready_queues_) {
+    for (const PendingValue& item : queue.pending) {
+      if (item.kind != PendingValue::Kind::kNode) continue;
+      if (maker == kNone ? item.age != age : item.run != slot || item.index != maker) continue;
+      return backend_.readiness(item.value) == Readiness::kFailed ? failure(item) : 0;
     }
   }
   return 0;
@@ -287,12 +293,12 @@ Status Executor::read_back(const Run& run, uint32_t result) {
   if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
   Client* c = client(run.client);
   const Object* object = c == nullptr ? nullptr : c->objects.find(handle);
-  ReadBackPlace place;
+  ReadBackSlot slot;
   // Released, or its client is gone: nobody will read it.
-  if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &place)) {
+  if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &slot)) {
     return Status::kOk;
   }
-  const Status status = backend_.read_back(object->value, place);
+  const Status status = backend_.read_back(object->value, slot);
   link_.end_read_back(run.client, handle);
   return status;
 }
@@ -307,12 +313,12 @@ void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
   }
 }
 
-void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) {
+void Executor::settle(const PendingValue& item, uint64_t devices, Readiness readiness) {
   count_in_flight(item, devices, ~uint32_t{0});
-  const bool has_failed = readiness == Readiness::kFailed && item.kind != Watch::Kind::kStandIn;
+  const bool has_failed = readiness == Readiness::kFailed && item.kind != PendingValue::Kind::kStandIn;
   const uint32_t error = has_failed ? failure(item) : 0;
   switch (item.kind) {
-    case Watch::Kind::kNode: {
+    case PendingValue::Kind::kNode: {
       Run& run = *runs_[item.run];
       const Plan& plan = run.plan->plan;
       for (uint32_t value : plan.outputs(plan.node(item.index))) {
@@ -321,19 +327,19 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       close_step(item.run);
       break;
     }
-    case Watch::Kind::kStandIn:
+    case PendingValue::Kind::kStandIn:
       close_step(item.run);
       break;
-    case Watch::Kind::kValue: {
+    case PendingValue::Kind::kValue: {
       Run& run = *runs_[item.run];
       for (uint32_t result : run.plan->plan.results_of(item.index)) resolve_result(run, result, error);
       close_step(item.run);
       break;
     }
-    case Watch::Kind::kSend:
+    case PendingValue::Kind::kSend:
       source_settled(item.key, error);
       break;
-    case Watch::Kind::kFetch: {
+    case PendingValue::Kind::kFetch: {
       if (error != 0) {
         refuse_fetch(item.index, error_text(error));
         break;
@@ -342,7 +348,7 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
       end_fetch(item.index, !fetches_[item.index].is_task);
       break;
     }
-    case Watch::Kind::kPut:
+    case PendingValue::Kind::kPut:
       // `run` names the client: a put belongs to no run.
       if (error == 0) {
         link_.complete(item.run, Handle{item.key});
@@ -356,19 +362,19 @@ void Executor::settle(const Watch& item, uint64_t devices, Readiness readiness) 
 
 void Executor::watched(std::vector<Value>* out) const {
   out->clear();
-  for (const Lane& lane : lanes_) {
-    if (lane.watches.empty()) continue;
-    out->push_back(lane.watches[answering(lane, 0)].value);
-    if (const auto own = first_between(lane)) out->push_back(lane.watches[*own].value);
+  for (const ReadyQueue& queue : ready_queues_) {
+    if (queue.pending.empty()) continue;
+    out->push_back(queue.pending[answering(queue, 0)].value);
+    if (const auto own = first_between(queue)) out->push_back(queue.pending[*own].value);
   }
 }
 
 void Executor::watched_half_way(std::vector<Value>* out) const {
   out->clear();
-  for (const Lane& lane : lanes_) {
-    if (lane.watches.empty()) continue;
-    out->push_back(lane.watches[answering(lane, lane.watches.size() / 2)].value);
-    if (const auto own = first_between(lane)) out->push_back(lane.watches[*own].value);
+  for (const ReadyQueue& queue : ready_queues_) {
+    if (queue.pending.empty()) continue;
+    out->push_back(queue.pending[answering(queue, queue.pending.size() / 2)].value);
+    if (const auto own = first_between(queue)) out->push_back(queue.pending[*own].value);
   }
 }
 

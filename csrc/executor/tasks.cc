@@ -12,7 +12,7 @@
 
 namespace pathways {
 
-void Executor::task(uint32_t id, Client& c, const NoteRecord& record, std::span<const std::byte> payload) {
+void Executor::task(uint32_t id, Client& c, const CommandRecord& record, std::span<const std::byte> payload) {
   const Handle handle{record.handle};
   if (record.token != 0) {
     if (handle.valid()) {
@@ -28,7 +28,7 @@ void Executor::task(uint32_t id, Client& c, const NoteRecord& record, std::span<
     return;
   }
   make_object(c, handle, ObjectState::kAnnounced);
-  start_task({id, record.handle, true, record.place_set != kNoPlaceSet, record.place_bytes, bytes_of(record)}, nullptr,
+  start_task({id, record.handle, true, record.space_set != kNoSpaceSet, record.space_bytes, bytes_of(record)}, nullptr,
              payload);
 }
 
@@ -59,7 +59,7 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
     ++age_;
     if (Client* c = client(task.client)) {
       if (task.is_counted) ledger_.add(made, c->account, devices, task.bytes);
-      watch(devices, {Watch::Kind::kPut, false, task.client, 0, retain(made), future.raw, age_});
+      add_pending(devices, {PendingValue::Kind::kPut, false, task.client, 0, retain(made), future.raw, age_});
     }
     define_object(task.client, future, made, devices, age_);
   } else if (task.makes) {

@@ -23,8 +23,9 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
   exchange.run = slot;
   exchange.node = index;
   exchange.sends_left += node.destination_count;
-  exchange.arrivals_left += node.source_count;
-  std::erase_if(exchange.posts, [&](const Landing& post) { return !has_part(exchange, post.source, false); });
+  exchange.receives_left += node.source_count;
+  std::erase_if(exchange.ready_receives,
+                [&](const ReceiveBuffers& ready) { return !has_part(exchange, ready.source, false); });
   if (options_.gangs_block && node.destination_count != 0) {
     trim_sends();
     unsourced_.push_back(key);
@@ -33,7 +34,7 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
   if (node.output_count == 0) return;
   // Room is given in the order of the runs: a younger receive that took the last room could wait for an older one's
   // consumer, which waits for room.
-  if (!stalled_receives_.empty() || !post_receive(key)) stalled_receives_.push_back(key);
+  if (!stalled_receives_.empty() || !announce_receive(key)) stalled_receives_.push_back(key);
 }
 
 bool Executor::is_local(const Plan& plan, const NodeRecord& node) const {
@@ -47,7 +48,7 @@ void Executor::start_transfer(NodeRef ref) {
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const uint32_t input = plan.inputs(node)[0];
-  const uint32_t error = run.poison[ref.node];
+  const uint32_t error = run.input_errors[ref.node];
   if (error == 0 && is_local(plan, node) && !has_room(run, node)) {
     throttled_.push_back(ref);
     return;
@@ -57,12 +58,12 @@ void Executor::start_transfer(NodeRef ref) {
     const uint32_t output = plan.outputs(node)[0];
     Value moved = nullptr;
     if (error != 0) {
-      poison(ref.run, output, error);
+      propagate_error(ref.run, output, error);
     } else if (backend_.transfer(context(run, ref.node), run.values[input], &moved) == Status::kOk) {
       book(run, node, moved);
       deliver(ref.run, output, moved, node.devices, ++age_);
     } else {
-      poison(ref.run, output, new_error(std::string(backend_.last_error())));
+      propagate_error(ref.run, output, new_error(std::string(backend_.last_error())));
     }
     read_done(run, plan.inputs(node));
     close_step(ref.run);
@@ -72,7 +73,8 @@ void Executor::start_transfer(NodeRef ref) {
   Exchange& exchange = exchanges_.at(key);
   if (error == 0) {
     exchange.source = retain(run.values[input]);
-    watch(node.input_devices, {Watch::Kind::kSend, false, ref.run, ref.node, retain(exchange.source), key, age_});
+    add_pending(node.input_devices,
+                {PendingValue::Kind::kSend, false, ref.run, ref.node, retain(exchange.source), key, age_});
   }
   read_done(run, plan.inputs(node));
   if (error != 0) source_settled(key, error);
@@ -83,7 +85,7 @@ void Executor::source_settled(uint64_t key, uint32_t error) {
   Exchange& exchange = exchanges_.at(key);
   exchange.source_ready = true;
   exchange.source_error = error;
-  if (!exchange.posts.empty()) {
+  if (!exchange.ready_receives.empty()) {
     try_send(key);
   } else if (exchange.sends_left == 0) {  // nobody is left to send to
     if (exchange.source != nullptr) drop(exchange.source);
@@ -92,61 +94,63 @@ void Executor::source_settled(uint64_t key, uint32_t error) {
   }
 }
 
-bool Executor::post_receive(uint64_t key) {
+bool Executor::announce_receive(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
   Run& run = *runs_[exchange.run];
   const NodeRecord& node = run.plan->plan.node(exchange.node);
-  std::vector<Landing> landings;
-  const Status status = backend_.begin_receive(context(run, exchange.node), &landings);
+  std::vector<ReceiveBuffers> receives;
+  const Status status = backend_.begin_receive(context(run, exchange.node), &receives);
   if (status == Status::kNoMemory) return false;
   exchange.has_room = status == Status::kOk;
   if (status != Status::kOk) {
     // The sources still hear from us, with nowhere to write, so that they are done with it.
     exchange.receive_error = new_error(std::string(backend_.last_error()));
-    landings.clear();
-    for (uint32_t source : run.plan->plan.sources(node)) landings.push_back({source, {}});
+    receives.clear();
+    for (uint32_t source : run.plan->plan.sources(node)) receives.push_back({source, {}});
   }
   const uint64_t order = run.order;
   const uint32_t global = node.global_node;
-  for (Landing& landing : landings) {
-    if (landing.source == options_.host) {
-      exchange.posts.push_back(std::move(landing));
-    } else if (std::find(exchange.dead.begin(), exchange.dead.end(), landing.source) == exchange.dead.end()) {
-      if (lost_peers_.contains(landing.source)) landing.offsets.clear();
-      link_.post(landing.source, order, global, landing.offsets);
+  for (ReceiveBuffers& receive : receives) {
+    if (receive.source == options_.host) {
+      exchange.ready_receives.push_back(std::move(receive));
+    } else if (std::find(exchange.dead.begin(), exchange.dead.end(), receive.source) == exchange.dead.end()) {
+      if (lost_peers_.contains(receive.source)) receive.offsets.clear();
+      link_.receive_ready(receive.source, order, global, receive.offsets);
     }
   }
   try_send(key);
   return true;
 }
 
-Status Executor::on_post(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
+Status Executor::on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
   const uint64_t key = exchange_key(order, node);
   const auto refused =
       std::find_if(refused_.begin(), refused_.end(), [&](const auto& run) { return run.first == order; });
   if (refused != refused_.end()) {
-    link_.arrived(host, order, node, true, refused->second);
+    link_.receive_done(host, order, node, true, refused->second);
     return Status::kOk;
   }
   Exchange& exchange = exchanges_[key];
   if (exchange.is_prepared && !has_part(exchange, host, false)) return Status::kInvalid;
-  if (std::find(exchange.posted.begin(), exchange.posted.end(), host) != exchange.posted.end()) return Status::kInvalid;
-  exchange.posted.push_back(host);
-  exchange.posts.push_back({host, {offsets.begin(), offsets.end()}});
+  if (std::find(exchange.announced.begin(), exchange.announced.end(), host) != exchange.announced.end())
+    return Status::kInvalid;
+  exchange.announced.push_back(host);
+  exchange.ready_receives.push_back({host, {offsets.begin(), offsets.end()}});
   try_send(key);
   drain();
   return Status::kOk;
 }
 
-/// This host has no part in a run although others count on it (ERR-1): who posts for it, or has posted, hears why.
-void Executor::refuse_posts(uint64_t order, const std::string& why) {
+/// This host has no part in a run although others count on it (ERR-1): who ready_receives for it, or has announced,
+/// hears why.
+void Executor::refuse_receives(uint64_t order, const std::string& why) {
   for (auto at = exchanges_.begin(); at != exchanges_.end();) {
     if (at->first >> 20 != order) {
       ++at;
       continue;
     }
     const auto node = static_cast<uint32_t>(at->first & 0xfffffu);
-    for (const uint32_t host : at->second.posted) link_.arrived(host, order, node, true, why);
+    for (const uint32_t host : at->second.announced) link_.receive_done(host, order, node, true, why);
     at = exchanges_.erase(at);
   }
   refused_.emplace_back(order, why);
@@ -163,25 +167,25 @@ bool Executor::has_part(const Exchange& exchange, uint32_t host, bool as_source)
 
 void Executor::try_send(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
-  if (!exchange.is_prepared || !exchange.source_ready || exchange.posts.empty()) return;
-  const std::vector<Landing> posts = std::move(exchange.posts);
-  exchange.posts.clear();
-  std::vector<SendState> states(posts.size(), SendState::kFailed);
+  if (!exchange.is_prepared || !exchange.source_ready || exchange.ready_receives.empty()) return;
+  const std::vector<ReceiveBuffers> ready_receives = std::move(exchange.ready_receives);
+  exchange.ready_receives.clear();
+  std::vector<SendState> states(ready_receives.size(), SendState::kFailed);
   std::string text;
   if (exchange.source_error != 0) {
     text = error_text(exchange.source_error);
   } else {
-    // One look at the value for all that have posted. The reference stays until the last send is done.
-    backend_.send(context(*runs_[exchange.run], exchange.node), exchange.source, posts, key, states);
+    // One look at the value for all that have announced. The reference stays until the last send is done.
+    backend_.send(context(*runs_[exchange.run], exchange.node), exchange.source, ready_receives, key, states);
     if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
   }
-  for (size_t i = 0; i < posts.size(); ++i) {  // each may be the last of the exchange
+  for (size_t i = 0; i < ready_receives.size(); ++i) {  // each may be the last of the exchange
     if (states[i] == SendState::kUnderWay) {
-      ++under_way_[posts[i].source];
+      ++under_way_[ready_receives[i].source];
       continue;
     }
     const bool failed = states[i] == SendState::kFailed;
-    end_send(key, posts[i].source, failed, failed ? std::string_view(text) : std::string_view());
+    end_send(key, ready_receives[i].source, failed, failed ? std::string_view(text) : std::string_view());
   }
 }
 
@@ -194,35 +198,35 @@ void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::st
     exchange.source = nullptr;
   }
   if (destination == options_.host) {
-    arrival(key, destination, failed, text);
+    source_done(key, destination, failed, text);
   } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
     finish_exchange(key);
   } else {
     const Run& run = *runs_[exchange.run];
-    link_.arrived(destination, run.order, run.plan->plan.node(exchange.node).global_node, failed, text);
+    link_.receive_done(destination, run.order, run.plan->plan.node(exchange.node).global_node, failed, text);
     finish_exchange(key);
   }
 }
 
-Status Executor::on_arrived(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
+Status Executor::on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
   const uint64_t key = exchange_key(order, node);
   const auto at = exchanges_.find(key);
-  // We posted before they wrote, so we are prepared.
+  // We announced before they wrote, so we are prepared.
   if (at == exchanges_.end() || !at->second.is_prepared || host == options_.host || !has_part(at->second, host, true)) {
     return Status::kInvalid;
   }
-  const auto& heard = at->second.arrived;
+  const auto& heard = at->second.done_sources;
   if (std::find(heard.begin(), heard.end(), host) != heard.end()) return Status::kInvalid;
-  arrival(key, host, failed, text);
+  source_done(key, host, failed, text);
   return Status::kOk;
 }
 
-void Executor::arrival(uint64_t key, uint32_t host, bool failed, std::string_view text) {
+void Executor::source_done(uint64_t key, uint32_t host, bool failed, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
-  PW_CHECK(exchange.arrivals_left > 0);
-  exchange.arrived.push_back(host);
+  PW_CHECK(exchange.receives_left > 0);
+  exchange.done_sources.push_back(host);
   if (failed && exchange.receive_error == 0) exchange.receive_error = new_error(std::string(text));
-  if (--exchange.arrivals_left == 0) receive_done(key);
+  if (--exchange.receives_left == 0) finish_exchange_receive(key);
   finish_exchange(key);
   drain();
 }
@@ -255,36 +259,36 @@ void Executor::miss_peer(uint64_t key, uint32_t host, bool was_told) {
   const auto& [text, state] = lost_peers_.at(host);
   Exchange& exchange = at->second;
   if (has_part(exchange, host, true) &&
-      std::find(exchange.arrived.begin(), exchange.arrived.end(), host) == exchange.arrived.end()) {
+      std::find(exchange.done_sources.begin(), exchange.done_sources.end(), host) == exchange.done_sources.end()) {
     exchange.is_written |= was_told && exchange.has_room && state == LostPeer::kAlive;
-    if (exchange.arrivals_left == 1) std::erase(stalled_receives_, key);  // it needs no room any more
-    arrival(key, host, true, text);
+    if (exchange.receives_left == 1) std::erase(stalled_receives_, key);  // it needs no room any more
+    source_done(key, host, true, text);
     at = exchanges_.find(key);
     if (at == exchanges_.end()) return;
   }
   if (has_part(at->second, host, false) &&
-      std::find(at->second.posted.begin(), at->second.posted.end(), host) == at->second.posted.end()) {
-    at->second.posted.push_back(host);
+      std::find(at->second.announced.begin(), at->second.announced.end(), host) == at->second.announced.end()) {
+    at->second.announced.push_back(host);
     end_send(key, host, true, text);
   }
 }
 
-void Executor::receive_done(uint64_t key) {
+void Executor::finish_exchange_receive(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
   Run& run = *runs_[exchange.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(exchange.node);
   const NodeContext where = context(run, exchange.node);
   const uint32_t output = plan.outputs(node)[0];
-  Value landed = nullptr;
+  Value received = nullptr;
   if (exchange.receive_error != 0) {
     if (exchange.has_room && !exchange.is_written) backend_.abandon_receive(where);
-    poison(exchange.run, output, exchange.receive_error);
-  } else if (backend_.finish_receive(where, &landed) == Status::kOk) {
-    book(run, node, landed);
-    deliver(exchange.run, output, landed, node.devices, ++age_);
+    propagate_error(exchange.run, output, exchange.receive_error);
+  } else if (backend_.finish_receive(where, &received) == Status::kOk) {
+    book(run, node, received);
+    deliver(exchange.run, output, received, node.devices, ++age_);
   } else {
-    poison(exchange.run, output, new_error(std::string(backend_.last_error())));
+    propagate_error(exchange.run, output, new_error(std::string(backend_.last_error())));
   }
 }
 
@@ -319,7 +323,7 @@ void Executor::finish_exchange(uint64_t key) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end()) return;
   const Exchange& exchange = at->second;
-  if (!exchange.is_prepared || exchange.sends_left != 0 || exchange.arrivals_left != 0) return;
+  if (!exchange.is_prepared || exchange.sends_left != 0 || exchange.receives_left != 0) return;
   const uint32_t slot = exchange.run;
   const NodeRecord& node = runs_[slot]->plan->plan.node(exchange.node);
   if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part ends before the value is there

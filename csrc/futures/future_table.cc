@@ -223,7 +223,7 @@ FutureState FutureTable::wait(Handle handle, std::chrono::nanoseconds timeout, S
     const std::uint32_t ticket = doorbell_.ticket();
     if (!mark_waited(handle)) return poll(handle);
     const auto left = timeout - std::chrono::nanoseconds(monotonic_ns() - start);
-    const Status rung = doorbell_.wait(ticket, left < kRecheck ? left : kRecheck, SpinPolicy::park());
+    const Status rung = doorbell_.wait(ticket, left < kRecheck ? left : kRecheck, SpinPolicy::yield_briefly());
     state = poll(handle);
     if (state != FutureState::kPending) return state;
     if (rung == Status::kTimeout && left <= kRecheck) return state;

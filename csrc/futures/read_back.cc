@@ -44,7 +44,7 @@ ReadBackView::ReadBackView(void* memory, size_t room) {
   block_ = static_cast<std::byte*>(memory);
 }
 
-bool ReadBackView::begin_write(const FutureView& table, Handle future, ReadBackPlace* place) const noexcept {
+bool ReadBackView::begin_write(const FutureView& table, Handle future, ReadBackSlot* slot) const noexcept {
   if (future.index() >= futures_) return false;
   // SYNC read_back/open: pairs with try_open(): when that came before, the release of the old handle is seen below.
   (void)ReadBackArea::writers_in(block_, future).fetch_add(1, std::memory_order_acq_rel);
@@ -52,8 +52,8 @@ bool ReadBackView::begin_write(const FutureView& table, Handle future, ReadBackP
     end_write(future);
     return false;
   }
-  place->small = ReadBackArea::slot_in(block_, futures_, future, ReadBackArea::kSmallBytes);
-  place->large = ReadBackArea::slot_in(block_, futures_, future, ReadBackArea::kLargeBytes);
+  slot->small = ReadBackArea::slot_in(block_, futures_, future, ReadBackArea::kSmallBytes);
+  slot->large = ReadBackArea::slot_in(block_, futures_, future, ReadBackArea::kLargeBytes);
   return true;
 }
 

@@ -32,7 +32,7 @@
 namespace pathways {
 
 /// The two slots of one future. A writer picks by the size of the whole value, as the reader does.
-struct ReadBackPlace {
+struct ReadBackSlot {
   std::byte* small = nullptr;
   std::byte* large = nullptr;  ///< nullptr: none for this future
 };
@@ -84,7 +84,7 @@ class ReadBackView {
 
   bool is_there() const noexcept { return block_ != nullptr; }
   /// Counts a writer in. False: nobody will read it, and nothing may be written. True: `end_write` must follow.
-  bool begin_write(const FutureView& table, Handle future, ReadBackPlace* place) const noexcept;
+  bool begin_write(const FutureView& table, Handle future, ReadBackSlot* slot) const noexcept;
   void end_write(Handle future) const noexcept;
 
  private:

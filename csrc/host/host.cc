@@ -32,7 +32,7 @@ Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* contro
       own_(hosts.at(options.host)),
       block_(own_.block()),
       inbox_(own_.inbox()),
-      to_controller_(own_.outgoing(), &controller->doorbell, &controller->news, options.host),
+      to_controller_(own_.outgoing(), &controller->doorbell, &controller->ready_bitmap, options.host),
       executor_({options.host, options.devices, options.max_in_flight, options.device_bytes, options.gangs_block},
                 backend, *this),
       mailbox_(&block_->doorbell) {
@@ -45,7 +45,7 @@ Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* contro
   }
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
-  partial_posts_.resize(hosts.size());
+  partial_receive_ready_.resize(hosts.size());
   for (uint32_t peer = 0; peer < hosts.size(); ++peer) {
     if (peer == options.host || !hosts[peer].is_there()) continue;
     from_peers_[peer] = own_.from(peer).consumer();
@@ -176,10 +176,10 @@ void Host::take(std::span<const std::byte> bytes) {
       executor_.on_run(record, reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record));
       return;
     }
-    case RecordKind::kNote: {
-      const auto record = read_as<NoteRecord>(bytes);
+    case RecordKind::kCommand: {
+      const auto record = read_as<CommandRecord>(bytes);
       expect_size(bytes, sizeof record + padded(uint64_t{record.bytes}));
-      executor_.on_note(record, bytes.subspan(sizeof record, record.bytes));
+      executor_.on_command(record, bytes.subspan(sizeof record, record.bytes));
       return;
     }
     case RecordKind::kGo: {
@@ -214,9 +214,9 @@ void Host::complete(uint32_t client, Handle future) {
   if (client < clients_.size() && clients_[client].futures.is_there()) (void)clients_[client].futures.complete(future);
 }
 
-bool Host::begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) {
+bool Host::begin_read_back(uint32_t client, Handle future, ReadBackSlot* slot) {
   return client < clients_.size() && clients_[client].futures.is_there() && clients_[client].read_back.is_there() &&
-         clients_[client].read_back.begin_write(clients_[client].futures, future, place);
+         clients_[client].read_back.begin_write(clients_[client].futures, future, slot);
 }
 
 void Host::end_read_back(uint32_t client, Handle future) { clients_[client].read_back.end_write(future); }
@@ -242,7 +242,7 @@ void Host::command_done(uint32_t client, uint64_t bytes) {
   if (client >= commands_done_.size()) commands_done_.resize(client + 1);
   Load& done = commands_done_[client];
   done.add(1, bytes);
-  if (!done.is_above(kCommandsTold, kCommandBytesTold)) return;
+  if (!done.is_above(kCommandsDelivered, kCommandBytesDelivered)) return;
   to_controller_.send(sizeof(CommandsDoneRecord), [&](std::byte* out) {
     const CommandsDoneRecord record{{RecordKind::kCommandsDone, 0, client}, done.count, done.bytes};
     std::memcpy(out, &record, sizeof record);
@@ -257,33 +257,33 @@ void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
   });
 }
 
-void Host::post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
+void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
   Outbox& peer = to_peers_.at(host);
   if (!peer.is_connected()) return;  // it is lost
-  const size_t most = (peer.max_record() - sizeof(PostRecord)) / sizeof(uint64_t);
+  const size_t most = (peer.max_record() - sizeof(ReceiveReadyRecord)) / sizeof(uint64_t);
   do {
-    const auto piece = offsets.first(std::min(most, offsets.size()));
-    offsets = offsets.subspan(piece.size());
-    peer.send(static_cast<uint32_t>(sizeof(PostRecord) + piece.size_bytes()), [&](std::byte* out) {
-      const PostRecord record{{RecordKind::kPost, static_cast<uint16_t>(offsets.empty() ? 0 : 1), 0},
-                              order,
-                              node,
-                              options_.host,
-                              static_cast<uint32_t>(piece.size()),
-                              0};
+    const auto chunk = offsets.first(std::min(most, offsets.size()));
+    offsets = offsets.subspan(chunk.size());
+    peer.send(static_cast<uint32_t>(sizeof(ReceiveReadyRecord) + chunk.size_bytes()), [&](std::byte* out) {
+      const ReceiveReadyRecord record{{RecordKind::kReceiveReady, static_cast<uint16_t>(offsets.empty() ? 0 : 1), 0},
+                                      order,
+                                      node,
+                                      options_.host,
+                                      static_cast<uint32_t>(chunk.size()),
+                                      0};
       std::memcpy(out, &record, sizeof record);
-      if (!piece.empty()) std::memcpy(out + sizeof record, piece.data(), piece.size_bytes());
+      if (!chunk.empty()) std::memcpy(out + sizeof record, chunk.data(), chunk.size_bytes());
     });
   } while (!offsets.empty());
 }
 
-void Host::arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
+void Host::receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
   if (!to_peers_.at(host).is_connected()) return;  // it is lost
-  text = text.substr(0, std::min(kMostText, to_peers_.at(host).max_record() - uint32_t{sizeof(ArrivedRecord)} - 8));
+  text = text.substr(0, std::min(kMostText, to_peers_.at(host).max_record() - uint32_t{sizeof(ReceiveDoneRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
-  to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ArrivedRecord)) + padded(bytes), [&](std::byte* out) {
-    const ArrivedRecord record{
-        {RecordKind::kArrived, static_cast<uint16_t>(failed ? 1 : 0), 0}, order, node, options_.host, bytes, 0};
+  to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ReceiveDoneRecord)) + padded(bytes), [&](std::byte* out) {
+    const ReceiveDoneRecord record{
+        {RecordKind::kReceiveDone, static_cast<uint16_t>(failed ? 1 : 0), 0}, order, node, options_.host, bytes, 0};
     std::memcpy(out, &record, sizeof record);
     if (bytes != 0) std::memcpy(out + sizeof record, text.data(), bytes);
   });

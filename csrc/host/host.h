@@ -43,7 +43,7 @@ class Host final : private HostLink {
     uint32_t batch = 64;        ///< records taken in one step
     /// A step that has lasted so long takes no further record, for a launch may take as long as its computation, and
     /// what is done is looked at and told at the end of the step: so often that who hears of it has not gone to sleep
-    /// meanwhile (SpinPolicy::linger), for waking it costs more than looking; seldom enough to be cheap.
+    /// meanwhile (SpinPolicy::yield_long), for waking it costs more than looking; seldom enough to be cheap.
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(30);
   };
 
@@ -85,15 +85,15 @@ class Host final : private HostLink {
  private:
   void complete(uint32_t client, Handle future) override;
   void failed(uint32_t client, Handle future, std::string_view text) override;
-  bool begin_read_back(uint32_t client, Handle future, ReadBackPlace* place) override;
+  bool begin_read_back(uint32_t client, Handle future, ReadBackSlot* slot) override;
   void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
   void command_done(uint32_t client, uint64_t bytes) override;
   void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void leave() override;
   void come_back() override;
-  void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
-  void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
+  void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
+  void receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
 
   bool flush_peers();
   std::chrono::nanoseconds overflow_look() const;
@@ -112,7 +112,7 @@ class Host final : private HostLink {
   Outbox to_controller_;
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
-  std::vector<std::vector<uint64_t>> partial_posts_;  ///< by peer: the first pieces of a long post
+  std::vector<std::vector<uint64_t>> partial_receive_ready_;  ///< by peer: the first chunks of a long post
   struct Replacement {
     uint32_t peer;
     HostView block;

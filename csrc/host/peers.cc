@@ -70,33 +70,34 @@ uint32_t Host::drain_peer(uint32_t peer) {
 std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
-  if (header.kind == RecordKind::kPost) {
-    if (bytes.size() < sizeof(PostRecord)) return sizes("a post", bytes.size(), sizeof(PostRecord));
-    const auto record = read_record<PostRecord>(bytes);
+  if (header.kind == RecordKind::kReceiveReady) {
+    if (bytes.size() < sizeof(ReceiveReadyRecord)) return sizes("a post", bytes.size(), sizeof(ReceiveReadyRecord));
+    const auto record = read_record<ReceiveReadyRecord>(bytes);
     const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
     if (bytes.size() != expected) return sizes("a post", bytes.size(), expected);
     if (record.host != peer) return "a post names host " + std::to_string(record.host);
     const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
-    std::vector<uint64_t>& partial = partial_posts_.at(peer);
+    std::vector<uint64_t>& partial = partial_receive_ready_.at(peer);
     if (partial.size() + offsets.size() > kMostOffsets) return "a post has more blocks than any transfer";
     if (header.detail != 0 || !partial.empty()) partial.insert(partial.end(), offsets.begin(), offsets.end());
     if (header.detail != 0) return {};  // more of it follows
     const std::vector<uint64_t> whole = std::move(partial);
     partial.clear();
-    if (executor_.on_post(record.order, record.node, peer, whole.empty() ? offsets : std::span(whole)) == Status::kOk) {
+    if (executor_.on_receive_ready(record.order, record.node, peer, whole.empty() ? offsets : std::span(whole)) ==
+        Status::kOk) {
       return {};
     }
     return "a post for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
            ", in which it has no such part";
   }
-  if (header.kind == RecordKind::kArrived) {
-    if (bytes.size() < sizeof(ArrivedRecord)) return sizes("an arrival", bytes.size(), sizeof(ArrivedRecord));
-    const auto record = read_record<ArrivedRecord>(bytes);
+  if (header.kind == RecordKind::kReceiveDone) {
+    if (bytes.size() < sizeof(ReceiveDoneRecord)) return sizes("an arrival", bytes.size(), sizeof(ReceiveDoneRecord));
+    const auto record = read_record<ReceiveDoneRecord>(bytes);
     const uint64_t expected = sizeof record + ((uint64_t{record.bytes} + 7) & ~uint64_t{7});
     if (bytes.size() != expected) return sizes("an arrival", bytes.size(), expected);
     if (record.host != peer) return "an arrival names host " + std::to_string(record.host);
     const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
-    if (executor_.on_arrived(record.order, record.node, peer, header.detail != 0, text) == Status::kOk) return {};
+    if (executor_.on_receive_done(record.order, record.node, peer, header.detail != 0, text) == Status::kOk) return {};
     return "an arrival for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
            ", in which it has no such part";
   }
@@ -110,7 +111,7 @@ void Host::close_peer(uint32_t peer, const std::string& fault) {
                            " was closed, because " + fault;
   std::fprintf(stderr, "pathways: %s\n", text.c_str());
   from_peers_[peer] = {};
-  partial_posts_[peer].clear();
+  partial_receive_ready_[peer].clear();
   executor_.lose_peer(peer, text, Executor::LostPeer::kAlive);
 }
 

@@ -44,7 +44,7 @@ struct alignas(kCacheLine) Arena::Block {
   std::uint64_t next_returned;  // whoever made the last release, until the owner takes the list
   Atomic<std::uint64_t> references;
   Atomic<std::uint32_t> state;  // a BlockState
-  std::uint64_t stamp;          // owner, under the lock: of the loan; 0: never lent
+  std::uint64_t stamp;          // owner, under the lock: of the lease; 0: never lent
 
   /// `bytes`, read once: it is another process's to write.
   [[nodiscard]] std::uint64_t was_bytes() const noexcept { return *static_cast<const volatile std::uint64_t*>(&bytes); }
@@ -145,22 +145,22 @@ std::vector<std::uint64_t> Arena::retain_held() {
 
 void Arena::release(std::uint64_t offset) noexcept { drop(checked_block(offset), 1); }
 
-void Arena::give_back(std::uint64_t offset, unsigned borrower) noexcept {
+void Arena::return_lease(std::uint64_t offset, unsigned borrower) noexcept {
   PW_CHECK(borrower < kBorrowers);
   drop(checked_block(offset), bit_of(borrower));
 }
 
-void Arena::lend(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t stamp) noexcept {
+void Arena::lease_out(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t stamp) noexcept {
   PW_CHECK(borrowers < std::uint64_t{1} << kBorrowers && stamp != 0);
-  Block* lent = checked_block(offset);
-  PW_CHECK(lent->stamp == 0);
+  Block* leased = checked_block(offset);
+  PW_CHECK(leased->stamp == 0);
   lock_.lock();
-  lent->stamp = stamp;
-  lent->prev = 0;
-  lent->next = lent_head_;
-  if (lent_head_ != 0) block(lent_head_)->prev = offset_of(lent);
-  lent_head_ = offset_of(lent);
-  const std::uint64_t before = lent->references.fetch_add(borrowers << kCountBits, std::memory_order_relaxed);
+  leased->stamp = stamp;
+  leased->prev = 0;
+  leased->next = leased_head_;
+  if (leased_head_ != 0) block(leased_head_)->prev = offset_of(leased);
+  leased_head_ = offset_of(leased);
+  const std::uint64_t before = leased->references.fetch_add(borrowers << kCountBits, std::memory_order_relaxed);
   lock_.unlock();
   PW_CHECK(before != 0);  // ARENA-2
 }
@@ -168,12 +168,12 @@ void Arena::lend(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t st
 void Arena::reclaim(unsigned borrower, std::uint64_t stamp) noexcept {
   PW_CHECK(borrower < kBorrowers);
   lock_.lock();
-  for (std::uint64_t at = lent_head_; at != 0;) {
-    Block* lent = block(at);
-    at = lent->next;
+  for (std::uint64_t at = leased_head_; at != 0;) {
+    Block* leased = block(at);
+    at = leased->next;
     // Nobody else clears the bit of one that is dead, and no successor was lent what is as old.
-    if (lent->stamp <= stamp && (lent->references.load(std::memory_order_relaxed) & bit_of(borrower)) != 0) {
-      drop(lent, bit_of(borrower));  // ARENA-5
+    if (leased->stamp <= stamp && (leased->references.load(std::memory_order_relaxed) & bit_of(borrower)) != 0) {
+      drop(leased, bit_of(borrower));  // ARENA-5
     }
   }
   lock_.unlock();
@@ -262,7 +262,7 @@ std::byte* ArenaView::find(std::uint64_t offset, std::uint64_t bytes) const noex
   return reinterpret_cast<std::byte*>(arena_) + offset;
 }
 
-std::byte* ArenaView::find_lent(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept {
+std::byte* ArenaView::find_leased(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept {
   std::byte* found = borrower < Arena::kBorrowers ? find(offset, bytes) : nullptr;
   if (found == nullptr) return nullptr;
   const std::uint64_t references =
@@ -270,13 +270,13 @@ std::byte* ArenaView::find_lent(std::uint64_t offset, std::uint64_t bytes, unsig
   return (references & bit_of(borrower)) != 0 ? found : nullptr;
 }
 
-bool ArenaView::give_back(std::uint64_t offset, unsigned borrower) const noexcept {
-  Arena::Block* lent = borrower < Arena::kBorrowers ? live(offset) : nullptr;
-  if (lent == nullptr) return false;
+bool ArenaView::return_lease(std::uint64_t offset, unsigned borrower) const noexcept {
+  Arena::Block* leased = borrower < Arena::kBorrowers ? live(offset) : nullptr;
+  if (leased == nullptr) return false;
   // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
-  const std::uint64_t before = lent->references.fetch_and(~bit_of(borrower), std::memory_order_acq_rel);
+  const std::uint64_t before = leased->references.fetch_and(~bit_of(borrower), std::memory_order_acq_rel);
   if ((before & bit_of(borrower)) == 0) return false;
-  if (before == bit_of(borrower)) returned(lent, offset - Arena::kHeaderBytes);
+  if (before == bit_of(borrower)) returned(leased, offset - Arena::kHeaderBytes);
   return true;
 }
 
@@ -321,14 +321,14 @@ Arena::Block* Arena::checked_block(std::uint64_t payload) const noexcept {
 
 Arena::Block* Arena::after(const Block* block) const noexcept { return this->block(offset_of(block) + block->bytes); }
 
-void Arena::forget_loan(Block* lent) noexcept {
-  if (lent->next != 0) block(lent->next)->prev = lent->prev;
-  if (lent->prev != 0) {
-    block(lent->prev)->next = lent->next;
+void Arena::forget_lease(Block* leased) noexcept {
+  if (leased->next != 0) block(leased->next)->prev = leased->prev;
+  if (leased->prev != 0) {
+    block(leased->prev)->next = leased->next;
   } else {
-    lent_head_ = lent->next;
+    leased_head_ = leased->next;
   }
-  lent->stamp = 0;
+  leased->stamp = 0;
 }
 
 // ---- free lists, all under the lock
@@ -409,7 +409,7 @@ void Arena::drain_returned() noexcept {
     Block* freed = block(at);
     at = freed->next_returned;
     PW_CHECK(freed->is(BlockState::kReturned));
-    if (freed->stamp != 0) forget_loan(freed);
+    if (freed->stamp != 0) forget_lease(freed);
     insert_free(merge(freed));
   }
 }

@@ -14,10 +14,10 @@
 //   ARENA-5 (lent)      reclaim() takes back exactly what a borrower that is dead had been lent by then and had not
 //   given
 //                       back, whenever it died. Why: borrowers have a bit each in the word of the references, so a
-//                       loan is given back in one step; and loans are stamped, so one to a successor is told apart.
+//                       lease is given back in one step; and leases are stamped, so one to a successor is told apart.
 //   TRUST-1 (data)      what an arena's owner writes is data to a process that maps it: an ArenaView stays inside the
 //                       mapped memory, whatever is written there, and never aborts.
-// A process that dies holding references which are no loans leaves them counted.
+// A process that dies holding references which are no leases leaves them counted.
 //
 // The last release() of a block, in whatever process, pushes it on the returned list; allocate() takes that whole list
 // (one exchange, so no ABA), merges the blocks with their free neighbours, and searches.
@@ -58,16 +58,16 @@ class Arena {
   Status allocate(std::size_t bytes, std::uint64_t* offset) noexcept;
   /// One more reference. The caller holds one already.
   void retain(std::uint64_t offset) noexcept;
-  /// One more reference to each block that has some which are no loans; their payloads' offsets. Owner process;
+  /// One more reference to each block that has some which are no leases; their payloads' offsets. Owner process;
   /// O(blocks).
   std::vector<std::uint64_t> retain_held();
   /// One reference less. The payload must not be touched through it any more.
   void release(std::uint64_t offset) noexcept;
   /// Lends the block, once in its life, to each of `borrowers`, a bit each: who gives it back by number. Stamps go up.
   /// Owner process.
-  void lend(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t stamp) noexcept;
+  void lease_out(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t stamp) noexcept;
   /// A borrower's release().
-  void give_back(std::uint64_t offset, unsigned borrower) noexcept;
+  void return_lease(std::uint64_t offset, unsigned borrower) noexcept;
   /// Gives back in the stead of a borrower that is dead what was lent to it with stamps up to `stamp`. Owner process;
   /// O(blocks lent).
   void reclaim(unsigned borrower, std::uint64_t stamp) noexcept;
@@ -77,7 +77,7 @@ class Arena {
   /// zeros afterwards. Owner process.
   std::uint64_t trim(std::uint64_t from, std::uint64_t* bytes) noexcept;
 
-  /// References now, loans included: a stale snapshot.
+  /// References now, leases included: a stale snapshot.
   [[nodiscard]] std::uint32_t was_references(std::uint64_t offset) const noexcept;
 
   /// The payload; valid while the caller holds a reference. Aborts on what allocate() did not give.
@@ -136,7 +136,7 @@ class Arena {
   Block* merge(Block* block) noexcept;
   void drop(Block* block, std::uint64_t references) noexcept;
   void push_returned(Block* freed, std::uint64_t offset) noexcept;
-  void forget_loan(Block* block) noexcept;
+  void forget_lease(Block* block) noexcept;
   void drain_returned() noexcept;
   void count_in_use(std::uint64_t bytes) noexcept;
 
@@ -147,7 +147,7 @@ class Arena {
   std::uint64_t level_bits_ = 0;                        // guarded by lock_: levels with a free block
   std::uint32_t sub_bits_[kLevels] = {};                // guarded by lock_
   std::uint64_t free_heads_[kLevels][kSubs] = {};       // guarded by lock_
-  std::uint64_t lent_head_ = 0;                         // guarded by lock_: blocks that were ever lent
+  std::uint64_t leased_head_ = 0;                       // guarded by lock_: blocks that were ever lent
   alignas(kCacheLine) Atomic<std::uint64_t> returned_;  // any process pushes, the owner takes all
   alignas(kCacheLine) Atomic<std::uint64_t> in_use_;
   Atomic<std::uint64_t> high_water_;
@@ -167,9 +167,9 @@ class ArenaView {
   /// The payload of a live block of at least `bytes` bytes; nullptr when `offset` is none.
   [[nodiscard]] std::byte* find(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// The same of a block that `borrower` was lent and has not given back.
-  [[nodiscard]] std::byte* find_lent(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept;
-  /// A borrower's release(). False, and nothing happens, when it holds no such loan.
-  bool give_back(std::uint64_t offset, unsigned borrower) const noexcept;
+  [[nodiscard]] std::byte* find_leased(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept;
+  /// A borrower's release(). False, and nothing happens, when it holds no such lease.
+  bool return_lease(std::uint64_t offset, unsigned borrower) const noexcept;
   /// One counted reference less. False, and nothing happens, when there is none.
   bool release(std::uint64_t offset) const noexcept;
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kLongRow = 4 << 10;      // shorter ones go through the cache: streaming rows of 1 KiB took 1.6 times
 constexpr uint64_t kStreamedJob = 4 << 20;  // what is shorter is still in a cache when its reader comes
-constexpr uint64_t kRegion = Copier::kPieceBytes / 4;
+constexpr uint64_t kRegion = Copier::kChunkBytes / 4;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 
 /// memcpy with stores that do not fetch the line first.
@@ -57,9 +57,9 @@ void finish_streams() {
 Copier::~Copier() { (void)stop(); }
 
 bool Copier::start(Job& job) {
-  PW_DCHECK(job.sources.size() == job.parcel->source_bytes().size());
-  PW_DCHECK(job.targets.size() == job.parcel->block_bytes().size());
-  const uint64_t bytes = job.parcel->bytes();
+  PW_DCHECK(job.sources.size() == job.copy_plan->source_bytes().size());
+  PW_DCHECK(job.targets.size() == job.copy_plan->block_bytes().size());
+  const uint64_t bytes = job.copy_plan->bytes();
   if (bytes <= kInlineBytes && delay_ns_.load(std::memory_order_relaxed) == 0) {
     Cursor cursor(std::move(job));
     const bool complete = write(cursor, std::numeric_limits<uint64_t>::max(), false);
@@ -116,13 +116,13 @@ void Copier::run() {
   while (true) {
     wake_.wait(lock, [&] { return stopping_ || !short_.empty() || !long_.empty(); });
     if (stopping_) return;
-    const bool is_short = long_.empty() || (!short_.empty() && short_bytes_ < kPieceBytes);  // COPY-3, COPY-4
+    const bool is_short = long_.empty() || (!short_.empty() && short_bytes_ < kChunkBytes);  // COPY-3, COPY-4
     auto& queue = is_short ? short_ : long_;
     Cursor& cursor = queue.front();  // stays where it is: only this thread takes from the front
-    const uint64_t bytes = cursor.job.parcel->bytes();
+    const uint64_t bytes = cursor.job.copy_plan->bytes();
     short_bytes_ = is_short ? short_bytes_ + bytes : 0;
     lock.unlock();
-    const bool complete = write(cursor, kPieceBytes, bytes >= kStreamedJob);
+    const bool complete = write(cursor, kChunkBytes, bytes >= kStreamedJob);
     if (complete) {
       finish_streams();
       if (const int64_t delay = delay_ns_.load(std::memory_order_relaxed); delay != 0) {
@@ -144,8 +144,8 @@ void Copier::run() {
 
 bool Copier::write(Cursor& cursor, uint64_t most, bool streams) {
   const Job& job = cursor.job;
-  const bool touches = job.parcel->bytes() > kInlineBytes;
-  ParcelRun run;
+  const bool touches = job.copy_plan->bytes() > kInlineBytes;
+  CopyRun run;
   while (cursor.walk.next(most, &run)) {
     most -= run.row * run.count;
     const std::byte* source = job.sources[run.source] + run.source_offset;

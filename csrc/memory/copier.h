@@ -8,14 +8,14 @@
 // Invariants
 //   COPY-1 (told)     each job is told exactly once: by start()'s answer, by take_done(), or by stop().
 //   COPY-2 (visible)  who has taken a job's completion sees all that it wrote, and may hand it to another process.
-//   COPY-3 (short)    a job of at most kShortBytes overtakes longer ones: it waits for the piece (kPieceBytes) of them
-//                     that is being written, and for one more for each kPieceBytes of short ones before it.
-//   COPY-4 (long)     while a long job waits, a piece of it follows as soon as kPieceBytes of short ones have been
-//                     written since the last: before a long job of n pieces is done, less than 2 n kPieceBytes of
+//   COPY-3 (short)    a job of at most kShortBytes overtakes longer ones: it waits for the chunk (kChunkBytes) of them
+//                     that is being written, and for one more for each kChunkBytes of short ones before it.
+//   COPY-4 (long)     while a long job waits, a chunk of it follows as soon as kChunkBytes of short ones have been
+//                     written since the last: before a long job of n chunks is done, less than 2 n kChunkBytes of
 //                     short ones overtake it. Long jobs take turns in the order of their start.
 //
-// How it writes: pieces of kPieceBytes, past the cache (non-temporal) where rows are long and the job does not fit into
-// a cache anyway; pages that this process has not touched yet are mapped a piece at a time, which costs a third of
+// How it writes: chunks of kChunkBytes, past the cache (non-temporal) where rows are long and the job does not fit into
+// a cache anyway; pages that this process has not touched yet are mapped a chunk at a time, which costs a third of
 // taking a fault for each (measured: benchmarks/results/transfer-*).
 #pragma once
 
@@ -41,12 +41,12 @@ namespace pathways {
 class Copier {
  public:
   static constexpr uint64_t kInlineBytes = 64 << 10;
-  static constexpr uint64_t kPieceBytes = 1 << 20;
-  static constexpr uint64_t kShortBytes = kPieceBytes;
+  static constexpr uint64_t kChunkBytes = 1 << 20;
+  static constexpr uint64_t kShortBytes = kChunkBytes;
 
   struct Job {
-    std::shared_ptr<const Parcel> parcel;
-    std::vector<const std::byte*> sources;  ///< one per source of the parcel
+    std::shared_ptr<const CopyPlan> copy_plan;
+    std::vector<const std::byte*> sources;  ///< one per source of the copy plan
     std::vector<std::byte*> targets;        ///< one per block; nullptr where nothing is written
     uint64_t key = 0;                       ///< the owner's, as is `to`
     uint32_t to = 0;
@@ -71,9 +71,9 @@ class Copier {
 
  private:
   struct Cursor {
-    explicit Cursor(Job what) : job(std::move(what)), walk(*job.parcel) {}
+    explicit Cursor(Job what) : job(std::move(what)), walk(*job.copy_plan) {}
     Job job;
-    ParcelWalk walk;
+    CopyWalk walk;
   };
 
   void run();
@@ -88,11 +88,11 @@ class Copier {
   std::mutex mutex_;        // guards what follows, up to touched_
   std::condition_variable wake_;
   std::deque<Cursor> short_, long_;
-  uint64_t short_bytes_ = 0;  // of short jobs, begun since the last piece of a long one
+  uint64_t short_bytes_ = 0;  // of short jobs, begun since the last chunk of a long one
   std::vector<Job> done_;
   std::atomic<bool> has_done_{false};
   bool stopping_ = false;
-  std::unordered_set<uintptr_t> touched_;  // the copier's thread: regions of kPieceBytes / 4 that are mapped
+  std::unordered_set<uintptr_t> touched_;  // the copier's thread: regions of kChunkBytes / 4 that are mapped
 };
 
 }  // namespace pathways

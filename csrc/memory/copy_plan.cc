@@ -16,14 +16,14 @@ namespace {
 struct Words {
   std::span<const uint64_t> left;
   uint64_t next() {
-    if (left.empty()) throw Error(Status::kInvalid, "a parcel ends too early");
+    if (left.empty()) throw Error(Status::kInvalid, "a copy plan ends too early");
     const uint64_t word = left.front();
     left = left.subspan(1);
     return word;
   }
   std::vector<uint64_t> list() {
     const uint64_t count = next();
-    if (count > left.size()) throw Error(Status::kInvalid, "a parcel ends too early");
+    if (count > left.size()) throw Error(Status::kInvalid, "a copy plan ends too early");
     std::vector<uint64_t> words(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(count));
     left = left.subspan(count);
     return words;
@@ -31,7 +31,7 @@ struct Words {
 };
 
 /// a * b + c, or too much.
-uint64_t reach(uint64_t a, uint64_t b, uint64_t c) {
+uint64_t multiply_add(uint64_t a, uint64_t b, uint64_t c) {
   const auto wide = static_cast<unsigned __int128>(a) * b + c;
   return wide > std::numeric_limits<uint64_t>::max() / 2 ? std::numeric_limits<uint64_t>::max() / 2
                                                          : static_cast<uint64_t>(wide);
@@ -45,54 +45,54 @@ void copy_rows_of(std::byte* target, uint64_t target_stride, const std::byte* so
 
 }  // namespace
 
-Parcel Parcel::parse(std::span<const uint64_t> words) {
+CopyPlan CopyPlan::parse(std::span<const uint64_t> words) {
   Words in{words};
-  Parcel parcel;
-  parcel.words_.assign(words.begin(), words.end());
-  parcel.direct_ = in.next() != 0;
-  parcel.sources_ = in.list();
-  parcel.blocks_ = in.list();
-  parcel.written_.resize(parcel.blocks_.size());
-  std::vector<uint64_t> room = parcel.blocks_;  // what is not written yet: no byte is written twice
+  CopyPlan copy_plan;
+  copy_plan.words_.assign(words.begin(), words.end());
+  copy_plan.direct_ = in.next() != 0;
+  copy_plan.sources_ = in.list();
+  copy_plan.blocks_ = in.list();
+  copy_plan.written_.resize(copy_plan.blocks_.size());
+  std::vector<uint64_t> room = copy_plan.blocks_;  // what is not written yet: no byte is written twice
   const uint64_t count = in.next();
   for (uint64_t i = 0; i < count; ++i) {
     Rectangle r;
     const uint64_t source = in.next(), block = in.next();
     r.source_offset = in.next(), r.target_offset = in.next(), r.row = in.next();
     const uint64_t rank = in.next();
-    uint64_t last = reach(1, r.source_offset, r.row), end = reach(1, r.target_offset, r.row);
+    uint64_t last = multiply_add(1, r.source_offset, r.row), end = multiply_add(1, r.target_offset, r.row);
     for (uint64_t d = 0; d < rank; ++d) {
       Dimension dimension{in.next(), in.next(), in.next()};
-      if (dimension.count == 0) throw Error(Status::kInvalid, "a parcel has a rectangle without rows");
+      if (dimension.count == 0) throw Error(Status::kInvalid, "a copy plan has a rectangle without rows");
       if (dimension.count == 1) dimension.source_stride = dimension.target_stride = 0;  // nobody goes that far
-      last = reach(dimension.count - 1, dimension.source_stride, last);
-      end = reach(dimension.count - 1, dimension.target_stride, end);
-      r.rows = reach(r.rows, dimension.count, 0);
+      last = multiply_add(dimension.count - 1, dimension.source_stride, last);
+      end = multiply_add(dimension.count - 1, dimension.target_stride, end);
+      r.rows = multiply_add(r.rows, dimension.count, 0);
       r.dimensions.push_back(dimension);
     }
-    if (source >= parcel.sources_.size() || block >= parcel.blocks_.size() || r.row == 0 ||
-        last > parcel.sources_[source] || end > parcel.blocks_[block]) {
-      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a parcel is out of bounds (PARCEL-1)");
+    if (source >= copy_plan.sources_.size() || block >= copy_plan.blocks_.size() || r.row == 0 ||
+        last > copy_plan.sources_[source] || end > copy_plan.blocks_[block]) {
+      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a copy plan is out of bounds (COPYPLAN-1)");
     }
-    const uint64_t bytes = reach(r.rows, r.row, 0);
+    const uint64_t bytes = multiply_add(r.rows, r.row, 0);
     if (bytes > room[block]) {
-      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a parcel overlaps others (PARCEL-1)");
+      throw Error(Status::kInvalid, "rectangle " + std::to_string(i) + " of a copy plan overlaps others (COPYPLAN-1)");
     }
     room[block] -= bytes;
     r.source = static_cast<uint32_t>(source), r.block = static_cast<uint32_t>(block);
-    parcel.written_[block] = true;
-    parcel.bytes_ += bytes;
-    parcel.rectangles_.push_back(std::move(r));
+    copy_plan.written_[block] = true;
+    copy_plan.bytes_ += bytes;
+    copy_plan.rectangles_.push_back(std::move(r));
   }
-  if (!in.left.empty()) throw Error(Status::kInvalid, "a parcel has words behind its end");
-  return parcel;
+  if (!in.left.empty()) throw Error(Status::kInvalid, "a copy plan has words behind its end");
+  return copy_plan;
 }
 
-bool ParcelWalk::next(uint64_t most, ParcelRun* run) {
+bool CopyWalk::next(uint64_t most, CopyRun* run) {
   if (is_over() || most == 0) return false;
-  static constexpr Parcel::Dimension kOneRow{1, 0, 0};
-  const Parcel::Rectangle& r = parcel_->rectangles()[rectangle_];
-  const Parcel::Dimension& inner = r.dimensions.empty() ? kOneRow : r.dimensions.back();
+  static constexpr CopyPlan::Dimension kOneRow{1, 0, 0};
+  const CopyPlan::Rectangle& r = copy_plan_->rectangles()[rectangle_];
+  const CopyPlan::Dimension& inner = r.dimensions.empty() ? kOneRow : r.dimensions.back();
   uint64_t source = r.source_offset + column_, target = r.target_offset + column_, rest = row_;
   for (size_t d = r.dimensions.size(); d-- != 0; rest /= r.dimensions[d].count) {
     const uint64_t at = rest % r.dimensions[d].count;
@@ -131,8 +131,8 @@ void copy_rows(std::byte* target, uint64_t target_stride, const std::byte* sourc
   }
 }
 
-uint64_t gather(ParcelWalk& walk, std::span<const std::byte* const> sources, std::span<std::byte> out) {
-  ParcelRun run;
+uint64_t gather(CopyWalk& walk, std::span<const std::byte* const> sources, std::span<std::byte> out) {
+  CopyRun run;
   uint64_t done = 0;
   while (walk.next(out.size() - done, &run)) {
     copy_rows(out.data() + done, run.row, sources[run.source] + run.source_offset, run.source_stride, run.row,
@@ -142,8 +142,8 @@ uint64_t gather(ParcelWalk& walk, std::span<const std::byte* const> sources, std
   return done;
 }
 
-void scatter(ParcelWalk& walk, std::span<std::byte* const> blocks, std::span<const std::byte> in) {
-  ParcelRun run;
+void scatter(CopyWalk& walk, std::span<std::byte* const> blocks, std::span<const std::byte> in) {
+  CopyRun run;
   while (!in.empty()) {
     const bool is_owed = walk.next(in.size(), &run);
     PW_CHECK(is_owed);

@@ -1,11 +1,12 @@
-/// Parcel: all that one host writes into the blocks of another in one transfer, as rectangles of bytes; and the walk
+/// CopyPlan: all that one host writes into the blocks of another in one transfer, as rectangles of bytes; and the walk
 /// along it. Use it for whatever moves a transfer's bytes: the copier, which writes them where they belong, and the
-/// freight between machines, which gathers them here and scatters them there.
+/// network transfers between machines, which gathers them here and scatters them there.
 ///
-/// Threading: a parcel is immutable; a walk belongs to one thread at a time.
+/// Threading: a copy plan is immutable; a walk belongs to one thread at a time.
 ///
-///   PARCEL-1 (bounds)  a parcel that parse() took writes inside its blocks and reads inside its sources only.
-///   PARCEL-2 (order)   every walk along a parcel meets the same bytes in the same order, however it is cut into runs;
+///   COPYPLAN-1 (bounds)  a copy plan that parse() took writes inside its blocks and reads inside its sources only.
+///   COPYPLAN-2 (order)   every walk along a copy plan meets the same bytes in the same order, however it is cut into
+///   runs;
 ///                      so what one gathers another scatters.
 #pragma once
 
@@ -19,7 +20,7 @@ namespace pathways {
 /// As words (64 bits each): `direct`; number of sources, bytes of each; number of blocks, bytes of each; number of
 /// rectangles, and each as source, block, offset in the source, offset in the block, bytes in a row, number of
 /// dimensions, and per dimension, outermost first: count, stride in the source, stride in the block (bytes).
-class Parcel {
+class CopyPlan {
  public:
   struct Dimension {
     uint64_t count, source_stride, target_stride;
@@ -32,8 +33,8 @@ class Parcel {
   };
 
   /// Throws Error(kInvalid) when a rectangle leaves its source or its block, or when more is written into a block than
-  /// it has room for (PARCEL-1).
-  static Parcel parse(std::span<const uint64_t> words);
+  /// it has room for (COPYPLAN-1).
+  static CopyPlan parse(std::span<const uint64_t> words);
 
   std::span<const uint64_t> words() const { return words_; }
   /// Some blocks of the receiver, who is the sender too, are shards as they are: nothing is written there.
@@ -54,27 +55,27 @@ class Parcel {
 };
 
 /// Rows that follow each other at a stride, from a source into a block.
-struct ParcelRun {
+struct CopyRun {
   uint32_t source, block;
   uint64_t source_offset, target_offset;
   uint64_t row, count;
   uint64_t source_stride, target_stride;
 };
 
-/// How far somebody has come along a parcel, which must outlive it.
-class ParcelWalk {
+/// How far somebody has come along a copy plan, which must outlive it.
+class CopyWalk {
  public:
-  explicit ParcelWalk(const Parcel& parcel) : parcel_(&parcel) {}
+  explicit CopyWalk(const CopyPlan& copy_plan) : copy_plan_(&copy_plan) {}
 
   /// The next run, of at most `most` bytes, and at least one where `most` is: whole rows of one dimension, or a part of
   /// one row. False at the end.
-  bool next(uint64_t most, ParcelRun* run);
-  bool is_over() const { return rectangle_ == parcel_->rectangles().size(); }
+  bool next(uint64_t most, CopyRun* run);
+  bool is_over() const { return rectangle_ == copy_plan_->rectangles().size(); }
   /// Bytes passed.
   uint64_t passed() const { return passed_; }
 
  private:
-  const Parcel* parcel_;
+  const CopyPlan* copy_plan_;
   size_t rectangle_ = 0;
   uint64_t row_ = 0;     // of the rectangle, counted over all its dimensions
   uint64_t column_ = 0;  // in bytes
@@ -86,9 +87,9 @@ void copy_rows(std::byte* target, uint64_t target_stride, const std::byte* sourc
                uint64_t count);
 
 /// Puts the next bytes of a walk one behind the other, until `out` is full or the walk over; how many.
-uint64_t gather(ParcelWalk& walk, std::span<const std::byte* const> sources, std::span<std::byte> out);
+uint64_t gather(CopyWalk& walk, std::span<const std::byte* const> sources, std::span<std::byte> out);
 /// Puts what was gathered where it belongs, and goes on from there at the next call. `in` must not be more than is
 /// left.
-void scatter(ParcelWalk& walk, std::span<std::byte* const> blocks, std::span<const std::byte> in);
+void scatter(CopyWalk& walk, std::span<std::byte* const> blocks, std::span<const std::byte> in);
 
 }  // namespace pathways

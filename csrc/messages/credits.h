@@ -16,17 +16,17 @@
 
 namespace pathways {
 
-inline constexpr uint64_t kMostRuns = 1u << 14;                    ///< in the order and not over
-inline constexpr uint64_t kMostCommands = 4096;                    ///< given to one host and not done there
-inline constexpr uint64_t kMostCommandBytes = uint64_t{4} << 20;   ///< of their records
-inline constexpr uint64_t kMostWaiting = 4096;                     ///< records in the order that no host was granted
-inline constexpr uint64_t kMostWaitingBytes = uint64_t{4} << 20;   ///< and their bytes
-inline constexpr uint64_t kMostHeld = 1u << 18;                    ///< records that wait for memory, or behind such
-inline constexpr uint64_t kMostHeldBytes = uint64_t{128} << 20;    ///< and their bytes
-inline constexpr uint64_t kMostUntoldBytes = uint64_t{1} << 20;    ///< that it was told and does not read
-inline constexpr uint64_t kMostDefinedBytes = uint64_t{64} << 20;  ///< of descriptions; more puts it out
-inline constexpr uint64_t kCommandsTold = kMostCommands / 4;       ///< a host says so when it is done with as many
-inline constexpr uint64_t kCommandBytesTold = kMostCommandBytes / 4;
+inline constexpr uint64_t kMostRuns = 1u << 14;                       ///< in the order and not over
+inline constexpr uint64_t kMostCommands = 4096;                       ///< given to one host and not done there
+inline constexpr uint64_t kMostCommandBytes = uint64_t{4} << 20;      ///< of their records
+inline constexpr uint64_t kMostWaiting = 4096;                        ///< records in the order that no host was granted
+inline constexpr uint64_t kMostWaitingBytes = uint64_t{4} << 20;      ///< and their bytes
+inline constexpr uint64_t kMostHeld = 1u << 18;                       ///< records that wait for memory, or behind such
+inline constexpr uint64_t kMostHeldBytes = uint64_t{128} << 20;       ///< and their bytes
+inline constexpr uint64_t kMostUndeliveredBytes = uint64_t{1} << 20;  ///< that it was told and does not read
+inline constexpr uint64_t kMostDefinedBytes = uint64_t{64} << 20;     ///< of descriptions; more puts it out
+inline constexpr uint64_t kCommandsDelivered = kMostCommands / 4;     ///< a host says so when it is done with as many
+inline constexpr uint64_t kCommandBytesDelivered = kMostCommandBytes / 4;
 
 /// Records, and their bytes.
 struct Load {

@@ -26,11 +26,13 @@ namespace pathways {
 class Outbox {
  public:
   Outbox() = default;
-  /// `news`, if given, is told between publishing and ringing, so that a reader of many rings knows which to look at.
-  Outbox(ByteRing* ring, DoorbellWord* doorbell, NewsBoard* news = nullptr, uint32_t place = 0)
-      : Outbox(ring->claim_producer(), doorbell, news, place) {}
-  Outbox(ByteRing::Producer producer, DoorbellWord* doorbell, NewsBoard* news = nullptr, uint32_t place = 0)
-      : producer_(std::move(producer)), doorbell_(doorbell), news_(news), place_(place) {}
+  /// `ready_bitmap`, if given, is told between publishing and ringing, so that a reader of many rings knows which to
+  /// look at.
+  Outbox(ByteRing* ring, DoorbellWord* doorbell, ReadyBitmap* ready_bitmap = nullptr, uint32_t ready_bit = 0)
+      : Outbox(ring->claim_producer(), doorbell, ready_bitmap, ready_bit) {}
+  Outbox(ByteRing::Producer producer, DoorbellWord* doorbell, ReadyBitmap* ready_bitmap = nullptr,
+         uint32_t ready_bit = 0)
+      : producer_(std::move(producer)), doorbell_(doorbell), ready_bitmap_(ready_bitmap), ready_bit_(ready_bit) {}
   Outbox(Outbox&&) = default;
   Outbox& operator=(Outbox&&) = default;
 
@@ -63,7 +65,7 @@ class Outbox {
     if (is_dirty_) {
       producer_.publish();
       published(in_ring_);
-      if (news_ != nullptr) news_->post(place_);
+      if (ready_bitmap_ != nullptr) ready_bitmap_->mark(ready_bit_);
       doorbell_->ring();
       is_dirty_ = false;
     }
@@ -108,8 +110,8 @@ class Outbox {
 
   ByteRing::Producer producer_;
   DoorbellWord* doorbell_ = nullptr;
-  NewsBoard* news_ = nullptr;
-  uint32_t place_ = 0;
+  ReadyBitmap* ready_bitmap_ = nullptr;
+  uint32_t ready_bit_ = 0;
   std::deque<std::vector<std::byte>> overflow_;
   uint64_t overflow_bytes_ = 0;
   uint64_t in_ring_ = 0;  ///< records that went there, ever

@@ -2,11 +2,11 @@
 ///
 /// Each record begins with a `RecordHeader`; what follows is fixed by its kind. All are trivially copyable and of fixed
 /// width, 8-aligned, in the machine's byte order: rings never leave the machine. Directions:
-///   client -> controller   kRun, kNote; on a ring of its own kCancel
-///   controller -> host     kRun (with its place in the order), kNote, kClientGone, kHostLost; kGo
+///   client -> controller   kRun, kCommand; on a ring of its own kCancel
+///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost; kGo
 ///   host -> controller     kRunDone, kCommandsDone, kFailed; kEnqueued. This and kGo: in sequential dispatch only
 ///   controller -> client   kFailed, kReclaim
-///   host -> host           kPost (where to write), kArrived (it is written)
+///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written)
 #pragma once
 
 #include <concepts>
@@ -20,13 +20,13 @@ namespace pathways {
 
 enum class RecordKind : uint16_t {
   kRun = 1,
-  kNote = 2,
+  kCommand = 2,
   kCancel = 3,
   kClientGone = 4,
   kRunDone = 5,
   kFailed = 6,
-  kPost = 7,
-  kArrived = 8,
+  kReceiveReady = 7,
+  kReceiveDone = 8,
   kGo = 9,
   kEnqueued = 10,
   kHostLost = 11,
@@ -37,29 +37,29 @@ enum class RecordKind : uint16_t {
 /// A flag in a run's `detail`, from the controller to hosts: its nodes are prepared as goes come, not before.
 inline constexpr uint16_t kRunStepwise = 4;
 
-/// What a note asks of the hosts. Its payload follows the record.
-enum class NoteKind : uint16_t {
+/// What a command asks of the hosts. Its payload follows the record.
+enum class CommandKind : uint16_t {
   kPut = 1,      ///< makes the buffer `handle` of the payload's bytes; the payload is the backend's
   kFetch = 2,    ///< writes the buffer `handle` where the payload says, then completes `token`
   kRelease = 3,  ///< payload: handles that the client will not name again
   kBackend = 4,  ///< anything else that has a place in the order; the payload is the backend's. `token`, unless it is
-                 ///< 0: a plan that no later run names. `handle`, unless it is 0: a number under which the note
+                 ///< 0: a plan that no later run names. `handle`, unless it is 0: a number under which the command
                  ///< describes something, in place of what it described before; a lost host's successor hears it again
   /// Work of the backend's that takes long and is done beside the order (a checkpoint's reading and writing). With a
   /// token: done with the buffer `handle` once it is ready (with none if 0), then completes `token`. Without: makes the
   /// buffer `handle`.
   kTask = 5,
-  kRename = 6,  ///< payload: pairs of handles; the buffer of the second takes the name of the first, whose own goes
-  kPark = 7,    ///< controller only: moves the client's buffers off the devices; the backend's payload, and answer
-  kUnpark = 8,  ///< controller only: and back
-  kFail = 9,    ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
+  kRename = 6,   ///< payload: pairs of handles; the buffer of the second takes the name of the first, whose own goes
+  kOffload = 7,  ///< controller only: moves the client's buffers off the devices; the backend's payload, and answer
+  kRestore = 8,  ///< controller only: and back
+  kFail = 9,     ///< controller only: the buffer `handle` failed before any host heard of it; the payload is why
 };
 
-inline constexpr uint32_t kNoPlaceSet = 0xffffffffu;
+inline constexpr uint32_t kNoSpaceSet = 0xffffffffu;
 
 struct RecordHeader {
   RecordKind kind;
-  uint16_t detail;  ///< NoteKind for notes, flags for runs
+  uint16_t detail;  ///< CommandKind for commands, flags for runs
   uint32_t client;
 };
 
@@ -81,16 +81,16 @@ struct RunRecord {
 };
 
 /// Followed by `bytes` bytes of payload, padded to 8.
-struct NoteRecord {
+struct CommandRecord {
   RecordHeader header;
   uint64_t handle;
   uint64_t token;
   uint32_t group;
   uint32_t bytes;
-  uint64_t place_bytes = 0;          ///< kPut, kTask: what the buffer that it makes takes, on each place
-  uint32_t place_set = kNoPlaceSet;  ///< the same: see sequencer/admission.h; kNoPlaceSet: in no ledger
+  uint64_t space_bytes = 0;          ///< kPut, kTask: what the buffer that it makes takes, on each place
+  uint32_t space_set = kNoSpaceSet;  ///< the same: see sequencer/admission.h; kNoSpaceSet: in no ledger
   uint32_t is_refused = 0;           ///< kPut: there is no room for it; the hosts give back what the payload holds
-  uint64_t lent = 0;                 ///< stamp of the client's memory that the payload lends to each host; 0: none
+  uint64_t lease_stamp = 0;          ///< stamp of the client's memory that the payload lends to each host; 0: none
 };
 
 struct CancelRecord {
@@ -139,7 +139,7 @@ struct ReclaimRecord {
 };
 
 /// A transfer's destination to one of its sources. Followed by `count` offsets into the destination's arena.
-struct PostRecord {
+struct ReceiveReadyRecord {
   RecordHeader header;  ///< detail: 1 when more offsets of the same post follow in the next record
   uint64_t order;
   uint32_t node;  ///< global node
@@ -149,7 +149,7 @@ struct PostRecord {
 };
 
 /// Followed by `bytes` bytes of text, padded to 8, when the source value failed and nothing was written.
-struct ArrivedRecord {
+struct ReceiveDoneRecord {
   RecordHeader header;  ///< detail: 1 when the source failed
   uint64_t order;
   uint32_t node;
@@ -159,7 +159,7 @@ struct ArrivedRecord {
 };
 
 /// Hosts that are gone, at this point of the order (ERR-2). Followed by their numbers, 4 bytes each, padded to 8, and
-/// by `bytes` bytes of text, padded to 8, which says what befell them.
+/// by `bytes` bytes of text, padded to 8, which says the failure reason of them.
 struct HostLostRecord {
   RecordHeader header;
   uint64_t loss;  ///< how many losses the cluster has had, this one included
@@ -183,7 +183,7 @@ struct EnqueuedRecord {
   uint32_t host;
 };
 
-static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(NoteRecord) == 56);
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 56);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// 8-byte words that follow a RunRecord.
@@ -207,7 +207,9 @@ constexpr T padded(T bytes) {
   return (bytes + T{7}) & ~T{7};
 }
 
-/// Of a note with its payload.
-inline constexpr uint64_t bytes_of(const NoteRecord& note) { return sizeof note + padded(uint64_t{note.bytes}); }
+/// Of a command with its payload.
+inline constexpr uint64_t bytes_of(const CommandRecord& command) {
+  return sizeof command + padded(uint64_t{command.bytes});
+}
 
 }  // namespace pathways

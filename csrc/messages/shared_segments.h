@@ -4,7 +4,7 @@
 /// anywhere, and the same layout serves the heap when all of them are one process. A block's doorbell belongs to the
 /// process that the block is named after: whoever publishes to it rings there.
 ///
-///   controller   doorbell, which hosts' rings have news                             controller and hosts
+///   controller   doorbell, which hosts' rings have records                             controller and hosts
 ///   status       status of the cluster, and the text of its failure                 controller; clients only read
 ///   bell c       the controller's doorbell for client c                             controller and client c
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for
@@ -73,7 +73,7 @@ struct ControllerBlock {
   int64_t distance_ns = 0;  ///< how long records between controller and hosts are on their way, as if they were far
                             ///< apart; for measurement; written before anybody else attaches
   DoorbellWord doorbell{};
-  NewsBoard news{};      ///< hosts whose ring to the controller has records
+  ReadyBitmap ready_bitmap{};  ///< hosts whose ring to the controller has records
   StatusBlock status{};  ///< for clients that are in the controller's own process; others have one in a sealed segment
 
   static Segment make(bool shared);
@@ -159,8 +159,8 @@ struct ClientBlock {
   uint64_t magic;
   uint64_t to_controller, cancels, from_controller, table, read_back, arena;  ///< offsets in the block; 0: none
   alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes
-  Atomic<uint64_t> wanted;  ///< ring the doorbell when `retired` reaches it, and clear it; 0: nobody waits
-  Atomic<uint64_t> told;    ///< records published to the client; the controller writes, before it rings
+  Atomic<uint64_t> wanted;     ///< ring the doorbell when `retired` reaches it, and clear it; 0: nobody waits
+  Atomic<uint64_t> delivered;  ///< records published to the client; the controller writes, before it rings
 
   struct Sizes {
     uint32_t futures = 1u << 16;
@@ -206,7 +206,7 @@ class ClientView {
   const ArenaView& arena() const { return arena_; }
   Atomic<uint64_t>& retired() const { return block_->retired; }
   Atomic<uint64_t>& wanted() const { return block_->wanted; }
-  Atomic<uint64_t>& told() const { return block_->told; }
+  Atomic<uint64_t>& delivered() const { return block_->delivered; }
 
  private:
   ClientBlock* block_ = nullptr;

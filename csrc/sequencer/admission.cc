@@ -10,95 +10,95 @@
 
 namespace pathways {
 
-Admission::Admission(std::vector<uint64_t> budgets) : places_(budgets.size()) {
-  for (size_t i = 0; i < budgets.size(); ++i) places_[i].budget = std::min(budgets[i], kUnlimited);
+Admission::Admission(std::vector<uint64_t> budgets) : spaces_(budgets.size()) {
+  for (size_t i = 0; i < budgets.size(); ++i) spaces_[i].budget = std::min(budgets[i], kUnlimited);
 }
 
-PlaceSetId Admission::add_set(std::vector<PlaceId> places) {
-  std::vector<PlaceId> sorted = places;
+SpaceSetId Admission::add_set(std::vector<SpaceId> spaces) {
+  std::vector<SpaceId> sorted = spaces;
   std::sort(sorted.begin(), sorted.end());
-  if (!sorted.empty() && sorted.back() >= places_.size()) {
+  if (!sorted.empty() && sorted.back() >= spaces_.size()) {
     throw Error(Status::kInvalid,
-                "a set names place " + std::to_string(sorted.back()) + " of " + std::to_string(places_.size()));
+                "a set names memory space " + std::to_string(sorted.back()) + " of " + std::to_string(spaces_.size()));
   }
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    throw Error(Status::kInvalid, "a set names a place twice");
+    throw Error(Status::kInvalid, "a set names a memory space twice");
   }
-  sets_.push_back(std::move(places));
-  return static_cast<PlaceSetId>(sets_.size() - 1);
+  sets_.push_back(std::move(spaces));
+  return static_cast<SpaceSetId>(sets_.size() - 1);
 }
 
-Verdict Admission::judge(const Place& place, uint64_t peak, uint64_t eager) {
+Verdict Admission::judge(const Space& space, uint64_t peak, uint64_t eager) {
   // Needs are bounded by what a plan can hold, far below 2^62; sums do not wrap.
-  if (peak + eager > place.budget) return Verdict::kNever;
-  if (place.live + peak + eager > place.budget) return Verdict::kHeld;
-  const uint64_t height = std::max(place.height(), place.live + peak);
-  if (place.is_claimed || height + place.eager + eager > place.budget) return Verdict::kBusy;
+  if (peak + eager > space.budget) return Verdict::kNever;
+  if (space.live + peak + eager > space.budget) return Verdict::kHeld;
+  const uint64_t height = std::max(space.height(), space.live + peak);
+  if (space.is_claimed || height + space.eager + eager > space.budget) return Verdict::kBusy;
   return Verdict::kFits;
 }
 
-Verdict Admission::check(std::span<const PlaceNeed> needs, PlaceId* worst) const {
+Verdict Admission::check(std::span<const SpaceNeed> needs, SpaceId* worst) const {
   Verdict verdict = Verdict::kFits;
-  for (const PlaceNeed& need : needs) {
-    const Verdict here = judge(places_[need.place], need.peak, need.eager);
+  for (const SpaceNeed& need : needs) {
+    const Verdict here = judge(spaces_[need.space], need.peak, need.eager);
     if (here <= verdict) continue;
     verdict = here;
-    if (worst != nullptr) *worst = need.place;
+    if (worst != nullptr) *worst = need.space;
   }
   return verdict;
 }
 
-uint64_t Admission::enter(std::span<const PlaceNeed> needs) {
+uint64_t Admission::enter(std::span<const SpaceNeed> needs) {
   const uint64_t number = next_number_++;
-  for (const PlaceNeed& need : needs) {
-    Place& place = places_[need.place];
-    place.eager += need.eager;
-    const uint64_t height = place.live + need.peak;
-    const int64_t reach = static_cast<int64_t>(height) - place.raised;
-    place.top = place.reaches.empty() ? reach : std::max(place.top, reach);
-    place.reaches.push_back({number, reach});
-    place.look();
+  for (const SpaceNeed& need : needs) {
+    Space& space = spaces_[need.space];
+    space.eager += need.eager;
+    const uint64_t height = space.live + need.peak;
+    const int64_t peak = static_cast<int64_t>(height) - space.raised;
+    space.top = space.peaks.empty() ? peak : std::max(space.top, peak);
+    space.peaks.push_back({number, peak});
+    space.look();
   }
   return number;
 }
 
-void Admission::leave(std::span<const PlaceNeed> needs, uint64_t number) {
+void Admission::leave(std::span<const SpaceNeed> needs, uint64_t number) {
   ++version_;
-  for (const PlaceNeed& need : needs) {
-    Place& place = places_[need.place];
-    PW_DCHECK(place.eager >= need.eager);
-    place.eager -= need.eager;
-    PW_DCHECK(!place.reaches.empty());
-    int64_t height = place.reaches.front().height;
-    if (place.reaches.front().number == number) {  // as a rule
-      place.reaches.pop_front();
+  for (const SpaceNeed& need : needs) {
+    Space& space = spaces_[need.space];
+    PW_DCHECK(space.eager >= need.eager);
+    space.eager -= need.eager;
+    PW_DCHECK(!space.peaks.empty());
+    int64_t height = space.peaks.front().height;
+    if (space.peaks.front().number == number) {  // as a rule
+      space.peaks.pop_front();
     } else {
-      const auto at = std::find_if(place.reaches.begin(), place.reaches.end(),
-                                   [&](const Reach& reach) { return reach.number == number; });
-      PW_DCHECK(at != place.reaches.end());
+      const auto at = std::find_if(space.peaks.begin(), space.peaks.end(),
+                                   [&](const PeakReservation& peak) { return peak.number == number; });
+      PW_DCHECK(at != space.peaks.end());
       height = at->height;
-      place.reaches.erase(at);
+      space.peaks.erase(at);
     }
-    if (height < place.top || place.reaches.empty()) continue;
-    int64_t top = place.reaches.front().height;
-    for (const Reach& reach : place.reaches) {
-      top = std::max(top, reach.height);
-      if (top == place.top) break;
+    if (height < space.top || space.peaks.empty()) continue;
+    int64_t top = space.peaks.front().height;
+    for (const PeakReservation& peak : space.peaks) {
+      top = std::max(top, peak.height);
+      if (top == space.top) break;
     }
-    place.top = top;
+    space.top = top;
   }
 }
 
-Verdict Admission::check_block(PlaceSetId set, uint64_t bytes, PlaceId* worst) const {
+Verdict Admission::check_block(SpaceSetId set, uint64_t bytes, SpaceId* worst) const {
   Verdict verdict = Verdict::kFits;
-  for (const PlaceId id : sets_[set]) {
-    const Place& place = places_[id];
+  for (const SpaceId id : sets_[set]) {
+    const Space& space = spaces_[id];
     Verdict here = Verdict::kFits;
-    if (bytes > place.budget) {
+    if (bytes > space.budget) {
       here = Verdict::kNever;
-    } else if (place.live + bytes > place.budget) {
+    } else if (space.live + bytes > space.budget) {
       here = Verdict::kHeld;
-    } else if (place.is_claimed || std::max(place.height(), place.live) + place.eager + bytes > place.budget) {
+    } else if (space.is_claimed || std::max(space.height(), space.live) + space.eager + bytes > space.budget) {
       here = Verdict::kBusy;
     }
     if (here <= verdict) continue;
@@ -108,7 +108,7 @@ Verdict Admission::check_block(PlaceSetId set, uint64_t bytes, PlaceId* worst) c
   return verdict;
 }
 
-BlockId Admission::add_block(uint32_t client, uint32_t plan, PlaceSetId set, uint64_t bytes, bool is_early) {
+BlockId Admission::add_block(uint32_t client, uint32_t plan, SpaceSetId set, uint64_t bytes, bool is_early) {
   BlockId id;
   if (free_blocks_.empty()) {
     id = static_cast<BlockId>(blocks_.size());
@@ -118,12 +118,12 @@ BlockId Admission::add_block(uint32_t client, uint32_t plan, PlaceSetId set, uin
     free_blocks_.pop_back();
   }
   blocks_[id] = {client, plan, set, 1, bytes, false};
-  for (const PlaceId place_id : sets_[set]) {
-    Place& place = places_[place_id];
-    place.live += bytes;
+  for (const SpaceId space_id : sets_[set]) {
+    Space& space = spaces_[space_id];
+    space.live += bytes;
     if (!is_early) continue;  // the reach of the run that makes it has it, less what the run takes over
-    place.raised += static_cast<int64_t>(bytes);
-    place.look();
+    space.raised += static_cast<int64_t>(bytes);
+    space.look();
   }
   return id;
 }
@@ -132,10 +132,10 @@ bool Admission::release(BlockId id) {
   Block& block = blocks_[id];
   PW_CHECK(block.references > 0);
   if (--block.references != 0) return false;
-  if (!block.is_parked) {
-    for (const PlaceId place : sets_[block.set]) {
-      PW_DCHECK(places_[place].live >= block.bytes);
-      places_[place].live -= block.bytes;
+  if (!block.is_offloaded) {
+    for (const SpaceId space : sets_[block.set]) {
+      PW_DCHECK(spaces_[space].live >= block.bytes);
+      spaces_[space].live -= block.bytes;
     }
   }
   free_blocks_.push_back(id);
@@ -143,65 +143,65 @@ bool Admission::release(BlockId id) {
   return true;
 }
 
-void Admission::park(uint32_t client) {
+void Admission::offload(uint32_t client) {
   for (Block& block : blocks_) {
-    if (block.references == 0 || block.client != client || block.is_parked) continue;
-    block.is_parked = true;
-    for (const PlaceId place : sets_[block.set]) places_[place].live -= block.bytes;
+    if (block.references == 0 || block.client != client || block.is_offloaded) continue;
+    block.is_offloaded = true;
+    for (const SpaceId space : sets_[block.set]) spaces_[space].live -= block.bytes;
   }
   ++version_;
 }
 
-bool Admission::unpark(uint32_t client, PlaceId* worst) {
-  std::vector<uint64_t> more(places_.size());
+bool Admission::restore(uint32_t client, SpaceId* worst) {
+  std::vector<uint64_t> more(spaces_.size());
   for (const Block& block : blocks_) {
-    if (block.references == 0 || block.client != client || !block.is_parked) continue;
-    for (const PlaceId place : sets_[block.set]) more[place] += block.bytes;
+    if (block.references == 0 || block.client != client || !block.is_offloaded) continue;
+    for (const SpaceId space : sets_[block.set]) more[space] += block.bytes;
   }
-  for (PlaceId id = 0; id < places_.size(); ++id) {
-    const Place& place = places_[id];
-    if (more[id] == 0 || std::max(place.height(), place.live) + place.eager + more[id] <= place.budget) continue;
+  for (SpaceId id = 0; id < spaces_.size(); ++id) {
+    const Space& space = spaces_[id];
+    if (more[id] == 0 || std::max(space.height(), space.live) + space.eager + more[id] <= space.budget) continue;
     *worst = id;
     return false;
   }
-  for (PlaceId id = 0; id < places_.size(); ++id) {
-    Place& place = places_[id];
-    place.live += more[id];
-    place.raised += static_cast<int64_t>(more[id]);
-    place.look();
+  for (SpaceId id = 0; id < spaces_.size(); ++id) {
+    Space& space = spaces_[id];
+    space.live += more[id];
+    space.raised += static_cast<int64_t>(more[id]);
+    space.look();
   }
   for (Block& block : blocks_) {
-    if (block.references != 0 && block.client == client) block.is_parked = false;
+    if (block.references != 0 && block.client == client) block.is_offloaded = false;
   }
   return true;
 }
 
-void Admission::claim(std::span<const PlaceNeed> needs) {
-  for (const PlaceNeed& need : needs) {
-    if (places_[need.place].is_claimed) continue;
-    places_[need.place].is_claimed = true;
-    claimed_.push_back(need.place);
+void Admission::claim(std::span<const SpaceNeed> needs) {
+  for (const SpaceNeed& need : needs) {
+    if (spaces_[need.space].is_claimed) continue;
+    spaces_[need.space].is_claimed = true;
+    claimed_.push_back(need.space);
   }
 }
 
-void Admission::claim_set(PlaceSetId set) {
-  for (const PlaceId place : sets_[set]) {
-    const PlaceNeed need{place, 0, 0};
+void Admission::claim_set(SpaceSetId set) {
+  for (const SpaceId space : sets_[set]) {
+    const SpaceNeed need{space, 0, 0};
     claim({&need, 1});
   }
 }
 
 void Admission::clear_claims() {
-  for (const PlaceId place : claimed_) places_[place].is_claimed = false;
+  for (const SpaceId space : claimed_) spaces_[space].is_claimed = false;
   claimed_.clear();
 }
 
-std::vector<Admission::Holder> Admission::holders(PlaceId place, size_t count) const {
+std::vector<Admission::Holder> Admission::holders(SpaceId space, size_t count) const {
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> sums;
   for (const Block& block : blocks_) {
-    if (block.references == 0 || block.bytes == 0 || block.is_parked) continue;
-    const auto& places = sets_[block.set];
-    if (std::find(places.begin(), places.end(), place) == places.end()) continue;
+    if (block.references == 0 || block.bytes == 0 || block.is_offloaded) continue;
+    const auto& spaces = sets_[block.set];
+    if (std::find(spaces.begin(), spaces.end(), space) == spaces.end()) continue;
     sums[{block.client, block.plan}] += block.bytes;
   }
   std::vector<Holder> found;
@@ -213,18 +213,19 @@ std::vector<Admission::Holder> Admission::holders(PlaceId place, size_t count) c
 }
 
 void Admission::validate() const {
-  std::vector<uint64_t> live(places_.size());
+  std::vector<uint64_t> live(spaces_.size());
   for (const Block& block : blocks_) {
-    if (block.references == 0 || block.is_parked) continue;
-    for (const PlaceId place : sets_[block.set]) live[place] += block.bytes;
+    if (block.references == 0 || block.is_offloaded) continue;
+    for (const SpaceId space : sets_[block.set]) live[space] += block.bytes;
   }
-  for (size_t i = 0; i < places_.size(); ++i) {
-    PW_CHECK(places_[i].live == live[i]);  // MEM-1
-    const auto& reaches = places_[i].reaches;
-    for (size_t k = 1; k < reaches.size(); ++k) PW_CHECK(reaches[k - 1].number < reaches[k].number);
-    const auto top = std::max_element(reaches.begin(), reaches.end(),
-                                      [](const Reach& a, const Reach& b) { return a.height < b.height; });
-    if (top != reaches.end()) PW_CHECK(top->height == places_[i].top);
+  for (size_t i = 0; i < spaces_.size(); ++i) {
+    PW_CHECK(spaces_[i].live == live[i]);  // MEM-1
+    const auto& peaks = spaces_[i].peaks;
+    for (size_t k = 1; k < peaks.size(); ++k) PW_CHECK(peaks[k - 1].number < peaks[k].number);
+    const auto top =
+        std::max_element(peaks.begin(), peaks.end(),
+                         [](const PeakReservation& a, const PeakReservation& b) { return a.height < b.height; });
+    if (top != peaks.end()) PW_CHECK(top->height == spaces_[i].top);
   }
 }
 

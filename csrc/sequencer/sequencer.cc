@@ -166,7 +166,7 @@ std::vector<EntryId> Sequencer::running_on(uint32_t h) const {
 
 void Sequencer::settle(EntryId id) {
   const Entry& e = entries_[id];
-  if (e.kind == EntryKind::kNote || e.state == EntryState::kDropped) retire(id);
+  if (e.kind == EntryKind::kCommand || e.state == EntryState::kDropped) retire(id);
 }
 
 void Sequencer::retire(EntryId id) {

@@ -35,9 +35,9 @@ inline constexpr GroupId kOneHost = 1u << 31;
 /// kWaiting -> kGranted | kDropped; kGranted -> retired; kDropped -> retired without ever being granted.
 enum class EntryState : uint8_t { kFree, kWaiting, kGranted, kDropped };
 
-/// What an entry asks for. A run takes a place in the window of each host until it is done there; a note (a buffer
+/// What an entry asks for. A run takes a place in the window of each host until it is done there; a command (a buffer
 /// put, a read, a release) only keeps its place in the order.
-enum class EntryKind : uint8_t { kRun, kNote };
+enum class EntryKind : uint8_t { kRun, kCommand };
 
 struct Entry {
   uint64_t order = 0;
@@ -84,7 +84,7 @@ class Sequencer {
     return id / 64 < running.size() && (running[id / 64] >> (id % 64) & 1) != 0;
   }
 
-  /// Entries that were granted (or dropped) since the last call, in order. Notes and dropped entries are retired by
+  /// Entries that were granted (or dropped) since the last call, in order. Commands and dropped entries are retired by
   /// `settle`, which the caller calls for each after it has acted on it.
   std::vector<EntryId>& granted() { return granted_; }
   void settle(EntryId entry);

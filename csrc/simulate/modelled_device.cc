@@ -189,7 +189,7 @@ Status ModelledBackend::transfer(const NodeContext& context, Value input, Value*
   return Status::kOk;
 }
 
-Status ModelledBackend::begin_receive(const NodeContext& context, std::vector<Landing>* landings) {
+Status ModelledBackend::begin_receive(const NodeContext& context, std::vector<ReceiveBuffers>* receives) {
   if (faults_.no_memory != 0) {
     --faults_.no_memory;
     return Status::kNoMemory;
@@ -199,13 +199,13 @@ Status ModelledBackend::begin_receive(const NodeContext& context, std::vector<La
   auto receive = std::make_unique<Receive>();
   receive->slots.assign(node.sources.size(), kNothing);
   for (size_t i = 0; i < node.sources.size(); ++i) {
-    landings->push_back({node.sources[i], {reinterpret_cast<uint64_t>(&receive->slots[i])}});
+    receives->push_back({node.sources[i], {reinterpret_cast<uint64_t>(&receive->slots[i])}});
   }
   PW_CHECK(receives_.emplace(receive_key(context), std::move(receive)).second);
   return Status::kOk;
 }
 
-void ModelledBackend::send(const NodeContext&, Value input, std::span<const Landing> posts, uint64_t key,
+void ModelledBackend::send(const NodeContext&, Value input, std::span<const ReceiveBuffers> posts, uint64_t key,
                            std::span<SendState> states) {
   for (size_t i = 0; i < posts.size(); ++i) {
     const std::vector<uint64_t>& offsets = posts[i].offsets;
@@ -257,7 +257,7 @@ Status ModelledBackend::finish_receive(const NodeContext& context, Value* output
 
 void ModelledBackend::abandon_receive(const NodeContext& context) { receives_.erase(receive_key(context)); }
 
-// ---------------------------------------------------------------------------------------------------------- notes
+// ---------------------------------------------------------------------------------------------------------- commands
 
 Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, Value* output, uint64_t* devices) {
   if (++put_calls_ == faults_.fail_put) return refuse("a modelled put was refused");
@@ -278,7 +278,7 @@ Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> 
   return Status::kOk;
 }
 
-Status ModelledBackend::read_back(Value value, const ReadBackPlace& place) {
+Status ModelledBackend::read_back(Value value, const ReadBackSlot& place) {
   if (faults_.fail_read_back) return refuse("a modelled read-back was refused");
   if (at(value).is_deleted) return Status::kOk;
   PW_CHECK(readiness(value) == Readiness::kReady);
@@ -293,31 +293,31 @@ Status ModelledBackend::start_task(uint32_t client, uint64_t task, Value value, 
   return Status::kOk;
 }
 
-Status ModelledBackend::park(uint32_t, std::span<Value> values, std::span<const std::byte>) {
-  if (faults_.refuse_park) return refuse("no room for parked values on host " + std::to_string(options_.host));
+Status ModelledBackend::offload(uint32_t, std::span<Value> values, std::span<const std::byte>) {
+  if (faults_.refuse_offload) return refuse("no room for offloaded values on host " + std::to_string(options_.host));
   for (Value& value : values) {
     const Record record = at(value);
     if ((record.hash & kOffDevices) != 0) continue;
-    const Value parked = make(record.hash | kOffDevices, record.ready_ns, record.fails);
+    const Value offloaded = make(record.hash | kOffDevices, record.ready_ns, record.fails);
     drop(value);
-    value = parked;
-    ++parked_;
+    value = offloaded;
+    ++offloaded_;
   }
   return Status::kOk;
 }
 
-Status ModelledBackend::unpark(uint32_t, std::span<Value> values, std::span<const std::byte>) {
+Status ModelledBackend::restore(uint32_t, std::span<Value> values, std::span<const std::byte>) {
   for (Value& value : values) {
     const Record record = at(value);
     if ((record.hash & kOffDevices) == 0) continue;
     const Value back = make(record.hash & ~kOffDevices, record.ready_ns, record.fails);
     drop(value);
     value = back;
-    --parked_;
+    --offloaded_;
   }
   return Status::kOk;
 }
 
-void ModelledBackend::note(uint32_t, std::span<const std::byte>) { ++notes_; }
+void ModelledBackend::command(uint32_t, std::span<const std::byte>) { ++commands_; }
 
 }  // namespace pathways

@@ -11,7 +11,7 @@
 ///   MEM-4   a reference dropped twice aborts.
 ///   LOOK-1  a value that is read before its launch has run aborts. A launch deletes the inputs that `donate` names, as
 ///           XLA does: nothing is known of them afterwards.
-/// Transfers hand the checksum over through memory whose address travels as the landing's offset: all hosts are in one
+/// Transfers hand the checksum over through memory whose address travels as the receive's offset: all hosts are in one
 /// process, and ThreadSanitizer sees whether the posts and arrivals order the writes.
 ///
 /// Threading: a backend belongs to its host's thread, `learn` and the options before it starts; `Fabric` and
@@ -81,8 +81,8 @@ struct ModelledFaults {
   int64_t send_ns = 0;        ///< how long a send is under way; 0: it is done at once
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
-  bool fail_tasks = false;   ///< no task can be started
-  bool refuse_park = false;  ///< there is no room for what leaves the devices
+  bool fail_tasks = false;      ///< no task can be started
+  bool refuse_offload = false;  ///< there is no room for what leaves the devices
 };
 
 class ModelledBackend final : public Backend {
@@ -122,16 +122,16 @@ class ModelledBackend final : public Backend {
   std::vector<Attended>& attended() { return attended_; }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
   /// Sends go there only; what is posted elsewhere is refused, as by devices whose hosts have arenas.
-  void bound_sends(std::span<uint64_t> landing) { landing_ = landing; }
+  void bound_sends(std::span<uint64_t> receive) { landing_ = receive; }
 
   uint64_t live_values() const { return live_; }
   uint64_t launches() const { return launches_; }
   uint64_t gangs() const { return gangs_; }
   uint64_t order_violations() const { return order_violations_; }
   uint64_t open_receives() const { return receives_.size(); }
-  uint64_t notes() const { return notes_; }
+  uint64_t commands() const { return commands_; }
   uint64_t looks() const { return looks_; }                              ///< calls of readiness
-  uint64_t parked() const { return parked_; }                            ///< values off the devices
+  uint64_t offloaded() const { return offloaded_; }                      ///< values off the devices
   const std::vector<uint32_t>& forgotten() const { return forgotten_; }  ///< plans
   const std::vector<uint32_t>& gone() const { return gone_; }            ///< clients
 
@@ -151,8 +151,8 @@ class ModelledBackend final : public Backend {
   Value retain(Value value) override;
   void drop(Value value) override;
   Status transfer(const NodeContext& context, Value input, Value* output) override;
-  Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) override;
-  void send(const NodeContext& context, Value input, std::span<const Landing> posts, uint64_t key,
+  Status begin_receive(const NodeContext& context, std::vector<ReceiveBuffers>* receives) override;
+  void send(const NodeContext& context, Value input, std::span<const ReceiveBuffers> posts, uint64_t key,
             std::span<SendState> states) override;
   void take_sent(std::vector<Sent>* out) override;
   void stop_sends() override { under_way_.clear(); }
@@ -161,11 +161,11 @@ class ModelledBackend final : public Backend {
   Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) override;
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
   /// Writes the checksum into the small slot.
-  Status read_back(Value value, const ReadBackPlace& place) override;
+  Status read_back(Value value, const ReadBackSlot& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override;
-  void note(uint32_t client, std::span<const std::byte> payload) override;
-  Status park(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
-  Status unpark(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
+  void command(uint32_t client, std::span<const std::byte> payload) override;
+  Status offload(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
+  Status restore(uint32_t client, std::span<Value> values, std::span<const std::byte> payload) override;
   void forget_plan(uint32_t plan) override { forgotten_.push_back(plan); }
   void forget_client(uint32_t client) override { gone_.push_back(client); }
   std::string_view last_error() const override { return last_error_; }
@@ -198,7 +198,7 @@ class ModelledBackend final : public Backend {
     int64_t done_ns;
   };
   static constexpr uint64_t kNothing = 0;
-  static constexpr uint64_t kOffDevices = uint64_t{1} << 63;  ///< in the hash of a parked value
+  static constexpr uint64_t kOffDevices = uint64_t{1} << 63;  ///< in the hash of a offloaded value
 
   Record& at(Value value) const { return *static_cast<Record*>(value); }
   Value make(uint64_t hash, int64_t ready_ns, bool fails);
@@ -227,7 +227,7 @@ class ModelledBackend final : public Backend {
   std::deque<UnderWay> under_way_;
   std::vector<uint64_t> hashes_;  ///< scratch of launch()
   std::string last_error_;
-  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, notes_ = 0, looks_ = 0, parked_ = 0;
+  uint64_t live_ = 0, launches_ = 0, gangs_ = 0, order_violations_ = 0, commands_ = 0, looks_ = 0, offloaded_ = 0;
   std::vector<uint32_t> forgotten_, gone_;
   uint64_t receive_calls_ = 0, send_calls_ = 0, put_calls_ = 0;
 };

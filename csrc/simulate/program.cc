@@ -22,7 +22,7 @@ uint32_t ModelledProgram::add_argument(uint32_t slice) {
 
 uint32_t ModelledProgram::add_call(uint32_t slice, std::vector<uint32_t> inputs, uint32_t outputs) {
   for (const uint32_t input : inputs) PW_CHECK(slice_of(input) == slice);
-  Step step{NodeKind::kCall, slice, slice, Route::kPairwise, std::move(inputs), {}};
+  Step step{NodeKind::kCall, slice, slice, Pattern::kPairwise, std::move(inputs), {}};
   const uint32_t first = value_count();
   for (uint32_t i = 0; i < outputs; ++i) {
     values_.push_back({slice});
@@ -32,9 +32,9 @@ uint32_t ModelledProgram::add_call(uint32_t slice, std::vector<uint32_t> inputs,
   return first;
 }
 
-uint32_t ModelledProgram::add_transfer(uint32_t value, uint32_t slice, Route route) {
+uint32_t ModelledProgram::add_transfer(uint32_t value, uint32_t slice, Pattern pattern) {
   values_.push_back({slice});
-  steps_.push_back({NodeKind::kTransfer, slice, slice_of(value), route, {value}, {value_count() - 1}});
+  steps_.push_back({NodeKind::kTransfer, slice, slice_of(value), pattern, {value}, {value_count() - 1}});
   return value_count() - 1;
 }
 
@@ -107,7 +107,7 @@ std::vector<std::byte> ModelledProgram::plan_of(uint32_t host, uint32_t devices)
       if (!sends && !receives) continue;
       for (uint32_t d = 0; d < destinations.size(); ++d) {
         for (uint32_t s = 0; s < sources.size(); ++s) {
-          if (step.route == Route::kPairwise && s != d % sources.size()) continue;
+          if (step.pattern == Pattern::kPairwise && s != d % sources.size()) continue;
           if (sources[s] == host) node.destinations.push_back(destinations[d]);
           if (destinations[d] == host) node.sources.push_back(sources[s]);
         }
@@ -173,12 +173,12 @@ ModelledProgram make_chain(ModelledSlice slice, uint32_t calls) {
   return program;
 }
 
-ModelledProgram make_pipeline(std::vector<ModelledSlice> slices, ModelledProgram::Route route) {
+ModelledProgram make_pipeline(std::vector<ModelledSlice> slices, ModelledProgram::Pattern pattern) {
   ModelledProgram program;
   uint32_t value = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     const uint32_t s = program.add_slice(std::move(slices[i]));
-    value = i == 0 ? program.add_argument(s) : program.add_transfer(value, s, route);
+    value = i == 0 ? program.add_argument(s) : program.add_transfer(value, s, pattern);
     value = program.add_call(s, {value});
   }
   program.add_result(value);
@@ -201,7 +201,7 @@ ModelledProgram make_random_program(const std::vector<ModelledSlice>& slices, ui
       uint32_t value = program.value_count() - 1 - below(reach);
       if (program.slice_of(value) != slice) {
         value = program.add_transfer(
-            value, slice, below(2) == 0 ? ModelledProgram::Route::kAllToAll : ModelledProgram::Route::kPairwise);
+            value, slice, below(2) == 0 ? ModelledProgram::Pattern::kAllToAll : ModelledProgram::Pattern::kPairwise);
       }
       inputs.push_back(value);
     }

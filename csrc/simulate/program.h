@@ -26,7 +26,7 @@ struct ModelledSlice {
 class ModelledProgram {
  public:
   /// How a transfer's parts travel.
-  enum class Route : uint8_t {
+  enum class Pattern : uint8_t {
     kAllToAll,  ///< each source sends to each destination
     kPairwise,  ///< destination i receives from source i mod n
   };
@@ -35,7 +35,7 @@ class ModelledProgram {
   uint32_t add_argument(uint32_t slice);
   /// A call on a slice; its inputs must be on it. Returns the first of its `outputs` consecutive values.
   uint32_t add_call(uint32_t slice, std::vector<uint32_t> inputs, uint32_t outputs = 1);
-  uint32_t add_transfer(uint32_t value, uint32_t slice, Route route = Route::kPairwise);
+  uint32_t add_transfer(uint32_t value, uint32_t slice, Pattern pattern = Pattern::kPairwise);
   void add_result(uint32_t value) { results_.push_back(value); }
 
   const std::vector<ModelledSlice>& slices() const { return slices_; }
@@ -65,7 +65,7 @@ class ModelledProgram {
     NodeKind kind;
     uint32_t slice;         ///< of its outputs
     uint32_t source_slice;  ///< kTransfer
-    Route route;
+    Pattern pattern;
     std::vector<uint32_t> inputs, outputs;
   };
   bool holds(uint32_t slice, uint32_t host) const;
@@ -79,7 +79,7 @@ class ModelledProgram {
 /// A chain of `calls` calls on one slice: one argument, one result.
 ModelledProgram make_chain(ModelledSlice slice, uint32_t calls);
 /// One call on each slice in turn, a transfer between each two; the result is on the last.
-ModelledProgram make_pipeline(std::vector<ModelledSlice> slices, ModelledProgram::Route route);
+ModelledProgram make_pipeline(std::vector<ModelledSlice> slices, ModelledProgram::Pattern pattern);
 /// `calls` calls with random inputs over random slices, transfers where slices differ; some arguments passed through,
 /// some results given twice. The same seed gives the same program.
 ModelledProgram make_random_program(const std::vector<ModelledSlice>& slices, uint32_t calls,

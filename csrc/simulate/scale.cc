@@ -95,7 +95,8 @@ ScaleReport measure_scale(const ScaleOptions& options) {
   Handle argument;
   PW_CHECK(client.allocate(hosts, &argument) == Status::kOk);
   const ModelledBackend::Put put{1, slice.devices};
-  PW_CHECK(client.note(NoteKind::kPut, group, argument, Handle{}, std::as_bytes(std::span{&put, 1})) == Status::kOk);
+  PW_CHECK(client.command(CommandKind::kPut, group, argument, Handle{}, std::as_bytes(std::span{&put, 1})) ==
+           Status::kOk);
   PW_CHECK(sim.run_until_idle());
 
   const auto passes = [](auto&& step) {

@@ -27,7 +27,7 @@ struct ScaleReport {
   // Medians over the repeats, in ns.
   double client_call_ns = 0;             ///< submit: one future, one record
   double client_call_in_cluster_ns = 0;  ///< the same with caches that the hosts' work has filled
-  double client_release_ns = 0;          ///< giving a buffer back, batched notes included
+  double client_release_ns = 0;          ///< giving a buffer back, batched commands included
   double controller_out_ns = 0;          ///< per host and run: order, grant, record out
   double controller_in_ns = 0;           ///< per host and run: completion in
   double controller_ns = 0;              ///< their sum: sequencer + message

@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kRelayLook{100};  // it sleeps no longer: wh
 BellSet::Relay::Relay(DoorbellWord* from, DoorbellWord* to)
     : from_(from), thread_([this, to, ticket = from->ticket()]() mutable {
         while (!is_over_.load(std::memory_order_acquire)) {
-          if (from_->wait(ticket, kRelayLook, SpinPolicy::park()) != Status::kOk) continue;
+          if (from_->wait(ticket, kRelayLook, SpinPolicy::yield_briefly()) != Status::kOk) continue;
           // The next ticket before the ring: what is rung behind it is heard next time, what came before is heard now.
           ticket = from_->ticket();
           to->ring();
@@ -67,16 +67,16 @@ bool BellSet::was_rung() const noexcept {
 }
 
 /// Says in every word that somebody may sleep. False: one was rung.
-bool BellSet::park() noexcept {
+bool BellSet::offload() noexcept {
   for (Bell& bell : bells_) {
     if (bell.relay == nullptr && !bell.word->try_park(bell.ticket)) return false;
   }
   return true;
 }
 
-void BellSet::unpark() noexcept {
+void BellSet::restore() noexcept {
   for (Bell& bell : bells_) {
-    if (bell.relay == nullptr) bell.word->unpark(bell.ticket);
+    if (bell.relay == nullptr) bell.word->restore(bell.ticket);
   }
 }
 
@@ -105,10 +105,10 @@ Status BellSet::wait(std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept
   if (timeout.count() <= 0) return was_rung() ? Status::kOk : Status::kTimeout;
   const int64_t deadline = monotonic_ns() + std::min<int64_t>(timeout.count(), kNoDeadline / 2);
   while (true) {
-    if (!park()) return Status::kOk;
+    if (!offload()) return Status::kOk;
     const FutexResult result = sleep(deadline);
     if (was_rung() || result == FutexResult::kTimeout) {
-      unpark();
+      restore();
       return was_rung() ? Status::kOk : Status::kTimeout;
     }
   }

@@ -4,8 +4,8 @@
 ///   sleeper:  bells.draw();  if (nothing to do) bells.wait(timeout, spin);      // and look again
 ///
 /// PARK-1 holds for each doorbell by itself: the bit "somebody may sleep" is set in every word, and the kernel compares
-/// every word with (its ticket | parked) before it lets the thread sleep. After a wake-up the bits that were not rung
-/// away are taken back, so that who rings meanwhile wakes nobody.
+/// every word with (its ticket | offloaded) before it lets the thread sleep. After a wake-up the bits that were not
+/// rung away are taken back, so that who rings meanwhile wakes nobody.
 ///
 /// The kernel sleeps on up to 128 words (futex_waitv, Linux 5.16). Doorbells beyond that, and all but the first on an
 /// older kernel, have a thread each, which sleeps there and rings the first one.
@@ -60,8 +60,8 @@ class BellSet {
   };
 
   bool was_rung() const noexcept;
-  bool park() noexcept;
-  void unpark() noexcept;
+  bool offload() noexcept;
+  void restore() noexcept;
   FutexResult sleep(int64_t deadline_ns) noexcept;
 
   std::vector<Bell> bells_;

@@ -23,7 +23,9 @@ SpinPolicy SpinPolicy::answer() noexcept {
   return usable_cores() > 1 ? SpinPolicy{40, 400, 120'000} : SpinPolicy{0, 4};
 }
 
-SpinPolicy SpinPolicy::linger() noexcept { return usable_cores() > 1 ? SpinPolicy{40, 64, 30'000} : SpinPolicy{0, 1}; }
+SpinPolicy SpinPolicy::yield_long() noexcept {
+  return usable_cores() > 1 ? SpinPolicy{40, 64, 30'000} : SpinPolicy{0, 1};
+}
 
 namespace {
 

@@ -6,14 +6,14 @@
 //
 // Invariant PARK-1 (no lost wake-up): a ring() that starts after ticket() returned makes every wait() on that ticket
 // return. Why: the sequence and the "somebody may sleep" bit are ONE word. A waiter sleeps only if the kernel finds
-// the word equal to (its ticket | parked); ring() changes the sequence and clears the bit in one step, and wakes all
+// the word equal to (its ticket | offloaded); ring() changes the sequence and clears the bit in one step, and wakes all
 // if the bit was set. So a waiter either sees another sequence, or has its bit in the very value that the next ring()
 // replaces. A separate flag would not do: a ringer delayed between its two steps could clear the bit of a waiter that
 // came later (tests/model keeps that variant and shows that it hangs). A killed waiter leaves at most one set bit,
 // which costs one needless wake.
 //
 // Layout:   31........1  0
-//           sequence     parked        The sequence wraps after 2^31 rings between one ticket() and its wait().
+//           sequence     offloaded        The sequence wraps after 2^31 rings between one ticket() and its wait().
 //
 // Zero-initialised memory is a valid, never rung doorbell.
 // Source: the event count of folly and Vyukov, reduced to one futex word.
@@ -36,16 +36,16 @@ struct SpinPolicy {
   std::uint32_t yield_ns = 0;  ///< an end to the yields by time, for when others take the core each time; 0: none
 
   /// Sleep at once.
-  static constexpr SpinPolicy park() noexcept { return {0, 0}; }
+  static constexpr SpinPolicy yield_briefly() noexcept { return {0, 0}; }
   /// About 2-5 us in all where this process may use more than one core; on one core a single yield.
   static SpinPolicy adaptive() noexcept;
   /// For a loop that serves a stream: some tens of us of giving the core away between looks, so that work which comes
   /// at such distances is taken in batches and costs nobody a futex; where others want the core, they have it.
-  static SpinPolicy linger() noexcept;
+  static SpinPolicy yield_long() noexcept;
   /// For who waits for one answer: some hundred us of that, so that no other wait on its way makes this one sleep too.
   static SpinPolicy answer() noexcept;
   /// One look, for a loop that has something else to look at between two.
-  static constexpr SpinPolicy glance() noexcept { return {0, 1}; }
+  static constexpr SpinPolicy check_once() noexcept { return {0, 1}; }
 };
 
 /// The number of cores that this process may run on (its affinity mask when first asked).
@@ -81,7 +81,7 @@ struct alignas(kCacheLine) DoorbellWord {
            seen == (ticket | kParked);
   }
   /// Takes that back, unless it was rung since.
-  void unpark(std::uint32_t ticket) noexcept {
+  void restore(std::uint32_t ticket) noexcept {
     std::uint32_t seen = ticket | kParked;
     word.compare_exchange(seen, ticket, std::memory_order_relaxed, std::memory_order_relaxed);
   }

@@ -121,7 +121,7 @@ class Array(_Face):
 
     def on_device_size_in_bytes(self) -> int:
         """Bytes on all devices of its slice together, replicas counted."""
-        return int(self.layout.place_bytes) * int(self.layout.slice.size)
+        return int(self.layout.space_bytes) * int(self.layout.slice.size)
 
     @property
     def addressable_shards(self) -> list[Any]:
@@ -178,7 +178,7 @@ class Array(_Face):
             raise self._deleted_error("copy_to_host_async()")
         if self.cached is None:
             self._learn()
-            self.cached = _CARRIED if self.is_carried else _Fetch(self)
+            self.cached = _INLINE_RESULT if self.is_inline else _Fetch(self)
 
     def delete(self) -> None:
         """Gives the buffer back now. Any later use is refused."""
@@ -238,14 +238,14 @@ class Array(_Face):
         if self.is_deleted():
             raise self._deleted_error("reading it")
         if self.cached is None:
-            if not self.is_carried and self.client.state(self) == _FAILED:
+            if not self.is_inline and self.client.state(self) == _FAILED:
                 raise self._failure()
             self.copy_to_host_async()
         fetched = self.cached
         if self.timed and isinstance(fetched, _Fetch) and self.client.wait(self) == _FAILED:
             self.cached = None  # its read-back may come long after its deadline
             raise self._failure()
-        if isinstance(fetched, (_Fetch, _Carried)):
+        if isinstance(fetched, (_Fetch, _InlineResult)):
             self.cached = fetched = fetched.result(self)
         return fetched
 
@@ -321,12 +321,12 @@ class Array(_Face):
         fetched = self.cached
         if isinstance(fetched, _Fetch):
             return fetched.result(self) if fetched.is_here() else None
-        if fetched is not None and not isinstance(fetched, _Carried):
+        if fetched is not None and not isinstance(fetched, _InlineResult):
             return fetched
         client = self.client
         if client.closed or client.state(self) != _READY:
             return None
-        if self.is_carried:
+        if self.is_inline:
             data = self._read()
             return None if data is None else _value_of(self.layout, data)
         cluster = self.layout.slice.cluster
@@ -364,11 +364,11 @@ def _unpickle_key(words: np.ndarray, implementation: str) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=implementation)
 
 
-class _Carried:
+class _InlineResult:
     """A value that comes with its completion (READ-1). While it stands in `cached`, the array is not donated."""
 
     def result(self, array: Array) -> Any:
-        """Waits and returns the value; raises what befell it."""
+        """Waits and returns the value; raises the failure reason of it."""
         data = array._read()
         if data is None:
             array.cached = None
@@ -376,7 +376,7 @@ class _Carried:
         return _value_of(array.layout, data)
 
 
-_CARRIED = _Carried()
+_INLINE_RESULT = _InlineResult()
 
 
 def _value_of(layout: _core.Layout, data: Any) -> Any:
@@ -413,7 +413,7 @@ class _Fetch:
         if self._driver is None:
             self._block = put.allocate(self._client, max(kind.nbytes, 1), f"reading {array!r}")
             if kind.nbytes >= put.BIG_BYTES:
-                array.layout.slice.cluster.tidier.note()
+                array.layout.slice.cluster.arena_trimmer.block_taken()
             payload = payloads.fetch_arena(self._block.offset, kind.nbytes)
         self._token = self._client.new_token(layout.parts)
         if self._driver is not None:
@@ -428,7 +428,7 @@ class _Fetch:
         )
 
     def result(self, array: Array) -> Any:
-        """Waits and returns the value; raises what befell it."""
+        """Waits and returns the value; raises the failure reason of it."""
         with self._lock:
             if self._value is None:
                 self._value = self._wait(array)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from pathways import _core, _jaxlib, errors
 from pathways.api.slices import Device, Slice
-from pathways.cluster.arena_trimming import Tidier
+from pathways.cluster.arena_trimming import ArenaTrimmer
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.shard_packing import Packing
 from pathways.plan.topology import SliceBinding
@@ -225,7 +225,7 @@ class Cluster:
             if topology.device_bytes
             else RELEASE_BYTES,
         )
-        self.tidier = Tidier(self.native)
+        self.arena_trimmer = ArenaTrimmer(self.native)
         self.driver = None
         if self.is_embedded:
             self.driver = control.driver
@@ -355,7 +355,7 @@ class Cluster:
     # ---- for the rest of this room
 
     def control(self) -> Any:
-        """The control plane of an open cluster; raises what befell it otherwise."""
+        """The control plane of an open cluster; raises the failure reason of it otherwise."""
         self.native.check_alive()
         return self._control
 
@@ -402,7 +402,7 @@ class Cluster:
                     binding.group,
                     binding.hosts,
                     kind.nbytes,
-                    binding.place_set,
+                    binding.space_set,
                     kind.nbytes // math.prod(slice.placed(kind).parts()),
                 )
                 known.cache = kind
@@ -422,7 +422,7 @@ class Cluster:
             slice.binding = binding
             for layout in self._layouts.values():
                 if layout.slice is slice:
-                    layout.move(binding.group, binding.hosts, binding.place_set)
+                    layout.move(binding.group, binding.hosts, binding.space_set)
 
     def placement(self, layout: _core.Layout) -> int:
         """The number by which a layout's hosts know its placement; tells them the first time."""
@@ -435,7 +435,7 @@ class Cluster:
                 if known is None or known[1] is not layout.slice.binding:
                     number = len(self._placements) + 1 if known is None else known[0]
                     payload = payloads.define(number, layout.slice.placed(kind))
-                    self.native.note(payloads.BACKEND, layout.group, number, 0, payload)
+                    self.native.command(payloads.BACKEND, layout.group, number, 0, payload)
                     known = self._placements[key] = number, layout.slice.binding
         return known[0]
 
@@ -447,7 +447,7 @@ class Cluster:
                 number, group = self.forgotten.popleft()
             except IndexError:
                 break
-            self.native.note(payloads.BACKEND, group, 0, number, payloads.forget(number))
+            self.native.command(payloads.BACKEND, group, 0, number, payloads.forget(number))
             numbers.append(number)
         if numbers:
             self.control().forget_programs(numbers)

@@ -116,8 +116,8 @@ def _move(cluster: Cluster, slice_: Slice, old: SliceBinding, new: SliceBinding)
                 new.group,
                 new.hosts,
                 layout.nbytes,
-                new.place_set,
-                layout.place_bytes,
+                new.space_set,
+                layout.space_bytes,
             )
         return known
 
@@ -156,7 +156,7 @@ def _rename(
     group = cluster.control().group(tuple({*old.hosts, *new.hosts}))
     for first in range(0, len(pairs), payloads.MOST_PAIRS):
         names = [(array.raw_handle, fresh.raw_handle) for array, fresh in pairs[first : first + payloads.MOST_PAIRS]]
-        native.note(payloads.RENAME, group, 0, 0, payloads.rename(names))
+        native.command(payloads.RENAME, group, 0, 0, payloads.rename(names))
     with cluster.steady:
         cluster.move_layouts(slice_, new)
         for compiled in list(cluster.compiled):

@@ -5,7 +5,7 @@ checkpoint appear at once or not at all; this handler has the hosts write and re
 layout of orbax's own `ArrayHandler` (zarr in OCDBT, one folder per writing process, merged by orbax at the end), so
 that plain JAX reads what Pathways wrote and the other way round. The client writes metadata only.
 
-Saving has two halves. `serialize`, in the caller's thread, stages each array on its hosts by a note in the order; it
+Saving has two halves. `serialize`, in the caller's thread, stages each array on its hosts by a command in the order; it
 waits for no value (ASY-1), and whatever the caller does with its arrays next, donates or deletes them, comes after.
 orbax then calls the other half on a thread of its own: once the folder is there, the hosts write, and commit when all
 have written. What fails anywhere gives the whole job up.
@@ -39,9 +39,9 @@ from pathways.api.slices import Slice, SliceSharding
 from pathways.compiler.ir import ArrayType
 from pathways.protocol import payloads
 
-_TASK, _BACKEND = 5, 4  # kinds of notes
-#: Bytes of one note that asks for writes, about.
-_NOTE_BYTES = 16 << 10
+_TASK, _BACKEND = 5, 4  # kinds of commands
+#: Bytes of one command that asks for writes, about.
+_COMMAND_BYTES = 16 << 10
 #: Between two looks at what is under way: the first, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 _jobs = itertools.count(1)
@@ -147,7 +147,8 @@ def slice_of(sharding: Any) -> Slice | None:
     )
 
 
-# -------------------------------------------------------------------------------------------------- notes and futures
+# -------------------------------------------------------------------------------------------------- commands and
+# futures
 
 
 class _Job:
@@ -174,7 +175,7 @@ class _Job:
         client = group[0].native
         token = client.new_token(self._groups[group])
         self._tokens.append((client, token))
-        client.note(_TASK, group[1], 0 if array is None else array.raw_handle, token, payload)
+        client.command(_TASK, group[1], 0 if array is None else array.raw_handle, token, payload)
         return token
 
     async def settle(self) -> None:
@@ -209,7 +210,7 @@ class _Job:
         for cluster, group in self._groups:
             if not cluster.native.closed:
                 try:
-                    cluster.native.note(_BACKEND, group, 0, 0, payloads.end(self.number, early))
+                    cluster.native.command(_BACKEND, group, 0, 0, payloads.end(self.number, early))
                 except errors.PathwaysError:  # the cluster is lost, and the job with it
                     continue
 
@@ -327,7 +328,7 @@ class _Save(_Job):
         )
 
     def _ask_for_writes(self) -> None:
-        """One note per group for as many arrays as fit well."""
+        """One command per group for as many arrays as fit well."""
         pending: dict[tuple[Cluster, int], list[Any]] = {}
         sizes: dict[tuple[Cluster, int], int] = {}
         info = self._items[0][1]
@@ -344,7 +345,7 @@ class _Save(_Job):
             leads[group] = min(array.layout.slice.binding.hosts)
             entry = [number, item.name, ts.Spec(self._spec(number).json).to_json()]
             size = len(json.dumps(entry))
-            if sizes.get(group, 0) + size > _NOTE_BYTES and group in pending:
+            if sizes.get(group, 0) + size > _COMMAND_BYTES and group in pending:
                 send(group, leads[group])
             pending.setdefault(group, []).append(entry)
             sizes[group] = sizes.get(group, 0) + size
@@ -415,7 +416,7 @@ class _Restore(_Job):
             for array in arrays:
                 await settled(array.client, array.raw_handle)
             for array in arrays:
-                array.block_until_ready()  # says what befell it
+                array.block_until_ready()  # says the failure reason of it
         except BaseException:
             await self.give_up()
             raise

@@ -37,7 +37,7 @@ from pathways.compiler.placed import (
 )
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import ORDER, Argument, Traced, as_argument, names_of, trace, which
-from pathways.plan.binding import BoundProgram, lent, plan_text
+from pathways.plan.binding import BoundProgram, pinned, plan_text
 
 tracing: dict[int, list[Slice]] = {}  # by thread that traces a program: the slices that it has used
 _slices: weakref.WeakValueDictionary[str, Slice] = weakref.WeakValueDictionary()  # by mesh name, never reused
@@ -609,7 +609,7 @@ def _at(array: Array, layout: _core.Layout) -> Array:
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): lent to a
     transfer, or the same value under two names."""
-    program, kept = bound.program, lent(bound)
+    program, kept = bound.program, pinned(bound)
     times = collections.Counter((*program.arguments, *program.results))
 
     def positions(values: Sequence[int]) -> tuple[int, ...]:
@@ -719,19 +719,19 @@ class Compiled(Handle):
         given = [ready[position] for position in self.call.donated]
         times = collections.Counter(map(id, (*ready, *self._closed_over))) if given else {}
 
-        def is_lent(position: int) -> bool:
+        def is_pinned(position: int) -> bool:
             array = ready[position]
             return not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1)
 
         while True:
-            for position in filter(is_lent, self.call.donated):  # MEM-4: what something else may still read
+            for position in filter(is_pinned, self.call.donated):  # MEM-4: what something else may still read
                 ready[position] = copy(ready[position])
             if self.call.stale:
                 self._bind_again()
             out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
             if out is not None:
                 break
-            if not self.call.stale and not any(map(is_lent, self.call.donated)):
+            if not self.call.stale and not any(map(is_pinned, self.call.donated)):
                 raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
         for array in given:
             array.delete()

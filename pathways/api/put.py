@@ -21,7 +21,7 @@ from pathways.compiler.trace import as_argument
 from pathways.plan.shard_packing import aligned
 from pathways.protocol import payloads
 
-#: Up to here bytes travel inside the note; above, through shared memory.
+#: Up to here bytes travel inside the command; above, through shared memory.
 INLINE_BYTES = 1024
 #: How long a value waits for room in shared memory before nothing seems to give any back.
 _PATIENCE_S = 30.0
@@ -158,7 +158,7 @@ def _send(leaf: Any, layout: _core.Layout, kind: ArrayType, what: object) -> Arr
     else:
         block = allocate(client, packing.nbytes, what)
         if packing.nbytes >= BIG_BYTES:
-            layout.slice.cluster.tidier.note()
+            layout.slice.cluster.arena_trimmer.block_taken()
         packing.pack(leaf, memoryview(block))
         client.put(array, payloads.put_arena(placement, block.offset, packing.nbytes), block)
     return array

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from pathways import errors
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.plan.resharding import Placed
+from pathways.plan.resharding import Placement
 from pathways.plan.topology import SliceBinding
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ class Slice:
         remember(self)
         return sharding
 
-    def placed(self, kind: ArrayType) -> Placed:
+    def placed(self, kind: ArrayType) -> Placement:
         """An array type of this slice on its physical devices."""
-        return Placed(kind, self.mesh_spec, self.binding.devices)
+        return Placement(kind, self.mesh_spec, self.binding.devices)
 
     def spec(self, spec: PartitionSpec | None, shape: Sequence[int], what: object) -> tuple[tuple[str, ...], ...]:
         """A PartitionSpec normalized for an array of `shape` on this slice; raises `ShardingError`."""

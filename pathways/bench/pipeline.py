@@ -207,7 +207,7 @@ class HopMeter:
         host = self._native.host_segment(0, 1, 1 << 16, 0)
         self._native.set_distance(controller, self._distance_us)
         paths = [f"/proc/{os.getpid()}/fd/{segment.fd}" for segment in (controller, host)]
-        self._child.send("answer_hops", *paths, HOPS)
+        self._child.send("echo_hops", *paths, HOPS)
         taken = self._native.ask_hops(controller, host, HOPS, round(sleep_us), max(0, round(work_us)))
         self._child.receive(ANSWER_TIMEOUT)
         return stats.quantile(taken, 0.5) / 1000

@@ -137,12 +137,12 @@ class Client:
         if cluster is not None:
             cluster.close()
 
-    def answer_hops(self, controller: str, host: str, count: int) -> None:
+    def echo_hops(self, controller: str, host: str, count: int) -> None:
         """The other end of `_native.ask_hops`; the segments are given by path."""
         from pathways import _native
 
         blocks = [_native.Segment.attach(os.open(path, os.O_RDWR | os.O_CLOEXEC)) for path in (controller, host)]
-        _native.answer_hops(blocks[0], blocks[1], count)
+        _native.echo_hops(blocks[0], blocks[1], count)
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 #: In use before anybody looks, and kept at the least.
 MUCH_BYTES = 64 << 20
 #: Between two looks; and how many of them in a row must see most of it free.
-LOOK_S, CALM_LOOKS = 0.25, 4
+SAMPLE_S, CALM_SAMPLES = 0.25, 4
 
 
-class Tidier:
+class ArenaTrimmer:
     """Looks after one client's arena, while there is something to look at."""
 
     def __init__(self, native: Any) -> None:
@@ -28,7 +28,7 @@ class Tidier:
         self._is_looking = False  # guarded by _lock
         self.bytes_returned = 0
 
-    def note(self) -> None:
+    def block_taken(self) -> None:
         """A big block was taken."""
         if self._is_looking or self._native.arena_in_use() < MUCH_BYTES:
             return
@@ -40,8 +40,8 @@ class Tidier:
 
     def _look(self) -> None:
         most = calm = 0
-        while calm < CALM_LOOKS:
-            time.sleep(LOOK_S)
+        while calm < CALM_SAMPLES:
+            time.sleep(SAMPLE_S)
             if self._native.closed:
                 return
             used = self._native.arena_in_use()

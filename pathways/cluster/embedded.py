@@ -91,14 +91,14 @@ class EmbeddedControl:
             [self._host_segment],
             window=1 << 16,
             budgets=[UNLIMITED] * (len(devices) + 1),
-            places=[str(device) for device in devices] + ["memory for transfers"],
+            spaces=[str(device) for device in devices] + ["memory for transfers"],
             status=self.status_segment,
         )
-        self.driver = jax_backend.HostDriver(0, devices, devices, 0, [self._host_segment], self._controller_segment)
+        self.driver = jax_backend.JaxBackend(0, devices, devices, 0, [self._host_segment], self._controller_segment)
         self.driver.attach_client(0, self.client_segment)
         self.controller.add_client(0, self.client_segment, self.bell_segment)
         self._manager = ResourceManager(self.topology)
-        self._place_sets: dict[tuple[int, ...], int] = {}
+        self._space_sets: dict[tuple[int, ...], int] = {}
         self._programs = 0
         self._errors: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class EmbeddedControl:
         self._suspended = False
         self._requests = 0
         self._answers: dict[int, tuple[str | None, int]] = {}
-        self.driver.on_parked = self._parked
+        self.driver.on_offloaded = self._offloaded
 
     def allocate_slice(
         self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
@@ -116,13 +116,13 @@ class EmbeddedControl:
         with self._lock:
             binding = self._manager.allocate(shape, axis_names, island)
             self.controller.add_group(binding.group, list(binding.hosts))
-            return dataclasses.replace(binding, place_set=self._place_set(binding.devices))
+            return dataclasses.replace(binding, space_set=self._space_set(binding.devices))
 
-    def _place_set(self, devices: Sequence[int]) -> int:
+    def _space_set(self, devices: Sequence[int]) -> int:
         key = tuple(sorted(devices))
-        if key not in self._place_sets:
-            self._place_sets[key] = self.controller.add_place_set(key)
-        return self._place_sets[key]
+        if key not in self._space_sets:
+            self._space_sets[key] = self.controller.add_space_set(key)
+        return self._space_sets[key]
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""
@@ -134,7 +134,7 @@ class EmbeddedControl:
         with self._lock:
             binding = self._manager.remap(slice_id, devices)
             self.controller.add_group(binding.group, list(binding.hosts))
-            return dataclasses.replace(binding, place_set=self._place_set(binding.devices))
+            return dataclasses.replace(binding, space_set=self._space_set(binding.devices))
 
     def group(self, hosts: tuple[int, ...]) -> int:
         """See `ControlPlane`."""
@@ -162,7 +162,7 @@ class EmbeddedControl:
         self.driver.register_program(0, number, program, bindings, compiled)
         done.wait()
         if (memory := parts[0]) is not None:
-            entries = ledger_entries([memory], bindings, [0], self.topology, self._place_set, lambda hosts: 0)
+            entries = ledger_entries([memory], bindings, [0], self.topology, self._space_set, lambda hosts: 0)
             self.controller.set_plan_memory(number, 0, program.name, memory.biggest, *entries, memory.donated)
         return number
 
@@ -195,11 +195,11 @@ class EmbeddedControl:
             try:
                 while not self.controller.is_quiet(client):
                     pause(0.001)
-                nbytes = self._park(payloads.PARK, to_disk, pause)
+                nbytes = self._offload(payloads.OFFLOAD, to_disk, pause)
             except BaseException:
                 self.controller.resume(client)
                 raise
-            self.controller.park(client)
+            self.controller.offload(client)
             self._suspended = True
             return nbytes
 
@@ -209,12 +209,12 @@ class EmbeddedControl:
         with self._suspending:
             if not self._suspended:
                 return 0
-            if refused := self.controller.unpark(client):
+            if refused := self.controller.restore(client):
                 raise errors.from_text(refused, errors.ResourceExhaustedError)
             try:
-                nbytes = self._park(payloads.UNPARK, False, pause)
+                nbytes = self._offload(payloads.RESTORE, False, pause)
             except BaseException:
-                self.controller.park(client)
+                self.controller.offload(client)
                 raise
             self._suspended = False
             self.controller.resume(client)
@@ -224,10 +224,10 @@ class EmbeddedControl:
         if client != self.client_id:
             raise errors.ClusterClosedError(f"client {client!r} is not part of this cluster; the only one is 0")
 
-    def _park(self, kind: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+    def _offload(self, kind: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         self._requests += 1
         request = self._requests
-        self.controller.note_for(self.client_id, kind, payloads.park(request, to_disk))
+        self.controller.command_for(self.client_id, kind, payloads.offload(request, to_disk))
         while request not in self._answers:
             pause(0.001)
         error, nbytes = self._answers.pop(request)
@@ -235,7 +235,7 @@ class EmbeddedControl:
             raise errors.from_text(error, errors.ComputationError)
         return nbytes
 
-    def _parked(self, request: int, error: str | None, nbytes: int) -> None:
+    def _offloaded(self, request: int, error: str | None, nbytes: int) -> None:
         self._answers[request] = error, nbytes
 
     def cluster_stats(self) -> dict[str, Any]:

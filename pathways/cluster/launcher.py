@@ -4,7 +4,7 @@
     started.control      # a RemoteControl, this process being the owner: the cluster goes when it goes
     started.close()
 
-The launcher starts the janitor, the janitor the controller, the controller the hosts; each watches the one above.
+The launcher starts the supervisor, the supervisor the controller, the controller the hosts; each watches the one above.
 Nothing starts in the terminal's session, so Ctrl-C reaches only the user's own process.
 """
 
@@ -103,7 +103,7 @@ class LocalClusterHandle:
                 "report_fd": write_fd,
                 "grace_s": OWNER_GRACE_S,
             }
-            self._janitor = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(argument)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -119,9 +119,9 @@ class LocalClusterHandle:
         atexit.register(self.close)
 
     @property
-    def janitor_pid(self) -> int:
+    def supervisor_pid(self) -> int:
         """The process that outlives all others of this cluster."""
-        return self._janitor.pid
+        return self._supervisor.pid
 
     def is_alive(self) -> bool:
         """Whether the cluster still works and this process is the one that owns it."""
@@ -131,7 +131,7 @@ class LocalClusterHandle:
     def pids(self) -> dict[str, int]:
         """Every process of the cluster, by name."""
         hosts = {f"host {number}": pid for number, pid in enumerate(self.control.host_pids)}
-        return {"janitor": self._janitor.pid, "controller": self.control.controller_pid, **hosts}
+        return {"supervisor": self._supervisor.pid, "controller": self.control.controller_pid, **hosts}
 
     def close(self) -> None:
         """Ends the cluster: when this returns no process and no file of it is left. Again is nothing."""
@@ -148,15 +148,15 @@ class LocalClusterHandle:
                 asked = True
             control.close()
         if not asked:
-            self._janitor.terminate()  # passes it on to a controller that is still starting, or did not answer
-        for last_resort in (self._janitor.terminate, self._janitor.kill):
+            self._supervisor.terminate()  # passes it on to a controller that is still starting, or did not answer
+        for last_resort in (self._supervisor.terminate, self._supervisor.kill):
             try:
-                self._janitor.wait(CLOSE_GRACE_S)
+                self._supervisor.wait(CLOSE_GRACE_S)
                 break
             except subprocess.TimeoutExpired:
                 last_resort()
-        self._janitor.wait()
-        if controller_fd >= 0:  # where somebody killed the janitor, the controller comes after it
+        self._supervisor.wait()
+        if controller_fd >= 0:  # where somebody killed the supervisor, the controller comes after it
             wait_readable(controller_fd, CLOSE_GRACE_S)
             os.close(controller_fd)
         os.close(self._report_fd)
@@ -194,12 +194,12 @@ class LocalClusterHandle:
                     raise errors.ConnectError(
                         f"the cluster did not start: the controller is gone. {self._ended(report)}"
                     )
-            if self._janitor.poll() is not None:
-                raise errors.ConnectError("the cluster did not start: its janitor process ended too early")
+            if self._supervisor.poll() is not None:
+                raise errors.ConnectError("the cluster did not start: its supervisor process ended too early")
         raise errors.ConnectError(f"the controller did not listen within {self.options.start_timeout_s:g} s")
 
     def _reports(self, timeout_s: float) -> list[dict[str, Any]]:
-        """What janitor and controller have said since the last call."""
+        """What supervisor and controller have said since the last call."""
         if not wait_readable(self._report_fd, timeout_s):
             return []
         try:
@@ -208,17 +208,17 @@ class LocalClusterHandle:
             return []
         *lines, self._report = self._report.split(b"\n")
         if not lines:
-            time.sleep(0.01)  # every writer is gone; whoever waits will see the janitor's end
+            time.sleep(0.01)  # every writer is gone; whoever waits will see the supervisor's end
         return [json.loads(line) for line in lines]
 
     def _last_words(self) -> str:
-        """How the controller ended, from the janitor, who saw it."""
+        """How the controller ended, from the supervisor, who saw it."""
         deadline = Deadline(2.0)
         while self._report_fd >= 0 and not deadline.passed:
             for report in self._reports(deadline.left(0.5)):
                 if report["event"] == "ended":
                     return self._ended(report)
-            if self._janitor.poll() is not None and not is_readable(self._report_fd):
+            if self._supervisor.poll() is not None and not is_readable(self._report_fd):
                 break
         return ""
 

@@ -8,7 +8,7 @@ The life of a program here: `placed` tags functions, `trace` runs the user's Pyt
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind, Spec
 from pathways.compiler.options import SCHEDULES, Options
 from pathways.compiler.pipeline import compile_traced
-from pathways.compiler.placed import PlacedFunction, Placement, placed
+from pathways.compiler.placed import SliceTag, TaggedFunction, placed
 from pathways.compiler.printing import logical_text
 from pathways.compiler.signature import modes, signature
 from pathways.compiler.specs import abstract_mesh, normalize, to_partition_spec
@@ -24,8 +24,8 @@ __all__ = [
     "Node",
     "NodeKind",
     "Options",
-    "PlacedFunction",
-    "Placement",
+    "TaggedFunction",
+    "SliceTag",
     "Spec",
     "Traced",
     "abstract_mesh",

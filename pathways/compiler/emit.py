@@ -238,8 +238,8 @@ class _Writer:
         if step is None:
             self._named("transfer", g, None)
         elif g.kind is StepKind.PLACED:
-            assert step.placement is not None
-            self._named(step.placement.name, g, self.bodies.of(g), transposes=step.transposes)
+            assert step.slice_tag is not None
+            self._named(step.slice_tag.name, g, self.bodies.of(g), transposes=step.transposes)
         elif g.kind is StepKind.PLAIN:
             self._named("plain", g, self.bodies.of(g))
         elif g.inputs:

@@ -57,7 +57,7 @@ class Step:
     eqn: Any
     inputs: list[Any]
     outputs: list[Any]
-    placement: placed.Placement | None = None
+    slice_tag: placed.SliceTag | None = None
     transposes: int = 0
     mesh: MeshSpec | None = None
     spec: Spec | None = None
@@ -106,10 +106,10 @@ def flatten(traced: Traced) -> FlatProgram:
         if step.kind is not StepKind.TRANSFER:
             step.demands = meshes.demands_of(step.eqn, demands)
         if step.kind is StepKind.PLACED:
-            assert step.placement is not None and step.mesh is not None
-            meshes.check(step.demands, step.mesh, f"placed function {step.placement.name!r} of program {traced.name!r}")
+            assert step.slice_tag is not None and step.mesh is not None
+            meshes.check(step.demands, step.mesh, f"placed function {step.slice_tag.name!r} of program {traced.name!r}")
             if id(step.eqn.params["jaxpr"].jaxpr) not in memo:
-                _refuse_other_slices(step.eqn.params["jaxpr"].jaxpr, step.placement)
+                _refuse_other_slices(step.eqn.params["jaxpr"].jaxpr, step.slice_tag)
             specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)
             program.declared.update((v, spec) for v, spec in zip(step.outputs, specs, strict=True) if spec is not None)
     _send_cotangents_home(program, traced)
@@ -119,21 +119,21 @@ def flatten(traced: Traced) -> FlatProgram:
     return program
 
 
-def holds_placement(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
+def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
     """True if a placed call or a device_put stands anywhere inside."""
     memo = {} if memo is None else memo
     known = memo.get(id(jaxpr))
     if known is None:
         known = memo[id(jaxpr)] = any(
             any(each.primitive is transfer_p for each in as_transfers(eqn))
-            or _placement(eqn) is not None
-            or any(holds_placement(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))
+            or _slice_tag(eqn) is not None
+            or any(holds_slice_tag(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))
             for eqn in jaxpr.eqns
         )
     return known
 
 
-def _placement(eqn: Any) -> placed.Placement | None:
+def _slice_tag(eqn: Any) -> placed.SliceTag | None:
     return placed.lookup(eqn.params["name"]) if eqn.primitive is _jaxlib.jit_p else None
 
 
@@ -146,8 +146,8 @@ def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fr
     memo: dict[int, bool] = {}
     for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
         inputs = [_read(env, v) for v in eqn.invars]
-        placement = _placement(eqn)
-        if placement is None and any(holds_placement(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
+        slice_tag = _slice_tag(eqn)
+        if slice_tag is None and any(holds_slice_tag(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
             _inline_equation(eqn, inputs, env, program, name)
             continue
         outputs = []
@@ -156,15 +156,15 @@ def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fr
             if not isinstance(v, _jaxlib.DropVar):
                 env[v] = new
             outputs.append(new)
-        if placement is not None:
+        if slice_tag is not None:
             program.steps.append(
                 Step(
                     StepKind.PLACED,
                     eqn,
                     inputs,
                     outputs,
-                    placement=placement,
-                    mesh=placement.mesh,
+                    slice_tag=slice_tag,
+                    mesh=slice_tag.mesh,
                     transposes=int(_jaxlib.is_transposed(eqn)),
                 )
             )
@@ -211,11 +211,11 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
             env[v] = _read(inner_env, result)
 
 
-def _refuse_other_slices(jaxpr: Any, outer: placed.Placement | None) -> None:
+def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
     """One computation runs on one slice: what is placed elsewhere cannot be called inside."""
     assert outer is not None
     for eqn in jaxpr.eqns:
-        inner = _placement(eqn)
+        inner = _slice_tag(eqn)
         where = f"placed function {outer.name!r} on slice {outer.mesh.name!r}"
         if inner is not None and inner.mesh != outer.mesh:
             raise errors.ProgramError(
@@ -228,7 +228,7 @@ def _refuse_other_slices(jaxpr: Any, outer: placed.Placement | None) -> None:
                 "device_put from the program"
             )
         for sub in _jaxlib.sub_jaxprs(eqn.params):
-            if holds_placement(sub):
+            if holds_slice_tag(sub):
                 _refuse_other_slices(sub, outer)
 
 
@@ -324,9 +324,9 @@ def _refuse_unknown_callbacks(
                 f"{place} calls {kind} ({_jaxlib.callback_name(eqn)}), with which a host cannot reach this process's "
                 "Python. Use jax.pure_callback, jax.experimental.io_callback or jax.debug.callback"
             )
-        placement = _placement(eqn)
+        slice_tag = _slice_tag(eqn)
         for sub in _jaxlib.sub_jaxprs(eqn.params):
-            _refuse_unknown_callbacks(sub, name, placement.name if placement else where, seen)
+            _refuse_unknown_callbacks(sub, name, slice_tag.name if slice_tag else where, seen)
 
 
 def _refuse_leaks(closed: Any, name: str, where: str | None = None, seen: set[int] | None = None) -> None:
@@ -343,8 +343,8 @@ def _refuse_leaks(closed: Any, name: str, where: str | None = None, seen: set[in
                 "side effect, such as appending to a list or setting an attribute. Return it as a result instead"
             )
     for eqn in closed.jaxpr.eqns:
-        placement = _placement(eqn)
+        slice_tag = _slice_tag(eqn)
         for sub in eqn.params.values():
             for item in sub if isinstance(sub, (tuple, list)) else (sub,):
                 if _jaxlib.is_closed(item):
-                    _refuse_leaks(item, name, placement.name if placement else where, seen)
+                    _refuse_leaks(item, name, slice_tag.name if slice_tag else where, seen)

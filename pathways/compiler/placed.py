@@ -30,7 +30,7 @@ _MARK = "__pw"
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class SliceTag:
     """What a tag stands for: the user's name for the function, and the slice it runs on."""
 
     name: str
@@ -38,23 +38,23 @@ class Placement:
 
 
 _lock = threading.Lock()
-_tags: dict[Placement, str] = {}  # guarded by _lock; grows with the distinct placements of this process
-_placements: dict[str, Placement] = {}  # guarded by _lock
+_tags: dict[SliceTag, str] = {}  # guarded by _lock; grows with the distinct slice tags of this process
+_slice_tags: dict[str, SliceTag] = {}  # guarded by _lock
 
 
-def _tag(placement: Placement) -> str:
+def _tag(slice_tag: SliceTag) -> str:
     with _lock:
-        tag = _tags.get(placement)
+        tag = _tags.get(slice_tag)
         if tag is None:
-            tag = f"{placement.name}{_MARK}{len(_tags)}"
-            _tags[placement] = tag
-            _placements[tag] = placement
+            tag = f"{slice_tag.name}{_MARK}{len(_tags)}"
+            _tags[slice_tag] = tag
+            _slice_tags[tag] = slice_tag
         return tag
 
 
-def lookup(jit_name: str) -> Placement | None:
-    """The placement that a jit equation of this name has, or None for a plain jit."""
-    return _placements.get(jit_name) if _MARK in jit_name else None
+def lookup(jit_name: str) -> SliceTag | None:
+    """The slice_tag that a jit equation of this name has, or None for a plain jit."""
+    return _slice_tags.get(jit_name) if _MARK in jit_name else None
 
 
 def staged(fun: Callable[..., Any], name: str, static_argnums: Sequence[int], static_argnames: Sequence[str]) -> Any:
@@ -69,10 +69,10 @@ def refuse_elsewhere(jit_name: str) -> None:
 
     Tracing one is harmless (`jax.eval_shape`, `jax.make_jaxpr`); running it here would be in the wrong place.
     """
-    placement = lookup(jit_name)
+    slice_tag = lookup(jit_name)
     name, mark, rest = jit_name.rpartition(_MARK)
-    if placement is not None:
-        what = f"placed function {placement.name!r}"
+    if slice_tag is not None:
+        what = f"placed function {slice_tag.name!r}"
     elif mark and rest == "_program":
         what = f"program {name!r}"
     else:
@@ -83,7 +83,7 @@ def refuse_elsewhere(jit_name: str) -> None:
     )
 
 
-class PlacedFunction:
+class TaggedFunction:
     """A function placed on a slice. Called under trace, it is one named computation of the program.
 
     Called on concrete arrays it is that plain `jax.jit` call: running it on its slice is the caller's business.
@@ -117,7 +117,7 @@ class PlacedFunction:
             static=(static_argnums, static_argnames, self.static_argnums, self.static_argnames),
             donate=(None, None, (), ()),
         )
-        self.placement = Placement(self.name, mesh)
+        self.slice_tag = SliceTag(self.name, mesh)
         self.__name__ = self.name
         self.__doc__ = getattr(fun, "__doc__", None)
         self.__wrapped__ = fun
@@ -126,7 +126,7 @@ class PlacedFunction:
         def body(*args: Any, **kwargs: Any) -> Any:
             return _call(self, *args, **kwargs)
 
-        body.__name__ = body.__qualname__ = _tag(self.placement)
+        body.__name__ = body.__qualname__ = _tag(self.slice_tag)
         self._jit = jax.jit(
             body, static_argnums=self.static_argnums or None, static_argnames=self.static_argnames or None
         )
@@ -166,12 +166,12 @@ def placed(
     static_argnums: int | Sequence[int] | None = (),
     static_argnames: str | Sequence[str] | None = (),
     name: str | None = None,
-) -> PlacedFunction:
+) -> TaggedFunction:
     """`fun` placed on `mesh`. Shardings are pytree prefixes of PartitionSpecs; None leaves the choice to the compiler.
 
     `in_shardings` speaks of the positional arguments that are not static, as one spec for all or a tuple.
     """
-    return PlacedFunction(
+    return TaggedFunction(
         fun,
         mesh,
         in_shardings=in_shardings,
@@ -276,7 +276,7 @@ def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     return names[:count]
 
 
-def _call(self: PlacedFunction, *args: Any, **kwargs: Any) -> Any:
+def _call(self: TaggedFunction, *args: Any, **kwargs: Any) -> Any:
     """The body of a placed function, as JAX traces it. What goes wrong in it says so."""
     args = tuple(arg.value if type(arg) is Static else arg for arg in args)
     kwargs = {key: arg.value if type(arg) is Static else arg for key, arg in kwargs.items()}
@@ -309,7 +309,7 @@ def _got(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     return f" for arguments {', '.join(words[:_SHOWN])}{more}" if words else ""
 
 
-def _traced(self: PlacedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _traced(self: TaggedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with jax.sharding.use_abstract_mesh(self.abstract_mesh):
         if self.in_shardings is not None:
             names = parameter_names(self.fun, len(args))
@@ -325,7 +325,7 @@ def _traced(self: PlacedFunction, args: tuple[Any, ...], kwargs: dict[str, Any])
         return result
 
 
-def _constrain(self: PlacedFunction, prefix: Any, tree: Any, what: str, names: Sequence[str] | None) -> Any:
+def _constrain(self: TaggedFunction, prefix: Any, tree: Any, what: str, names: Sequence[str] | None) -> Any:
     wanted = specs.broadcast(prefix, tree, f"{what} shardings of placed function {self.name!r}")
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     out = []

@@ -188,11 +188,11 @@ class Membership:
         return client
 
     async def _attach(self, host: Host, client: Client) -> None:
-        command = pb.HostCommand(attach_client=pb.AttachClient(client=client.number))
+        request = pb.HostRequest(attach_client=pb.AttachClient(client=client.number))
         message: fd_passing.Message = {"kind": "client", "client": client.number}
         if (segment := client.connection.segment) is None:
             return  # it left meanwhile
-        if error := await self._hand_over(host, "attach", client.number, command, message, segment, ATTACH_TIMEOUT_S):
+        if error := await self._hand_over(host, "attach", client.number, request, message, segment, ATTACH_TIMEOUT_S):
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
 
     async def _hand_over(
@@ -200,7 +200,7 @@ class Membership:
         host: Host,
         what: str,
         number: int,
-        command: pb.HostCommand,
+        request: pb.HostRequest,
         message: fd_passing.Message,
         segment: Any,
         timeout_s: float,
@@ -212,11 +212,11 @@ class Membership:
         except fd_passing.Closed:  # its process's end is about to be seen
             return ""
         try:
-            return await self._ask(host, what, number, command, timeout_s)
+            return await self._ask(host, what, number, request, timeout_s)
         except TimeoutError:
             return f"no answer in {timeout_s:g} s"
 
-    async def _ask(self, host: Host, what: str, number: int, command: pb.HostCommand, timeout_s: float) -> str:
+    async def _ask(self, host: Host, what: str, number: int, request: pb.HostRequest, timeout_s: float) -> str:
         """A host's answer; empty when it is lost.
 
         Raises:
@@ -226,7 +226,7 @@ class Membership:
             return ""
         key = (what, host.number, host.incarnation, number)
         answer = self._asked[key] = self._loop.create_future()
-        host.commands.put_nowait(command)
+        host.requests.put_nowait(request)
         try:
             return await self.cluster.unless_ended(answer, timeout_s)
         finally:
@@ -297,7 +297,7 @@ class Membership:
         program = Program(
             number,
             client.number,
-            pb.HostCommand(
+            pb.HostRequest(
                 store_program=pb.StoreProgram(
                     client=client.number, program_id=number, program=request.program, bindings=request.bindings
                 )
@@ -313,7 +313,7 @@ class Membership:
         client.programs.add(number)
         for host in hosts:
             if self.cluster.hosts[host].is_served:  # else it gets every program when it is ready
-                self.cluster.hosts[host].commands.put_nowait(program.command)
+                self.cluster.hosts[host].requests.put_nowait(program.request)
         for host, stored in program.stored.items():
             if error := await self.cluster.unless_ended(stored):
                 raise errors.PlanError(f"host {host} refused the program: {error}")
@@ -321,7 +321,7 @@ class Membership:
 
     def forget_programs(self, client: Client, numbers: Sequence[int]) -> None:
         """The client cannot call them any more. Runs that wait may: a host's successor is told of a program until the
-        order has passed the client's note that it is forgotten (ERR-2)."""
+        order has passed the client's command that it is forgotten (ERR-2)."""
         client.programs.difference_update(numbers)
         self._drop_forgotten()
 
@@ -353,7 +353,7 @@ class Membership:
             del self._calls[key]
         host = self.cluster.hosts[part.host]
         if not host.is_lost and host.incarnation == part.incarnation:
-            host.commands.put_nowait(pb.HostCommand(callback=part))
+            host.requests.put_nowait(pb.HostRequest(callback=part))
 
     def stop_answering(self, client: Client) -> None:
         """A client answers no more: what it was asked has failed, and what it is asked from now on."""
@@ -368,7 +368,7 @@ class Membership:
 
     @staticmethod
     def _refuse_call(host: Host, call: int, why: str) -> None:
-        host.commands.put_nowait(pb.HostCommand(callback=pb.CallbackPart(call=call, last=True, error=why)))
+        host.requests.put_nowait(pb.HostRequest(callback=pb.CallbackPart(call=call, last=True, error=why)))
 
     # -- suspension, see suspension.py -------------------------------------------------------------------------------
 
@@ -419,8 +419,8 @@ class Membership:
     async def replace_peers(
         self, host: Host, segments: Mapping[int, Any], streams: Mapping[int, str], loss: int
     ) -> None:
-        """Tells a host of lost hosts' successors, and where those take freight from it, if they are on other machines;
-        returns when it uses nothing of the predecessors', or is lost too.
+        """Tells a host of lost hosts' successors, and where those take network transfers from it, if they are on other
+        machines; returns when it uses nothing of the predecessors', or is lost too.
 
         Raises:
             HostLostError: it does not answer.
@@ -428,9 +428,9 @@ class Membership:
         limit = self.cluster.config.options.start_timeout_s  # it may itself be starting
         for peer, segment in segments.items():
             replace = pb.ReplacePeer(host=peer, loss=loss, stream=streams.get(peer, ""))
-            command = pb.HostCommand(replace_peer=replace)
+            request = pb.HostRequest(replace_peer=replace)
             message: fd_passing.Message = {"kind": "peer", "peer": peer}
-            if error := await self._hand_over(host, "peer", peer, command, message, segment, limit):
+            if error := await self._hand_over(host, "peer", peer, request, message, segment, limit):
                 raise errors.HostLostError(f"{host.name} could not take the successor of host {peer}: {error}")
 
     async def serve(self, hosts: Sequence[Host]) -> None:
@@ -441,7 +441,7 @@ class Membership:
         for program in self.programs.values():
             for host in hosts:
                 if host.number in program.stored:
-                    host.commands.put_nowait(program.command)
+                    host.requests.put_nowait(program.request)
         stored = [
             answer
             for program in self.programs.values()
@@ -478,8 +478,8 @@ class Membership:
             self._answered(host, "stats", report.stats.request, report.stats.driver_json)
         elif what == "callback":
             self._ask_client(host, report.callback)
-        elif what == "client_parked":
-            self._suspension.report(host.number, report.client_parked)
+        elif what == "client_offloaded":
+            self._suspension.report(host.number, report.client_offloaded)
         elif what == "error":
             host.error = report.error.error.message
 
@@ -499,10 +499,10 @@ class Membership:
     async def _ask_stats(self, host: Host, program: int = 0) -> str:
         if not host.ready.is_set():
             return "{}"
-        request = self._new("stats")
-        command = pb.HostCommand(report_stats=pb.ReportStats(request=request, program_id=program))
+        number = self._new("stats")
+        request = pb.HostRequest(report_stats=pb.ReportStats(request=number, program_id=program))
         try:
-            return await self._ask(host, "stats", request, command, STATS_TIMEOUT_S) or "{}"
+            return await self._ask(host, "stats", number, request, STATS_TIMEOUT_S) or "{}"
         except TimeoutError:
             return "{}"
 

@@ -6,7 +6,7 @@ Life: `start` -> all hosts ready -> ... -> `fail` or `end`, once, whichever come
                          that fails again and again. During start-up `fail(ConnectError)`
     the owner ends    -> `end`: the cluster goes with it
     a client ends     -> nothing here: `membership.py` removes it, the others see nothing (OWN-1)
-    the janitor ends  -> `end`, and the controller removes the directory itself
+    the supervisor ends  -> `end`, and the controller removes the directory itself
 
 One thread, the event loop's, runs all of it; it is the process's main thread, because the kernel ties the hosts' lives
 to the thread that started them. Nothing here is on the dispatch path: that is the native controller's own thread.
@@ -84,14 +84,14 @@ class Cluster:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._startup_news = asyncio.Event()
+        self._startup_events = asyncio.Event()
         self._native_groups: set[int] = set()
-        self._place_sets: dict[tuple[int, ...], int] = {}
+        self._space_sets: dict[tuple[int, ...], int] = {}
         self._services: dict[int, Any] = {}  # by island: its group's coordination service
         self._segment: Any = None
         self._status_segment: Any = None
         self._controller: Any = None
-        self._janitor_fd = -1
+        self._supervisor_fd = -1
 
     @property
     def address(self) -> str:
@@ -107,9 +107,9 @@ class Cluster:
 
     def start(self) -> None:
         """Makes the segments, starts the hosts and listens for clients."""
-        self._janitor_fd = os.pidfd_open(os.getppid())
+        self._supervisor_fd = os.pidfd_open(os.getppid())
         self._loop.add_reader(self.config.owner_fd, self._owner_ended)
-        self._loop.add_reader(self._janitor_fd, self._janitor_ended)
+        self._loop.add_reader(self._supervisor_fd, self._supervisor_ended)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
@@ -129,7 +129,7 @@ class Cluster:
             [self.topology.island_of(host) for host in range(count)],
             # Of its devices' memory a host tells when it is ready.
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
-            places=self._places(),
+            spaces=self._spaces(),
             sequential=sizes.sequential,
             status=self._status_segment,
         )
@@ -137,8 +137,8 @@ class Cluster:
         self._controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
-    def _places(self) -> list[str]:
-        """Names of the places that memory is counted by: devices, then hosts' memory for transfers."""
+    def _spaces(self) -> list[str]:
+        """Names of the memory spaces that memory is counted by: devices, then hosts' memory for transfers."""
         each = self.topology.devices_per_host
         devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
         return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]
@@ -164,11 +164,13 @@ class Cluster:
         return f"unix:{self.config.directory}/island-{island}-{incarnation}.sock"
 
     def stream_of(self, host: int, incarnation: int) -> str:
-        """Where an incarnation of a host takes freight from other machines."""
+        """Where an incarnation of a host takes network transfers from other machines."""
         return f"unix:{self.config.directory}/stream-{host}-{incarnation}.sock"
 
     def _streams_for(self, host: int, segments: Sequence[Any], incarnation: int) -> Iterator[str | None]:
-        """Where each host takes freight from `host`, which starts with the rest of its island; see `HostConfig`."""
+        """Where each host takes network transfers from `host`, which starts with the rest of its island; see
+        `HostConfig`.
+        """
         topology = self.topology
         for peer, segment in enumerate(segments):
             if topology.machine_of(peer) == topology.machine_of(host):
@@ -181,7 +183,12 @@ class Cluster:
                 yield self.stream_of(peer, self.hosts[peer].incarnation if peer < len(self.hosts) else 0)
 
     def start_host(
-        self, number: int, segments: Sequence[Any], incarnation: int = 0, past: str = "", past_client: int = 0
+        self,
+        number: int,
+        segments: Sequence[Any],
+        incarnation: int = 0,
+        predecessor_failure: str = "",
+        predecessor_client: int = 0,
     ) -> Host:
         """Starts a host process. `segments`: of all hosts, None for one that is lost; the rest: see `HostConfig`."""
         island = self.topology.island_of(number)
@@ -205,8 +212,8 @@ class Cluster:
             device_memory=self.config.options.device_memory,
             transfer_bytes=self.config.options.transfer_bytes,
             incarnation=incarnation,
-            past=past,
-            past_client=past_client,
+            predecessor_failure=predecessor_failure,
+            predecessor_client=predecessor_client,
             machine=self.topology.machine_of(number),
             stream=self.stream_of(number, incarnation) if self.config.options.machines > 1 else "",
             streams=tuple(self._streams_for(number, segments, incarnation)),
@@ -236,7 +243,7 @@ class Cluster:
         self._loop.remove_reader(host.pidfd)
         host.process.kill()
         host.process.wait()
-        host.commands.put_nowait(None)
+        host.requests.put_nowait(None)
         os.close(host.pidfd)
         host.socket.close()
 
@@ -246,12 +253,12 @@ class Cluster:
             return
         event.hosts = self.topology.hosts
         self.startup.append(event)
-        self._startup_news.set()
-        self._startup_news = asyncio.Event()
+        self._startup_events.set()
+        self._startup_events = asyncio.Event()
 
-    async def startup_news(self) -> None:
+    async def startup_events(self) -> None:
         """Waits for the next event."""
-        await self._startup_news.wait()
+        await self._startup_events.wait()
 
     def host_stage(self, host: Host, report: pb.HostStage) -> None:
         """A host got further in its start; the last one makes the cluster ready."""
@@ -279,7 +286,7 @@ class Cluster:
         self.fail(
             errors.ConnectError(
                 f"the cluster was not ready after {self.config.options.start_timeout_s:g} s; waiting for {stages}. "
-                + late[0].obituary()
+                + late[0].exit_report()
             )
         )
 
@@ -321,9 +328,9 @@ class Cluster:
         self._loop.remove_reader(self.config.owner_fd)
         self.end(f"the process that started it (pid {self.config.owner_pid}) is gone")
 
-    def _janitor_ended(self) -> None:
-        self._loop.remove_reader(self._janitor_fd)
-        self.end("its janitor process is gone")
+    def _supervisor_ended(self) -> None:
+        self._loop.remove_reader(self._supervisor_fd)
+        self.end("its supervisor process is gone")
 
     def _host_ended(self, host: Host) -> None:
         self._loop.remove_reader(host.pidfd)
@@ -332,7 +339,7 @@ class Cluster:
         if self.ready:
             self.on_host_ended(host)
         else:
-            self.fail(errors.ConnectError(f"the cluster did not start: {first_lost(host, self.hosts).obituary()}"))
+            self.fail(errors.ConnectError(f"the cluster did not start: {first_lost(host, self.hosts).exit_report()}"))
 
     def session_ended(self, host: Host) -> None:
         """A host's session is over. On this machine its process tells more; on another, nothing else does."""
@@ -348,18 +355,18 @@ class Cluster:
         """After `done`: ends every host, in order where there is one, and whatever has a name in the file system."""
         if isinstance(self.failure, errors.ClusterClosedError):
             for host in self.hosts:
-                host.commands.put_nowait(pb.HostCommand(stop=pb.Stop()))
+                host.requests.put_nowait(pb.HostRequest(stop=pb.Stop()))
             deadline = time.monotonic() + STOP_GRACE_S
             while time.monotonic() < deadline and any(host.process.poll() is None for host in self.hosts):
                 await asyncio.sleep(0.01)
         for host in self.hosts:
             host.process.kill()
         for host in self.hosts:
-            host.commands.put_nowait(None)
+            host.requests.put_nowait(None)
             host.process.wait()
         if self._controller is not None:
             self._controller.stop()
-        if self._janitor_fd >= 0 and is_readable(self._janitor_fd):
+        if self._supervisor_fd >= 0 and is_readable(self._supervisor_fd):
             shutil.rmtree(self.config.directory, ignore_errors=True)
 
     # -- the native controller ---------------------------------------------------------------------------------------
@@ -373,17 +380,17 @@ class Cluster:
             self._native_groups.add(number)
         return number
 
-    def place_set(self, devices: Iterable[int]) -> int:
-        """The native controller's number of exactly these places, in any order."""
+    def space_set(self, devices: Iterable[int]) -> int:
+        """The native controller's number of exactly these memory spaces, in any order."""
         key = tuple(sorted(set(devices)))
-        if key not in self._place_sets:
-            self._place_sets[key] = self._controller.add_place_set(list(key))
-        return self._place_sets[key]
+        if key not in self._space_sets:
+            self._space_sets[key] = self._controller.add_space_set(list(key))
+        return self._space_sets[key]
 
     def bind(self, binding: SliceBinding) -> SliceBinding:
         """A slice's binding with what the native controller knows its hosts and devices by."""
         self.group(binding.hosts)
-        return dataclasses.replace(binding, place_set=self.place_set(binding.devices))
+        return dataclasses.replace(binding, space_set=self.space_set(binding.devices))
 
     def own_plan(self, program: Program) -> None:
         """Tells the native controller whose runs may name a program, and which hosts they go to (TRUST-1)."""
@@ -399,7 +406,7 @@ class Cluster:
             program.client,
             program.name,
             parts[0].biggest,
-            *ledger_entries(parts, program.bindings, list(program.memory), self.topology, self.place_set, self.group),
+            *ledger_entries(parts, program.bindings, list(program.memory), self.topology, self.space_set, self.group),
             parts[0].donated,
         )
 

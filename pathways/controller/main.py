@@ -1,4 +1,4 @@
-"""The controller process: `python -m pathways.controller.main CONFIG LOCK_FD`, started by the janitor.
+"""The controller process: `python -m pathways.controller.main CONFIG LOCK_FD`, started by the supervisor.
 
 Resource manager, native sequencer and the control plane's server, on one event loop; the sequencer has a native thread
 of its own. It imports JAX for its versions only and initialises no backend. Ends with status 0 when it was closed in

@@ -31,7 +31,7 @@ class Host:
     socket: socket.socket
     log_path: str
     token: str  # what its session says who it is by
-    commands: asyncio.Queue[pb.HostCommand | None] = dataclasses.field(default_factory=asyncio.Queue)
+    requests: asyncio.Queue[pb.HostRequest | None] = dataclasses.field(default_factory=asyncio.Queue)
     stage: int = Stage.HOST_STARTED
     error: str = ""
     ready: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -59,7 +59,7 @@ class Host:
         """For messages: `host 1 (pid 4242)`."""
         return f"host {self.number} (pid {self.process.pid})"
 
-    def obituary(self) -> str:
+    def exit_report(self) -> str:
         """How it ended, and why: the error that it reported, else the last lines of its log."""
         returncode = self.process.poll()
         end = "stopped answering" if returncode is None else describe_exit(returncode)
@@ -109,7 +109,7 @@ class Program:
 
     number: int
     client: int
-    command: pb.HostCommand  # what hosts are told of it
+    request: pb.HostRequest  # what hosts are told of it
     stored: dict[int, asyncio.Future[str]]  # by host: an error's text, or empty
     compiled: dict[int, asyncio.Future[str]]
     name: str = ""

@@ -40,8 +40,8 @@ class Island:
     incarnation: int = 0
     failed_starts: int = 0  # in a row
     loss: int = 0  # the cluster's number of its last loss
-    past: str = ""  # what befell it then
-    past_client: int = 0  # the youngest client that there was
+    predecessor_failure: str = ""  # the failure reason of it then
+    predecessor_client: int = 0  # the youngest client that there was
     task: asyncio.Task[None] | None = None
 
 
@@ -69,14 +69,14 @@ class Islands:
         if host.is_lost:
             return
         island = self.islands[self.cluster.topology.island_of(host.number)]
-        self._lose(island, first_lost(host, self._members(island)).obituary())
+        self._lose(island, first_lost(host, self._members(island)).exit_report())
 
     def _members(self, island: Island) -> list[Host]:
         return [self.cluster.hosts[number] for number in island.hosts]
 
-    def _lose(self, island: Island, obituary: str) -> None:
+    def _lose(self, island: Island, exit_report: str) -> None:
         """Ends what is left of an island, and begins to start it anew."""
-        print(f"island {island.number} is lost: {obituary}", file=sys.stderr, flush=True)
+        print(f"island {island.number} is lost: {exit_report}", file=sys.stderr, flush=True)
         if island.task is not None:
             island.task.cancel()
         members = [member for member in self._members(island) if not member.is_lost]
@@ -86,16 +86,18 @@ class Islands:
         if island.is_up:
             island.is_up = False
             island.failed_starts = 0
-            island.past = f"{errors.HostLostError.__name__}: {obituary}"
-            island.past_client = self.membership.youngest_client
-            island.loss = self._losses = self.cluster.controller.lose_hosts(list(island.hosts), island.past)
+            island.predecessor_failure = f"{errors.HostLostError.__name__}: {exit_report}"
+            island.predecessor_client = self.membership.youngest_client
+            island.loss = self._losses = self.cluster.controller.lose_hosts(
+                list(island.hosts), island.predecessor_failure
+            )
         else:
             island.failed_starts += 1
             if island.failed_starts == MOST_FAILED_STARTS:
                 self.cluster.fail(
                     errors.HostLostError(
-                        f"{obituary}\nIsland {island.number} could not be started again, {MOST_FAILED_STARTS} times in "
-                        "a row; the cluster has ended with it; connect again."
+                        f"{exit_report}\nIsland {island.number} could not be started again, {MOST_FAILED_STARTS} times "
+                        "in a row; the cluster has ended with it; connect again."
                     )
                 )
                 return
@@ -113,7 +115,7 @@ class Islands:
                 await asyncio.wait_for(asyncio.gather(*(host.ready.wait() for host in hosts)), limit)
             except TimeoutError:
                 late = next(host for host in hosts if not host.ready.is_set())
-                self._lose(island, f"{late.name} was not ready after {limit:g} s. {late.obituary()}")
+                self._lose(island, f"{late.name} was not ready after {limit:g} s. {late.exit_report()}")
                 return
             await self.membership.serve(hosts)
             for host in hosts:
@@ -139,7 +141,7 @@ class Islands:
         started: list[Host] = []
         for number in island.hosts:
             cluster.hosts[number] = cluster.start_host(
-                number, everyone, island.incarnation, island.past, island.past_client
+                number, everyone, island.incarnation, island.predecessor_failure, island.predecessor_client
             )
             started.append(cluster.hosts[number])
         return started

@@ -63,7 +63,7 @@ class ControllerService(rpc.ControllerServicer):
                 sent += 1
                 if event.stage in (Stage.CLUSTER_READY, Stage.FAILED) and sent == len(self._cluster.startup):
                     return
-            await self._cluster.startup_news()
+            await self._cluster.startup_events()
 
     @_refusing
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:  # noqa: D102
@@ -214,7 +214,7 @@ class HostsService(rpc.HostsServicer):
 
     async def Session(  # noqa: D102
         self, reports: AsyncIterator[pb.HostReport], context: Any
-    ) -> AsyncIterator[pb.HostCommand]:
+    ) -> AsyncIterator[pb.HostRequest]:
         token = wire.token_of(context)
         host = next((host for host in self._cluster.hosts if host.token == token), None)
         if host is None:
@@ -228,11 +228,11 @@ class HostsService(rpc.HostsServicer):
                     self._membership.report(host, report)
             finally:
                 self._cluster.session_ended(host)
-                host.commands.put_nowait(None)  # its end of the stream is closed: so is ours
+                host.requests.put_nowait(None)  # its end of the stream is closed: so is ours
 
         reader = asyncio.ensure_future(read())
         try:
-            while (command := await host.commands.get()) is not None:
-                yield command
+            while (request := await host.requests.get()) is not None:
+                yield request
         finally:
             reader.cancel()

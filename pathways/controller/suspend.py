@@ -1,9 +1,9 @@
-"""Clients off the devices: the controller takes no more of their work, their runs end, the hosts park their buffers.
+"""Clients off the devices: the controller takes no more of their work, their runs end, the hosts offload their buffers.
 
     held      the native controller leaves what the client sends in its ring
     quiet     every run that it took before is over, on all hosts
-    parked    a note in the order made every host move the client's buffers off its devices; each has said so
-    resumed   a note made them bring everything back; each has said so; then the client's records are taken again
+    offloaded    a command in the order made every host move the client's buffers off its devices; each has said so
+    resumed   a command made them bring everything back; each has said so; then the client's records are taken again
 
 SUSP-1: a client is suspended on all hosts or on none. Where one host cannot, the others undo what they did, and the
 client is as it was before, with nothing lost.
@@ -35,7 +35,7 @@ class Suspension:
         self._cluster = membership.cluster
         self._requests = itertools.count(1)
         #: By host and request: whose buffers, and the answer.
-        self._answers: dict[tuple[int, int], tuple[int, asyncio.Future[pb.ClientParked]]] = {}
+        self._answers: dict[tuple[int, int], tuple[int, asyncio.Future[pb.ClientOffloaded]]] = {}
 
     async def suspend(self, client: Client, to_disk: bool) -> int:
         """Off the devices; the bytes that left them. Of a suspended client: nothing.
@@ -64,11 +64,11 @@ class Suspension:
                     await asyncio.sleep(QUIET_LOOK_S)
                     if self._cluster.failure is not None:
                         raise self._cluster.failure
-                nbytes = await self._everywhere(client, payloads.PARK, payloads.UNPARK, to_disk)
+                nbytes = await self._everywhere(client, payloads.OFFLOAD, payloads.RESTORE, to_disk)
             except BaseException:
                 controller.resume(client.number)
                 raise
-            controller.park(client.number)
+            controller.offload(client.number)
             client.suspended = True
             return nbytes
 
@@ -77,12 +77,12 @@ class Suspension:
             if not client.suspended:
                 return 0
             controller = self._cluster.controller
-            if refused := controller.unpark(client.number):
+            if refused := controller.restore(client.number):
                 raise errors.from_text(refused, errors.ResourceExhaustedError)
             try:
-                nbytes = await self._everywhere(client, payloads.UNPARK, payloads.PARK, False)
+                nbytes = await self._everywhere(client, payloads.RESTORE, payloads.OFFLOAD, False)
             except BaseException:
-                controller.park(client.number)
+                controller.offload(client.number)
                 raise
             client.suspended = False
             controller.resume(client.number)
@@ -95,7 +95,7 @@ class Suspension:
             raise errors.from_text(failures[0], errors.ComputationError)
         return sum(answer.bytes for answer in answers)
 
-    async def _ask(self, client: Client, kind: int, to_disk: bool) -> list[pb.ClientParked]:
+    async def _ask(self, client: Client, kind: int, to_disk: bool) -> list[pb.ClientOffloaded]:
         if client.number not in self._membership.clients:
             raise _gone(client.number)
         request = next(self._requests)
@@ -104,14 +104,14 @@ class Suspension:
             future = asyncio.get_running_loop().create_future()
             self._answers[host.number, request] = client.number, future
             futures.append(self._cluster.unless_ended(future))
-        self._cluster.controller.note_for(client.number, kind, payloads.park(request, to_disk))
+        self._cluster.controller.command_for(client.number, kind, payloads.offload(request, to_disk))
         try:
             return list(await asyncio.gather(*futures))
         finally:
             for host in self._cluster.hosts:
                 self._answers.pop((host.number, request), None)
 
-    def report(self, host: int, report: pb.ClientParked) -> None:
+    def report(self, host: int, report: pb.ClientOffloaded) -> None:
         """A host's answer."""
         _, future = self._answers.get((host, report.request), (0, None))
         if future is not None and not future.done():
@@ -121,7 +121,7 @@ class Suspension:
         """It has nothing of anybody's any more, and says nothing (ERR-2)."""
         for (number, _), (_, future) in self._answers.items():
             if number == host and not future.done():
-                future.set_result(pb.ClientParked())
+                future.set_result(pb.ClientOffloaded())
 
     def client_gone(self, client: int) -> None:
         """Hosts say nothing of a client that is gone (OWN-1): who waits for their word hears it here."""

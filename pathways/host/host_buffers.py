@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from pathways import _jaxlib
 from pathways.plan.binding import local_mask
-from pathways.plan.resharding import Placed
+from pathways.plan.resharding import Placement
 from pathways.plan.shard_packing import Packing
 
 
@@ -20,7 +20,7 @@ class Inputs:
 
     def __init__(
         self,
-        placed: Placed,
+        placed: Placement,
         host: int,
         devices_per_host: int,
         device: Callable[[int], jax.Device],

@@ -29,11 +29,11 @@ from pathways.host.callbacks import Asker, Questions
 from pathways.host.checkpoint_io import Target, Tasks
 from pathways.host.host_buffers import Inputs
 from pathways.host.network_transfer import Streams
-from pathways.host.receive import Landing, land
+from pathways.host.receive import ReceiveAllocation, allocate_receive
 from pathways.plan.binding import Bindings, BoundProgram, HostPlan, host_plan, local_mask
-from pathways.plan.host_resharding import Passage, passage
+from pathways.plan.host_resharding import HostReshardPlan, host_reshard_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
-from pathways.plan.resharding import Placed, Region
+from pathways.plan.resharding import Placement, Region
 from pathways.process.worker_threads import WorkerThreads
 from pathways.protocol import payloads
 from pathways.protocol.payloads import Mode
@@ -65,13 +65,15 @@ class Program:
         self.client = client
         self.bound = bound
         self.plan = plan
-        self.passages = [
-            passage(way, bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), host, bound.devices_per_host)
-            for way, node in zip(plan.routes, plan.transfers, strict=True)
+        self.host_reshard_plans = [
+            host_reshard_plan(
+                plan_here, bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), host, bound.devices_per_host
+            )
+            for plan_here, node in zip(plan.routes, plan.transfers, strict=True)
         ]
 
 
-class HostDriver:
+class JaxBackend:
     """One host on JAX. `run` is the enqueue thread's loop."""
 
     def __init__(
@@ -113,11 +115,11 @@ class HostDriver:
         )
         self._programs: dict[int, Program] = {}
         self._executables = executables.ExecutableCache()
-        self._placements: dict[tuple[int, int], Placed] = {}  # by client and number
+        self._placements: dict[tuple[int, int], Placement] = {}  # by client and number
         self._inputs: dict[tuple[int, int], Inputs] = {}  # the same, as puts need them
         self._shardings: dict[Any, NamedSharding] = {}
         self._targets: dict[int, Any] = {}  # by a passage's identity: abstract value, sharding, devices, itself
-        self._landings: dict[tuple[int, int, int], Landing] = {}  # by order, plan and route
+        self._receives: dict[tuple[int, int, int], ReceiveAllocation] = {}  # by order, plan and route
         self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
@@ -131,8 +133,8 @@ class HostDriver:
         self._local_bytes = 0  # by transfers within this host
         self._compiles = CompileCounter()
         self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
-        #: Told of each parking: (request, error or None, bytes that left the devices or came back).
-        self.on_parked: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
+        #: Told of each offload: (request, error or None, bytes that left the devices or came back).
+        self.on_offloaded: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
         self.directory = directory
 
     # ------------------------------------------------------------------------------------- registration, any thread
@@ -141,16 +143,18 @@ class HostDriver:
         """Starts completing a client's futures."""
         self.core.attach_client(client, segment)
 
-    def succeed(self, past: str, youngest_client: int) -> None:
-        """This host succeeds a lost one: what is missing here fails with `past` (ERR-2). Before `run`."""
-        self.core.set_past(past, youngest_client)
+    def succeed(self, predecessor_failure: str, youngest_client: int) -> None:
+        """This host succeeds a lost one: what is missing here fails with `predecessor_failure` (ERR-2). Before
+        `run`.
+        """
+        self.core.set_predecessor_failure(predecessor_failure, youngest_client)
 
     def open_streams(self, address: str, far: Mapping[int, str]) -> None:
         """Some hosts are on other machines; see `Streams`. Before `run`."""
         self._streams = Streams(self.core, address, far)
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str = "") -> None:
-        """A lost host's successor has `segment`, and takes freight at `stream`; returns when nothing of its
+        """A lost host's successor has `segment`, and takes network transfers at `stream`; returns when nothing of its
         predecessor's is used any more."""
         self.core.replace_peer(host, segment, loss)
         if self._streams is not None:
@@ -169,9 +173,9 @@ class HostDriver:
         registered = Program(client, bound, host_plan(bound, self.host, self._platform == "cpu"), self.host)
         self._programs[program_id] = registered
         try:
-            for route, way in enumerate(registered.passages):
-                for destination, words in way.parcels.items():
-                    self.core.add_parcel(program_id, route, destination, words)
+            for route, plan_here in enumerate(registered.host_reshard_plans):
+                for destination, words in plan_here.copy_plans.items():
+                    self.core.add_copy_plan(program_id, route, destination, words)
             self.core.add_plan(program_id, registered.plan.block, client)
         except BaseException:
             del self._programs[program_id]
@@ -193,8 +197,8 @@ class HostDriver:
     def program_gone(self, program_id: int) -> None:
         """The last run that named a removed program is over; enqueue thread."""
         registered = self._programs.pop(program_id, None)
-        for way in registered.passages if registered is not None else ():
-            self._targets.pop(id(way), None)
+        for plan_here in registered.host_reshard_plans if registered is not None else ():
+            self._targets.pop(id(plan_here), None)
 
     def _compile_loop(self) -> None:
         while (job := self._compiler.get()) is not None:
@@ -213,7 +217,7 @@ class HostDriver:
         try:
             loaded = self.compile_now(registered)
             temporaries = [each.memory.temporary_bytes for each in loaded]
-            profile = Profile(registered.bound, self.host, lands_on_host=self._platform == "cpu")
+            profile = Profile(registered.bound, self.host, receives_on_host=self._platform == "cpu")
             memory = profile.memory(registered.plan, temporaries)
             sizes = sizes_of(registered.plan, profile, temporaries)
             self.core.set_launchables(program_id, tuple(each.call for each in loaded), *sizes)
@@ -361,79 +365,84 @@ class HostDriver:
     def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
         """A transfer whose two ends are on this host alone: shards that fit are shown as they are, or copied from one
         device to another (MEM-4)."""
-        way = self._programs[plan].passages[route]
-        if all(way.direct):
-            self._local_bytes += way.copied
-            return self._show(way, _jaxlib.shards_of(value), [])
+        plan_here = self._programs[plan].host_reshard_plans[route]
+        if all(plan_here.direct):
+            self._local_bytes += plan_here.copied
+            return self._show(plan_here, _jaxlib.shards_of(value), [])
         if value.size == 0:  # JAX itself cannot reshard one without elements onto other devices
-            kind = way.target.type
-            return self._prepare(way.target).cut(np.zeros(kind.shape, kind.dtype))
+            kind = plan_here.target.type
+            return self._prepare(plan_here.target).cut(np.zeros(kind.shape, kind.dtype))
         self._local_bytes += value.nbytes
-        return jax.device_put(value, self._sharding(way.target))
+        return jax.device_put(value, self._sharding(plan_here.target))
 
     def begin_receive(self, order: int, plan: int, route: int) -> tuple[tuple[int, ...], list[int]] | None:
         """Takes room for what comes: who sends, and the offsets of all blocks; or None: no room now."""
-        way = self._programs[plan].passages[route]
-        landing = land(self.core, self.host, way, self.transfer_bytes)
-        if landing is None:
+        plan_here = self._programs[plan].host_reshard_plans[route]
+        receive = allocate_receive(self.core, self.host, plan_here, self.transfer_bytes)
+        if receive is None:
             return None
-        self._landings[order, plan, route] = landing
+        self._receives[order, plan, route] = receive
         if self._streams is not None:
-            self._streams.expect(order, self.transfer_number(plan, route), way.sources, landing.views)
-        return way.sources, landing.offsets
+            self._streams.expect(order, self.transfer_number(plan, route), plan_here.sources, receive.views)
+        return plan_here.sources, receive.offsets
 
     def transfer_number(self, plan: int, route: int) -> int:
         """What all hosts know a transfer by: its number in the program."""
         return self._programs[plan].plan.numbers[route]
 
-    def carry(self, shipment: Any) -> None:
-        """Brings a host on another machine what it is sent; `core.carried` hears of the end."""
+    def send_remote(self, outgoing: Any) -> None:
+        """Brings a host on another machine what it is sent; `core.remote_send_done` hears of the end."""
         assert self._streams is not None
-        self._streams.send(shipment)
+        self._streams.send(outgoing)
 
     def shards(self, plan: int, route: int, value: jax.Array) -> tuple[Any, list[int]]:
-        """The ready source shards that the route's parcels read: what keeps them, and their addresses."""
-        way = self._programs[plan].passages[route]
+        """The ready source shards that the route's copy plans read: what keeps them, and their addresses."""
+        plan_here = self._programs[plan].host_reshard_plans[route]
         shards = _jaxlib.shards_of(value)
-        if self._platform == "cpu" and not _jaxlib.is_sub_byte(way.target.type.dtype):
-            return value, [_jaxlib.address_of(shards[at]) for at in way.reads]
-        copies = [np.ascontiguousarray(shards[at]) for at in way.reads]
+        if self._platform == "cpu" and not _jaxlib.is_sub_byte(plan_here.target.type.dtype):
+            return value, [_jaxlib.address_of(shards[at]) for at in plan_here.reads]
+        copies = [np.ascontiguousarray(shards[at]) for at in plan_here.reads]
         return copies, [copy.__array_interface__["data"][0] for copy in copies]
 
     def direct(self, order: int, plan: int, route: int, value: jax.Array) -> None:
         """This host receives shards of its own value as they are."""
-        self._landings[order, plan, route].shards = _jaxlib.shards_of(value)
+        self._receives[order, plan, route].shards = _jaxlib.shards_of(value)
 
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
         """Makes an array of blocks that are all written; on CPU the array is the blocks."""
-        landing = self._landings.pop((order, plan, route))
-        way = self._programs[plan].passages[route]
-        self._local_bytes += way.copied
-        return self._show(way, landing.shards, landing.views)
+        receive = self._receives.pop((order, plan, route))
+        plan_here = self._programs[plan].host_reshard_plans[route]
+        self._local_bytes += plan_here.copied
+        return self._show(plan_here, receive.shards, receive.views)
 
-    def _show(self, way: Passage, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]) -> jax.Array:
-        known = self._targets.get(id(way))
+    def _show(
+        self, plan_here: HostReshardPlan, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]
+    ) -> jax.Array:
+        known = self._targets.get(id(plan_here))
         if known is None:
-            kind = way.target.type
+            kind = plan_here.target.type
             aval = _jaxlib.shaped_array(kind.shape, kind.dtype, False)
-            known = self._targets[id(way)] = (
+            known = self._targets[id(plan_here)] = (
                 aval,
-                self._sharding(way.target),
-                [self._device(number) for number in way.devices],
-                way,
+                self._sharding(plan_here.target),
+                [self._device(number) for number in plan_here.devices],
+                plan_here,
             )
-        parts = [views[at] if shard < 0 else shards[shard] for at, shard in way.shows]
+        parts = [views[at] if shard < 0 else shards[shard] for at, shard in plan_here.shows]
         return _jaxlib.assemble(known[0], known[1], parts, known[2])
 
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
         """Gives the room of a failed transfer back."""
-        self._landings.pop((order, plan, route), None)
+        self._receives.pop((order, plan, route), None)
         if self._streams is not None:
-            self._streams.forget(order, self.transfer_number(plan, route), self._programs[plan].passages[route].sources)
+            self._streams.forget(
+                order, self.transfer_number(plan, route), self._programs[plan].host_reshard_plans[route].sources
+            )
 
-    # ---------------------------------------------------------------------------------------------- the client's notes
+    # ---------------------------------------------------------------------------------------------- the client's
+    # commands
 
-    def note(self, client: int, payload: bytes) -> None:
+    def command(self, client: int, payload: bytes) -> None:
         """A placement's description, or the end of a program, of a save or of a restore."""
         if payload[:1] == b"E":
             self._tasks.drop(client, *payloads.parse_end(payload))
@@ -466,7 +475,7 @@ class HostDriver:
         except Exception as problem:
             self._tasks.refuse(task, problem)
 
-    def _target(self, placed: Placed) -> Target:
+    def _target(self, placed: Placement) -> Target:
         """What an array of this placement is here."""
         shards: dict[Region, list[jax.Device]] = {}
         first = self.host * len(self._devices)
@@ -511,7 +520,7 @@ class HostDriver:
         elif isinstance(what, int):  # Mode.LOCAL
             self.local.pop(what, None)
 
-    def _prepare(self, placed: Placed) -> Inputs:
+    def _prepare(self, placed: Placement) -> Inputs:
         return Inputs(placed, self.host, len(self._devices), self._device, self._sharding(placed))
 
     @all_dtypes
@@ -537,21 +546,21 @@ class HostDriver:
         read_back.write(value, memory)
 
     @all_dtypes
-    def park(self, client: int, values: list[Any], payload: bytes, away: bool) -> list[Any] | None:
+    def offload(self, client: int, values: list[Any], payload: bytes, away: bool) -> list[Any] | None:
         """What stands for a client's values while they are off the devices, or the values again; None: it failed, and
         they stay as they are. Says so in either case."""
-        request, to_disk = payloads.parse_park(payload)
+        request, to_disk = payloads.parse_offload(payload)
         try:
             if away:
-                moved, nbytes = offload.park(values, self.directory if to_disk else None, to_disk)
+                moved, nbytes = offload.offload(values, self.directory if to_disk else None, to_disk)
             else:
-                moved, nbytes = offload.unpark(values)
+                moved, nbytes = offload.restore(values)
         except Exception as problem:
             doing = f"move client {client}'s buffers " + ("off the devices" if away else "back to the devices")
             kind = "ResourceExhaustedError" if isinstance(problem, OSError | MemoryError) else "ComputationError"
-            self.on_parked(request, f"{kind}: host {self.host} could not {doing}: {problem}", 0)
+            self.on_offloaded(request, f"{kind}: host {self.host} could not {doing}: {problem}", 0)
             return None
-        self.on_parked(request, None, nbytes)
+        self.on_offloaded(request, None, nbytes)
         return moved
 
     def refuse_fetch(self, client: int, payload: bytes) -> None:
@@ -560,7 +569,7 @@ class HostDriver:
         if mode is Mode.ARENA:
             self.core.client_block(client, *what)
 
-    def _sharding(self, placed: Placed) -> NamedSharding:
+    def _sharding(self, placed: Placement) -> NamedSharding:
         key = (placed.mesh.axes, placed.devices, placed.type.spec)
         known = self._shardings.get(key)
         if known is None:

@@ -41,16 +41,17 @@ Report = Callable[[pb.HostReport], None]
 
 
 class Driver(Protocol):
-    """What a host process runs: `pathways.host.jax_backend.HostDriver`, or a test's double."""
+    """What a host process runs: `pathways.host.jax_backend.JaxBackend`, or a test's double."""
 
-    #: Called with (request, error or None, bytes) after each parking of a client's buffers.
-    on_parked: Callable[[int, str | None, int], None]
+    #: Called with (request, error or None, bytes) after each offload of a client's buffers.
+    on_offloaded: Callable[[int, str | None, int], None]
 
     def attach_client(self, client: int, segment: Any) -> None:
         """Starts taking a client's work, until the order has passed the client's end; from the control thread."""
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
-        """A lost host's successor has another segment, and takes freight at `stream`; from the control thread, returns
+        """A lost host's successor has another segment, and takes network transfers at `stream`; from the control
+        thread, returns
         when that is in force."""
 
     def register_program(
@@ -119,12 +120,12 @@ def start_jax_driver(
             f"the island of host {config.host} should have {len(config.island_hosts)} hosts of "
             f"{config.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
-    from pathways.host.jax_backend import HostDriver
+    from pathways.host.jax_backend import JaxBackend
     from pathways.testing import stand_in
 
     if platform == "cpu":
         stand_in.register()
-    driver = HostDriver(
+    driver = JaxBackend(
         host=config.host,
         devices=local,
         all_devices=everyone,
@@ -138,8 +139,8 @@ def start_jax_driver(
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
     if far:
         driver.open_streams(config.stream, far)
-    if config.past:
-        driver.succeed(config.past, config.past_client)
+    if config.predecessor_failure:
+        driver.succeed(config.predecessor_failure, config.predecessor_client)
     # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
     host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
     if host == str(config.host):
@@ -174,12 +175,12 @@ class HostProcess:
             )
         )
         token, _ = fd_passing.receive(self._socket, FD_TIMEOUT_S)  # who it is, on a socket that nobody else has
-        commands = rpc.HostsStub(channel).Session(
+        requests = rpc.HostsStub(channel).Session(
             iter(self._reports.get, None), wait_for_ready=True, metadata=wire.bearer(token["token"])
         )
         try:
             driver = self._driver = self._start()
-            driver.on_parked = self._parked
+            driver.on_offloaded = self._offloaded
             if (callbacks := getattr(driver, "callbacks", None)) is not None:
                 callbacks.send = lambda part: self._report(pb.HostReport(callback=part))
                 driver.give_up = _give_up  # type: ignore[attr-defined]
@@ -188,14 +189,14 @@ class HostProcess:
                     stage=pb.HostStage(stage=Stage.HOST_READY, device_bytes=getattr(driver, "device_bytes", 0))
                 )
             )
-            control = threading.Thread(target=self._serve, args=(commands, driver), name="control", daemon=True)
+            control = threading.Thread(target=self._serve, args=(requests, driver), name="control", daemon=True)
             control.start()
             driver.run()
             if not self._stopping:
                 raise RuntimeError("the driver's loop ended although nobody stopped it")
         except BaseException as error:
             traceback.print_exc()
-            self._say_last(f"{type(error).__name__}: {error}", commands)
+            self._say_last(f"{type(error).__name__}: {error}", requests)
             return 1
         return 0
 
@@ -208,23 +209,23 @@ class HostProcess:
         driver: Driver = start(self._config, segments, controller, lambda: self._stage(Stage.HOST_JOINED))
         return driver
 
-    def _say_last(self, error: str, commands: Any) -> None:
+    def _say_last(self, error: str, requests: Any) -> None:
         """Reports what ends this host, and waits a little until the controller has it."""
         self._report(pb.HostReport(error=pb.HostError(error=pb.Error(type="HostLostError", message=error))))
         self._reports.put(None)
         over = threading.Event()
-        commands.add_done_callback(lambda _: over.set())
+        requests.add_done_callback(lambda _: over.set())
         over.wait(LAST_WORDS_S)
 
     # -- the control thread ------------------------------------------------------------------------------------------
 
-    def _serve(self, commands: Iterator[pb.HostCommand], driver: Driver) -> None:
+    def _serve(self, requests: Iterator[pb.HostRequest], driver: Driver) -> None:
         try:
-            for command in commands:
-                what = command.WhichOneof("command")
+            for request in requests:
+                what = request.WhichOneof("request")
                 if what == "stop":
                     break
-                getattr(self, f"_do_{what}")(getattr(command, str(what)), driver)
+                getattr(self, f"_do_{what}")(getattr(request, str(what)), driver)
         except grpc.RpcError as error:
             print(f"the controller is gone: {error}", file=sys.stderr, flush=True)
         except BaseException:
@@ -234,49 +235,49 @@ class HostProcess:
         self._stopping = True
         driver.stop()
 
-    def _do_attach_client(self, command: pb.AttachClient, driver: Driver) -> None:
+    def _do_attach_client(self, request: pb.AttachClient, driver: Driver) -> None:
         error = pb.Error()
         try:
             message, fds = fd_passing.receive(self._socket, FD_TIMEOUT_S)
-            if message.get("client") != command.client or len(fds) != 1:
+            if message.get("client") != request.client or len(fds) != 1:
                 raise RuntimeError(
-                    f"expected the segment of client {command.client}, got {message} with {len(fds)} fds"
+                    f"expected the segment of client {request.client}, got {message} with {len(fds)} fds"
                 )
-            driver.attach_client(command.client, self._native.Segment.attach(fds[0]))
+            driver.attach_client(request.client, self._native.Segment.attach(fds[0]))
         except Exception as failure:
             error = _described(failure)
-        self._report(pb.HostReport(client_attached=pb.ClientAttached(client=command.client, error=error)))
+        self._report(pb.HostReport(client_attached=pb.ClientAttached(client=request.client, error=error)))
 
-    def _do_callback(self, command: pb.CallbackPart, driver: Driver) -> None:
-        driver.callbacks.answer(command)  # type: ignore[attr-defined]
+    def _do_callback(self, request: pb.CallbackPart, driver: Driver) -> None:
+        driver.callbacks.answer(request)  # type: ignore[attr-defined]
 
-    def _do_replace_peer(self, command: pb.ReplacePeer, driver: Driver) -> None:
+    def _do_replace_peer(self, request: pb.ReplacePeer, driver: Driver) -> None:
         error = pb.Error()
         try:
             message, fds = fd_passing.receive(self._socket, FD_TIMEOUT_S)
-            if message.get("peer") != command.host or len(fds) != 1:
-                raise RuntimeError(f"expected the segment of host {command.host}, got {message} with {len(fds)} fds")
-            driver.replace_peer(command.host, self._native.Segment.attach(fds[0]), command.loss, command.stream)
+            if message.get("peer") != request.host or len(fds) != 1:
+                raise RuntimeError(f"expected the segment of host {request.host}, got {message} with {len(fds)} fds")
+            driver.replace_peer(request.host, self._native.Segment.attach(fds[0]), request.loss, request.stream)
         except Exception as failure:
             error = _described(failure)
-        self._report(pb.HostReport(peer_replaced=pb.PeerReplaced(host=command.host, error=error)))
+        self._report(pb.HostReport(peer_replaced=pb.PeerReplaced(host=request.host, error=error)))
 
-    def _do_store_program(self, command: pb.StoreProgram, driver: Driver) -> None:
+    def _do_store_program(self, request: pb.StoreProgram, driver: Driver) -> None:
         error = pb.Error()
         try:
-            program = load_program(command.program)
-            bindings = tuple(tuple(binding.devices) for binding in command.bindings)
-            driver.register_program(command.client, command.program_id, program, bindings, self._compiled)
+            program = load_program(request.program)
+            bindings = tuple(tuple(binding.devices) for binding in request.bindings)
+            driver.register_program(request.client, request.program_id, program, bindings, self._compiled)
         except Exception as failure:
             error = _described(failure)
-        self._report(pb.HostReport(program_stored=pb.ProgramStored(program_id=command.program_id, error=error)))
+        self._report(pb.HostReport(program_stored=pb.ProgramStored(program_id=request.program_id, error=error)))
 
-    def _do_report_stats(self, command: pb.ReportStats, driver: Driver) -> None:
+    def _do_report_stats(self, request: pb.ReportStats, driver: Driver) -> None:
         try:
-            text = json.dumps(driver.analyze(command.program_id) if command.program_id else driver.stats(), default=str)
+            text = json.dumps(driver.analyze(request.program_id) if request.program_id else driver.stats(), default=str)
         except Exception as failure:
             text = json.dumps({"error": str(failure)})
-        self._report(pb.HostReport(stats=pb.HostStatsReport(request=command.request, driver_json=text)))
+        self._report(pb.HostReport(stats=pb.HostStatsReport(request=request.request, driver_json=text)))
 
     # -- reports, from any thread ------------------------------------------------------------------------------------
 
@@ -286,9 +287,9 @@ class HostProcess:
             report.memory.CopyFrom(wire.dump_memory(memory))
         self._report(pb.HostReport(program_compiled=report))
 
-    def _parked(self, request: int, error: str | None, nbytes: int) -> None:
+    def _offloaded(self, request: int, error: str | None, nbytes: int) -> None:
         text = (error or "")[: 1 << 16]
-        self._report(pb.HostReport(client_parked=pb.ClientParked(request=request, error=text, bytes=nbytes)))
+        self._report(pb.HostReport(client_offloaded=pb.ClientOffloaded(request=request, error=text, bytes=nbytes)))
 
     def _stage(self, stage: pb.StartupEvent.Stage, detail: str = "") -> None:
         self._report(pb.HostReport(stage=pb.HostStage(stage=stage, detail=detail)))

@@ -1,10 +1,10 @@
-"""Freight between machines: one gRPC stream from each host to each host on another machine that it sends to.
+"""Network transfers between machines: one gRPC stream from each host to each host on another machine that it sends to.
 
-A message is pieces of shipments (csrc/executor/network_transfer.h): what is queued goes at once when the stream is
-idle, and as many pieces as fit into `MESSAGE_BYTES` share a message when it is busy; short shipments go before long
-ones. A receiver answers for each shipment that it is all there, or why it never will be. What a stream that breaks was
-carrying has failed; the next shipment opens a new one. Who is silent for `SILENCE_S` is taken for gone: HTTP/2 pings
-see to that.
+A message is chunks of outgoing transfers (csrc/executor/network_transfer.h): what is queued goes at once when the
+stream is idle, and as many chunks as fit into `MESSAGE_BYTES` share a message when it is busy; short outgoing transfers
+go before long ones. A receiver answers for each outgoing transfer that it is all there, or why it never will be. What a
+stream that breaks was carrying has failed; the next outgoing transfer opens a new one. Who is silent for `SILENCE_S` is
+taken for gone: HTTP/2 pings see to that.
 
 `jax.experimental.transfer` is not used: what it offers to a host that is then lost stays in the sender's memory for
 ever, for no call takes an offer back; and on CPU it moves large arrays more slowly (benchmarks/results/transfer-*).
@@ -43,7 +43,7 @@ class Streams:
             RuntimeError: the address is not to be had.
         """
         self._core = core
-        self._ways = {peer: _Way(core, there) for peer, there in far.items()}
+        self._streams_out = {peer: _HostStream(core, there) for peer, there in far.items()}
         self._waiting: dict[tuple[int, int, int], Any] = {}  # deliveries by order, node and sender
         for peer in far:
             core.set_far(peer)
@@ -57,31 +57,31 @@ class Streams:
         self._server.add_insecure_port(address)
         self._server.start()
 
-    def send(self, shipment: Any) -> None:
-        """Takes a shipment to its destination; `core.carried` hears of its end."""
-        self._ways[shipment.destination].send(shipment)
+    def send(self, outgoing: Any) -> None:
+        """Takes an outgoing transfer to its destination; `core.remote_send_done` hears of its end."""
+        self._streams_out[outgoing.destination].send(outgoing)
 
     def expect(self, order: int, node: int, sources: Sequence[int], views: list[Any]) -> None:
-        """A landing waits for what its sources on other machines send. Before they are told that they may."""
+        """A receive waits for what its sources on other machines send. Before they are told that they may."""
         for source in sources:
-            if source in self._ways:
-                self._waiting[order, node, source] = _core.Delivery(views)
+            if source in self._streams_out:
+                self._waiting[order, node, source] = _core.IncomingTransfer(views)
 
     def forget(self, order: int, node: int, sources: Sequence[int]) -> None:
-        """A landing waits no longer: what still comes for it is refused (FAR-1)."""
+        """A receive waits no longer: what still comes for it is refused (FAR-1)."""
         for source in sources:
             self._waiting.pop((order, node, source), None)
 
     def replace(self, host: int, address: str) -> None:
         """A lost host's successor listens at `address`."""
-        if host in self._ways:
-            self._ways[host].stop()
-            self._ways[host] = _Way(self._core, address)
+        if host in self._streams_out:
+            self._streams_out[host].stop()
+            self._streams_out[host] = _HostStream(self._core, address)
 
     def stop(self) -> None:
         """Ends all streams. What they carried is told of no more."""
-        for way in self._ways.values():
-            way.stop()
+        for stream_out in self._streams_out.values():
+            stream_out.stop()
         self._server.stop(None)
 
     def _receive(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -95,8 +95,8 @@ class Streams:
         return self._waiting.get((order, node, host))
 
 
-class _Way:
-    """The way to one host: shipments that wait, and those of which the other end has not answered yet."""
+class _HostStream:
+    """The way to one host: outgoing transfers that wait, and those of which the other end has not answered yet."""
 
     def __init__(self, core: Any, address: str) -> None:
         self._core = core
@@ -108,17 +108,17 @@ class _Way:
         self._stream: _Stream | None = None
         self._stopped = False
 
-    def send(self, shipment: Any) -> None:
-        """Queues a shipment, and opens the stream if there is none."""
+    def send(self, outgoing: Any) -> None:
+        """Queues an outgoing transfer, and opens the stream if there is none."""
         with self._lock:
             if not self._stopped:
-                (self._short if shipment.nbytes <= SHORT_BYTES else self._long).append(shipment)
-                self._open[shipment.order, shipment.node] = shipment
+                (self._short if outgoing.nbytes <= SHORT_BYTES else self._long).append(outgoing)
+                self._open[outgoing.order, outgoing.node] = outgoing
                 if self._stream is None:
                     self._stream = _Stream(self, self._address)
                 self._lock.notify_all()
                 return
-        self._fail(shipment, "the host is lost")
+        self._fail(outgoing, "the host is lost")
 
     def stop(self) -> None:
         """Ends the stream."""
@@ -139,16 +139,16 @@ class _Way:
             picked = [*self._short, *self._long]
         message = _core.pack(picked, MESSAGE_BYTES)
         with self._lock:
-            self._short = [shipment for shipment in self._short if not shipment.is_over]
-            self._long = [shipment for shipment in self._long if not shipment.is_over]
+            self._short = [outgoing for outgoing in self._short if not outgoing.is_over]
+            self._long = [outgoing for outgoing in self._long if not outgoing.is_over]
         return message
 
-    def told(self, order: int, node: int, error: str | None) -> None:
-        """The other end has said how a shipment ended."""
+    def delivered(self, order: int, node: int, error: str | None) -> None:
+        """The other end has said how an outgoing transfer ended."""
         with self._lock:
-            shipment = self._open.pop((order, node), None)
-        if shipment is not None:
-            self._core.carried(shipment, error)
+            outgoing = self._open.pop((order, node), None)
+        if outgoing is not None:
+            self._core.remote_send_done(outgoing, error)
 
     def broken(self, stream: _Stream, why: str) -> None:
         """A stream is over; what it had not brought there never will be."""
@@ -160,19 +160,19 @@ class _Way:
             self._short, self._long = [], []
             self._open.clear()
             self._lock.notify_all()
-        for shipment in lost:
-            self._fail(shipment, why)
+        for outgoing in lost:
+            self._fail(outgoing, why)
 
-    def _fail(self, shipment: Any, why: str) -> None:
-        text = f"ComputationError: a transfer to host {shipment.destination} failed, for its stream broke: {why}"
-        self._core.carried(shipment, text)
+    def _fail(self, outgoing: Any, why: str) -> None:
+        text = f"ComputationError: a transfer to host {outgoing.destination} failed, for its stream broke: {why}"
+        self._core.remote_send_done(outgoing, text)
 
 
 class _Stream:
     """One connection: gRPC's thread takes messages from the way, one of ours hears the answers."""
 
-    def __init__(self, way: _Way, address: str) -> None:
-        self._way = way
+    def __init__(self, stream_out: _HostStream, address: str) -> None:
+        self._stream_out = stream_out
         self._address = address
         self._call: Any = None
         self._cancelled = False
@@ -193,11 +193,11 @@ class _Stream:
         except Exception as error:  # nothing that was sent may stay untold
             why = f"{type(error).__name__}: {error}"
             print(f"a stream to {self._address} broke: {why}", file=sys.stderr, flush=True)
-        self._way.broken(self, why)
+        self._stream_out.broken(self, why)
 
     def _converse(self, channel: Any) -> str:
         """Until the stream is over; why."""
-        messages = iter(lambda: self._way.next_message(self), None)
+        messages = iter(lambda: self._stream_out.next_message(self), None)
         self._call = call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(messages)
         if self._cancelled:
             call.cancel()
@@ -205,7 +205,7 @@ class _Stream:
             for answer in call:
                 order, node, size = _TOLD.unpack_from(answer)
                 text = answer[_TOLD.size : _TOLD.size + size].decode("utf-8", "replace")
-                self._way.told(order, node, text or None)
+                self._stream_out.delivered(order, node, text or None)
         except grpc.RpcError as error:
             return f"{error.code().name}: {error.details()}"
         return "the other end closed it"

@@ -1,6 +1,6 @@
 """Buffers off their devices: in host memory, or in a file without a name, and back bit by bit.
 
-A parked value holds each distinct shard of this host once, and knows on which devices it lay. Nothing of it needs
+A offloaded value holds each distinct shard of this host once, and knows on which devices it lay. Nothing of it needs
 cleaning up: memory goes with the object, and a file was unlinked before its first byte was written.
 """
 
@@ -39,7 +39,7 @@ class _File:
     _fd = -1
 
     def __init__(self, directory: str | None) -> None:
-        self._fd, name = tempfile.mkstemp(prefix="parked-", dir=directory)
+        self._fd, name = tempfile.mkstemp(prefix="offloaded-", dir=directory)
         os.unlink(name)
         self._end = 0
 
@@ -62,7 +62,7 @@ class _File:
         while len(view):
             count = os.preadv(self._fd, [view], at)
             if count == 0:
-                raise OSError(f"the file of parked buffers ends at byte {at}")
+                raise OSError(f"the file of offloaded buffers ends at byte {at}")
             view, at = view[count:], at + count
         return out
 
@@ -72,7 +72,7 @@ def write_at(fd: int, data: memoryview, at: int) -> int:
     return os.pwrite(fd, data, at)
 
 
-class Parked:
+class OffloadedValue:
     """An array that is off its devices."""
 
     def __init__(self, array: jax.Array, store: _Store) -> None:
@@ -96,8 +96,8 @@ class Parked:
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
 
 
-def park(values: Sequence[Any], directory: str | None, to_disk: bool) -> tuple[list[Any], int]:
-    """What stands for each value, and the bytes that leave the devices. What is parked already stays so.
+def offload(values: Sequence[Any], directory: str | None, to_disk: bool) -> tuple[list[Any], int]:
+    """What stands for each value, and the bytes that leave the devices. What is offloaded already stays so.
 
     Raises:
         OSError, MemoryError: no room; nothing has changed.
@@ -106,16 +106,16 @@ def park(values: Sequence[Any], directory: str | None, to_disk: bool) -> tuple[l
     known: dict[int, Any] = {}  # two names of one value stay that
     for value in values:
         if id(value) not in known:
-            known[id(value)] = value if isinstance(value, Parked) else Parked(value, store)
+            known[id(value)] = value if isinstance(value, OffloadedValue) else OffloadedValue(value, store)
     return [known[id(value)] for value in values], sum(each.nbytes for key, each in known.items() if id(each) != key)
 
 
-def unpark(values: Sequence[Any]) -> tuple[list[Any], int]:
+def restore(values: Sequence[Any]) -> tuple[list[Any], int]:
     """The values again, once they are on their devices, and the bytes that came back."""
     known: dict[int, Any] = {}
     for value in values:
         if id(value) not in known:
-            known[id(value)] = value.restore() if isinstance(value, Parked) else value
+            known[id(value)] = value.restore() if isinstance(value, OffloadedValue) else value
     came = [each for key, each in known.items() if id(each) != key]
     for each in came:
         each.block_until_ready()

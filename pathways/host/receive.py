@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from pathways import errors
-from pathways.plan.host_resharding import Passage
+from pathways.plan.host_resharding import HostReshardPlan
 from pathways.plan.memory_profile import block_bytes
 
 
-class Landing:
+class ReceiveAllocation:
     """The room of one receive: per block, an array on shared memory (None where shards are shown), and its offset."""
 
     __slots__ = ("offsets", "shards", "views")
@@ -28,21 +28,21 @@ class Landing:
         self.shards: list[Any] = []  # the host's own source shards, once they are there
 
 
-def land(core: Any, host: int, way: Passage, budget: int) -> Landing | None:
+def allocate_receive(core: Any, host: int, plan_here: HostReshardPlan, budget: int) -> ReceiveAllocation | None:
     """Room for every block, or None when there is not enough now of the `budget` in bytes.
 
     Raises:
         ResourceExhaustedError: there never will be.
     """
     capacity = core.arena_capacity()
-    if capacity > 0 and sum(block_bytes(nbytes) for nbytes, _ in way.spans if nbytes) > budget:
+    if capacity > 0 and sum(block_bytes(nbytes) for nbytes, _ in plan_here.spans if nbytes) > budget:
         raise errors.ResourceExhaustedError(
-            f"a transfer brings {way.total} bytes to host {host}, whose memory for transfers has {budget} bytes"
+            f"a transfer brings {plan_here.total} bytes to host {host}, whose memory for transfers has {budget} bytes"
         )
-    dtype = way.target.type.dtype
+    dtype = plan_here.target.type.dtype
     views: list[np.ndarray | None] = []
     offsets: list[int] = []
-    for (nbytes, shape), direct in zip(way.spans, way.direct, strict=True):
+    for (nbytes, shape), direct in zip(plan_here.spans, plan_here.direct, strict=True):
         if direct:
             views.append(None)
             offsets.append(0)
@@ -60,4 +60,4 @@ def land(core: Any, host: int, way: Passage, budget: int) -> Landing | None:
                 return None
             views.append(np.frombuffer(memory, dtype).reshape(shape))
             offsets.append(memory.offset)
-    return Landing(views, offsets)
+    return ReceiveAllocation(views, offsets)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathways import _native
 from pathways.compiler.donation import agree
 from pathways.compiler.ir import LogicalProgram, Node, NodeKind
-from pathways.plan.resharding import Placed, Route, route
+from pathways.plan.resharding import Placement, ReshardPlan, reshard_plan
 
 #: Pairs of hosts that the text of one transfer names.
 _PAIRS_SHOWN = 8
@@ -39,7 +39,7 @@ class HostPlan:
 
     block: bytes
     launches: tuple[Launch, ...]
-    routes: tuple[Route, ...]
+    routes: tuple[ReshardPlan, ...]
     transfers: tuple[Node, ...]
     numbers: tuple[int, ...]
     values: tuple[int, ...]
@@ -54,10 +54,10 @@ class BoundProgram:
     bindings: Bindings
     devices_per_host: int
 
-    def placed(self, value: int) -> Placed:
+    def placed(self, value: int) -> Placement:
         """A value's type on physical devices."""
         kind = self.program.values[value]
-        return Placed(kind, self.program.meshes[kind.mesh], self.bindings[kind.mesh])
+        return Placement(kind, self.program.meshes[kind.mesh], self.bindings[kind.mesh])
 
     def hosts_of_mesh(self, mesh: int) -> tuple[int, ...]:
         """Hosts with devices in a mesh, ascending."""
@@ -90,7 +90,7 @@ def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
     return out
 
 
-def lent(bound: BoundProgram) -> frozenset[int]:
+def pinned(bound: BoundProgram) -> frozenset[int]:
     """Values that must not be donated (MEM-4): a transfer may read them after the launches that follow it, or they and
     the other end of a transfer share memory, because the two slices share a device."""
     out: set[int] = set()
@@ -105,7 +105,7 @@ def lent(bound: BoundProgram) -> frozenset[int]:
 
 def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
     """Per node, which inputs its outputs may take over: what the compiler allows, less what is lent."""
-    program, kept = bound.program, lent(bound)
+    program, kept = bound.program, pinned(bound)
     nodes = [
         dataclasses.replace(
             node,
@@ -181,7 +181,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
         if is_here(value):
             number(value)
     launches: dict[Launch, int] = {}
-    routes: list[Route] = []
+    routes: list[ReshardPlan] = []
     transfers: list[Node] = []
     numbers: list[int] = []
     calls: list[Node] = []
@@ -201,8 +201,8 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             source, target = node.inputs[0], node.outputs[0]
             if not (is_here(source) or is_here(target)):
                 continue
-            way = route(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
-            sends, receives = way.destinations(host), way.sources(host) if is_here(target) else ()
+            resharding = reshard_plan(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
+            sends, receives = resharding.destinations(host), resharding.sources(host) if is_here(target) else ()
             if not sends and not is_here(target):
                 continue  # a replica of the source that nobody reads from
             inputs = [number(source)] if sends else []
@@ -218,10 +218,10 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
                     sources=list(receives),
                     destinations=list(sends),
                     spread=holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host}
-                    or (assembles and not way.is_direct(host)),
+                    or (assembles and not resharding.is_direct(host)),
                 )
             )
-            routes.append(way)
+            routes.append(resharding)
             transfers.append(node)
             numbers.append(index)
 
@@ -271,9 +271,11 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
             donated = [v for v, gives in zip(node.inputs, donates[number - 1], strict=False) if gives]
             tail = f" donating {_values(program, donated)}" if donated else ""
         else:
-            way = route(bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host)
+            resharding = reshard_plan(
+                bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host
+            )
             what = "transfer"
-            tail = f" {_route_text(way, program.values[node.inputs[0]].dtype.itemsize, machines)}"
+            tail = f" {_route_text(resharding, program.values[node.inputs[0]].dtype.itemsize, machines)}"
         lines.append(
             f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
             f"{_values(program, node.outputs)}{tail}"
@@ -282,10 +284,10 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
     return "\n".join(lines)
 
 
-def _route_text(way: Route, itemsize: int, machines: Sequence[int]) -> str:
+def _route_text(resharding: ReshardPlan, itemsize: int, machines: Sequence[int]) -> str:
     """How the bytes of a transfer travel: each kind of way that it takes, the bytes on it, and between whom."""
     kept = moved = pairs = 0
-    for block in (block for blocks in way.blocks.values() for block in blocks):
+    for block in (block for blocks in resharding.blocks.values() for block in blocks):
         for device, shard in zip(block.devices, block.shards, strict=False):
             nbytes = math.prod(block.shape) * itemsize
             kept += nbytes if device == shard else 0
@@ -303,7 +305,9 @@ def _route_text(way: Route, itemsize: int, machines: Sequence[int]) -> str:
         return "shared memory" if not machines or machines[one] == machines[other] else "stream between machines"
 
     for title in ("within a host", "shared memory", "stream between machines"):
-        hops = sorted((pair, copies) for pair, copies in way.copies.items() if distance(*pair) == title and copies)
+        hops = sorted(
+            (pair, copies) for pair, copies in resharding.copies.items() if distance(*pair) == title and copies
+        )
         if hops:
             elements = sum(copy.elements for _, copies in hops for copy in copies)
             shown = ", ".join(f"{a}->{b} x{len(copies)}" for (a, b), copies in hops[:_PAIRS_SHOWN])

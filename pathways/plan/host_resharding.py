@@ -11,22 +11,22 @@ import math
 
 import numpy as np
 
-from pathways.plan.resharding import Placed, Route, rectangle
+from pathways.plan.resharding import Placement, ReshardPlan, rectangle
 
 
 @dataclasses.dataclass(frozen=True)
-class Passage:
+class HostReshardPlan:
     """One route at one host. Positions count the host's own devices of an end, in the order of that end's devices.
 
-    `reads` are the positions of source shards that are copied from; `parcels` what is written, per destination host, as
-    `csrc/memory/copier.h` reads it. Of the receiving half: `spans` gives each block's bytes (0: it takes no memory) and
-    shape, `direct` whether shards are shown for it, `shows` for each local target device its block, and the source
+    `reads` are the positions of source shards that are copied from; `copy plans` what is written, per destination host,
+    as `csrc/memory/copier.h` reads it. Of the receiving half: `spans` gives each block's bytes (0: it takes no memory)
+    and shape, `direct` whether shards are shown for it, `shows` for each local target device its block, and the source
     position that it shows instead or -1; `copied` are the bytes that devices copy among themselves.
     """
 
-    target: Placed
+    target: Placement
     reads: tuple[int, ...]
-    parcels: dict[int, np.ndarray]
+    copy_plans: dict[int, np.ndarray]
     sources: tuple[int, ...]
     spans: tuple[tuple[int, tuple[int, ...]], ...]
     direct: tuple[bool, ...]
@@ -40,42 +40,49 @@ class Passage:
         return sum(nbytes for nbytes, _ in self.spans)
 
 
-def passage(way: Route, source: Placed, target: Placed, host: int, devices_per_host: int) -> Passage:
+def host_reshard_plan(
+    resharding: ReshardPlan, source: Placement, target: Placement, host: int, devices_per_host: int
+) -> HostReshardPlan:
     """What `host` does of a route."""
     itemsize = target.type.dtype.itemsize
     own = [device for device in source.devices if device // devices_per_host == host]
     position = {device: number for number, device in enumerate(own)}
     shard = [size // parts for size, parts in zip(source.type.shape, source.parts(), strict=True)]
     reads = sorted(
-        {position[copy.device] for (sender, _), copies in way.copies.items() if sender == host for copy in copies}
+        {
+            position[copy.device]
+            for (sender, _), copies in resharding.copies.items()
+            if sender == host
+            for copy in copies
+        }
     )
     number = {own[at]: n for n, at in enumerate(reads)}
-    parcels = {}
-    for (sender, receiver), copies in way.copies.items():
+    copy_plans = {}
+    for (sender, receiver), copies in resharding.copies.items():
         if sender != host:
             continue
-        blocks = way.blocks[receiver]
+        blocks = resharding.blocks[receiver]
         words = [int(receiver == host and any(block.shards for block in blocks))]
         words += [len(reads), *(math.prod(shard) * itemsize for _ in reads)]
         words += [len(blocks), *(math.prod(block.shape) * itemsize for block in blocks), len(copies)]
         for copy in copies:
             words += [number[copy.device], copy.block, *rectangle(copy, shard, blocks[copy.block].shape, itemsize)]
-        parcels[receiver] = np.array(words, np.uint64)
+        copy_plans[receiver] = np.array(words, np.uint64)
     spans, shown, copied = [], {}, 0
-    for at, block in enumerate(way.blocks.get(host, ())):
+    for at, block in enumerate(resharding.blocks.get(host, ())):
         nbytes = math.prod(block.shape) * itemsize
         spans.append((0 if block.shards else nbytes, block.shape))
         for n, device in enumerate(block.devices):
             shown[device] = (at, position[block.shards[n]] if block.shards else -1)
             copied += nbytes if block.shards and block.shards[n] != device else 0
     here = tuple(device for device in target.devices if device in shown)
-    return Passage(
+    return HostReshardPlan(
         target,
         tuple(reads),
-        parcels,
-        way.sources(host),
+        copy_plans,
+        resharding.sources(host),
         tuple(spans),
-        tuple(bool(block.shards) for block in way.blocks.get(host, ())),
+        tuple(bool(block.shards) for block in resharding.blocks.get(host, ())),
         tuple(shown[device] for device in here),
         here,
         copied,

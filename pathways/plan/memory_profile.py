@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from pathways.compiler.ir import NodeKind
 from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations
-from pathways.plan.resharding import route
+from pathways.plan.resharding import reshard_plan
 from pathways.plan.topology import Topology
 
 #: A budget that nothing reaches; `kUnlimited` of csrc/sequencer/admission.h.
@@ -57,7 +57,7 @@ class ProgramMemory:
     """What a run of a program takes, as one host sees it. `results` and `donated` are the same on all hosts."""
 
     devices: tuple[DeviceNeed, ...]
-    landing_peak: int
+    receive_peak: int
     results: tuple[ResultMemory, ...]
     donated: tuple[int, ...]
     biggest: str
@@ -66,28 +66,28 @@ class ProgramMemory:
 class Profile:
     """Sizes of one host's part of a program."""
 
-    def __init__(self, bound: BoundProgram, host: int, lands_on_host: bool) -> None:
+    def __init__(self, bound: BoundProgram, host: int, receives_on_host: bool) -> None:
         self._bound = bound
         self._host = host
-        self._lands_on_host = lands_on_host
+        self._receives_on_host = receives_on_host
         program = bound.program
         self._last_use = {value: number for number, node in enumerate(program.nodes) for value in node.inputs}
-        self._landing = {  # values that come to this host from others, by what they take where they land
-            node.outputs[0]: self._landing_bytes(node.outputs[0])
+        self._receive_bytes_of = {  # values that come to this host from others, by what they take where they land
+            node.outputs[0]: self._receive_bytes(node.outputs[0])
             for node in program.nodes
-            if node.kind is NodeKind.TRANSFER and self._lands_here(node.inputs[0], node.outputs[0])
+            if node.kind is NodeKind.TRANSFER and self._received_here(node.inputs[0], node.outputs[0])
         }
         self._same = {  # transfers that move nothing
             node.outputs[0]
             for node in program.nodes
             if node.kind is NodeKind.TRANSFER
-            and node.outputs[0] not in self._landing
+            and node.outputs[0] not in self._receive_bytes_of
             and self._lies_alike(node.inputs[0], node.outputs[0])
         }
 
     def device_bytes(self, value: int) -> int:
         """What a value takes on each device that holds a part of it."""
-        if value in self._same or (value in self._landing and self._lands_on_host):
+        if value in self._same or (value in self._receive_bytes_of and self._receives_on_host):
             return 0
         return self._share(value)
 
@@ -115,7 +115,7 @@ class Profile:
             needs.append(DeviceNeed(device, *known[meshes]))
         return ProgramMemory(
             tuple(needs),
-            self._landing_walk(),
+            self._receive_walk(),
             tuple(self._results()),
             tuple(position for position, given in enumerate(program.donated_arguments) if given),
             self._biggest(),
@@ -130,7 +130,7 @@ class Profile:
             node.outputs[0]
             for node in program.nodes
             if node.kind is NodeKind.TRANSFER
-            and not (node.outputs[0] in self._landing and self._lands_on_host)  # that is on no device
+            and not (node.outputs[0] in self._receive_bytes_of and self._receives_on_host)  # that is on no device
         }
         live = peak = eager = 0
 
@@ -156,22 +156,22 @@ class Profile:
             )
         return peak, eager
 
-    def _landing_walk(self) -> int:
+    def _receive_walk(self) -> int:
         """The most that this host's memory for transfers holds of one run."""
         program, kept = self._bound.program, set(self._bound.program.results)
         live = peak = 0
         for number, node in enumerate(program.nodes):
-            landed = self._landing.get(node.outputs[0], 0) if node.kind is NodeKind.TRANSFER else 0
-            live += landed
+            received = self._receive_bytes_of.get(node.outputs[0], 0) if node.kind is NodeKind.TRANSFER else 0
+            live += received
             peak = max(peak, live)
-            if not self._lands_on_host:
-                live -= landed
+            if not self._receives_on_host:
+                live -= received
                 continue
-            if landed and node.outputs[0] not in self._last_use and node.outputs[0] not in kept:
-                live -= landed
+            if received and node.outputs[0] not in self._last_use and node.outputs[0] not in kept:
+                live -= received
             for value in dict.fromkeys(node.inputs):
                 if self._last_use[value] == number and value not in kept:
-                    live -= self._landing.get(value, 0)
+                    live -= self._receive_bytes_of.get(value, 0)
         return peak
 
     def _results(self) -> list[ResultMemory]:
@@ -181,8 +181,8 @@ class Profile:
         out = []
         for position, value in enumerate(program.results):
             mesh = program.values[value].mesh
-            on_host = self._lands_on_host and self._is_landed(value)
-            size = self._widest_landing(value) if on_host else self.device_bytes(value)
+            on_host = self._receives_on_host and self._is_received(value)
+            size = self._widest_receive(value) if on_host else self.device_bytes(value)
             out.append(ResultMemory(mesh, size, on_host, arguments.get(value, -1), first.get(value, -1)))
             first.setdefault(value, position)
         return out
@@ -207,33 +207,33 @@ class Profile:
     def _hosts(self, value: int) -> frozenset[int]:
         return frozenset(self._bound.hosts_of_value(value))
 
-    def _lands_here(self, source: int, target: int) -> bool:
-        return self._host in self._hosts(target) and self._takes_a_landing(source, target)
+    def _received_here(self, source: int, target: int) -> bool:
+        return self._host in self._hosts(target) and self._takes_a_receive(source, target)
 
-    def _takes_a_landing(self, source: int, target: int) -> bool:
+    def _takes_a_receive(self, source: int, target: int) -> bool:
         """Whether a transfer takes memory of its hosts: between hosts, or where one host assembles it itself."""
         concerned = self._hosts(source) | self._hosts(target)
         if len(concerned) > 1:
             return True
         bound, host = self._bound, min(concerned)
-        way = route(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
-        return self._lands_on_host and not way.is_direct(host)
+        resharding = reshard_plan(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
+        return self._receives_on_host and not resharding.is_direct(host)
 
-    def _is_landed(self, value: int) -> bool:
+    def _is_received(self, value: int) -> bool:
         """Whether a value lies in memory for transfers of its hosts, this one or others."""
         for node in self._bound.program.nodes:
             if node.kind is NodeKind.TRANSFER and node.outputs[0] == value:
-                return self._takes_a_landing(node.inputs[0], value)
+                return self._takes_a_receive(node.inputs[0], value)
         return False
 
-    def _landing_bytes(self, value: int, host: int | None = None) -> int:
+    def _receive_bytes(self, value: int, host: int | None = None) -> int:
         placed, each = self._bound.placed(value), self._bound.devices_per_host
         host = self._host if host is None else host
         cells = {cell for device, cell in zip(placed.devices, placed.cells, strict=True) if device // each == host}
         return len(cells) * block_bytes(self._share(value))
 
-    def _widest_landing(self, value: int) -> int:
-        return max(self._landing_bytes(value, host) for host in self._hosts(value))
+    def _widest_receive(self, value: int) -> int:
+        return max(self._receive_bytes(value, host) for host in self._hosts(value))
 
     def _lies_alike(self, source: int, target: int) -> bool:
         here, there = self._bound.placed(source), self._bound.placed(target)
@@ -245,27 +245,27 @@ def ledger_entries(
     bindings: Sequence[Sequence[int]],
     hosts: Sequence[int],
     topology: Topology,
-    place_set: Callable[[Sequence[int]], int],
+    space_set: Callable[[Sequence[int]], int],
     group: Callable[[Sequence[int]], int],
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]:
     """What the native controller admits by, of the parts that the `hosts` worked out.
 
-    A place is a device by its number, or, after those, a host's memory for transfers. `place_set` and `group` give the
-    controller's numbers of places and of hosts. Returns (place, peak, eager) of the run, and of each result (group,
-    place set, bytes, argument, same as).
+    A memory space is a device by its number, or, after those, a host's memory for transfers. `space_set` and `group`
+    give the controller's numbers of memory spaces and of hosts. Returns (space, peak, eager) of the run, and of each
+    result (group, space set, bytes, argument, same as).
     """
     needs = [(need.device, need.peak, need.eager) for part in parts for need in part.devices]
     needs += [
-        (topology.devices + host, part.landing_peak, 0)
+        (topology.devices + host, part.receive_peak, 0)
         for host, part in zip(sorted(hosts), parts, strict=True)
-        if part.landing_peak
+        if part.receive_peak
     ]
     results = []
     for result in parts[0].results:
         devices = bindings[result.mesh]
         holders = topology.hosts_of(tuple(devices))
-        places = [topology.devices + host for host in holders] if result.on_host else list(devices)
-        results.append((group(holders), place_set(places), result.bytes, result.argument, result.same_as))
+        spaces = [topology.devices + host for host in holders] if result.on_host else list(devices)
+        results.append((group(holders), space_set(spaces), result.bytes, result.argument, result.same_as))
     return needs, results
 
 

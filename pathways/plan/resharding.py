@@ -22,7 +22,7 @@ Region = tuple[tuple[int, int], ...]  # per dimension: start, stop
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class Placement:
     """An array's type on physical devices: `devices[i]` is the global number of logical device i of its mesh."""
 
     type: ArrayType
@@ -74,7 +74,7 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One landing place on a destination host: a cell, and the devices there that show it.
+    """One receive place on a destination host: a cell, and the devices there that show it.
 
     Where the host holds that very cell of the source, `shards` says per device which device's shard it shows: its own,
     as it is, or a neighbour's, by a copy between devices. Nothing then lands.
@@ -106,7 +106,7 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Route:
+class ReshardPlan:
     """A whole transfer: blocks by destination host, copies by (source host, destination host)."""
 
     blocks: dict[int, tuple[Block, ...]]
@@ -132,7 +132,7 @@ class Route:
         return all(block.shards or not math.prod(block.shape) for block in self.blocks.get(host, ()))
 
 
-def route(source: Placed, target: Placed, devices_per_host: int, host: int | None = None) -> Route:
+def reshard_plan(source: Placement, target: Placement, devices_per_host: int, host: int | None = None) -> ReshardPlan:
     """The route of one array from one placement to another.
 
     Every host of the target has at least one source, if only to hear from it that the value exists (ERR-1 and order
@@ -195,7 +195,7 @@ def route(source: Placed, target: Placed, devices_per_host: int, host: int | Non
         first = source.devices[0] // each
         copies = {(first, receiver): [] for receiver in blocks if host in (None, first, receiver)}
     concerned = blocks if host is None else {host, *(receiver for _, receiver in copies)}
-    return Route(
+    return ReshardPlan(
         {
             receiver: tuple(
                 Block(target.region(cell), tuple(devices), shards(receiver, cell, devices))

@@ -79,7 +79,7 @@ class SliceBinding:
     """Where a slice lies now: entry i of `devices` is the physical device under the slice's i-th virtual one.
 
     Virtual devices are counted in C order of `shape`. `group` is the controller's group of exactly `hosts`,
-    `place_set` its number of exactly `devices`, by which it counts memory.
+    `space_set` its number of exactly `devices`, by which it counts memory.
     """
 
     slice_id: int
@@ -89,4 +89,4 @@ class SliceBinding:
     devices: tuple[int, ...]
     hosts: tuple[int, ...]
     group: int
-    place_set: int = 0
+    space_set: int = 0

@@ -88,8 +88,8 @@ class ControllerConfig:
 class HostConfig:
     """What a host process is told. The descriptors are inherited; `coordinator` is empty on an island of one host.
 
-    `segment_fds` has -1 for a host that is lost now. A host that succeeds a lost one is told in `past` what befell that
-    one, and in `past_client` the number of the youngest client that there was then.
+    `segment_fds` has -1 for a host that is lost now. A host that succeeds a lost one is told in `predecessor_failure`
+    the failure reason of that one, and in `predecessor_client` the number of the youngest client that there was then.
     """
 
     host: int
@@ -109,10 +109,10 @@ class HostConfig:
     device_memory: int | None = None
     transfer_bytes: int = 0
     incarnation: int = 0
-    past: str = ""
-    past_client: int = 0
+    predecessor_failure: str = ""
+    predecessor_client: int = 0
     machine: int = 0
-    stream: str = ""  # where it takes freight from other machines; empty: there are none
+    stream: str = ""  # where it takes network transfers from other machines; empty: there are none
     streams: tuple[str | None, ...] = ()  # where each host does; None: it is on this machine; empty: it is lost now
 
     @property

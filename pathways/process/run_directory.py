@@ -38,7 +38,9 @@ def live_clusters() -> list[str]:
 
 
 def sweep() -> None:
-    """Removes directories whose cluster is dead: only after somebody killed a cluster's janitor, too, is there one."""
+    """Removes directories whose cluster is dead: only after somebody killed a cluster's supervisor, too, is there
+    one.
+    """
     for path in _candidates():
         try:
             if time.time() - os.stat(path).st_mtime > _SETTLED_S and not _is_locked(path):

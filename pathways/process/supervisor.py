@@ -1,11 +1,11 @@
-"""The janitor: starts the controller, outlives it, and leaves nothing behind. A script of the standard library only.
+"""The supervisor: starts the controller, outlives it, and leaves nothing behind. A script of the standard library only.
 
 It is the parent of the controller and the reaper of all its descendants, so whatever is killed, in whatever order and
 at whatever moment, somebody who is not killed with it knows every process and the one directory, and removes them:
 
     owner gone        the controller, which watches the owner too, gets some seconds to end in order, then SIGKILL
     controller gone   every descendant left is killed and reaped, the directory removed
-    janitor killed    the controller ends in order and removes the directory; the next start sweeps what is left
+    supervisor killed    the controller ends in order and removes the directory; the next start sweeps what is left
 
 It makes the directory itself, after it has seen its owner alive, so there is no moment at which a directory exists and
 nobody would remove it. While a cluster lives its lock file is held (flock); that tells live directories from stale.

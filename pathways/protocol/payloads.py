@@ -1,19 +1,19 @@
-"""What notes carry between a client and the hosts: descriptions of placements once, then puts and fetches by number.
+"""What commands carry between a client and the hosts: descriptions of placements once, then puts and fetches by number.
 
-    define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (a backend note under the same number)
-    forget    "U" + program number: no run that comes after names it              (a backend note)
-    rename    pairs of handles, name and newcomer                                 (a note of its own kind)
-    park      "S", request number, to disk?                                       (a note of its own kind)
+    define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (BACKEND, under the same number)
+    forget    "U" + program number: no run that comes after names it              (BACKEND)
+    rename    pairs of handles: the name, and the array that takes it             (RENAME)
+    offload   "S", request number, to disk?                                       (OFFLOAD or RESTORE)
     put       "P", placement id, mode, then: bytes inline | offset and length in the client's arena | a local key
     fetch     "F", mode, then: offset and length in the client's arena | a local key
-    task      "T" + JSON, see below                                                (a task note)
-    end       "E" + JSON {"job", "early"}: nothing more is asked of a job           (a backend note)
+    task      "T" + JSON, see below                                               (TASK)
+    end       "E" + JSON {"job", "early"}: nothing more is asked of a job         (BACKEND)
 
 Tasks read and write checkpoints; `pathways.host.checkpoint_io` does them. Of a save, each with its job's number:
-    {"op": "stage", "number"}                           keeps the note's buffer under that number
+    {"op": "stage", "number"}                           keeps the command's buffer under that number
     {"op": "write", "lead", "context", "atomic", "arrays": [[number, name, tensorstore spec], …]}
     {"op": "commit", "name"}
-and of a restore, whose note makes a buffer:
+and of a restore, whose command makes a buffer:
     {"op": "read", "name", "spec", "context", "placement", "dtype"}
 Of either, when it failed:
     {"op": "end"}                                       gives the job up; done when nothing of it is under way
@@ -37,7 +37,7 @@ import ml_dtypes
 import numpy as np
 
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.plan.resharding import Placed
+from pathways.plan.resharding import Placement
 
 #: Stands in a spec for the number of the host that it comes to.
 HOST = "HOSTNUMBER"
@@ -48,11 +48,11 @@ _SPAN = struct.Struct("<QQ")
 _KEY = struct.Struct("<Q")
 _FORGET = struct.Struct("<cI")
 _PAIR = struct.Struct("<QQ")
-_PARK = struct.Struct("<cQ?")
+_OFFLOAD = struct.Struct("<cQ?")
 
-#: Kinds of notes, as csrc/messages/records.h numbers them.
-BACKEND, RENAME, PARK, UNPARK = 4, 6, 7, 8
-#: Of the pairs in one rename: a note must fit the ring.
+#: Kinds of commands, as csrc/messages/records.h numbers them.
+BACKEND, RENAME, OFFLOAD, RESTORE = 4, 6, 7, 8
+#: Of the pairs in one rename: a command must fit the ring.
 MOST_PAIRS = 1024
 
 
@@ -64,7 +64,7 @@ class Mode(enum.IntEnum):
     LOCAL = 2
 
 
-def define(number: int, placed: Placed) -> bytes:
+def define(number: int, placed: Placement) -> bytes:
     """Describes a placement, to be meant by `number` from then on."""
     return (
         b"D"
@@ -81,7 +81,7 @@ def define(number: int, placed: Placed) -> bytes:
     )
 
 
-def parse_define(payload: bytes) -> tuple[int, Placed]:
+def parse_define(payload: bytes) -> tuple[int, Placement]:
     """What `define` wrote.
 
     Raises:
@@ -105,7 +105,7 @@ def parse_define(payload: bytes) -> tuple[int, Placed]:
     parts = [math.prod(sizes[axis] for axis in cut) for cut in spec]
     if len(spec) != len(shape) or any(size % part for size, part in zip(shape, parts, strict=True)):
         raise ValueError(f"a placement cuts {list(shape)} into {parts} parts")
-    return number, Placed(ArrayType(shape, dtype, 0, spec), MeshSpec("put", axes), devices)
+    return number, Placement(ArrayType(shape, dtype, 0, spec), MeshSpec("put", axes), devices)
 
 
 def _whole(value: Any, least: int = 0) -> int:
@@ -115,7 +115,7 @@ def _whole(value: Any, least: int = 0) -> int:
 
 
 def forget(program: int) -> bytes:
-    """No run that comes after this note names the program."""
+    """No run that comes after this command names the program."""
     return _FORGET.pack(b"U", program)
 
 
@@ -129,14 +129,14 @@ def rename(pairs: Sequence[tuple[int, int]]) -> bytes:
     return b"".join(_PAIR.pack(name, fresh) for name, fresh in pairs)
 
 
-def park(request: int, to_disk: bool) -> bytes:
+def offload(request: int, to_disk: bool) -> bytes:
     """Moves a client's buffers off the devices, or back; the answer goes to `request`."""
-    return _PARK.pack(b"S", request, to_disk)
+    return _OFFLOAD.pack(b"S", request, to_disk)
 
 
-def parse_park(payload: bytes) -> tuple[int, bool]:
+def parse_offload(payload: bytes) -> tuple[int, bool]:
     """What `park` wrote: (request, to disk)."""
-    _, request, to_disk = _PARK.unpack(payload)
+    _, request, to_disk = _OFFLOAD.unpack(payload)
     return request, to_disk
 
 
@@ -156,7 +156,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def put_inline(placement: int, data: bytes) -> bytes:
-    """A put whose bytes (C order) travel with the note."""
+    """A put whose bytes (C order) travel with the command."""
     return _PUT.pack(b"P", placement, Mode.INLINE) + data
 
 

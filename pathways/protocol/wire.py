@@ -119,7 +119,7 @@ def dump_binding(binding: SliceBinding) -> pb.SliceBinding:
         devices=binding.devices,
         hosts=binding.hosts,
         group=binding.group,
-        place_set=binding.place_set,
+        space_set=binding.space_set,
     )
 
 
@@ -133,7 +133,7 @@ def load_binding(message: pb.SliceBinding) -> SliceBinding:
         devices=tuple(message.devices),
         hosts=tuple(message.hosts),
         group=message.group,
-        place_set=message.place_set,
+        space_set=message.space_set,
     )
 
 
@@ -141,7 +141,7 @@ def dump_memory(memory: ProgramMemory) -> pb.ProgramMemory:
     """As a message."""
     return pb.ProgramMemory(
         devices=[pb.ProgramMemory.DeviceNeed(**dataclasses.asdict(need)) for need in memory.devices],
-        landing_peak=memory.landing_peak,
+        receive_peak=memory.receive_peak,
         results=[pb.ProgramMemory.Result(**dataclasses.asdict(result)) for result in memory.results],
         donated=memory.donated,
         biggest=memory.biggest,
@@ -152,7 +152,7 @@ def load_memory(message: pb.ProgramMemory) -> ProgramMemory:
     """What `dump_memory` wrote."""
     return ProgramMemory(
         tuple(DeviceNeed(need.device, need.peak, need.eager) for need in message.devices),
-        message.landing_peak,
+        message.receive_peak,
         tuple(ResultMemory(r.mesh, r.bytes, r.on_host, r.argument, r.same_as) for r in message.results),
         tuple(message.donated),
         message.biggest,

@@ -61,12 +61,12 @@ TEST(ModelArena, LoansEndInAnyOrder) {
   expect_holds([](Program& program) {
     Arena& arena = make_arena(program, 1);
     const std::uint64_t offset = allocate(arena);
-    arena.lend(offset, 0b11, 1);
+    arena.lease_out(offset, 0b11, 1);
     arena.release(offset);
     for (unsigned borrower = 0; borrower < 2; ++borrower) {
       program.thread([&arena, offset, borrower] {
         model_read(arena.at(offset));
-        arena.give_back(offset, borrower);
+        arena.return_lease(offset, borrower);
       });
     }
     program.thread([&arena] {
@@ -85,20 +85,20 @@ TEST(ModelArena, ReclaimedBesideGivenBack) {
   expect_holds([](Program& program) {
     Arena& arena = make_arena(program, 1);
     const std::uint64_t offset = allocate(arena);
-    arena.lend(offset, 0b11, 1);
+    arena.lease_out(offset, 0b11, 1);
     arena.release(offset);
     program.thread([&arena, offset] {
       model_read(arena.at(offset));
-      arena.give_back(offset, 0);
+      arena.return_lease(offset, 0);
     });
     program.thread([&arena] {  // the owner
       arena.reclaim(1, 1);
       std::uint64_t again = 0;
       if (arena.allocate(64, &again) != Status::kOk) return;
       model_write(arena.at(again));
-      arena.lend(again, 0b10, 2);
+      arena.lease_out(again, 0b10, 2);
       arena.reclaim(1, 1);
-      require(arena.was_references(again) == 2, "a loan to the successor stands");
+      require(arena.was_references(again) == 2, "a lease to the successor stands");
     });
     program.finally([&arena] { arena.validate(); });
   });

@@ -78,8 +78,8 @@ class Controller:
 
         return call
 
-    def add_place_set(self, places: list[int]) -> int:
-        return len(places)
+    def add_space_set(self, spaces: list[int]) -> int:
+        return len(spaces)
 
     def take_forgotten(self) -> list[int]:
         path = os.environ.get("FAKE_FORGOTTEN", "")  # a file with numbers
@@ -159,7 +159,7 @@ class FakeDriver:
                     )
                 ],
             },
-            "past": (self.config.past, self.config.past_client),
+            "predecessor_failure": (self.config.predecessor_failure, self.config.predecessor_client),
             "environment": {name: os.environ.get(name) for name in ("JAX_PLATFORMS", "XLA_FLAGS")},
         }
 
@@ -200,7 +200,7 @@ def start_driver_on_jax(
             }
 
     module = types.ModuleType("pathways.host.jax_backend")
-    module.HostDriver = LookingDriver  # type: ignore[attr-defined]
+    module.JaxBackend = LookingDriver  # type: ignore[attr-defined]
     sys.modules["pathways.host.jax_backend"] = module
     return main.start_jax_driver(config, segments, controller, joined)
 

@@ -176,8 +176,8 @@ def test_each_operation_is_compiled_once_and_a_number_costs_no_message(slice_: A
         x + 1, x * y, -x, jnp.tanh(x)
     after = cluster.stats()
     assert after["dispatches"] - before["dispatches"] == 40
-    # Forty results were dropped meanwhile: a few notes release them; numbers would have cost ten.
-    assert after["controller"]["notes"] <= before["controller"]["notes"] + 4 or not cluster.is_embedded
+    # Forty results were dropped meanwhile: a few commands release them; numbers would have cost ten.
+    assert after["controller"]["commands"] <= before["controller"]["commands"] + 4 or not cluster.is_embedded
     assert len(cluster.operations.known) == compiled
     assert sum(after["compiles"]) == sum(before["compiles"])
 

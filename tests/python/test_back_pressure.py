@@ -13,7 +13,7 @@ import pytest
 import pathways as pw
 from pathways.protocol import payloads
 
-NOTES, NOTE_BYTES = 1500, 100_000
+COMMANDS, COMMAND_BYTES = 1500, 100_000
 MOST_GROWTH = 64 << 20
 
 
@@ -28,14 +28,14 @@ def test_a_flood_of_commands_costs_the_controller_little() -> None:
         slow(x).block_until_ready()
         controller = psutil.Process(cluster.control().controller_pid)
         group, before = x.layout.group, controller.memory_info().rss
-        payload = payloads.end(0, False).ljust(NOTE_BYTES)  # of no job: the host reads it, and that is all
+        payload = payloads.end(0, False).ljust(COMMAND_BYTES)  # of no job: the host reads it, and that is all
         y = slow(x)
         grown = 0
-        for _ in range(NOTES):
-            cluster.native.note(payloads.BACKEND, group, 0, 0, payload)
+        for _ in range(COMMANDS):
+            cluster.native.command(payloads.BACKEND, group, 0, 0, payload)
             grown = max(grown, controller.memory_info().rss - before)
         z: Any = pw.device_put(np.arange(8, dtype=np.float32), slice_)
         np.testing.assert_array_equal(np.asarray(z), np.arange(8, dtype=np.float32))
         y.block_until_ready()
-        print(f"{NOTES} notes of {NOTE_BYTES} bytes: the controller grew by {grown >> 20} MiB")
+        print(f"{COMMANDS} commands of {COMMAND_BYTES} bytes: the controller grew by {grown >> 20} MiB")
         assert grown < MOST_GROWTH

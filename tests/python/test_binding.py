@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pathways import _native
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
-from pathways.plan.binding import BoundProgram, HostPlan, concerned, donations, host_plan, lent, plan_text
+from pathways.plan.binding import BoundProgram, HostPlan, concerned, donations, host_plan, pinned, plan_text
 
 MiB = 1 << 20
 
@@ -159,7 +159,7 @@ def two_readers(donates: bool = True) -> LogicalProgram:
 def test_what_a_transfer_reads_is_not_donated() -> None:
     """MEM-4."""
     bound = BoundProgram(two_readers(), ((0, 1), (2, 3)), 2)
-    assert lent(bound) == {1}
+    assert pinned(bound) == {1}
     assert donations(bound) == [(False,), (), (True,), (False,)]
 
 
@@ -167,7 +167,7 @@ def test_what_shares_memory_with_its_source_is_not_donated() -> None:
     """MEM-4: two slices with a device in common; a transfer between them may be no copy there."""
     for devices in ((0, 1), (1, 2), (1, 0)):
         bound = BoundProgram(two_readers(), ((0, 1), devices), 2)
-        assert lent(bound) == {1, 2}
+        assert pinned(bound) == {1, 2}
         assert donations(bound) == [(False,), (), (False,), (False,)]
 
 

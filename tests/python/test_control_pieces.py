@@ -1,4 +1,6 @@
-"""The small parts of the control plane, each alone: messages, descriptors, environments, directories, the janitor."""
+"""The small parts of the control plane, each alone: messages, descriptors, environments, directories, the
+supervisor.
+"""
 
 from __future__ import annotations
 
@@ -384,13 +386,13 @@ def test_directories_fit_a_socket_address(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(run_directory.new_directory() + "/island-10000.sock") < 108
 
 
-# -- the janitor ---------------------------------------------------------------------------------------------------
+# -- the supervisor ---------------------------------------------------------------------------------------------------
 
 
-def run_janitor(
+def run_supervisor(
     path: pathlib.Path, owner_fd: int, code: str, grace_s: float = 0.2
 ) -> tuple[int, list[dict[str, object]]]:
-    """Runs a janitor over a stand-in for the controller; its status and its reports."""
+    """Runs a supervisor over a stand-in for the controller; its status and its reports."""
     read_fd, write_fd = os.pipe()
     argument = {
         "directory": str(path),
@@ -408,12 +410,12 @@ def run_janitor(
         return status, [json.loads(line) for line in reports]
 
 
-def test_the_janitor_removes_what_a_dead_controller_left(tmp_path: pathlib.Path) -> None:
+def test_the_supervisor_removes_what_a_dead_controller_left(tmp_path: pathlib.Path) -> None:
     """Its directory, and a grandchild that nobody else knows."""
     orphan = "import os, subprocess, sys, time; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     code = f"{orphan}; print('the orphan is', p.pid, flush=True); os.kill(os.getpid(), 9)"
     pidfd = os.pidfd_open(os.getpid())
-    status, reports = run_janitor(tmp_path / "d", pidfd, code)
+    status, reports = run_supervisor(tmp_path / "d", pidfd, code)
     os.close(pidfd)
     assert status == 128 + 9 and not (tmp_path / "d").exists()
     assert [report["event"] for report in reports] == ["spawned", "ended"]
@@ -422,27 +424,27 @@ def test_the_janitor_removes_what_a_dead_controller_left(tmp_path: pathlib.Path)
     assert not os.path.exists(f"/proc/{words.split()[-1]}")
 
 
-def test_the_janitor_ends_a_controller_that_outlives_the_owner(tmp_path: pathlib.Path) -> None:
-    owner = subprocess.Popen(["sleep", "3"])  # time for the janitor to start what it guards
+def test_the_supervisor_ends_a_controller_that_outlives_the_owner(tmp_path: pathlib.Path) -> None:
+    owner = subprocess.Popen(["sleep", "3"])  # time for the supervisor to start what it guards
     pidfd = os.pidfd_open(owner.pid)
-    status, _ = run_janitor(tmp_path / "d", pidfd, "import time; time.sleep(1000)")
+    status, _ = run_supervisor(tmp_path / "d", pidfd, "import time; time.sleep(1000)")
     os.close(pidfd)
     owner.wait()
     assert status == 128 + 9 and not (tmp_path / "d").exists()
 
 
-def test_the_janitor_of_an_owner_already_gone_makes_nothing(tmp_path: pathlib.Path) -> None:
+def test_the_supervisor_of_an_owner_already_gone_makes_nothing(tmp_path: pathlib.Path) -> None:
     owner = subprocess.Popen(["true"])
     pidfd = os.pidfd_open(owner.pid)
     owner.wait()
-    status, reports = run_janitor(tmp_path / "d", pidfd, "raise SystemExit(5)")
+    status, reports = run_supervisor(tmp_path / "d", pidfd, "raise SystemExit(5)")
     os.close(pidfd)
     assert (status, reports) == (0, [])
 
 
-def test_the_janitor_says_when_it_cannot_make_the_directory(tmp_path: pathlib.Path) -> None:
+def test_the_supervisor_says_when_it_cannot_make_the_directory(tmp_path: pathlib.Path) -> None:
     pidfd = os.pidfd_open(os.getpid())
-    _, reports = run_janitor(tmp_path / "no" / "such", pidfd, "pass")
+    _, reports = run_supervisor(tmp_path / "no" / "such", pidfd, "pass")
     os.close(pidfd)
     assert "No such file or directory" in str(reports[0]["message"])
 

@@ -449,10 +449,10 @@ def test_a_lost_controller_ends_the_cluster(own: LocalClusterHandle) -> None:
     eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
 
 
-def test_a_lost_janitor_ends_the_cluster(own: LocalClusterHandle) -> None:
-    os.kill(own.janitor_pid, signal.SIGKILL)
+def test_a_lost_supervisor_ends_the_cluster(own: LocalClusterHandle) -> None:
+    os.kill(own.supervisor_pid, signal.SIGKILL)
     failure = eventually(own.control.failure, "failure")
-    assert isinstance(failure, errors.ClusterClosedError) and "janitor" in str(failure)
+    assert isinstance(failure, errors.ClusterClosedError) and "supervisor" in str(failure)
     eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
 
 
@@ -530,7 +530,7 @@ def test_ctrl_c_during_the_start_leaves_nothing(stage: int) -> None:
     assert not any(is_running(pid) for pid in pids if pid)
 
 
-def test_a_terminated_janitor_ends_the_cluster_at_any_moment() -> None:
+def test_a_terminated_supervisor_ends_the_cluster_at_any_moment() -> None:
     """As `close` does it when connecting failed, however early."""
     for delay_s in (0.0, 0.05, 0.3):
         handle = LocalClusterHandle(ClusterOptions(1, 1, 1, **SMALL), "cpu")
@@ -538,7 +538,7 @@ def test_a_terminated_janitor_ends_the_cluster_at_any_moment() -> None:
         started = time.monotonic()
         handle.close()
         assert time.monotonic() - started < 7.0, "not at the second try"
-        assert not os.path.exists(handle.directory) and not is_running(handle.janitor_pid)
+        assert not os.path.exists(handle.directory) and not is_running(handle.supervisor_pid)
 
 
 def scheduling_classes(pid: int) -> tuple[int, list[int]]:

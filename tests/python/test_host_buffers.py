@@ -1,4 +1,4 @@
-"""Packed bytes on their way from a client to the hosts: right, written once, and shown by CPU devices as they lie."""
+"""Packed bytes on their plan from a client to the hosts: right, written once, and shown by CPU devices as they lie."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.host.host_buffers import Inputs
-from pathways.plan.resharding import Placed
+from pathways.plan.resharding import Placement
 from pathways.plan.shard_packing import Packing, aligned
 
 PARTS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=4)
@@ -76,7 +76,7 @@ def test_devices_show_packed_memory_as_it_lies(spec: P, dtype: str) -> None:
     mesh = MeshSpec("m", (("x", 2), ("y", 2)))
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     for shape in [(4, 4), (64, 12)]:
-        placed = Placed(ArrayType(shape, kind, 0, specs.normalize(spec, shape, mesh, "value")), mesh, (4, 5, 6, 7))
+        placed = Placement(ArrayType(shape, kind, 0, specs.normalize(spec, shape, mesh, "value")), mesh, (4, 5, 6, 7))
         value = (np.arange(math.prod(shape)) % 5 % 2).reshape(shape).astype(kind)
         sharding = NamedSharding(Mesh(np.array(devices).reshape(2, 2), ("x", "y")), spec)
         inputs = Inputs(placed, 1, 4, lambda number: devices[number - 4], sharding)
@@ -96,7 +96,7 @@ def test_an_array_of_no_dimensions_or_no_elements() -> None:
     mesh = MeshSpec("m", (("x", 2),))
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P())
     for value in (np.float32(3), np.empty((0, 4), np.float32)):
-        placed = Placed(ArrayType(value.shape, value.dtype, 0, ((),) * value.ndim), mesh, (0, 1))
+        placed = Placement(ArrayType(value.shape, value.dtype, 0, ((),) * value.ndim), mesh, (0, 1))
         inputs = Inputs(placed, 0, 2, lambda number: jax.devices()[number], sharding)
         memory = aligned(placed.packing.nbytes)
         placed.packing.pack(value, memory)

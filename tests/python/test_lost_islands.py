@@ -91,7 +91,7 @@ def test_an_island_is_lost_and_comes_back(start: Callable[..., LocalClusterHandl
     for host in after[:2]:
         assert set(host["attached"]) == {str(handle.control.client_id), str(other.client_id)}
         assert host["registered"] == {str(number): "good ((0, 1),)"}
-        assert host["past"][0].startswith(words) and host["past"][1] == other.client_id
+        assert host["predecessor_failure"][0].startswith(words) and host["predecessor_failure"][1] == other.client_id
         assert all(host["segments"])
     for host in after[2:]:
         assert host["replaced"] == ["host 0 loss 1", "host 1 loss 1"]
@@ -140,7 +140,9 @@ def test_everything_else_goes_on_meanwhile(
 def test_a_successor_knows_what_waiting_runs_may_name(
     start: Callable[..., LocalClusterHandle], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """A client has forgotten a program, but the order has not passed its note: runs before it may wait for the host."""
+    """A client has forgotten a program, but the order has not passed its command: runs before it may wait for the
+    host.
+    """
     passed = tmp_path / "forgotten"
     passed.write_text("")
     monkeypatch.setenv("FAKE_FORGOTTEN", str(passed))
@@ -175,13 +177,13 @@ def test_killed_again_while_it_starts(
     kill(starting)
     after = back(handle.control, [2, 2, 0, 0])
     # The native controller heard of one loss: what the first cost was lost then.
-    assert len(calls(handle.control, "lose_hosts")) == 1 and f"pid {first}" in after[0]["past"][0]
+    assert len(calls(handle.control, "lose_hosts")) == 1 and f"pid {first}" in after[0]["predecessor_failure"][0]
     assert len(calls(handle.control, "restore_host")) == 2
     assert after[2]["replaced"] == ["host 0 loss 1", "host 1 loss 1"] * 2
     # And once more, whole.
     second = kill(after[1])
     after = back(handle.control, [3, 3, 0, 0])
-    assert f"pid {second}" in after[0]["past"][0]
+    assert f"pid {second}" in after[0]["predecessor_failure"][0]
     assert len(calls(handle.control, "lose_hosts")) == 2
     assert after[2]["replaced"][-2:] == ["host 0 loss 2", "host 1 loss 2"]
 

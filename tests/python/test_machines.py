@@ -1,7 +1,8 @@
-"""Hosts on several machines, as `LocalCluster(machines=...)` models them: freight, silence and losses.
+"""Hosts on several machines, as `LocalCluster(machines=...)` models them: network transfers, silence and losses.
 
 Map: FAR-1 `test_a_host_refuses_what_makes_no_sense`; ERR-2 `test_a_silent_host_is_lost`,
-`test_hosts_that_are_killed_while_freight_is_under_way`. Which bytes go where is in `contract/test_transfers.py`.
+`test_hosts_that_are_killed_while_network_transfers_are_under_way`. Which bytes go where is in
+`contract/test_transfers.py`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def test_a_silent_host_is_lost(far: Any, ends: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("host", [0, 3])
-def test_hosts_that_are_killed_while_freight_is_under_way(far: Any, ends: tuple[Any, Any], host: int) -> None:
+def test_hosts_that_are_killed_while_network_transfers_are_under_way(
+    far: Any, ends: tuple[Any, Any], host: int
+) -> None:
     here, there = ends
     back = pw.program(lambda x: pw.device_put(pw.device_put(x, there, P(None, "x")), here, P("x")))
     value = np.arange(2 << 20, dtype=np.float32).reshape(2, -1)
@@ -128,12 +131,12 @@ def test_a_host_refuses_what_makes_no_sense(far: Any, ends: tuple[Any, Any]) -> 
         number.to_bytes(size, "little") for number, size in ((7, 8), (1, 4), (0, 4), (0, 8), (0, 4), (8, 4))
     )
     with grpc.insecure_channel(address, options=wire.FAR_OPTIONS) as channel:
-        carry = channel.stream_stream("/pathways.Streams/Carry")
-        (answer,) = carry(iter([piece + b"12345678"]))
+        send_remote = channel.stream_stream("/pathways.Streams/Carry")
+        (answer,) = send_remote(iter([piece + b"12345678"]))
         assert answer.endswith(b"nobody waits for it there")
         for broken in (b"no piece", piece + b"1234"):
             with pytest.raises(grpc.RpcError) as told:
-                list(carry(iter([broken])))
+                list(send_remote(iter([broken])))
             assert "cut off" in told.value.details()
     move = pw.program(lambda x: pw.device_put(x, there, P("x")))
     value = np.arange(64, dtype=np.float32).reshape(2, 32)

@@ -21,7 +21,7 @@ from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, N
 from pathways.plan.binding import BoundProgram, Launch, donations, host_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, check_budget
 
-BLOCK = 128  # what a landing takes beside its bytes, at most
+BLOCK = 128  # what a receive takes beside its bytes, at most
 X, WHOLE = (("x",),), ((),)
 
 
@@ -154,7 +154,7 @@ class Lifetimes:
             most = max(most, there)
         return most, eager
 
-    def landing(self) -> int:
+    def receive(self) -> int:
         most = 0
         sizes = {
             node.outputs[0]: self.lands(node.inputs[0], node.outputs[0])
@@ -181,7 +181,7 @@ def assert_alike(bound: BoundProgram, temporaries: dict[int, int], cpu: bool = T
         parts.append(part)
         for need in part.devices:
             assert (need.peak, need.eager) == other.device(need.device), (host, need)
-        assert part.landing_peak == other.landing()
+        assert part.receive_peak == other.receive()
         assert {need.device for need in part.devices} == set().union(
             *(other.local(mesh) for mesh in range(len(bound.bindings)))
         )
@@ -230,10 +230,10 @@ def test_what_lands() -> None:
     nodes = [(0, 1), ([1], [2], []), (0, 3), ([3], [4], [])]
     bound = BoundProgram(program([2, 2], values, nodes, [0], [2, 4]), ((0, 1), (2, 3)), 2)
     first, second = assert_alike(bound, {})
-    assert (first.landing_peak, second.landing_peak) == (1024 + BLOCK, 1024 + BLOCK)
+    assert (first.receive_peak, second.receive_peak) == (1024 + BLOCK, 1024 + BLOCK)
     assert [need.eager for need in first.devices] == [0, 0]
     first, second = assert_alike(bound, {}, cpu=False)
-    assert (first.landing_peak, second.landing_peak) == (0, 1024 + BLOCK)
+    assert (first.receive_peak, second.receive_peak) == (0, 1024 + BLOCK)
     assert [need.eager for need in first.devices] == [1024, 1024]
 
 
@@ -345,7 +345,7 @@ def test_a_traced_pipeline() -> None:
     for microbatches in (4, 32):
         for remember, out in ((False, peaks), (True, growing)):
             parts = assert_alike(pipeline(microbatches, remember), {0: 64})
-            out.append([*(need.peak for part in parts for need in part.devices), *(p.landing_peak for p in parts)])
+            out.append([*(need.peak for part in parts for need in part.devices), *(p.receive_peak for p in parts)])
     assert peaks[0] == peaks[1] and max(peaks[0]) <= 4 * 8192
     assert growing[1][2] > 4 * growing[0][2], growing  # what is kept on the right grows
 

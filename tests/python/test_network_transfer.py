@@ -1,4 +1,4 @@
-"""A way between two hosts: what is told of shipments when streams work, break, stop, and find nobody.
+"""A way between two hosts: what is told of outgoing transfers when streams work, break, stop, and find nobody.
 
 The other end is a gRPC server of the test's own; packing and unpacking are native and tested in
 `tests/cpp/executor/test_network_transfer.cc`, both ends together in `test_machines.py`.
@@ -19,8 +19,8 @@ from pathways.host import network_transfer
 
 
 @dataclasses.dataclass(eq=False)
-class Shipment:
-    """As `_core.Shipment`, of `left` pieces."""
+class OutgoingTransfer:
+    """As `_core.OutgoingTransfer`, of `left` chunks."""
 
     order: int
     node: int = 1
@@ -40,10 +40,10 @@ class Core:
         self.told: dict[int, str | None] = {}
         self._news = threading.Condition()
 
-    def carried(self, shipment: Shipment, error: str | None) -> None:
+    def remote_send_done(self, outgoing: OutgoingTransfer, error: str | None) -> None:
         with self._news:
-            assert shipment.order not in self.told, "told twice"
-            self.told[shipment.order] = error
+            assert outgoing.order not in self.told, "told twice"
+            self.told[outgoing.order] = error
             self._news.notify_all()
 
     def wait(self, *orders: int) -> list[str | None]:
@@ -52,12 +52,12 @@ class Core:
             return [self.told[order] for order in orders]
 
 
-def pack(shipments: list[Shipment], limit: int) -> bytes:
-    """One piece of each, as its order; the last of a shipment is odd."""
+def pack(outgoing: list[OutgoingTransfer], limit: int) -> bytes:
+    """One chunk of each, as its order; the last of an outgoing transfer is odd."""
     message = b""
-    for shipment in shipments:
-        shipment.left -= 1
-        message += bytes([shipment.order * 2 + shipment.is_over])
+    for each in outgoing:
+        each.left -= 1
+        message += bytes([each.order * 2 + each.is_over])
     return message
 
 
@@ -80,7 +80,7 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
         server.add_insecure_port(address)
         server.start()
         core = Core()
-        made = network_transfer._Way(core, address)
+        made = network_transfer._HostStream(core, address)
         stops.extend([made.stop, lambda: server.stop(None)])
         return made, core
 
@@ -90,10 +90,10 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
 
 
 def answered(message: bytes, text: bytes = b"") -> Iterator[bytes]:
-    """What a host says of a message's shipments that are all there."""
-    for piece in message:
-        if piece % 2:
-            yield network_transfer._TOLD.pack(piece // 2, 1, len(text)) + text
+    """What a host says of a message's outgoing transfers that are all there."""
+    for chunk in message:
+        if chunk % 2:
+            yield network_transfer._TOLD.pack(chunk // 2, 1, len(text)) + text
 
 
 def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
@@ -107,7 +107,7 @@ def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
 
     made, core = way(answer)
     for order in range(50):
-        made.send(Shipment(order, left=1 + order % 3, nbytes=8 if order % 2 else 1 << 20))
+        made.send(OutgoingTransfer(order, left=1 + order % 3, nbytes=8 if order % 2 else 1 << 20))
     gate.set()
     assert core.wait(*range(50)) == [None] * 50
     assert sum(sizes) == sum(1 + order % 3 for order in range(50))
@@ -117,7 +117,7 @@ def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
 def test_a_refusal_is_the_shipments_own(way: Any) -> None:
     made, core = way(lambda message: answered(message, b"nobody waits for it there" if message[0] == 3 else b""))
     for order in (1, 2):
-        made.send(Shipment(order))
+        made.send(OutgoingTransfer(order))
         core.wait(order)
     assert core.wait(1, 2) == ["nobody waits for it there", None]
 
@@ -132,11 +132,11 @@ def test_a_stream_that_breaks_fails_what_it_carried_and_the_next_is_new(way: Any
         yield from answered(message)
 
     made, core = way(answer)
-    made.send(Shipment(1, left=5))
+    made.send(OutgoingTransfer(1, left=5))
     (error,) = core.wait(1)
     assert error is not None and "host 3" in error and "it fell" in error
     assert error.startswith("ComputationError: ")
-    made.send(Shipment(2))
+    made.send(OutgoingTransfer(2))
     assert core.wait(2) == [None]
 
 
@@ -144,16 +144,16 @@ def test_nobody_there(way: Any) -> None:
     """A lost host has no address; a wrong one is a stream that breaks; a stopped way takes nothing more."""
     core = Core()
     for order, address in enumerate(("", "unix:/nowhere/at.all")):
-        lost = network_transfer._Way(core, address)
-        lost.send(Shipment(order))
+        lost = network_transfer._HostStream(core, address)
+        lost.send(OutgoingTransfer(order))
         (error,) = core.wait(order)
         assert error is not None and "stream" in error
     made, core = way(answered)
-    gate = Shipment(7, left=1 << 30)  # never all there
+    gate = OutgoingTransfer(7, left=1 << 30)  # never all there
     made.send(gate)
     made.stop()
     (error,) = core.wait(7)
     assert error is not None
-    made.send(Shipment(8))
+    made.send(OutgoingTransfer(8))
     (error,) = core.wait(8)
     assert error is not None and "lost" in error

@@ -1,6 +1,6 @@
 """Routes: for any two placements, every element of every destination is written exactly once, from a holder of it.
 
-Map: exactly once and right (`test_any_route`); replicas on the spot first, else spread; what a host without bytes
+Map: exactly once and right (`test_any_plan`); replicas on the spot first, else spread; what a host without bytes
 hears; cost at thousands of devices; refusals.
 """
 
@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.plan.resharding import Block, Placed, Route, rectangle, route, slices
+from pathways.plan.resharding import Block, Placement, ReshardPlan, rectangle, reshard_plan, slices
 
 MESHES = [(), (1,), (2,), (3,), (4,), (8,), (2, 2), (4, 2), (2, 4), (1, 4), (2, 3), (2, 2, 2)]
 
 
-def placed(shape: tuple[int, ...], mesh: tuple[int, ...], spec: Any, devices: tuple[int, ...]) -> Placed:
+def placed(shape: tuple[int, ...], mesh: tuple[int, ...], spec: Any, devices: tuple[int, ...]) -> Placement:
     axes = tuple(zip("xyz", mesh, strict=False))
-    return Placed(ArrayType(shape, np.dtype(np.float32), 0, spec), MeshSpec("m", axes), devices)
+    return Placement(ArrayType(shape, np.dtype(np.float32), 0, spec), MeshSpec("m", axes), devices)
 
 
 @st.composite
@@ -39,7 +39,7 @@ def specs(draw: Any, mesh: tuple[int, ...], rank: int) -> tuple[tuple[str, ...],
 
 
 @st.composite
-def pairs(draw: Any) -> tuple[Placed, Placed, int]:
+def pairs(draw: Any) -> tuple[Placement, Placement, int]:
     """Two placements of one array, on devices that may or may not overlap, and the devices per host."""
     rank = draw(st.integers(0, 3))
     ends = []
@@ -57,26 +57,28 @@ def pairs(draw: Any) -> tuple[Placed, Placed, int]:
     return made[0], made[1], draw(st.sampled_from([1, 2, 4, 12]))
 
 
-def shards_of(where: Placed, full: np.ndarray) -> dict[int, np.ndarray]:
+def shards_of(where: Placement, full: np.ndarray) -> dict[int, np.ndarray]:
     return {device: full[slices(where.region(cell))] for device, cell in zip(where.devices, where.cells, strict=True)}
 
 
-def same_cell(where: Placed, device: int, block: Block) -> bool:
+def same_cell(where: Placement, device: int, block: Block) -> bool:
     return where.region(dict(zip(where.devices, where.cells, strict=True))[device]) == block.region
 
 
-def carry_out(way: Route, source: Placed, full: np.ndarray, each: int) -> tuple[dict[int, np.ndarray], dict[int, Any]]:
+def carry_out(
+    plan: ReshardPlan, source: Placement, full: np.ndarray, each: int
+) -> tuple[dict[int, np.ndarray], dict[int, Any]]:
     """What the destination's devices show after the copies, and how often each element of each block was written."""
     shards = shards_of(source, full)
-    blocks = {host: [np.full(block.shape, -1, full.dtype) for block in group] for host, group in way.blocks.items()}
-    counts = {host: [np.zeros(block.shape, int) for block in group] for host, group in way.blocks.items()}
-    for (sender, receiver), copies in way.copies.items():
+    blocks = {host: [np.full(block.shape, -1, full.dtype) for block in group] for host, group in plan.blocks.items()}
+    counts = {host: [np.zeros(block.shape, int) for block in group] for host, group in plan.blocks.items()}
+    for (sender, receiver), copies in plan.copies.items():
         for copy in copies:
             assert copy.device // each == sender, "a host sends what its own devices hold"
             blocks[receiver][copy.block][slices(copy.target)] = shards[copy.device][slices(copy.source)]
             counts[receiver][copy.block][slices(copy.target)] += 1
     shown = {}
-    for host, group in way.blocks.items():
+    for host, group in plan.blocks.items():
         for number, block in enumerate(group):
             for n, device in enumerate(block.devices):
                 shown[device] = blocks[host][number]
@@ -94,42 +96,42 @@ def carry_out(way: Route, source: Placed, full: np.ndarray, each: int) -> tuple[
 
 @settings(max_examples=400)
 @given(pairs())
-def test_any_route(case: tuple[Placed, Placed, int]) -> None:
+def test_any_plan(case: tuple[Placement, Placement, int]) -> None:
     source, target, each = case
     full = np.arange(math.prod(source.type.shape), dtype=np.int64).reshape(source.type.shape)
-    way = route(source, target, each)
-    shown, counts = carry_out(way, source, full, each)
+    plan = reshard_plan(source, target, each)
+    shown, counts = carry_out(plan, source, full, each)
     wanted = shards_of(target, full)
     assert shown.keys() == wanted.keys()
     for device, shard in wanted.items():
         np.testing.assert_array_equal(shown[device], shard)
     for host, groups in counts.items():
         assert all((count == 1).all() for count in groups), "each element is written exactly once"
-        assert {device // each for block in way.blocks[host] for device in block.devices} == {host}
-        assert way.sources(host), "every destination hears from somebody"
-        regions = [block.region for block in way.blocks[host]]
+        assert {device // each for block in plan.blocks[host] for device in block.devices} == {host}
+        assert plan.sources(host), "every destination hears from somebody"
+        regions = [block.region for block in plan.blocks[host]]
         assert len(set(regions)) == len(regions) or not full.size, (
             "a host lands each part once, however many devices show it"
         )
     crossing = sum(
-        math.prod(b - a for a, b in copy.target) for (a, b), copies in way.copies.items() if a != b for copy in copies
+        math.prod(b - a for a, b in copy.target) for (a, b), copies in plan.copies.items() if a != b for copy in copies
     )
-    assert way.elements == crossing
+    assert plan.elements == crossing
     for host in {device // each for device in source.devices}:
-        assert all(host in way.sources(receiver) for receiver in way.destinations(host))
+        assert all(host in plan.sources(receiver) for receiver in plan.destinations(host))
 
 
 @settings(max_examples=200)
 @given(pairs(), st.sampled_from([1, 2, 8]))
-def test_rectangles_in_bytes(case: tuple[Placed, Placed, int], itemsize: int) -> None:
+def test_rectangles_in_bytes(case: tuple[Placement, Placement, int], itemsize: int) -> None:
     """A copy by strides writes the same bytes as the copy by regions."""
     source, target, each = case
     full = np.arange(math.prod(source.type.shape) * itemsize, dtype=np.uint8).reshape(*source.type.shape, itemsize)
-    way = route(source, target, each)
+    plan = reshard_plan(source, target, each)
     shards = {device: np.ascontiguousarray(shard) for device, shard in shards_of(source, full).items()}
-    for (_, receiver), copies in way.copies.items():
+    for (_, receiver), copies in plan.copies.items():
         for copy in copies:
-            block = way.blocks[receiver][copy.block]
+            block = plan.blocks[receiver][copy.block]
             wanted = np.zeros((*block.shape, itemsize), np.uint8)
             wanted[slices(copy.target)] = shards[copy.device][slices(copy.source)]
             flat, got = shards[copy.device].reshape(-1), np.zeros(wanted.size, np.uint8)
@@ -145,9 +147,9 @@ def test_rectangles_in_bytes(case: tuple[Placed, Placed, int], itemsize: int) ->
 
 @settings(max_examples=200)
 @given(pairs())
-def test_what_is_on_the_host_does_not_cross(case: tuple[Placed, Placed, int]) -> None:
+def test_what_is_on_the_host_does_not_cross(case: tuple[Placement, Placement, int]) -> None:
     source, target, each = case
-    for (sender, receiver), copies in route(source, target, each).copies.items():
+    for (sender, receiver), copies in reshard_plan(source, target, each).copies.items():
         if sender != receiver:
             for copy in copies:
                 cell = dict(zip(source.devices, source.cells, strict=True))[copy.device]
@@ -156,44 +158,44 @@ def test_what_is_on_the_host_does_not_cross(case: tuple[Placed, Placed, int]) ->
 
 def test_same_placement_stays_where_it_is() -> None:
     where = placed((8, 8), (2, 2), (("x",), ("y",)), (0, 1, 2, 3))
-    way = route(where, where, 2)
-    assert set(way.copies) == {(0, 0), (1, 1)} and way.elements == 0
-    assert not any(way.copies.values()) and way.is_direct(0) and way.is_direct(1)
-    assert all(block.shards == block.devices for blocks in way.blocks.values() for block in blocks), "MEM-4: no copy"
+    plan = reshard_plan(where, where, 2)
+    assert set(plan.copies) == {(0, 0), (1, 1)} and plan.elements == 0
+    assert not any(plan.copies.values()) and plan.is_direct(0) and plan.is_direct(1)
+    assert all(block.shards == block.devices for blocks in plan.blocks.values() for block in blocks), "MEM-4: no copy"
 
 
 def test_replicas_share_the_sending() -> None:
     source = placed((64,), (8,), ((),), tuple(range(8)))
     target = placed((64,), (8,), (("x",),), tuple(range(8, 16)))
-    way = route(source, target, 1)
-    assert sorted(sender for sender, _ in way.copies) == list(range(8)), "each replica serves one destination"
-    assert way.elements == 64
+    plan = reshard_plan(source, target, 1)
+    assert sorted(sender for sender, _ in plan.copies) == list(range(8)), "each replica serves one destination"
+    assert plan.elements == 64
     source = placed((64,), (8,), ((),), tuple(range(8)))  # on four hosts of two devices: each host serves one
     target = placed((64,), (8,), (("x",),), tuple(range(8, 16)))
-    assert sorted(sender for sender, _ in route(source, target, 2).copies) == list(range(4))
+    assert sorted(sender for sender, _ in reshard_plan(source, target, 2).copies) == list(range(4))
 
 
 def test_a_destination_without_bytes_hears_from_one_host() -> None:
     source = placed((0, 4), (2,), ((), ("x",)), (0, 1))
     target = placed((0, 4), (4,), ((), ("x",)), (2, 3, 4, 5))
-    way = route(source, target, 2)
-    assert {receiver: way.sources(receiver) for receiver in way.blocks} == {1: (0,), 2: (0,)}
-    assert all(not copies for copies in way.copies.values())
+    plan = reshard_plan(source, target, 2)
+    assert {receiver: plan.sources(receiver) for receiver in plan.blocks} == {1: (0,), 2: (0,)}
+    assert all(not copies for copies in plan.copies.values())
 
 
 def test_the_shape_is_kept() -> None:
     with pytest.raises(ValueError, match=r"\(4,\) is not \(8,\)"):
-        route(placed((4,), (1,), ((),), (0,)), placed((8,), (1,), ((),), (1,)), 1)
+        reshard_plan(placed((4,), (1,), ((),), (0,)), placed((8,), (1,), ((),), (1,)), 1)
 
 
 @settings(max_examples=200)
 @given(pairs())
-def test_a_hosts_own_part(case: tuple[Placed, Placed, int]) -> None:
-    """What one host works out for itself is what the whole route says about it."""
+def test_a_hosts_own_part(case: tuple[Placement, Placement, int]) -> None:
+    """What one host works out for itself is what the whole plan says about it."""
     source, target, each = case
-    whole = route(source, target, each)
+    whole = reshard_plan(source, target, each)
     for host in {device // each for device in (*source.devices, *target.devices)}:
-        mine = route(source, target, each, host)
+        mine = reshard_plan(source, target, each, host)
         assert mine.sources(host) == whole.sources(host) and mine.destinations(host) == whole.destinations(host)
         assert mine.blocks == {at: whole.blocks[at] for at in mine.blocks}
         assert mine.blocks.keys() == {*whole.destinations(host), *({host} & whole.blocks.keys())}
@@ -222,11 +224,11 @@ def test_a_hosts_part_of_thousands_of_devices(mesh: tuple[int, ...], one: Any, o
     target = placed((4096, 4096), mesh, other, tuple(range(count, 2 * count)))
     for host in (3, 67):
         begin = time.process_time()
-        way = route(source, target, each, host)
-        copies = sum(map(len, way.copies.values()))
+        plan = reshard_plan(source, target, each, host)
+        copies = sum(map(len, plan.copies.values()))
         assert copies <= most
         print(
-            f"host {host}: {copies} copies to {len(way.destinations(host))} hosts, {len(way.sources(host))} "
+            f"host {host}: {copies} copies to {len(plan.destinations(host))} hosts, {len(plan.sources(host))} "
             f"sources, {time.process_time() - begin:.2f} s"
         )
 
@@ -239,6 +241,6 @@ def test_every_spec_of_a_mesh_of_two_axes() -> None:
     for one, other in itertools.product(every, every):
         source = placed((8, 8), (2, 2), one, (0, 1, 2, 3))
         target = placed((8, 8), (4, 2), other, (2, 3, 4, 5, 6, 7, 8, 9))
-        shown, _ = carry_out(route(source, target, 2), source, full, 2)
+        shown, _ = carry_out(reshard_plan(source, target, 2), source, full, 2)
         for device, shard in shards_of(target, full).items():
             np.testing.assert_array_equal(shown[device], shard)

@@ -128,12 +128,12 @@ class Culprit:
         self.settle(token)
         self.native.forget_token(token)
 
-    def notes(self) -> None:
+    def commands(self) -> None:
         """A mutated description of a placement, or the end of a program or a save; then a put that may use it."""
         number = self.mutator.random.randrange(100, 110)
         define = payloads.define(number, self.slice.placed(self.good.layout.cache))
         payload = self.mutator.random.choice((define, payloads.forget(number), payloads.end(number, True)))
-        self.native.note(payloads.BACKEND, self.good.layout.group, 0, 0, self.mutator.bytes(payload))
+        self.native.command(payloads.BACKEND, self.good.layout.group, 0, 0, self.mutator.bytes(payload))
         array = self.native.new_array(self.good.layout)
         self.native.put(array, payloads.put_inline(number, VALUE.tobytes()))
         self.settle(array.raw_handle)
@@ -142,7 +142,7 @@ class Culprit:
         """A mutated step of a save."""
         payload = payloads.task("stage", 1 << 40, number=1)
         token = self.native.new_token(self.good.layout.parts)
-        self.native.note(5, self.good.layout.group, self.good.raw_handle, token, self.mutator.bytes(payload))
+        self.native.command(5, self.good.layout.group, self.good.raw_handle, token, self.mutator.bytes(payload))
         self.settle(token)
         self.native.forget_token(token)
 
@@ -183,7 +183,7 @@ class Culprit:
 TARGETS: tuple[Callable[[Culprit], None], ...] = (
     Culprit.puts,
     Culprit.fetches,
-    Culprit.notes,
+    Culprit.commands,
     Culprit.tasks,
     Culprit.calls,
     Culprit.packets,

@@ -26,7 +26,7 @@ import pytest
 import pathways as pw
 
 FEW, MANY = 150, 1_000
-#: Floats of the arrays: inside the note, in shared memory, and big enough that a release goes out at once.
+#: Floats of the arrays: inside the command, in shared memory, and big enough that a release goes out at once.
 SIZES = (8, 200, 1 << 12, 1 << 18)
 
 

@@ -1,4 +1,4 @@
-"""TRUST-1 by mutation, against hosts with JAX: a client sends mutated puts, fetches, notes, protobuf messages and
+"""TRUST-1 by mutation, against hosts with JAX: a client sends mutated puts, fetches, commands, protobuf messages and
 packets (`fuzz_client.py`), while another computes beside it, whose every value is compared; nobody dies of it.
 
 PATHWAYS_FUZZ_SECONDS says for how long, PATHWAYS_SEED repeats a run. Records, shared memory, plans and copy plans:

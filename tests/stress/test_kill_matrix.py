@@ -223,7 +223,7 @@ def bring_to_stage(case: Case, owner: Client, stage: int, generator: random.Rand
     """Waits until a host is at a stage of its start; the numbers of its process and of the controller's."""
     first = owner.until("start", stage=stage)
     controllers = [pid for pid, command in case.processes().items() if "pathways.controller.main" in command
-                   and "janitor.py" not in command]  # fmt: skip
+                   and "supervisor.py" not in command]  # fmt: skip
     assert len(controllers) == 1, case.processes()
     host = next(each for each in owner.said() if each["event"] == "start" and each["host"] == first["host"])
     time.sleep(generator.uniform(0.0, 0.05))

@@ -8,7 +8,7 @@
 //   Fuzz.PeerRecords      records of a host, to another
 //   Fuzz.OrdersToHosts    records of the controller, to a host
 //   Fuzz.NewsToClients    records of the controller, to a client
-//   Fuzz.Plans, Fuzz.CopyPlans, Fuzz.Freight   encoded plans, parcels, pieces from other machines
+//   Fuzz.Plans, Fuzz.CopyPlans, Fuzz.Network transfers   encoded plans, copy plans, chunks from other machines
 #include <cstdio>
 #include <deque>
 #include <utility>
@@ -98,40 +98,40 @@ class Scene {
         break;
       }
       case 3: {
-        add(NoteRecord{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kPut), from.id},
-                       handle(),
-                       0,
-                       own_.groups[slice],
-                       sizeof(ModelledBackend::Put)});
+        add(CommandRecord{{RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kPut), from.id},
+                          handle(),
+                          0,
+                          own_.groups[slice],
+                          sizeof(ModelledBackend::Put)});
         add(ModelledBackend::Put{fuzz_.draw() | 1, own_.slices[slice].devices});
         break;
       }
       case 4: {
-        add(NoteRecord{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kFetch), from.id},
-                       handle(),
-                       handle(),
-                       own_.groups[slice],
-                       sizeof(ModelledBackend::Fetch)});
+        add(CommandRecord{{RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kFetch), from.id},
+                          handle(),
+                          handle(),
+                          own_.groups[slice],
+                          sizeof(ModelledBackend::Fetch)});
         add(ModelledBackend::Fetch{fetched_});
         break;
       }
       case 5: {
         const auto count = static_cast<uint32_t>(fuzz_.below(5));
-        add(NoteRecord{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), from.id},
-                       0,
-                       0,
-                       own_.groups[slice],
-                       count * 8});
+        add(CommandRecord{{RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kRelease), from.id},
+                          0,
+                          0,
+                          own_.groups[slice],
+                          count * 8});
         for (uint32_t i = 0; i < count; ++i) add(handle());
         break;
       }
       default: {
-        static constexpr NoteKind kKinds[] = {NoteKind::kBackend, NoteKind::kTask, NoteKind::kRename};
-        add(NoteRecord{{RecordKind::kNote, static_cast<uint16_t>(kKinds[fuzz_.below(3)]), from.id},
-                       handle(),
-                       fuzz_.below(2) == 0 ? 0 : handle(),
-                       own_.groups[slice],
-                       16});
+        static constexpr CommandKind kKinds[] = {CommandKind::kBackend, CommandKind::kTask, CommandKind::kRename};
+        add(CommandRecord{{RecordKind::kCommand, static_cast<uint16_t>(kKinds[fuzz_.below(3)]), from.id},
+                          handle(),
+                          fuzz_.below(2) == 0 ? 0 : handle(),
+                          own_.groups[slice],
+                          16});
         add(handle());
         add(handle());
       }
@@ -140,17 +140,19 @@ class Scene {
   }
   /// What the modelled devices believe (real ones do not: tests/python/contract/test_trust.py) is put right.
   void keep_payload_true(std::vector<std::byte>& bytes) {
-    NoteRecord note;
-    if (bytes.size() < sizeof note) return;
-    std::memcpy(&note, bytes.data(), sizeof note);
-    if (note.header.kind != RecordKind::kNote || note.bytes > bytes.size() - sizeof note) return;
-    if (note.header.detail == static_cast<uint16_t>(NoteKind::kFetch) && note.bytes == sizeof(ModelledBackend::Fetch)) {
+    CommandRecord command;
+    if (bytes.size() < sizeof command) return;
+    std::memcpy(&command, bytes.data(), sizeof command);
+    if (command.header.kind != RecordKind::kCommand || command.bytes > bytes.size() - sizeof command) return;
+    if (command.header.detail == static_cast<uint16_t>(CommandKind::kFetch) &&
+        command.bytes == sizeof(ModelledBackend::Fetch)) {
       const ModelledBackend::Fetch fetch{fetched_};
-      std::memcpy(bytes.data() + sizeof note, &fetch, sizeof fetch);
+      std::memcpy(bytes.data() + sizeof command, &fetch, sizeof fetch);
     }
-    if (note.header.detail == static_cast<uint16_t>(NoteKind::kPut) && note.bytes == sizeof(ModelledBackend::Put)) {
+    if (command.header.detail == static_cast<uint16_t>(CommandKind::kPut) &&
+        command.bytes == sizeof(ModelledBackend::Put)) {
       const ModelledBackend::Put put{1, 1};
-      std::memcpy(bytes.data() + sizeof note, &put, sizeof put);
+      std::memcpy(bytes.data() + sizeof command, &put, sizeof put);
     }
   }
   void cancel(Culprit& from) {
@@ -301,7 +303,7 @@ TEST(Fuzz, Blocks) {
         const Handle handle = Handle::make(static_cast<uint32_t>(fuzz.odd_number()), 1);
         (void)view.futures().complete(handle);
         (void)view.futures().fail(handle);
-        ReadBackPlace place;
+        ReadBackSlot place;
         if (view.read_back().is_there() && view.read_back().begin_write(view.futures(), handle, &place)) {
           if (place.small != nullptr) std::memset(place.small, 1, ReadBackArea::kSmallBytes);
           if (place.large != nullptr) std::memset(place.large, 1, ReadBackArea::kLargeBytes);
@@ -311,7 +313,7 @@ TEST(Fuzz, Blocks) {
         if (std::byte* found = view.arena().is_there() ? view.arena().find(offset, bytes) : nullptr) {
           std::memset(found, 1, bytes);
         }
-        if (view.arena().is_there()) (void)(view.arena().give_back(offset, 3) || view.arena().release(offset));
+        if (view.arena().is_there()) (void)(view.arena().return_lease(offset, 3) || view.arena().release(offset));
       } else {
         const HostView view(at, from.size());
         for (uint32_t peer = 0; peer < view.peers() && peer < 16; ++peer) {
@@ -393,7 +395,7 @@ TEST(Fuzz, PeerRecords) {
       const Plan plan = Plan::parse(program.plan_of(0, 1));
       const std::vector<uint32_t> none(2, Fabric::kNoCommunicator);
       backend.learn(0, plan, program.communicators_of(0, none));
-      backend.bound_sends(landing);
+      backend.bound_sends(receive);
       host.add_plan(0, Plan::parse(program.plan_of(0, 1)));
       host.set_compiled(0, std::nullopt);
       host.attach_client(0, ClientView(client));
@@ -409,7 +411,7 @@ TEST(Fuzz, PeerRecords) {
     ModelClock clock{ModelClock::Kind::kVirtual};
     ModelledProgram program;
     ModelledBackend backend{{0, 1, 0, 0}, clock, nullptr};
-    uint64_t landing[4] = {};
+    uint64_t receive[4] = {};
     Segment controller = ControllerBlock::make(false), client = ClientBlock::make({64, 4096, 1u << 14}, false);
     std::array<Segment, 2> segments = both();
     Host host{
@@ -442,14 +444,15 @@ TEST(Fuzz, PeerRecords) {
     const uint64_t order = one->order - std::min<uint64_t>(one->order - 1, fuzz.below(3));
     const auto node = static_cast<uint32_t>(fuzz.below(5));
     if (fuzz.below(2) == 0) {
-      const PostRecord post{{RecordKind::kPost, 0, 0}, order, node, 1, 1, 0};
-      const auto slot = reinterpret_cast<uint64_t>(&one->landing[fuzz.below(4)]);
+      const ReceiveReadyRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1, 1, 0};
+      const auto slot = reinterpret_cast<uint64_t>(&one->receive[fuzz.below(4)]);
       record.resize(sizeof post + 8);
       std::memcpy(record.data(), &post, sizeof post);
       std::memcpy(record.data() + sizeof post, &slot, 8);
     } else {
       const bool has_failed = fuzz.below(4) == 0;
-      const ArrivedRecord arrived{{RecordKind::kArrived, has_failed, 0}, order, node, 1, has_failed ? 8u : 0u, 0};
+      const ReceiveDoneRecord arrived{
+          {RecordKind::kReceiveDone, has_failed, 0}, order, node, 1, has_failed ? 8u : 0u, 0};
       record.resize(sizeof arrived + arrived.bytes, std::byte{'x'});
       std::memcpy(record.data(), &arrived, sizeof arrived);
     }
@@ -509,9 +512,10 @@ TEST(Fuzz, OrdersToHosts) {
         break;
       }
       case 1: {
-        const NoteRecord note{{RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), 0}, 0, 0, 0, 8};
-        record.resize(sizeof note + 8);
-        std::memcpy(record.data(), &note, sizeof note);
+        const CommandRecord command{
+            {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kRelease), 0}, 0, 0, 0, 8};
+        record.resize(sizeof command + 8);
+        std::memcpy(record.data(), &command, sizeof command);
         break;
       }
       case 2: {
@@ -527,11 +531,11 @@ TEST(Fuzz, OrdersToHosts) {
       }
     }
     if (fuzz.below(2) == 0) fuzz.mutate(record, 1000);
-    NoteRecord note{};  // what modelled devices believe
-    if (record.size() >= sizeof note) std::memcpy(&note, record.data(), sizeof note);
-    const bool is_believed =
-        note.header.kind == RecordKind::kNote && (note.header.detail == static_cast<uint16_t>(NoteKind::kFetch) ||
-                                                  note.header.detail == static_cast<uint16_t>(NoteKind::kPut));
+    CommandRecord command{};  // what modelled devices believe
+    if (record.size() >= sizeof command) std::memcpy(&command, record.data(), sizeof command);
+    const bool is_believed = command.header.kind == RecordKind::kCommand &&
+                             (command.header.detail == static_cast<uint16_t>(CommandKind::kFetch) ||
+                              command.header.detail == static_cast<uint16_t>(CommandKind::kPut));
     try {
       if (!record.empty() && !is_believed) {
         const auto room = one->ring.try_reserve(static_cast<uint32_t>(record.size()));
@@ -607,8 +611,8 @@ TEST(Fuzz, Plans) {
   EXPECT_GT(taken, 0u);
 }
 
-/// A parcel that is right: rectangles of 2 sources into 2 blocks.
-std::vector<uint64_t> good_parcel(Fuzzer& fuzz) {
+/// A copy plan that is right: rectangles of 2 sources into 2 blocks.
+std::vector<uint64_t> good_copy_plan(Fuzzer& fuzz) {
   const uint64_t rows = 1 + fuzz.below(8), row = 1 + fuzz.below(40);
   return {
       0,  2, rows * row * 2, 64, 2, rows * row * 3, 64, 2, 0, 0, 0, row, row, 1, rows, row * 2, row * 3, 1, 1, 8, 16,
@@ -619,12 +623,12 @@ TEST(Fuzz, CopyPlans) {
   Fuzzer fuzz("copy plans", kTargets);
   uint64_t taken = 0;
   while (fuzz.next()) {
-    std::vector<uint64_t> words = good_parcel(fuzz);
+    std::vector<uint64_t> words = good_copy_plan(fuzz);
     for (size_t i = fuzz.below(4); i != 0; --i)
       words[fuzz.below(words.size())] = fuzz.below(3) ? fuzz.below(130) : fuzz.odd_number();
     if (fuzz.below(8) == 0) words.resize(fuzz.below(words.size() + 4));
     try {
-      const Parcel parcel = Parcel::parse(words);
+      const CopyPlan copy_plan = CopyPlan::parse(words);
       std::vector<std::vector<std::byte>> sources, blocks;
       std::vector<const std::byte*> from;
       std::vector<std::byte*> to;
@@ -634,13 +638,13 @@ TEST(Fuzz, CopyPlans) {
         at.push_back(all.back().data());
         return true;
       };
-      bool fits = parcel.bytes() < 1u << 22;
-      for (const uint64_t bytes : parcel.source_bytes()) fits = fits && make(sources, from, bytes);
-      for (const uint64_t bytes : parcel.block_bytes()) fits = fits && make(blocks, to, bytes);
+      bool fits = copy_plan.bytes() < 1u << 22;
+      for (const uint64_t bytes : copy_plan.source_bytes()) fits = fits && make(sources, from, bytes);
+      for (const uint64_t bytes : copy_plan.block_bytes()) fits = fits && make(blocks, to, bytes);
       if (!fits) continue;
-      std::vector<std::byte> packed(parcel.bytes());
-      ParcelWalk in(parcel), out(parcel);
-      EXPECT_EQ(gather(in, from, packed), parcel.bytes());
+      std::vector<std::byte> packed(copy_plan.bytes());
+      CopyWalk in(copy_plan), out(copy_plan);
+      EXPECT_EQ(gather(in, from, packed), copy_plan.bytes());
       scatter(out, to, packed);
       EXPECT_TRUE(in.is_over() && out.is_over());
       ++taken;
@@ -651,26 +655,27 @@ TEST(Fuzz, CopyPlans) {
 }
 
 TEST(Fuzz, Freight) {
-  Fuzzer fuzz("freight", kTargets);
+  Fuzzer fuzz("network transfers", kTargets);
   uint64_t taken = 0;
   while (fuzz.next()) {
-    const auto parcel = std::make_shared<const Parcel>(Parcel::parse(good_parcel(fuzz)));
-    std::vector<std::byte> sources[2] = {pattern(parcel->source_bytes()[0], 1), pattern(parcel->source_bytes()[1], 2)};
-    Shipment shipment(7, 1, 0, parcel, {sources[0].data(), sources[1].data()});
-    std::vector<std::byte> message(shipment.room());
-    message.resize(shipment.pack(message));
+    const auto copy_plan = std::make_shared<const CopyPlan>(CopyPlan::parse(good_copy_plan(fuzz)));
+    std::vector<std::byte> sources[2] = {pattern(copy_plan->source_bytes()[0], 1),
+                                         pattern(copy_plan->source_bytes()[1], 2)};
+    OutgoingTransfer outgoing(7, 1, 0, copy_plan, {sources[0].data(), sources[1].data()});
+    std::vector<std::byte> message(outgoing.room());
+    message.resize(outgoing.pack(message));
     if (fuzz.below(3) != 0) fuzz.mutate(message, message.size() + 64);
-    std::vector<std::byte> blocks[2] = {std::vector<std::byte>(parcel->block_bytes()[0]),
-                                        std::vector<std::byte>(parcel->block_bytes()[1])};
-    Delivery delivery({blocks[0].data(), blocks[1].data()}, {blocks[0].size(), blocks[1].size()});
+    std::vector<std::byte> blocks[2] = {std::vector<std::byte>(copy_plan->block_bytes()[0]),
+                                        std::vector<std::byte>(copy_plan->block_bytes()[1])};
+    IncomingTransfer incoming({blocks[0].data(), blocks[1].data()}, {blocks[0].size(), blocks[1].size()});
     try {
       std::span<const std::byte> left(message);
-      while (!left.empty() && !delivery.is_over()) {
-        const auto [piece, bytes] = first_piece(left);
-        delivery.take(piece);
+      while (!left.empty() && !incoming.is_over()) {
+        const auto [chunk, bytes] = first_chunk(left);
+        incoming.take(chunk);
         left = left.subspan(bytes);
       }
-      taken += delivery.is_over() ? 1u : 0u;
+      taken += incoming.is_over() ? 1u : 0u;
     } catch (const Error&) {
     }
   }

@@ -26,7 +26,7 @@ struct Trust : Cluster {
     controller.reset();  // before the memory that it works on
   }
   /// The bad client is gone for `why`; the good one computes.
-  void expect_put_out(const char* why) {
+  void expect_evicted(const char* why) {
     for (int i = 0; i < 4; ++i) pass();
     EXPECT_TRUE(is_up()) << block->failure();
     EXPECT_EQ(controller->stats().clients, 1u) << why;
@@ -119,7 +119,7 @@ TEST_F(Board, ClientsCannotWriteTheStatus) {
 }
 
 TEST_F(Board, ABitOfAHostThatIsNotThere) {
-  block->news.post(60000);
+  block->ready_bitmap.mark(60000);
   pass();
   EXPECT_TRUE(is_up());
   submit();
@@ -176,7 +176,7 @@ TEST_F(Rings, ACorruptHeadPutsTheReaderOut) {
     }
   }
   bad.reset();
-  expect_put_out("head");
+  expect_evicted("head");
 }
 
 #if !defined(__SANITIZE_THREAD__)  // the race is what it makes
@@ -227,14 +227,14 @@ TEST_F(Names, ARunOfAnothersPlan) {
   controller->register_plan(7, 0, 2);
   uint64_t result = 0;
   ASSERT_EQ(bad->submit({7, 2, {2}}, {}, &result), Status::kOk);
-  expect_put_out("another client's");
+  expect_evicted("another client's");
 }
 
 TEST_F(Names, ARunToOtherHostsThanItsPlans) {
   controller->register_plan(7, 1, 2);
   uint64_t result = 0;
   ASSERT_EQ(bad->submit({7, 1, {1}}, {}, &result), Status::kOk);
-  expect_put_out("names group 1, but the plan's hosts are group 2");
+  expect_evicted("names group 1, but the plan's hosts are group 2");
 }
 
 TEST_F(Names, ARunOfItsOwnPlan) {
@@ -248,10 +248,10 @@ TEST_F(Names, ARunOfItsOwnPlan) {
 
 TEST_F(Names, AnothersPlanIsNotForgotten) {
   controller->register_plan(7, 0, 2);
-  ASSERT_EQ(bad->note(NoteKind::kBackend, 0, Handle{}, Handle{7}, {}), Status::kOk);
-  expect_put_out("another client's");
+  ASSERT_EQ(bad->command(CommandKind::kBackend, 0, Handle{}, Handle{7}, {}), Status::kOk);
+  expect_evicted("another client's");
   EXPECT_TRUE(controller->take_forgotten().empty());
-  ASSERT_EQ(good->note(NoteKind::kBackend, 0, Handle{}, Handle{7}, {}), Status::kOk);
+  ASSERT_EQ(good->command(CommandKind::kBackend, 0, Handle{}, Handle{7}, {}), Status::kOk);
   pass();
   EXPECT_EQ(controller->take_forgotten(), std::vector<uint32_t>{7});
 }
@@ -267,11 +267,12 @@ TEST_F(Names, ARecordInAnothersName) {  // the number in a record's header is no
 
 TEST_F(Names, WhatOnlyTheControllerSays) {
   uint32_t id = 2;
-  for (const auto kind : {NoteKind{0}, NoteKind::kPark, NoteKind::kUnpark, NoteKind::kFail, NoteKind{77}}) {
+  for (const auto kind :
+       {CommandKind{0}, CommandKind::kOffload, CommandKind::kRestore, CommandKind::kFail, CommandKind{77}}) {
     RawClient memory;
     Client client({id, 8}, memory.block, block);
     controller->add_client(id++, memory.block);
-    ASSERT_EQ(client.note(kind, 1, Handle{1}, Handle{}, {}), Status::kOk);
+    ASSERT_EQ(client.command(kind, 1, Handle{1}, Handle{}, {}), Status::kOk);
     for (int i = 0; i < 3; ++i) pass();
     client.poll_inbox();
     EXPECT_NE(client.cluster_failure().find("which clients do not send"), std::string::npos)

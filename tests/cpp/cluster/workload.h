@@ -121,8 +121,8 @@ class Workload {
     Handle handle;
     if (client_.allocate(parts_of(slice), &handle) != Status::kOk) return Status::kFull;
     const ModelledBackend::Put payload{random_() | 1, stage_.slices[slice].devices};
-    const Status status =
-        client_.note(NoteKind::kPut, stage_.groups[slice], handle, Handle{}, std::as_bytes(std::span{&payload, 1}));
+    const Status status = client_.command(CommandKind::kPut, stage_.groups[slice], handle, Handle{},
+                                          std::as_bytes(std::span{&payload, 1}));
     if (status != Status::kOk) {
       client_.forget(handle);
       return status;
@@ -167,8 +167,8 @@ class Workload {
     reads_.push_back(
         {token, buffer.hash, buffer.slice, buffer.tainted, std::vector<uint64_t>(sim_.options().hosts, 0)});
     const ModelledBackend::Fetch payload{reads_.back().out.data()};
-    const Status status = client_.note(NoteKind::kFetch, stage_.groups[buffer.slice], buffer.handle, token,
-                                       std::as_bytes(std::span{&payload, 1}));
+    const Status status = client_.command(CommandKind::kFetch, stage_.groups[buffer.slice], buffer.handle, token,
+                                          std::as_bytes(std::span{&payload, 1}));
     if (status != Status::kOk) {
       client_.forget(token);
       reads_.pop_back();

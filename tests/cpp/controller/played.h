@@ -17,7 +17,7 @@ struct PlayedHost {
       : segment(HostBlock::make(number, hosts, {4096, 0, 0}, false)),
         block(HostBlock::attach(segment)),
         inbox(block->ring_from_controller()->claim_consumer()),
-        outbox(block->ring_to_controller(), &controller_block->doorbell, &controller_block->news, number),
+        outbox(block->ring_to_controller(), &controller_block->doorbell, &controller_block->ready_bitmap, number),
         host(number) {}
 
   std::vector<std::byte> next() {

@@ -103,7 +103,7 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
   wanting.header.detail = kRunWanted;
   RunRecord strange = run;
   strange.header.detail = 256;
-  const NoteRecord note{{RecordKind::kNote, 1, 0}, 1, 0, 2, 64, 0, kNoPlaceSet, 0};
+  const CommandRecord command{{RecordKind::kCommand, 1, 0}, 1, 0, 2, 64, 0, kNoSpaceSet, 0};
   const std::vector<Raw> cases = {
       {"shorter", raw(run, 4)},
       {"has 16 bytes, expected 40", raw(run, 16)},
@@ -112,8 +112,8 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
       {"expected 64", raw(wanting, 56)},
       {"unknown flags 256", raw(strange, 56)},
       {"group 99", raw(nowhere, 56)},
-      {"expected 120", raw(note, 64)},
-      {"has 8 bytes, expected 56", raw(note, 8)},
+      {"expected 120", raw(command, 64)},
+      {"has 8 bytes, expected 56", raw(command, 8)},
       {"of kind 3", raw(CancelRecord{{RecordKind::kCancel, 0, 0}, 1}, 16)},  // it has a ring of its own
       {"of kind 5", raw(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, 1, 1, 1, 1, 0}, sizeof(RunDoneRecord))},
       {"of kind 999", raw(RecordHeader{static_cast<RecordKind>(999), 0, 0}, 8)},
@@ -192,7 +192,7 @@ TEST_F(Senders, HostsMakeSenseOrTheClusterFails) {
     }
     ADD_FAILURE() << "accepted: " << why;
   };
-  hosts[1]->say(RecordHeader{RecordKind::kPost, 0, 0});
+  hosts[1]->say(RecordHeader{RecordKind::kReceiveReady, 0, 0});
   refused("host 1 sent a record of a kind");
   hosts[0]->say(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, 17, 0, 0, 0, 0});
   refused("host 0 sent a completion of a run that does not run");
@@ -328,10 +328,10 @@ TEST_F(Credits, WaitersAreWoken) {
   EXPECT_EQ(good->submit({5, 2, {2}}, {}, &result), Status::kFull);
   controller->start();
   std::thread waiter([&] {
-    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::park());
+    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
   });
   std::thread other([&] {
-    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::park());
+    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
   });
   for (int run = 0; run < 2; ++run) {
     for (auto& host : hosts) {
@@ -354,7 +354,8 @@ TEST_F(Credits, FailuresWakeWaiters) {
   std::vector<std::byte> bytes;
   while ((bytes = hosts[0]->next()).empty()) std::this_thread::yield();
   std::thread waiter([&] {
-    while (good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::park()) == FutureState::kPending) {
+    while (good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()) ==
+           FutureState::kPending) {
       good->poll_inbox();
     }
   });
@@ -377,31 +378,33 @@ TEST_F(Credits, FailureToldBeforeTheWait) {
   good->poll_inbox();
   hosts[0]->say(FailedRecord{{RecordKind::kFailed, 0, 0}, result, 0, 0});
   pass();  // the bell has rung before the ticket is drawn
-  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::park()), FutureState::kPending);
+  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()),
+            FutureState::kPending);
   good->poll_inbox();
-  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::park()), FutureState::kFailed);
+  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()),
+            FutureState::kFailed);
 }
 
 TEST_F(Overflow, KeepsTheOrder) {
   // Releases have no credits: far more than a ring of 4 KiB holds.
   const Watchdog watchdog("a host that reads slowly");
   controller->start();
-  constexpr uint64_t kNotes = 2000;
+  constexpr uint64_t kCommands = 2000;
   uint64_t seen = 0;
   const auto read = [&] {
     for (auto bytes = hosts[0]->next(); !bytes.empty(); bytes = hosts[0]->next()) {
-      NoteRecord record;
+      CommandRecord record;
       std::memcpy(&record, bytes.data(), sizeof record);
       EXPECT_EQ(record.handle, ++seen);
     }
   };
-  for (uint64_t i = 1; i <= kNotes; ++i) {
-    while (good->note(NoteKind::kBackend, 1, Handle{i}, Handle{}, {}) != Status::kOk) {
-      good->wait_room(1ms, SpinPolicy::park());
+  for (uint64_t i = 1; i <= kCommands; ++i) {
+    while (good->command(CommandKind::kBackend, 1, Handle{i}, Handle{}, {}) != Status::kOk) {
+      good->wait_room(1ms, SpinPolicy::yield_briefly());
     }
     if (i % 700 == 0) read();
   }
-  while (seen < kNotes) read();  // nobody rings the controller for the room that this makes
+  while (seen < kCommands) read();  // nobody rings the controller for the room that this makes
   controller->stop();
   pass();
   EXPECT_TRUE(controller->is_idle());
@@ -413,10 +416,10 @@ TEST_F(Broken, NobodyHangs) {
   const uint64_t result = submit();
   std::thread waiter([&] {
     while (good->cluster_status() == ClusterStatus::kUp) {
-      (void)good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::park());
+      (void)good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
     }
   });
-  hosts[1]->say(RecordHeader{RecordKind::kPost, 0, 0});
+  hosts[1]->say(RecordHeader{RecordKind::kReceiveReady, 0, 0});
   waiter.join();
   EXPECT_NE(good->cluster_failure().find("host 1 sent"), std::string::npos) << good->cluster_failure();
   EXPECT_LE(controller->stats().runs, 1u);
@@ -433,7 +436,7 @@ TEST_F(Broken, ClosedWakesEverybody) {
   for (int i = 0; i < 8; ++i) submit();
   std::thread room([&] {
     while (good->cluster_status() == ClusterStatus::kUp) {
-      good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::park());
+      good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
     }
   });
   std::this_thread::sleep_for(5ms);

@@ -28,13 +28,13 @@ struct Loss : Cluster {
   uint64_t put(GroupId group) {
     Handle handle;
     EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
-    EXPECT_EQ(good->note(NoteKind::kPut, group, handle, {}, {}), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kPut, group, handle, {}, {}), Status::kOk);
     return handle.raw;
   }
   uint64_t fetch(uint64_t what, GroupId group) {
     Handle token;
     EXPECT_EQ(good->allocate(1, &token), Status::kOk);
-    EXPECT_EQ(good->note(NoteKind::kFetch, group, Handle{what}, token, {}), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kFetch, group, Handle{what}, token, {}), Status::kOk);
     return token.raw;
   }
   void complete(uint64_t raw) {
@@ -64,20 +64,20 @@ TEST_F(Loss, PendingFuturesFailAndReadyOnesDoNot) {
 
 TEST_F(Loss, WhatItWasLentComesBack) {
   Arena* arena = good_memory.block->client_arena();
-  const auto lend = [&](GroupId group, uint64_t borrowers) {
-    Loan loan{0, borrowers, 0};
-    EXPECT_EQ(arena->allocate(100, &loan.offset), Status::kOk);
+  const auto lease_out = [&](GroupId group, uint64_t borrowers) {
+    Lease lease{0, borrowers, 0};
+    EXPECT_EQ(arena->allocate(100, &lease.offset), Status::kOk);
     Handle handle;
     EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
-    EXPECT_EQ(good->note(NoteKind::kPut, group, handle, {}, {}, kNoPlaceSet, 0, loan), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kPut, group, handle, {}, {}, kNoSpaceSet, 0, lease), Status::kOk);
     pass();
-    return loan.offset;
+    return lease.offset;
   };
-  const uint64_t heard = lend(2, 0b11), elsewhere = lend(1, 0b01), given_back = lend(3, 0b10);
-  arena->give_back(given_back, 1);
+  const uint64_t heard = lease_out(2, 0b11), elsewhere = lease_out(1, 0b01), given_back = lease_out(3, 0b10);
+  arena->return_lease(given_back, 1);
   for (int i = 0; i < 3; ++i) submit(3);
   pass();
-  const uint64_t waiting = lend(3, 0b10);  // the window is 2: the put waits behind the third run
+  const uint64_t waiting = lease_out(3, 0b10);  // the window is 2: the put waits behind the third run
   lose(1);
   pass();
   good->poll_inbox();
@@ -88,16 +88,16 @@ TEST_F(Loss, WhatItWasLentComesBack) {
   restore(1);
   pass();
   (void)hosts[1]->next_run();
-  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kNote);
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kCommand);
   lose(1);
   pass();
   good->poll_inbox();
   EXPECT_EQ(arena->was_references(waiting), 1u);
 }
 
-TEST_F(Loss, APlanIsForgottenWhenTheOrderHasPassedItsNote) {
+TEST_F(Loss, APlanIsForgottenWhenTheOrderHasPassedItsCommand) {
   const auto forget = [&](GroupId group, uint64_t plan) {
-    EXPECT_EQ(good->note(NoteKind::kBackend, group, {}, Handle{plan}, {}), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kBackend, group, {}, Handle{plan}, {}), Status::kOk);
     pass();
   };
   for (int i = 0; i < 3; ++i) submit(3);  // the window is 2
@@ -111,7 +111,7 @@ TEST_F(Loss, APlanIsForgottenWhenTheOrderHasPassedItsNote) {
   restore(1);
   pass();
   EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kRun);
-  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kNote);
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kCommand);
   EXPECT_EQ(hosts[1]->next_kind(), RecordKind{});  // what others forgot is not told again
   EXPECT_EQ(controller->take_forgotten(), (std::vector<uint32_t>{41}));
 }
@@ -144,7 +144,7 @@ TEST_F(Loss, WaitingEntriesRunOnTheSuccessor) {
   const RunRecord third = hosts[1]->next_run();
   EXPECT_EQ(third.order, 3u);
   EXPECT_EQ(hosts[1]->next_run().order, 4u);
-  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kNote);
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kCommand);
   EXPECT_TRUE(hosts[1]->next().empty());
   hosts[1]->done(third);
   pass();
@@ -214,7 +214,7 @@ TEST_F(Loss, RunsAcrossIslandsHoldNobodyUp) {
   submit(3);
   submit(3);
   PlanMemory memory;
-  memory.results.push_back({2, kNoPlaceSet, 0, -1, -1});
+  memory.results.push_back({2, kNoSpaceSet, 0, -1, -1});
   controller->set_plan_memory(6, memory);
   uint64_t across = 0;
   ASSERT_EQ(good->submit({6, 2, {2}}, {}, &across), Status::kOk);
@@ -228,9 +228,9 @@ TEST_F(Loss, RunsAcrossIslandsHoldNobodyUp) {
   EXPECT_EQ(hosts[0]->next_kind(), RecordKind::kHostLost);
   // In the place of the run, so that what comes behind fails by the same words (ERR-1).
   const auto failed = hosts[0]->next();
-  NoteRecord note{};
-  std::memcpy(&note, failed.data(), std::min(failed.size(), sizeof note));
-  EXPECT_TRUE(note.header.detail == static_cast<uint16_t>(NoteKind::kFail) && note.handle == across);
+  CommandRecord command{};
+  std::memcpy(&command, failed.data(), std::min(failed.size(), sizeof command));
+  EXPECT_TRUE(command.header.detail == static_cast<uint16_t>(CommandKind::kFail) && command.handle == across);
   EXPECT_EQ(hosts[0]->next_run().order, 4u);
   EXPECT_EQ(state(behind), FutureState::kPending);
   // A run across, submitted now, waits with its client; another client's work does not wait for it.
@@ -254,7 +254,7 @@ TEST_F(Loss, RunsAcrossIslandsHoldNobodyUp) {
 
 TEST_F(Loss, OfARunAcrossOnlyWhatLiesThereFails) {
   PlanMemory memory;
-  memory.results = {{1, kNoPlaceSet, 0, -1, -1}, {3, kNoPlaceSet, 0, -1, -1}};
+  memory.results = {{1, kNoSpaceSet, 0, -1, -1}, {3, kNoSpaceSet, 0, -1, -1}};
   controller->set_plan_memory(5, memory);
   uint64_t granted[2] = {}, waiting[2] = {}, results[2] = {};
   ASSERT_EQ(good->submit({5, 2, {1, 1}}, {}, granted), Status::kOk);
@@ -281,11 +281,11 @@ TEST_F(Loss, MemoryOfWhatIsLostIsFree) {
                                             std::vector<HostView>{hosts[0]->block, hosts[1]->block, hosts[2]->block});
   controller->add_group(3, {1});
   controller->add_client(0, good_memory.block);
-  const PlaceSetId set = controller->add_place_set({0});
+  const SpaceSetId set = controller->add_space_set({0});
   const auto put_bytes = [&](uint64_t bytes) {
     Handle handle;
     EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
-    EXPECT_EQ(good->note(NoteKind::kPut, 3, handle, {}, {}, set, bytes), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kPut, 3, handle, {}, {}, set, bytes), Status::kOk);
     return handle.raw;
   };
   const uint64_t old = put_bytes(80);
@@ -300,13 +300,13 @@ TEST_F(Loss, MemoryOfWhatIsLostIsFree) {
   pass();
   EXPECT_EQ(controller->stats().live_bytes[0], 80u);
   restore(1);
-  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kNote);
+  EXPECT_EQ(hosts[1]->next_kind(), RecordKind::kCommand);
   EXPECT_EQ(state(next), FutureState::kPending);
 }
 
 TEST_F(Loss, ASuccessorHearsTheDefinitionsFirst) {
   const auto define = [&](GroupId group, const char* text, uint64_t number) {
-    ASSERT_EQ(good->note(NoteKind::kBackend, group, Handle{number}, {}, std::as_bytes(std::span{text, 8})),
+    ASSERT_EQ(good->command(CommandKind::kBackend, group, Handle{number}, {}, std::as_bytes(std::span{text, 8})),
               Status::kOk);
   };
   define(3, "D old   ", 1);
@@ -323,9 +323,9 @@ TEST_F(Loss, ASuccessorHearsTheDefinitionsFirst) {
   restore(1);
   const auto text = [&] {
     const auto bytes = hosts[1]->next();
-    return bytes.size() < sizeof(NoteRecord) + 8
+    return bytes.size() < sizeof(CommandRecord) + 8
                ? std::string()
-               : std::string(reinterpret_cast<const char*>(bytes.data()) + sizeof(NoteRecord), 8);
+               : std::string(reinterpret_cast<const char*>(bytes.data()) + sizeof(CommandRecord), 8);
   };
   EXPECT_EQ(text(), "D first ");
   EXPECT_EQ(text(), "D second");

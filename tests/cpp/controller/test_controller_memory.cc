@@ -15,12 +15,12 @@ namespace {
 
 /// One place of 100 bytes.
 struct Held : Cluster {
-  Held() : Cluster(2, 2, {100}) { set = controller->add_place_set({0}); }
+  Held() : Cluster(2, 2, {100}) { set = controller->add_space_set({0}); }
 
   uint64_t put(uint64_t bytes) {
     Handle handle;
     EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
-    EXPECT_EQ(good->note(NoteKind::kPut, 1, handle, {}, {}, set, bytes), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kPut, 1, handle, {}, {}, set, bytes), Status::kOk);
     pass();
     return handle.raw;
   }
@@ -30,10 +30,10 @@ struct Held : Cluster {
   }
   void rename(uint64_t name, uint64_t fresh) {
     const uint64_t pair[] = {name, fresh};
-    EXPECT_EQ(good->note(NoteKind::kRename, 1, {}, {}, std::as_bytes(std::span{pair})), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kRename, 1, {}, {}, std::as_bytes(std::span{pair})), Status::kOk);
     pass();
   }
-  /// The next note that the host hears, as "kind:handle" ("kind:first word" where it has no handle), or "".
+  /// The next command that the host hears, as "kind:handle" ("kind:first word" where it has no handle), or "".
   std::string next() {
     const auto bytes = hosts[0]->next();
     if (bytes.empty()) return {};
@@ -42,27 +42,27 @@ struct Held : Cluster {
       run = read_record<RunRecord>(bytes);
       return "run";
     }
-    const auto note = read_record<NoteRecord>(bytes);
-    uint64_t named = note.handle;
-    if (named == 0 && note.bytes != 0) std::memcpy(&named, bytes.data() + sizeof note, sizeof named);
-    return std::to_string(header.detail) + ":" + std::to_string(named) + (note.is_refused != 0 ? " refused" : "");
+    const auto command = read_record<CommandRecord>(bytes);
+    uint64_t named = command.handle;
+    if (named == 0 && command.bytes != 0) std::memcpy(&named, bytes.data() + sizeof command, sizeof named);
+    return std::to_string(header.detail) + ":" + std::to_string(named) + (command.is_refused != 0 ? " refused" : "");
   }
-  static std::string said(NoteKind kind, uint64_t handle) {
+  static std::string said(CommandKind kind, uint64_t handle) {
     return std::to_string(static_cast<int>(kind)) + ":" + std::to_string(handle);
   }
 
-  PlaceSetId set = 0;
+  SpaceSetId set = 0;
   RunRecord run{};  ///< the last that the host heard of
 };
 
 TEST_F(Held, AReleaseOfWhatNobodyNamesMakesRoom) {
   const uint64_t first = put(60), second = put(60);
-  EXPECT_EQ(next(), said(NoteKind::kPut, first));
+  EXPECT_EQ(next(), said(CommandKind::kPut, first));
   EXPECT_EQ(next(), "");
   EXPECT_EQ(controller->stats().held, 1u);
   release(first);
-  EXPECT_EQ(next(), said(NoteKind::kRelease, first));
-  EXPECT_EQ(next(), said(NoteKind::kPut, second));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, first));
+  EXPECT_EQ(next(), said(CommandKind::kPut, second));
   EXPECT_EQ(controller->stats().held, 0u);
   EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{60}));
 }
@@ -73,14 +73,14 @@ TEST_F(Held, WhatAHeldRunNamesIsReleasedBehindIt) {
   ASSERT_EQ(good->submit({5, 1, {1}}, std::array{first}, &result), Status::kOk);
   pass();
   release(first);
-  EXPECT_EQ(next(), said(NoteKind::kPut, spare));
-  EXPECT_EQ(next(), said(NoteKind::kPut, first));
+  EXPECT_EQ(next(), said(CommandKind::kPut, spare));
+  EXPECT_EQ(next(), said(CommandKind::kPut, first));
   EXPECT_EQ(next(), "");  // the run comes before the release, and the put before the run
   release(spare);
-  EXPECT_EQ(next(), said(NoteKind::kRelease, spare));
-  EXPECT_EQ(next(), said(NoteKind::kPut, second));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, spare));
+  EXPECT_EQ(next(), said(CommandKind::kPut, second));
   EXPECT_EQ(next(), "run");
-  EXPECT_EQ(next(), said(NoteKind::kRelease, first));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, first));
 }
 
 TEST_F(Held, AReleaseWaitsForThoseThatNameTheBufferNotForOthers) {
@@ -92,24 +92,24 @@ TEST_F(Held, AReleaseWaitsForThoseThatNameTheBufferNotForOthers) {
   pass();
   const uint64_t last = put(50);
   release(first);
-  for (const uint64_t handle : {first, spare}) EXPECT_EQ(next(), said(NoteKind::kPut, handle));
+  for (const uint64_t handle : {first, spare}) EXPECT_EQ(next(), said(CommandKind::kPut, handle));
   EXPECT_EQ(next(), "");  // the run wants 30 of the 20 that are left
   release(spare);
-  EXPECT_EQ(next(), said(NoteKind::kRelease, spare));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, spare));
   EXPECT_EQ(next(), "run");
-  EXPECT_EQ(next(), said(NoteKind::kRelease, first));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, first));
   EXPECT_EQ(next(), "");  // the run is not over, and the put would come before it
   EXPECT_EQ(controller->stats().held, 1u);
   hosts[0]->done(run);
   pass();
-  EXPECT_EQ(next(), said(NoteKind::kPut, last));
+  EXPECT_EQ(next(), said(CommandKind::kPut, last));
   EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{60}));
 }
 
 TEST_F(Held, WhatADroppedRunWasGivenIsReleasedInItsPlace) {
   controller->set_plan_memory(5, {0, "five", {}, {{0, 10, 0}}, {{1, set, 10, -1, -1}}, {0}});
   const uint64_t given = put(60);
-  EXPECT_EQ(next(), said(NoteKind::kPut, given));
+  EXPECT_EQ(next(), said(CommandKind::kPut, given));
   uint64_t result = 0;
   for (int i = 0; i < 2; ++i) {  // the window is 2
     ASSERT_EQ(good->submit({9, 1, {1}}, {}, &result), Status::kOk);
@@ -121,8 +121,8 @@ TEST_F(Held, WhatADroppedRunWasGivenIsReleasedInItsPlace) {
   EXPECT_EQ(controller->stats().live_bytes[0], 10u);  // the run's result, in the place of what it takes over
   ASSERT_EQ(good->cancel(good->last_tag(), std::array{result}, "enough"), Status::kOk);
   pass();
-  EXPECT_EQ(next(), said(NoteKind::kRelease, given));
-  EXPECT_EQ(next(), said(NoteKind::kFail, result));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, given));
+  EXPECT_EQ(next(), said(CommandKind::kFail, result));
   EXPECT_EQ(next(), "");
 }
 
@@ -133,23 +133,23 @@ TEST_F(Held, WhatAHeldRenameNamesIsReleasedBehindIt) {
   release(name);
   EXPECT_EQ(next(), "");
   release(spare);
-  EXPECT_EQ(next(), said(NoteKind::kRelease, spare));
-  EXPECT_EQ(next(), said(NoteKind::kPut, second));
-  EXPECT_EQ(next(), said(NoteKind::kRename, name));
-  EXPECT_EQ(next(), said(NoteKind::kRelease, name));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, spare));
+  EXPECT_EQ(next(), said(CommandKind::kPut, second));
+  EXPECT_EQ(next(), said(CommandKind::kRename, name));
+  EXPECT_EQ(next(), said(CommandKind::kRelease, name));
   EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{40}));
 }
 
 TEST_F(Held, IsRefusedAfterItsGrace) {
   const uint64_t first = put(60), second = put(60);
-  EXPECT_EQ(next(), said(NoteKind::kPut, first));
+  EXPECT_EQ(next(), said(CommandKind::kPut, first));
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (controller->stats().refused == 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     pass();
   }
-  EXPECT_EQ(next(), said(NoteKind::kPut, second) + " refused");  // gives back what it holds of the client's memory
-  EXPECT_EQ(next(), said(NoteKind::kFail, second));
+  EXPECT_EQ(next(), said(CommandKind::kPut, second) + " refused");  // gives back what it holds of the client's memory
+  EXPECT_EQ(next(), said(CommandKind::kFail, second));
   good->poll_inbox();
   EXPECT_NE(good->error_of(Handle{second}).find("60 bytes are held there by live arrays"), std::string::npos);
   EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{60}));
@@ -157,8 +157,8 @@ TEST_F(Held, IsRefusedAfterItsGrace) {
 
 TEST_F(Held, WhatNeverFitsIsRefusedAtOnce) {
   const uint64_t big = put(101);
-  EXPECT_EQ(next(), said(NoteKind::kPut, big) + " refused");
-  EXPECT_EQ(next(), said(NoteKind::kFail, big));
+  EXPECT_EQ(next(), said(CommandKind::kPut, big) + " refused");
+  EXPECT_EQ(next(), said(CommandKind::kFail, big));
   good->poll_inbox();
   EXPECT_NE(good->error_of(Handle{big}).find("It can never fit"), std::string::npos);
 }
@@ -178,7 +178,7 @@ TEST_F(Held, SmallOnesDoNotStarveABigOne) {
   const auto play = [&] {
     for (auto bytes = hosts[0]->next(); !bytes.empty(); bytes = hosts[0]->next()) {
       const auto header = read_record<RecordHeader>(bytes);
-      if (header.kind == RecordKind::kNote) {  // FLOW-1: a host says what it is done with
+      if (header.kind == RecordKind::kCommand) {  // FLOW-1: a host says what it is done with
         hosts[0]->say(CommandsDoneRecord{{RecordKind::kCommandsDone, 0, header.client}, 1, bytes.size()});
       }
       if (header.kind != RecordKind::kRun) continue;
@@ -217,7 +217,7 @@ TEST_F(Held, SmallOnesDoNotStarveABigOne) {
 
 TEST_F(Held, AHandleThatIsNamedAgainGivesBackWhatItMeant) {
   const uint64_t first = put(60);
-  EXPECT_EQ(good->note(NoteKind::kPut, 1, Handle{first}, {}, {}, set, 30), Status::kOk);
+  EXPECT_EQ(good->command(CommandKind::kPut, 1, Handle{first}, {}, {}, set, 30), Status::kOk);
   pass();
   EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{30}));
   release(first);

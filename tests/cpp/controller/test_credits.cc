@@ -20,12 +20,12 @@ constexpr uint64_t kRing = 1u << 14;  // of a client
 struct Flow : Cluster {
   Flow() : Cluster(2, 2, {100}) {}
 
-  /// Sends notes of so many bytes of payload until nothing more is taken. How many were sent.
+  /// Sends commands of so many bytes of payload until nothing more is taken. How many were sent.
   uint64_t flood(Client& client, GroupId group, size_t payload) {
     const std::vector<std::byte> bytes(payload);
     uint64_t sent = 0;
     for (int full = 0; full < 3;) {
-      if (client.note(NoteKind::kBackend, group, {}, {}, bytes) == Status::kOk) {
+      if (client.command(CommandKind::kBackend, group, {}, {}, bytes) == Status::kOk) {
         ++sent;
         full = 0;
       } else {
@@ -37,7 +37,7 @@ struct Flow : Cluster {
     return sent;
   }
   /// Takes what is in the host's ring, and says that it is done with it. How many of its records were this client's
-  /// notes.
+  /// commands.
   uint64_t hear(uint32_t h, uint32_t client = 0) {
     Load done[2];
     while (true) {
@@ -48,7 +48,7 @@ struct Flow : Cluster {
       }
       const auto header = read_record<RecordHeader>(bytes);
       if (header.kind == RecordKind::kRun) hosts[h]->done(read_record<RunRecord>(bytes));
-      if (header.kind == RecordKind::kNote) done[header.client].add(1, bytes.size());
+      if (header.kind == RecordKind::kCommand) done[header.client].add(1, bytes.size());
     }
     for (uint32_t c = 0; c < 2; ++c) {
       if (done[c].count == 0) continue;
@@ -61,7 +61,7 @@ struct Flow : Cluster {
 
 TEST_F(Flow, AHostThatDoesNotReadCostsBoundedMemory) {
   controller->add_group(3, {1});
-  const uint64_t sent = flood(*good, 1, 2000 - sizeof(NoteRecord));
+  const uint64_t sent = flood(*good, 1, 2000 - sizeof(CommandRecord));
   EXPECT_GE(sent * 2000, kMostCommandBytes);
   EXPECT_LE(sent * 2000, kMostCommandBytes + 2000 + kRing);
   EXPECT_EQ(controller->stats().unread, 1u);
@@ -69,8 +69,8 @@ TEST_F(Flow, AHostThatDoesNotReadCostsBoundedMemory) {
   RawClient memory;
   Client other({1, 8}, memory.block, block);
   controller->add_client(1, memory.block);
-  ASSERT_EQ(other.note(NoteKind::kBackend, 3, {}, {}, {}), Status::kOk);
-  ASSERT_EQ(other.note(NoteKind::kBackend, 1, {}, {}, {}), Status::kOk);
+  ASSERT_EQ(other.command(CommandKind::kBackend, 3, {}, {}, {}), Status::kOk);
+  ASSERT_EQ(other.command(CommandKind::kBackend, 1, {}, {}, {}), Status::kOk);
   pass();
   EXPECT_EQ(hear(1, 1), 1u);
   uint64_t heard = 0;
@@ -85,7 +85,7 @@ TEST_F(Flow, AHostThatDoesNotReadCostsBoundedMemory) {
 TEST_F(Flow, ManySmallOnesToo) {
   const uint64_t sent = flood(*good, 2, 0);  // to both hosts
   EXPECT_GE(sent, kMostCommands);
-  EXPECT_LE(sent, kMostCommands + kRing / sizeof(NoteRecord));
+  EXPECT_LE(sent, kMostCommands + kRing / sizeof(CommandRecord));
   while (hear(0) != 0) {
   }
   EXPECT_EQ(controller->stats().unread, 1u);  // the other is not done with them
@@ -99,7 +99,7 @@ TEST_F(Flow, WhatWaitsInTheOrderIsBoundedToo) {
   pass();
   const uint64_t sent = flood(*good, 1, 0);
   EXPECT_GE(sent, kMostWaiting - 1);
-  EXPECT_LE(sent, kMostWaiting + kRing / sizeof(NoteRecord));
+  EXPECT_LE(sent, kMostWaiting + kRing / sizeof(CommandRecord));
   uint64_t heard = 0;
   while (const uint64_t now = hear(0) + hear(0)) heard += now;
   EXPECT_EQ(heard, sent);
@@ -124,7 +124,7 @@ TEST_F(Flow, CancelsPassWhatIsNotRead) {
   const uint64_t taken = submit(1);  // waits in the order
   const uint64_t taken_tag = good->last_tag();
   pass();
-  flood(*good, 2, 2000 - sizeof(NoteRecord));
+  flood(*good, 2, 2000 - sizeof(CommandRecord));
   EXPECT_EQ(controller->stats().unread, 1u);
   ASSERT_EQ(good->cancel(taken_tag, {&taken, 1}, "enough"), Status::kOk);
   pass();
@@ -140,7 +140,7 @@ TEST_F(Flow, CancelsPassWhatIsNotRead) {
 }
 
 TEST_F(Flow, ACancelMayComeBeforeItsRun) {
-  flood(*good, 1, 2000 - sizeof(NoteRecord));
+  flood(*good, 1, 2000 - sizeof(CommandRecord));
   uint64_t result = 0;
   // Three more are read, which makes room in the client's ring for a run that is not.
   hosts[0]->say(CommandsDoneRecord{{RecordKind::kCommandsDone, 0, 0}, 3, 6000});
@@ -172,11 +172,11 @@ TEST_F(Flow, ItLeavesAsItIs) {
 }
 
 TEST_F(Flow, AReleaseComesThroughBehindManyThatWaitForMemory) {
-  const PlaceSetId set = controller->add_place_set({0});
+  const SpaceSetId set = controller->add_space_set({0});
   const auto put = [&](uint64_t bytes) {
     Handle handle;
     EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
-    while (good->note(NoteKind::kPut, 1, handle, {}, {}, set, bytes) != Status::kOk) pass();
+    while (good->command(CommandKind::kPut, 1, handle, {}, {}, set, bytes) != Status::kOk) pass();
     return handle;
   };
   const Handle first = put(100);
@@ -185,7 +185,7 @@ TEST_F(Flow, AReleaseComesThroughBehindManyThatWaitForMemory) {
   // Commands that wait behind the held ones are no reason to stop before the release.
   const std::vector<std::byte> payload(1000);
   for (uint64_t i = 0; i < 2 * kMostWaiting; ++i) {
-    while (good->note(NoteKind::kBackend, 1, {}, {}, payload) != Status::kOk) pass();
+    while (good->command(CommandKind::kBackend, 1, {}, {}, payload) != Status::kOk) pass();
   }
   pass();
   EXPECT_EQ(controller->stats().unread, 0u);
@@ -227,7 +227,7 @@ TEST_F(Flow, DescriptionsAreBounded) {
   const std::vector<std::byte> payload(1900);
   uint64_t number = 0;
   while (good->cluster_status() == ClusterStatus::kUp && number < 100'000) {
-    if (good->note(NoteKind::kBackend, 1, Handle{number % 1000 + 1}, {}, payload) == Status::kOk) {
+    if (good->command(CommandKind::kBackend, 1, Handle{number % 1000 + 1}, {}, payload) == Status::kOk) {
       ++number;  // again and again the same ones: that costs nothing
     } else {
       hear(0);
@@ -237,7 +237,7 @@ TEST_F(Flow, DescriptionsAreBounded) {
   }
   EXPECT_EQ(good->cluster_status(), ClusterStatus::kUp);
   while (good->cluster_status() == ClusterStatus::kUp && number < 200'000) {
-    if (good->note(NoteKind::kBackend, 1, Handle{++number}, {}, payload) == Status::kOk) continue;
+    if (good->command(CommandKind::kBackend, 1, Handle{++number}, {}, payload) == Status::kOk) continue;
     hear(0);
     good->poll_inbox();
   }
@@ -256,9 +256,9 @@ TEST(FlowOfHosts, ALongStreamGoesThrough) {
   Client& client = sim.add_client();
   const GroupId group = sim.add_group({0, 1});
   sim.start();
-  const auto send = [&](NoteKind kind, Handle handle, Handle token, std::span<const std::byte> payload) {
-    while (client.note(kind, group, handle, token, payload) != Status::kOk) {
-      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::park());
+  const auto send = [&](CommandKind kind, Handle handle, Handle token, std::span<const std::byte> payload) {
+    while (client.command(kind, group, handle, token, payload) != Status::kOk) {
+      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::yield_briefly());
       client.poll_inbox();
     }
   };
@@ -268,17 +268,17 @@ TEST(FlowOfHosts, ALongStreamGoesThrough) {
     Handle buffer, token;
     while (client.allocate(2, &buffer) != Status::kOk) {
       client.flush();
-      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::park());
+      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::yield_briefly());
     }
     const ModelledBackend::Put put{i, 1};
-    send(NoteKind::kPut, buffer, {}, std::as_bytes(std::span{&put, 1}));
+    send(CommandKind::kPut, buffer, {}, std::as_bytes(std::span{&put, 1}));
     if (i % 64 == 0) {
       uint64_t out[2] = {};
       const ModelledBackend::Fetch fetch{out};
       ASSERT_EQ(client.allocate(2, &token), Status::kOk);
-      send(NoteKind::kFetch, buffer, token, std::as_bytes(std::span{&fetch, 1}));
+      send(CommandKind::kFetch, buffer, token, std::as_bytes(std::span{&fetch, 1}));
       while (client.poll(token) == FutureState::kPending) {
-        (void)client.wait(token, std::chrono::milliseconds(50), SpinPolicy::park());
+        (void)client.wait(token, std::chrono::milliseconds(50), SpinPolicy::yield_briefly());
         client.poll_inbox();
       }
       wrong += out[0] != i || out[1] != i ? 1U : 0U;

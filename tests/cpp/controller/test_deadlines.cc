@@ -64,8 +64,8 @@ struct Deadlines : ::testing::Test {
   HostBlock* host = HostBlock::attach(host_segment);
   ClientBlock* client_block = ClientBlock::attach(client_segment);
   ByteRing::Consumer inbox = host->ring_from_controller()->claim_consumer();
-  Outbox outbox{host->ring_to_controller(), &block->doorbell, &block->news, 0};
-  Words words = make_words("DeadlineExceededError: 'f' took too long");
+  Outbox outbox{host->ring_to_controller(), &block->doorbell, &block->ready_bitmap, 0};
+  ErrorText words = make_error_text("DeadlineExceededError: 'f' took too long");
   std::unique_ptr<Client> client;
   std::unique_ptr<Controller> controller;
 };
@@ -142,7 +142,7 @@ TEST_F(Deadlines, AtTheClientThoughTheControllerHasNotReadIt) {
   const int64_t at = monotonic_ns() + kSoon;
   const Handle late = submit(at), other = submit(0), far = submit(at + kFar);
   while (client->poll(late) == FutureState::kPending) {  // nobody steps, and nobody rings
-    (void)client->wait(late, std::chrono::seconds(100), SpinPolicy::park());
+    (void)client->wait(late, std::chrono::seconds(100), SpinPolicy::yield_briefly());
     client->poll_inbox();
   }
   EXPECT_GE(monotonic_ns(), at);
@@ -180,7 +180,7 @@ TEST_F(Deadlines, TheLoopWakesByItself) {
   const int64_t began = monotonic_ns();
   const Handle late = submit(began + kSoon);
   while (client->poll(late) == FutureState::kPending) {
-    (void)client->wait(late, std::chrono::seconds(10), SpinPolicy::park());
+    (void)client->wait(late, std::chrono::seconds(10), SpinPolicy::yield_briefly());
     client->poll_inbox();
   }
   EXPECT_EQ(client->poll(late), FutureState::kFailed);
@@ -212,12 +212,12 @@ TEST_F(HeldDeadlines, ARunThatWaitsForMemoryIsDropped) {
   EXPECT_EQ(client->in_flight(), 2u);
   done(first);
   pass();
-  const auto note = inbox.try_front();  // dependents on the hosts hear it too
-  ASSERT_FALSE(note.empty());
+  const auto command = inbox.try_front();  // dependents on the hosts hear it too
+  ASSERT_FALSE(command.empty());
   RecordHeader header;
-  std::memcpy(&header, note.data(), sizeof header);
-  EXPECT_EQ(header.kind, RecordKind::kNote);
-  EXPECT_EQ(header.detail, static_cast<uint16_t>(NoteKind::kFail));
+  std::memcpy(&header, command.data(), sizeof header);
+  EXPECT_EQ(header.kind, RecordKind::kCommand);
+  EXPECT_EQ(header.detail, static_cast<uint16_t>(CommandKind::kFail));
   inbox.pop();
   done(next_run());
   pass();

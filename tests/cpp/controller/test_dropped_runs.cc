@@ -64,7 +64,7 @@ struct Dropped : ::testing::Test {
     Handle fresh;
     EXPECT_EQ(client.allocate(1, &fresh), Status::kOk);
     const ModelledBackend::Put put{value, 1};
-    EXPECT_EQ(client.note(NoteKind::kPut, group, fresh, {}, std::as_bytes(std::span{&put, 1})), Status::kOk);
+    EXPECT_EQ(client.command(CommandKind::kPut, group, fresh, {}, std::as_bytes(std::span{&put, 1})), Status::kOk);
     return fresh;
   }
   uint64_t read(Handle handle) {
@@ -72,7 +72,8 @@ struct Dropped : ::testing::Test {
     const ModelledBackend::Fetch fetch{out};
     Handle token;
     EXPECT_EQ(client.allocate(1, &token), Status::kOk);
-    EXPECT_EQ(client.note(NoteKind::kFetch, group, handle, token, std::as_bytes(std::span{&fetch, 1})), Status::kOk);
+    EXPECT_EQ(client.command(CommandKind::kFetch, group, handle, token, std::as_bytes(std::span{&fetch, 1})),
+              Status::kOk);
     EXPECT_TRUE(sim.run_until_idle());
     EXPECT_EQ(client.poll(token), FutureState::kReady) << client.error_of(token);
     client.forget(token);
@@ -105,7 +106,7 @@ struct Dropped : ::testing::Test {
   GroupId group = 0;
   uint64_t tag = 0;
   int64_t at_ns = 0;
-  Words words = make_words("too late");
+  ErrorText words = make_error_text("too late");
 };
 
 TEST_F(Dropped, ACancelSparesAYoungerBuffer) { younger_is_spared(By::kCancel); }
@@ -132,20 +133,20 @@ TEST_F(Dropped, WhatDependsOnItFailsByItsWords) {
 /// One place of 100 bytes, on a host that the test plays.
 struct HeldDropped : Cluster {
   HeldDropped() : Cluster(2, 2, {100}) {
-    set = controller->add_place_set({0});
+    set = controller->add_space_set({0});
     set_peak(0);
   }
   /// What a run takes.
   void set_peak(uint64_t bytes) {
     PlanMemory memory;
     memory.needs = {{0, bytes, 0}};
-    memory.results.push_back({1, kNoPlaceSet, 0, -1, -1});
+    memory.results.push_back({1, kNoSpaceSet, 0, -1, -1});
     controller->set_plan_memory(5, std::move(memory));
   }
   uint64_t put(uint64_t bytes) {
     Handle handle;
     EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
-    EXPECT_EQ(good->note(NoteKind::kPut, 1, handle, {}, {}, set, bytes), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kPut, 1, handle, {}, {}, set, bytes), Status::kOk);
     pass();
     return handle.raw;
   }
@@ -169,20 +170,20 @@ struct HeldDropped : Cluster {
       std::memcpy(&handle, bytes.data() + sizeof last, sizeof handle);
       return said("run", handle);
     }
-    const auto note = read_record<NoteRecord>(bytes);
-    handle = note.handle;
-    if (handle == 0) std::memcpy(&handle, bytes.data() + sizeof note, sizeof handle);
-    const auto kind = static_cast<NoteKind>(note.header.detail);
-    return said(kind == NoteKind::kPut ? "put" : kind == NoteKind::kRelease ? "release" : "fail", handle);
+    const auto command = read_record<CommandRecord>(bytes);
+    handle = command.handle;
+    if (handle == 0) std::memcpy(&handle, bytes.data() + sizeof command, sizeof handle);
+    const auto kind = static_cast<CommandKind>(command.header.detail);
+    return said(kind == CommandKind::kPut ? "put" : kind == CommandKind::kRelease ? "release" : "fail", handle);
   }
   static std::string said(const char* what, uint64_t handle) {
     return std::string(what) + " " + std::to_string(Handle{handle}.generation()) + ":" +
            std::to_string(Handle{handle}.index());
   }
 
-  PlaceSetId set = 0;
+  SpaceSetId set = 0;
   RunRecord last{};
-  Words words = make_words("too late");
+  ErrorText words = make_error_text("too late");
 };
 
 TEST_F(HeldDropped, TheFailureWaitsForThoseThatNameAnOlderBuffer) {

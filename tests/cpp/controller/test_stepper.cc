@@ -29,9 +29,9 @@ TEST(Stepper, StepsAreCallsWithTheTransfersBefore) {
   const Stepper stepper = pipeline();
   const auto steps = stepper.steps_of(5);
   ASSERT_EQ(steps.size(), 3u);
-  EXPECT_TRUE(steps[0].last == 0 && steps[0].told == (Hosts{0, 1}) && steps[0].heard == (Hosts{0, 1}));
-  EXPECT_TRUE(steps[1].last == 2 && steps[1].told == (Hosts{0, 1, 2}) && steps[1].heard == (Hosts{2}));
-  EXPECT_TRUE(steps[2].last == 3 && steps[2].told == (Hosts{0, 1, 2}) && steps[2].heard.empty());
+  EXPECT_TRUE(steps[0].last == 0 && steps[0].hosts_to_notify == (Hosts{0, 1}) && steps[0].heard == (Hosts{0, 1}));
+  EXPECT_TRUE(steps[1].last == 2 && steps[1].hosts_to_notify == (Hosts{0, 1, 2}) && steps[1].heard == (Hosts{2}));
+  EXPECT_TRUE(steps[2].last == 3 && steps[2].hosts_to_notify == (Hosts{0, 1, 2}) && steps[2].heard.empty());
   EXPECT_TRUE(stepper.knows(5));
   EXPECT_FALSE(stepper.knows(4));
 }

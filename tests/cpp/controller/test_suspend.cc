@@ -1,7 +1,7 @@
 // A suspended client between the controller and a host that the test plays itself.
 //
-//   SUSP-1  Suspend.*: nothing of it is taken, its runs end, notes are sent in its name, then all is taken in its order
-//   OWN-1   Suspend.AClientThatLeavesSuspendedIsGone
+//   SUSP-1  Suspend.*: nothing of it is taken, its runs end, commands are sent in its name, then all is taken in its
+//   order OWN-1   Suspend.AClientThatLeavesSuspendedIsGone
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -30,7 +30,7 @@ struct Suspend : ::testing::Test {
     uint64_t result = 0;
     ASSERT_EQ(clients[client]->submit({5, 0, {1}, {}}, {}, &result), Status::kOk);
   }
-  /// "run 0", "note 7 of 0", "gone 1", or nothing.
+  /// "run 0", "command 7 of 0", "gone 1", or nothing.
   std::string next() {
     const auto bytes = inbox.try_front();
     if (bytes.empty()) return {};
@@ -40,7 +40,7 @@ struct Suspend : ::testing::Test {
     inbox.pop();
     if (header.kind == RecordKind::kRun) return "run " + std::to_string(header.client);
     if (header.kind == RecordKind::kClientGone) return "gone " + std::to_string(header.client);
-    return "note " + std::to_string(header.detail) + " of " + std::to_string(header.client);
+    return "command " + std::to_string(header.detail) + " of " + std::to_string(header.client);
   }
   void done() {
     outbox.send(sizeof(RunDoneRecord), [&](std::byte* out) {
@@ -56,7 +56,7 @@ struct Suspend : ::testing::Test {
   ControllerBlock* block = ControllerBlock::attach(controller_segment);
   HostBlock* host = HostBlock::attach(host_segment);
   ByteRing::Consumer inbox = host->ring_from_controller()->claim_consumer();
-  Outbox outbox{host->ring_to_controller(), &block->doorbell, &block->news, 0};
+  Outbox outbox{host->ring_to_controller(), &block->doorbell, &block->ready_bitmap, 0};
   RunRecord run{};
   std::unique_ptr<Client> clients[2];
   std::unique_ptr<Controller> controller;
@@ -77,12 +77,12 @@ TEST_F(Suspend, ItsWorkWaitsAndTheOthersGoOn) {
   done();
   EXPECT_EQ(next(), "");
   EXPECT_EQ(clients[0]->in_flight(), 1u);
-  controller->note_for(0, NoteKind::kPark, std::vector<std::byte>(3));
-  EXPECT_EQ(next(), "note 7 of 0");
-  controller->note_for(0, NoteKind::kUnpark, {});
+  controller->command_for(0, CommandKind::kOffload, std::vector<std::byte>(3));
+  EXPECT_EQ(next(), "command 7 of 0");
+  controller->command_for(0, CommandKind::kRestore, {});
   controller->resume(0);
   pass();
-  EXPECT_EQ(next(), "note 8 of 0");
+  EXPECT_EQ(next(), "command 8 of 0");
   EXPECT_EQ(next(), "run 0");
   done();
   EXPECT_EQ(clients[0]->in_flight(), 0u);
@@ -111,15 +111,15 @@ TEST_F(Suspend, AClientThatLeavesSuspendedIsGone) {
   controller->resume(0);
   controller->suspend(0);
   EXPECT_TRUE(controller->is_quiet(0));
-  controller->note_for(0, NoteKind::kPark, {});
-  EXPECT_EQ(controller->unpark(0), "");
+  controller->command_for(0, CommandKind::kOffload, {});
+  EXPECT_EQ(controller->restore(0), "");
   pass();
   EXPECT_EQ(next(), "");
   EXPECT_TRUE(controller->is_idle());
 }
 
 TEST_F(Suspend, ClientsDoNotParkThemselves) {
-  ASSERT_EQ(clients[0]->note(NoteKind::kPark, 0, Handle{}, Handle{}, {}), Status::kOk);
+  ASSERT_EQ(clients[0]->command(CommandKind::kOffload, 0, Handle{}, Handle{}, {}), Status::kOk);
   pass();
   clients[0]->poll_inbox();
   EXPECT_NE(clients[0]->cluster_failure().find("kind 7"), std::string::npos) << clients[0]->cluster_failure();

@@ -23,7 +23,7 @@ class RecordingLink final : public HostLink {
   void failed(uint32_t client, Handle future, std::string_view text) override {
     failures[{client, future.raw}] = std::string(text);
   }
-  bool begin_read_back(uint32_t, Handle future, ReadBackPlace* place) override {
+  bool begin_read_back(uint32_t, Handle future, ReadBackSlot* place) override {
     if (refused.count(future.raw) != 0) return false;
     place->small = reinterpret_cast<std::byte*>(&read[future.raw]);
     ++writers;
@@ -32,13 +32,13 @@ class RecordingLink final : public HostLink {
   void end_read_back(uint32_t, Handle) override { --writers; }
   void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected) override { runs[tag] = {gangs, expected}; }
   void enqueued(uint32_t, uint64_t tag, uint32_t node) override { enqueued_calls.push_back({tag, node}); }
-  void post(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
+  void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
-                               from = self](Executor& to) { (void)to.on_post(order, node, from, o); }});
+                               from = self](Executor& to) { (void)to.on_receive_ready(order, node, from, o); }});
   }
-  void arrived(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
+  void receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
     outgoing.push_back({host, [=, t = std::string(text), from = self](Executor& to) {
-                          (void)to.on_arrived(order, node, from, failed, t);
+                          (void)to.on_receive_done(order, node, from, failed, t);
                         }});
   }
 
@@ -93,27 +93,28 @@ struct BenchHost {
     arguments.insert(arguments.end(), wanted.begin(), wanted.end());
     executor.on_run(record, arguments.data());
   }
-  void note(NoteKind kind, uint64_t handle, uint64_t token, std::span<const std::byte> payload, uint32_t client = 0) {
-    const NoteRecord record{{RecordKind::kNote, static_cast<uint16_t>(kind), client},
-                            handle,
-                            token,
-                            0,
-                            static_cast<uint32_t>(payload.size()),
-                            0,
-                            kNoPlaceSet,
-                            0};
-    executor.on_note(record, payload);
+  void command(CommandKind kind, uint64_t handle, uint64_t token, std::span<const std::byte> payload,
+               uint32_t client = 0) {
+    const CommandRecord record{{RecordKind::kCommand, static_cast<uint16_t>(kind), client},
+                               handle,
+                               token,
+                               0,
+                               static_cast<uint32_t>(payload.size()),
+                               0,
+                               kNoSpaceSet,
+                               0};
+    executor.on_command(record, payload);
   }
   void put(uint64_t handle, uint64_t hash, uint64_t devices = 1, uint32_t client = 0) {
     const ModelledBackend::Put payload{hash, devices};
-    note(NoteKind::kPut, handle, 0, std::as_bytes(std::span{&payload, 1}), client);
+    command(CommandKind::kPut, handle, 0, std::as_bytes(std::span{&payload, 1}), client);
   }
   void release(uint64_t handle, uint32_t client = 0) {
-    note(NoteKind::kRelease, 0, 0, std::as_bytes(std::span{&handle, 1}), client);
+    command(CommandKind::kRelease, 0, 0, std::as_bytes(std::span{&handle, 1}), client);
   }
   void fetch(uint64_t handle, uint64_t token, uint64_t* out, uint32_t client = 0) {
     const ModelledBackend::Fetch payload{out};
-    note(NoteKind::kFetch, handle, token, std::as_bytes(std::span{&payload, 1}), client);
+    command(CommandKind::kFetch, handle, token, std::as_bytes(std::span{&payload, 1}), client);
   }
   void poll() {
     while (executor.poll() != 0) {

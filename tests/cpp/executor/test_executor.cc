@@ -741,8 +741,8 @@ TEST_F(Clients, GoneWithWorkInFlight) {
   EXPECT_EQ(out, 0u);
   EXPECT_EQ(host.link.completions(B, 0) + host.link.completions(C, 0), 2u);
   EXPECT_EQ(host.link.runs.size(), 3u);
-  host.note(NoteKind::kBackend, 0, 0, {}, 1);
-  EXPECT_EQ(host.backend.notes(), 0u);
+  host.command(CommandKind::kBackend, 0, 0, {}, 1);
+  EXPECT_EQ(host.backend.commands(), 0u);
   drop({A, B, C});
 }
 

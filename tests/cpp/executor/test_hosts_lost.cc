@@ -1,9 +1,9 @@
 // Three executors, of which one is lost at some moment and has a successor; the test carries the messages.
 //
-//   ERR-2   all of it: what waited for the lost host fails with what befell it, the rest is as if nothing happened
-//   GANG-1  Trio.AtAnyMoment: each host says of each of its runs that it is done, once
-//   MEM-4   every test ends with no value, receive or exchange left on the survivors
-//   (room)  Trio.AStalledReceive: its other sources are told, and who stalled behind it finds room
+//   ERR-2   all of it: what waited for the lost host fails with the failure reason of it, the rest is as if nothing
+//   happened GANG-1  Trio.AtAnyMoment: each host says of each of its runs that it is done, once MEM-4   every test ends
+//   with no value, receive or exchange left on the survivors (room)  Trio.AStalledReceive: its other sources are told,
+//   and who stalled behind it finds room
 #include <random>
 
 #include "executor/bench_host.h"
@@ -60,7 +60,7 @@ struct Trio : ::testing::Test {
     start(2);
     const uint32_t number = 2;
     for (uint32_t h = 0; h < 2; ++h) hosts[h]->executor.on_hosts_lost({&number, 1}, kWhy);
-    hosts[2]->executor.set_past(kWhy, 0);
+    hosts[2]->executor.set_predecessor_failure(kWhy, 0);
   }
   void settle() {
     for (int round = 0; round < 50; ++round) {
@@ -103,10 +103,10 @@ TEST_F(Trio, TheDestinationIsLostBeforeItPosts) {
 }
 
 TEST_F(Trio, TheDestinationIsLostBeforeTheSourceIsReady) {
-  for (const bool has_posted : {false, true}) {
+  for (const bool has_announced : {false, true}) {
     hosts[0]->put(A, 7);
-    hosts[0]->run(has_posted ? 2 : 1, 0, {A}, {B, C});
-    if (has_posted) {
+    hosts[0]->run(has_announced ? 2 : 1, 0, {A}, {B, C});
+    if (has_announced) {
       hosts[2]->run(2, 0, {A}, {B, C});
       while (deliver(2)) {
       }
@@ -114,7 +114,7 @@ TEST_F(Trio, TheDestinationIsLostBeforeTheSourceIsReady) {
     lose();
     settle();
     // The post names memory that the successor uses otherwise: nothing was written there, nothing said.
-    EXPECT_EQ(hosts[0]->link.completions(B), has_posted ? 2u : 1u);
+    EXPECT_EQ(hosts[0]->link.completions(B), has_announced ? 2u : 1u);
     EXPECT_TRUE(hosts[0]->link.outgoing.empty());
     expect_survivors_empty({A, B, C});
   }

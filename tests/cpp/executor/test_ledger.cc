@@ -53,8 +53,8 @@ TEST(Ledger, WhatIsParkedIsBookedAgainWhenItComesBack) {
   ledger.add(at(1), account, 0b11, 100);
   ledger.retain(at(1));
   ledger.retain(at(1));
-  ledger.park(at(1), at(10));
-  ledger.park(at(1), at(10));
+  ledger.offload(at(1), at(10));
+  ledger.offload(at(1), at(10));
   EXPECT_EQ(ledger.devices()[0].bytes, 100u);  // somebody still reads it there
   ledger.drop(at(1));
   EXPECT_EQ(ledger.devices()[0].bytes, 0u);
@@ -62,17 +62,17 @@ TEST(Ledger, WhatIsParkedIsBookedAgainWhenItComesBack) {
   ledger.validate();
   ledger.close(account);
   EXPECT_NE(ledger.open(4, 1), account);  // it is still to be booked on
-  ledger.unpark(at(10), at(2));
+  ledger.restore(at(10), at(2));
   EXPECT_EQ(ledger.devices()[1].bytes, 100u);
   ledger.validate();
   ledger.drop(at(10));  // the other name was released meanwhile
-  ledger.unpark(at(10), at(2));
+  ledger.restore(at(10), at(2));
   ledger.drop(at(2));
   EXPECT_EQ(ledger.devices()[1].bytes, 0u);
   EXPECT_EQ(ledger.count(), 0u);
   EXPECT_EQ(ledger.open(5, 1), account);
-  ledger.park(at(7), at(8));  // nobody knows it
-  ledger.unpark(at(7), at(8));
+  ledger.offload(at(7), at(8));  // nobody knows it
+  ledger.restore(at(7), at(8));
   ledger.validate();
 }
 

@@ -38,9 +38,15 @@ struct Gate : ::testing::Test {
     executor.on_run(record, arguments.data());
   }
   void release(uint64_t handle) {
-    const NoteRecord note{
-        {RecordKind::kNote, static_cast<uint16_t>(NoteKind::kRelease), 0}, 0, 0, 0, sizeof handle, 0, kNoPlaceSet, 0};
-    executor.on_note(note, std::as_bytes(std::span{&handle, 1}));
+    const CommandRecord command{{RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kRelease), 0},
+                                0,
+                                0,
+                                0,
+                                sizeof handle,
+                                0,
+                                kNoSpaceSet,
+                                0};
+    executor.on_command(command, std::as_bytes(std::span{&handle, 1}));
   }
   void poll() {
     while (executor.poll() != 0) {

@@ -1,8 +1,8 @@
-// Buffers that move: renamed to what came from elsewhere, parked off the devices, and plans that are forgotten.
+// Buffers that move: renamed to what came from elsewhere, offloaded off the devices, and plans that are forgotten.
 //
 //   MOVE-1  Rename.*: a name means one buffer, what was there goes, what came is found under it
-//   OWN-1   Park.AClientThatDiesParkedLeavesNothing
-//   SUSP-1  Park.RefusedChangesNothing: all values of a host or none
+//   OWN-1   Offload.AClientThatDiesOffloadedLeavesNothing
+//   SUSP-1  Offload.RefusedChangesNothing: all values of a host or none
 //   (life)  Forget.*: a plan goes after the last run that named it
 #include "executor/bench_host.h"
 
@@ -10,9 +10,11 @@ namespace pathways::test {
 namespace {
 
 struct Moves : Bench {
-  void rename(std::vector<uint64_t> pairs) { host.note(NoteKind::kRename, 0, 0, std::as_bytes(std::span{pairs})); }
-  void park(uint32_t client = 0) { host.note(NoteKind::kPark, 0, 0, {}, client); }
-  void unpark(uint32_t client = 0) { host.note(NoteKind::kUnpark, 0, 0, {}, client); }
+  void rename(std::vector<uint64_t> pairs) {
+    host.command(CommandKind::kRename, 0, 0, std::as_bytes(std::span{pairs}));
+  }
+  void offload(uint32_t client = 0) { host.command(CommandKind::kOffload, 0, 0, {}, client); }
+  void restore(uint32_t client = 0) { host.command(CommandKind::kRestore, 0, 0, {}, client); }
   uint64_t read(uint64_t buffer, uint32_t client = 0) {
     uint64_t out = 0;
     host.fetch(buffer, handle(100), &out, client);
@@ -22,7 +24,7 @@ struct Moves : Bench {
 };
 
 using Rename = Moves;
-using Park = Moves;
+using Offload = Moves;
 using Forget = Moves;
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
@@ -47,7 +49,7 @@ TEST_F(Rename, TheFreshOneTakesTheName) {
 
 TEST_F(Rename, WhatFailedKeepsItsOwnWords) {
   const auto fail = [&](uint64_t buffer, std::string_view why) {
-    host.note(NoteKind::kFail, buffer, 0, std::as_bytes(std::span{why}));
+    host.command(CommandKind::kFail, buffer, 0, std::as_bytes(std::span{why}));
   };
   fail(A, "A's maker failed");
   fail(B, "what moved failed");
@@ -119,53 +121,53 @@ TEST_F(Rename, HandlesOutOfRangeAreLeftAlone) {
   host.put(handle(3), 7, 1, 1);
   pass();
   const std::vector<uint64_t> pairs{handle(9), handle(3), 1, 2, 3};  // and half a pair
-  host.note(NoteKind::kRename, 0, 0, std::as_bytes(std::span{pairs}), 1);
+  host.command(CommandKind::kRename, 0, 0, std::as_bytes(std::span{pairs}), 1);
   EXPECT_EQ(read(handle(3), 1), 7u);
   host.release(handle(3), 1);
   drop({});
 }
 
-TEST_F(Park, AwayAndBack) {
+TEST_F(Offload, AwayAndBack) {
   host.executor.add_client(1);
   host.put(A, 7);
   host.put(B, 8);
   host.put(A, 9, 1, 1);
   pass();
-  park();
-  EXPECT_EQ(host.backend.parked(), 2u);
-  park();  // again is nothing
-  EXPECT_EQ(host.backend.parked(), 2u);
+  offload();
+  EXPECT_EQ(host.backend.offloaded(), 2u);
+  offload();  // again is nothing
+  EXPECT_EQ(host.backend.offloaded(), 2u);
   EXPECT_EQ(host.backend.live_values(), 3u);
   EXPECT_EQ(read(A, 1), 9u);  // another client's
-  unpark();
-  EXPECT_EQ(host.backend.parked(), 0u);
+  restore();
+  EXPECT_EQ(host.backend.offloaded(), 0u);
   EXPECT_EQ(read(A), 7u);
   EXPECT_EQ(read(B), 8u);
   host.release(A, 1);
   drop({A, B});
 }
 
-TEST_F(Park, RefusedChangesNothing) {
+TEST_F(Offload, RefusedChangesNothing) {
   host.put(A, 7);
   host.put(B, 8);
   pass();
   ModelledFaults faults;
-  faults.refuse_park = true;
+  faults.refuse_offload = true;
   host.backend.set_faults(faults);
-  park();
-  EXPECT_EQ(host.backend.parked(), 0u);
-  unpark();
+  offload();
+  EXPECT_EQ(host.backend.offloaded(), 0u);
+  restore();
   EXPECT_EQ(read(A), 7u);
   EXPECT_EQ(read(B), 8u);
   drop({A, B});
 }
 
-TEST_F(Park, AClientThatDiesParkedLeavesNothing) {
+TEST_F(Offload, AClientThatDiesOffloadedLeavesNothing) {
   host.put(A, 7);
   pass();
-  park();
+  offload();
   host.executor.on_client_gone(0);
-  unpark();
+  restore();
   pass();
   host.expect_empty();
 }

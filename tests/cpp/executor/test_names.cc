@@ -84,7 +84,7 @@ TEST_F(Names, RenamedBeforeItIsThere) {
   host.run(1, 0, {}, {A});
   host.run(2, 1, {A}, {B});
   const uint64_t pair[] = {C, A};
-  host.note(NoteKind::kRename, 0, 0, std::as_bytes(std::span{pair}));
+  host.command(CommandKind::kRename, 0, 0, std::as_bytes(std::span{pair}));
   host.run(3, 1, {C}, {D});
   compile();
   expect_over(3);

@@ -11,7 +11,7 @@ namespace {
 
 struct Tasks : Bench {
   void task(uint64_t handle, uint64_t token, uint32_t client = 0) {
-    host.note(NoteKind::kTask, handle, token, {}, client);
+    host.command(CommandKind::kTask, handle, token, {}, client);
   }
   /// The oldest task under way ends.
   void end(Value made = nullptr, const std::optional<std::string>& error = std::nullopt) {

@@ -178,15 +178,15 @@ TEST_F(Pair, PeerThatMakesNoSense) {
   add_plans();
   zero.put(A, 7);
   const std::vector<uint64_t> nowhere{0};
-  EXPECT_EQ(one.executor.on_arrived(9, 5, 0, false, {}), Status::kInvalid);  // of no transfer
+  EXPECT_EQ(one.executor.on_receive_done(9, 5, 0, false, {}), Status::kInvalid);  // of no transfer
   run(1, 0, {A}, {B, C});
-  EXPECT_EQ(one.executor.on_arrived(1, 5, 1, false, {}), Status::kInvalid);   // from itself
-  EXPECT_EQ(one.executor.on_arrived(1, 5, 3, false, {}), Status::kInvalid);   // from a host without a part in it
-  EXPECT_EQ(one.executor.on_post(1, 5, 0, nowhere), Status::kInvalid);        // a source posts
-  EXPECT_EQ(zero.executor.on_arrived(1, 5, 1, false, {}), Status::kInvalid);  // a destination writes
+  EXPECT_EQ(one.executor.on_receive_done(1, 5, 1, false, {}), Status::kInvalid);   // from itself
+  EXPECT_EQ(one.executor.on_receive_done(1, 5, 3, false, {}), Status::kInvalid);   // from a host without a part in it
+  EXPECT_EQ(one.executor.on_receive_ready(1, 5, 0, nowhere), Status::kInvalid);    // a source posts
+  EXPECT_EQ(zero.executor.on_receive_done(1, 5, 1, false, {}), Status::kInvalid);  // a destination writes
   while (deliver(one)) {
   }
-  EXPECT_EQ(zero.executor.on_post(1, 5, 1, nowhere), Status::kInvalid);  // twice
+  EXPECT_EQ(zero.executor.on_receive_ready(1, 5, 1, nowhere), Status::kInvalid);  // twice
   settle();
   EXPECT_EQ(one.link.completions(C), 1u);
   drop({A, B, C});
@@ -380,7 +380,7 @@ TEST_F(Gangs, WaitForWhatTheirOthersNeed) {
   EXPECT_EQ(zero.executor.stats().gangs, 0u);
   uint64_t slot = 0;  // where host 1 wants it
   const std::vector<uint64_t> offsets{reinterpret_cast<uint64_t>(&slot)};
-  EXPECT_EQ(zero.executor.on_post(1, 5, 1, offsets), Status::kOk);
+  EXPECT_EQ(zero.executor.on_receive_ready(1, 5, 1, offsets), Status::kOk);
   clock.advance(1000);
   zero.poll();
   EXPECT_EQ(zero.executor.stats().gangs, 1u);
@@ -414,7 +414,7 @@ TEST_F(Gangs, GoInTheOrder) {
     zero.poll();
   }
   EXPECT_EQ(zero.executor.stats().gangs, 0u);
-  EXPECT_EQ(zero.executor.on_arrived(1, 5, 1, false, {}), Status::kOk);
+  EXPECT_EQ(zero.executor.on_receive_done(1, 5, 1, false, {}), Status::kOk);
   EXPECT_EQ(zero.executor.stats().gangs, 2u);
   for (int round = 0; round < 10; ++round) {
     clock.advance(1000);
@@ -490,13 +490,13 @@ TEST_F(Gangs, OfSeveralDevicesWaitForSources) {
     wide.poll();
   }
   EXPECT_EQ(wide.executor.stats().gangs, 0u);  // XLA might run what is owed behind it
-  EXPECT_EQ(wide.executor.on_arrived(1, 5, 1, false, {}), Status::kOk);
+  EXPECT_EQ(wide.executor.on_receive_done(1, 5, 1, false, {}), Status::kOk);
   wide.poll();
   EXPECT_EQ(wide.executor.stats().gangs, 1u);  // it is enqueued now, if not sent
   EXPECT_EQ(wide.executor.stats().exchanges, 1u);
   uint64_t slot = 0;
   const std::vector<uint64_t> offsets{reinterpret_cast<uint64_t>(&slot)};
-  EXPECT_EQ(wide.executor.on_post(1, 7, 1, offsets), Status::kOk);
+  EXPECT_EQ(wide.executor.on_receive_ready(1, 7, 1, offsets), Status::kOk);
   clock.advance(1000);
   wide.poll();
   EXPECT_EQ(wide.link.completions(B), 1u);

@@ -61,7 +61,7 @@ TEST_F(ReadBack, SlotsAreDisjointAndAligned) {
 TEST_F(ReadBack, LateWritersAreTurnedAway) {
   const Handle handle = make(2);
   ASSERT_TRUE(area->try_open(handle, 8));
-  ReadBackPlace place;
+  ReadBackSlot place;
   ASSERT_TRUE(writer.begin_write(completer, handle, &place));
   EXPECT_EQ(place.small, area->slot(handle, 8));
   EXPECT_EQ(place.large, area->slot(handle, 65));
@@ -79,7 +79,7 @@ TEST_F(ReadBack, LateWritersAreTurnedAway) {
 
 TEST_F(ReadBack, BusySlotsAreNotOpened) {
   const Handle handle = make();
-  ReadBackPlace place;
+  ReadBackSlot place;
   ASSERT_TRUE(writer.begin_write(completer, handle, &place));
   ASSERT_EQ(table->release(handle), Status::kOk);  // deleted while it is written
   const Handle next = make();
@@ -113,7 +113,7 @@ TEST_F(ReadBack, StressedByLateHosts) {
       while (lane.posted.load(std::memory_order_acquire) <= at) thread_yield();
       const Job job = lane.jobs[at % kWindow];
       if (random() % 64 == 0) thread_yield();
-      ReadBackPlace place;
+      ReadBackSlot place;
       if (job.wanted && job.begin != job.end && writer.begin_write(completer, job.handle, &place)) {
         auto* words = reinterpret_cast<uint64_t*>(place.small);
         for (uint32_t i = job.begin; i < job.end; ++i) {

@@ -40,13 +40,13 @@ class WideBackend final : public Backend {
     *output = this;
     return Status::kOk;
   }
-  Status begin_receive(const NodeContext& context, std::vector<Landing>* landings) override {
+  Status begin_receive(const NodeContext& context, std::vector<ReceiveBuffers>* receives) override {
     std::vector<uint64_t> offsets(width_);
     std::iota(offsets.begin(), offsets.end(), context.order * 100000);
-    landings->push_back({0, offsets});
+    receives->push_back({0, offsets});
     return Status::kOk;
   }
-  void send(const NodeContext& context, Value, std::span<const Landing> posts, uint64_t,
+  void send(const NodeContext& context, Value, std::span<const ReceiveBuffers> posts, uint64_t,
             std::span<SendState> states) override {
     for (size_t p = 0; p < posts.size(); ++p) {
       states[p] = SendState::kDone;
@@ -66,7 +66,7 @@ class WideBackend final : public Backend {
   void abandon_receive(const NodeContext&) override { ++abandoned; }
   Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kFailed; }
   Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
-  void note(uint32_t, std::span<const std::byte>) override {}
+  void command(uint32_t, std::span<const std::byte>) override {}
   void forget_client(uint32_t client) override { gone.push_back(client); }
   std::string_view last_error() const override { return "not here"; }
 
@@ -275,7 +275,7 @@ TEST(Peers, FullRings) {
   play(cluster, 500, false);
   // With a record held back, a sleep without end lasts a moment.
   const uint32_t ticket = cluster.hosts[1]->ticket();
-  EXPECT_EQ(cluster.hosts[1]->wait(ticket, 1ms, SpinPolicy::park()), Status::kTimeout);
+  EXPECT_EQ(cluster.hosts[1]->wait(ticket, 1ms, SpinPolicy::yield_briefly()), Status::kTimeout);
 }
 
 TEST(Peers, LooksAgainWhileHeldUp) {
@@ -293,7 +293,8 @@ TEST(Peers, LooksAgainWhileHeldUp) {
   cluster.controller->step();
   for (int i = 0; i < 4; ++i) cluster.hosts[1]->step();  // ten posts of 2.4 KB do not fit 4 KiB
   const uint32_t ticket = cluster.hosts[1]->ticket();
-  EXPECT_EQ(cluster.hosts[1]->wait(ticket, std::chrono::nanoseconds::max(), SpinPolicy::park()), Status::kTimeout);
+  EXPECT_EQ(cluster.hosts[1]->wait(ticket, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()),
+            Status::kTimeout);
   while (cluster.client->in_flight() != 0) {
     cluster.controller->step();
     for (auto& host : cluster.hosts) host->step();
@@ -341,12 +342,12 @@ TEST(Peers, NonsenseClosesTheChannel) {
     std::memcpy(data.data(), &record, std::min(bytes, sizeof record));
     return data;
   };
-  const PostRecord post{{RecordKind::kPost, 0, 0}, 1, 0, 0, 1, 0};
+  const ReceiveReadyRecord post{{RecordKind::kReceiveReady, 0, 0}, 1, 0, 0, 1, 0};
   const auto make = [](auto record, auto change) {
     change(record);
     return record;
   };
-  const ArrivedRecord arrival{{RecordKind::kArrived, 0, 0}, 77, 0, 0, 0, 0};
+  const ReceiveDoneRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0, 0, 0};
   const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
       {record_of(RecordHeader{static_cast<RecordKind>(99), 0, 0}, 8), "of kind 99"},
       {record_of(post, 8), "a post has 8 bytes"},

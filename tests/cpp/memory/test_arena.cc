@@ -93,32 +93,32 @@ TEST_F(ArenaTest, OneReleaseTooManyAborts) {
 
 TEST_F(ArenaTest, BorrowersGiveBackByName) {
   const std::uint64_t offset = allocate(100);
-  arena->lend(offset, 0b1011, 1);
+  arena->lease_out(offset, 0b1011, 1);
   EXPECT_EQ(arena->was_references(offset), 4U);
-  arena->give_back(offset, 1);
+  arena->return_lease(offset, 1);
   arena->release(offset);
-  arena->give_back(offset, 0);
+  arena->return_lease(offset, 0);
   EXPECT_EQ(arena->was_references(offset), 1U);
   EXPECT_NE(arena->bytes_in_use(), 0U);
-  arena->give_back(offset, 3);
+  arena->return_lease(offset, 3);
   EXPECT_EQ(arena->bytes_in_use(), 0U);
   EXPECT_EQ(allocate(100), offset) << "and it may be lent again";
-  arena->lend(offset, 1, 2);
+  arena->lease_out(offset, 1, 2);
   arena->validate();
 }
 
 TEST_F(ArenaTest, ALoanTooManyAborts) {
-  const std::uint64_t never = allocate(10), lent = allocate(10), ended = allocate(10), freed = allocate(10);
-  arena->lend(lent, 0b1, 1);
-  arena->lend(ended, 0b1, 2);
-  arena->give_back(ended, 0);
+  const std::uint64_t never = allocate(10), leased = allocate(10), ended = allocate(10), freed = allocate(10);
+  arena->lease_out(leased, 0b1, 1);
+  arena->lease_out(ended, 0b1, 2);
+  arena->return_lease(ended, 0);
   arena->release(freed);
-  EXPECT_DEATH(arena->lend(freed, 0b1, 3), "check failed");
-  EXPECT_DEATH(arena->give_back(lent, Arena::kBorrowers), "check failed");
-  EXPECT_DEATH(arena->give_back(never, 0), "check failed");
-  EXPECT_DEATH(arena->give_back(lent, 1), "check failed");
-  EXPECT_DEATH(arena->give_back(ended, 0), "check failed");
-  EXPECT_DEATH(arena->lend(ended, 0b10, 4), "check failed") << "once in its life";
+  EXPECT_DEATH(arena->lease_out(freed, 0b1, 3), "check failed");
+  EXPECT_DEATH(arena->return_lease(leased, Arena::kBorrowers), "check failed");
+  EXPECT_DEATH(arena->return_lease(never, 0), "check failed");
+  EXPECT_DEATH(arena->return_lease(leased, 1), "check failed");
+  EXPECT_DEATH(arena->return_lease(ended, 0), "check failed");
+  EXPECT_DEATH(arena->lease_out(ended, 0b10, 4), "check failed") << "once in its life";
 }
 
 TEST_F(ArenaTest, WhatADeadBorrowerHeldIsReclaimed) {
@@ -126,12 +126,12 @@ TEST_F(ArenaTest, WhatADeadBorrowerHeldIsReclaimed) {
   std::uint64_t offsets[6];
   for (int i = 0; i < 6; ++i) {
     offsets[i] = allocate(1000);
-    arena->lend(offsets[i], 0b11, static_cast<std::uint64_t>(i) + 1);
+    arena->lease_out(offsets[i], 0b11, static_cast<std::uint64_t>(i) + 1);
     arena->release(offsets[i]);
   }
   const std::uint64_t each = arena->bytes_in_use() / 6;
-  arena->give_back(offsets[0], 1);  // 1 has given one back, then it dies; it has heard of four
-  arena->give_back(offsets[1], 0);
+  arena->return_lease(offsets[0], 1);  // 1 has given one back, then it dies; it has heard of four
+  arena->return_lease(offsets[1], 0);
   arena->reclaim(1, 4);
   EXPECT_EQ(arena->bytes_in_use(), 5 * each) << "only 1 still had the second block";
   EXPECT_EQ(arena->was_references(offsets[0]), 1U);
@@ -139,7 +139,7 @@ TEST_F(ArenaTest, WhatADeadBorrowerHeldIsReclaimed) {
   EXPECT_EQ(arena->was_references(offsets[4]), 2U) << "that is for its successor";
   arena->reclaim(1, 4);
   EXPECT_EQ(arena->bytes_in_use(), 5 * each);
-  for (const int i : {0, 2, 3, 4, 5}) arena->give_back(offsets[i], 0);
+  for (const int i : {0, 2, 3, 4, 5}) arena->return_lease(offsets[i], 0);
   EXPECT_EQ(arena->bytes_in_use(), 2 * each);
   arena->validate();
   arena->reclaim(1, 6);
@@ -158,21 +158,21 @@ TEST_F(ArenaTest, AViewFindsLiveBlocksAndNothingElse) {
   for (const std::uint64_t wrong : {std::uint64_t{0}, std::uint64_t{64}, offset + 8, offset + 64, std::uint64_t{kBytes},
                                     std::uint64_t{1} << 40, UINT64_MAX - 63, UINT64_MAX}) {
     EXPECT_EQ(view.find(wrong, 1), nullptr) << wrong;
-    EXPECT_FALSE(view.give_back(wrong, 0)) << wrong;
+    EXPECT_FALSE(view.return_lease(wrong, 0)) << wrong;
     EXPECT_FALSE(view.release(wrong)) << wrong;
   }
   for (const std::uint64_t wrong : {UINT64_MAX, UINT64_MAX - offset, std::uint64_t{kBytes}}) {
     EXPECT_EQ(view.find(offset, wrong), nullptr) << wrong;
   }
-  EXPECT_EQ(view.find_lent(offset, 1, 3), nullptr);
-  arena->lend(offset, 1U << 3, 1);
-  EXPECT_EQ(view.find_lent(offset, 1, 3), arena->at(offset));
-  EXPECT_EQ(view.find_lent(offset, 1, 2), nullptr);
-  EXPECT_EQ(view.find_lent(offset, 1, 63), nullptr);
-  EXPECT_FALSE(view.give_back(offset, 2));
-  EXPECT_TRUE(view.give_back(offset, 3));
-  EXPECT_FALSE(view.give_back(offset, 3));  // once
-  EXPECT_EQ(view.find_lent(offset, 1, 3), nullptr);
+  EXPECT_EQ(view.find_leased(offset, 1, 3), nullptr);
+  arena->lease_out(offset, 1U << 3, 1);
+  EXPECT_EQ(view.find_leased(offset, 1, 3), arena->at(offset));
+  EXPECT_EQ(view.find_leased(offset, 1, 2), nullptr);
+  EXPECT_EQ(view.find_leased(offset, 1, 63), nullptr);
+  EXPECT_FALSE(view.return_lease(offset, 2));
+  EXPECT_TRUE(view.return_lease(offset, 3));
+  EXPECT_FALSE(view.return_lease(offset, 3));  // once
+  EXPECT_EQ(view.find_leased(offset, 1, 3), nullptr);
   EXPECT_TRUE(view.release(offset));
   EXPECT_FALSE(view.release(offset));
   EXPECT_EQ(view.find(offset, 1), nullptr);

@@ -21,9 +21,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::shared_ptr<const Parcel> whole(uint64_t bytes) {
+std::shared_ptr<const CopyPlan> whole(uint64_t bytes) {
   const std::vector<uint64_t> words{0, 1, bytes, 1, bytes, 1, 0, 0, 0, 0, bytes, 0};
-  return std::make_shared<const Parcel>(Parcel::parse(words));
+  return std::make_shared<const CopyPlan>(CopyPlan::parse(words));
 }
 
 struct Bell {
@@ -46,8 +46,8 @@ TEST(Copier, ToldOnce) {
   const Watchdog watchdog("a copier");
   Bell bell;
   Copier copier(bell.ring());
-  for (const uint64_t bytes : {uint64_t{1}, Copier::kInlineBytes, Copier::kInlineBytes + 1, Copier::kPieceBytes + 13,
-                               5 * Copier::kPieceBytes + 3}) {
+  for (const uint64_t bytes : {uint64_t{1}, Copier::kInlineBytes, Copier::kInlineBytes + 1, Copier::kChunkBytes + 13,
+                               5 * Copier::kChunkBytes + 3}) {
     const std::vector<std::byte> data = pattern(bytes, bytes);
     std::vector<std::byte> got(bytes);
     Copier::Job job{whole(bytes), {data.data()}, {got.data()}, bytes, 3, nullptr};
@@ -87,18 +87,18 @@ TEST(Copier, LongOnesGoOn) {
   for (const uint64_t small : {Copier::kShortBytes, Copier::kInlineBytes + 1}) {
     Bell bell;
     Copier copier(bell.ring());
-    const uint64_t large = 8 * Copier::kPieceBytes;
+    const uint64_t large = 8 * Copier::kChunkBytes;
     std::vector<std::byte> source(large), target(large), from(small), to(small);
-    const auto short_parcel = whole(small);
+    const auto short_copy_plan = whole(small);
     const auto start_short = [&] {
-      Copier::Job job{short_parcel, {from.data()}, {to.data()}, 1, 0, nullptr};
+      Copier::Job job{short_copy_plan, {from.data()}, {to.data()}, 1, 0, nullptr};
       ASSERT_FALSE(copier.start(job));
     };
     const uint32_t ahead = 64;
     for (uint32_t i = 0; i < ahead; ++i) start_short();
     Copier::Job job{whole(large), {source.data()}, {target.data()}, 2, 0, nullptr};
     ASSERT_FALSE(copier.start(job));
-    const uint64_t bound = ahead + 8 * (Copier::kPieceBytes / small + 1);
+    const uint64_t bound = ahead + 8 * (Copier::kChunkBytes / small + 1);
     uint64_t overtook = 0;
     bool is_done = false;
     std::vector<Copier::Job> done;

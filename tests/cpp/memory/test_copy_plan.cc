@@ -1,6 +1,6 @@
 // memory/copy_plan.h
-//   PARCEL-1 bounds   Parcel.RefusesWhatIsOutOfBounds, Parcel.AnyRectangle
-//   PARCEL-2 order    Parcel.AnyRectangle
+//   COPYPLAN-1 bounds   CopyPlan.RefusesWhatIsOutOfBounds, CopyPlan.AnyRectangle
+//   COPYPLAN-2 order    CopyPlan.AnyRectangle
 #include "memory/copy_plan.h"
 
 #include <gtest/gtest.h>
@@ -16,10 +16,10 @@
 namespace pathways::test {
 namespace {
 
-TEST(Parcel, RefusesWhatIsOutOfBounds) {
-  const auto refused = [](std::vector<uint64_t> words) { EXPECT_THROW((void)Parcel::parse(words), Error); };
-  EXPECT_EQ(Parcel::parse(std::vector<uint64_t>{0, 1, 64, 1, 64, 1, 0, 0, 0, 0, 64, 0}).bytes(), 64u);
-  EXPECT_TRUE(Parcel::parse(std::vector<uint64_t>{1, 0, 0, 0}).has_direct());
+TEST(CopyPlan, RefusesWhatIsOutOfBounds) {
+  const auto refused = [](std::vector<uint64_t> words) { EXPECT_THROW((void)CopyPlan::parse(words), Error); };
+  EXPECT_EQ(CopyPlan::parse(std::vector<uint64_t>{0, 1, 64, 1, 64, 1, 0, 0, 0, 0, 64, 0}).bytes(), 64u);
+  EXPECT_TRUE(CopyPlan::parse(std::vector<uint64_t>{1, 0, 0, 0}).has_direct());
   refused({});
   refused({0, 1, 64, 1, 64, 1, 0, 0, 0, 0});                           // cut off
   refused({0, ~0ull, 64, 1, 64, 0});                                   // a length beyond the end
@@ -34,7 +34,7 @@ TEST(Parcel, RefusesWhatIsOutOfBounds) {
   refused({0, 1, 64, 1, 64, 1, 0, 0, 0, 0, 8, 1, 0, 8, 8});            // no rows
 }
 
-TEST(Parcel, AnyRectangle) {
+TEST(CopyPlan, AnyRectangle) {
   std::mt19937_64 random(seed());
   for (uint32_t trial = 0; trial < 300 * kStressScale; ++trial) {
     // A sub-box of one box into a sub-box of another, element by element and by the copier.
@@ -74,23 +74,23 @@ TEST(Parcel, AnyRectangle) {
       }
     }
     Copier copier([] {});
-    Copier::Job job{std::make_shared<const Parcel>(Parcel::parse(words)), {data.data()}, {got.data()}};
+    Copier::Job job{std::make_shared<const CopyPlan>(CopyPlan::parse(words)), {data.data()}, {got.data()}};
     EXPECT_TRUE(copier.start(job));
     EXPECT_EQ(got, want);
 
     // The same, put together in one way and taken apart in another.
-    const Parcel& parcel = *job.parcel;
-    std::vector<std::byte> packed(parcel.bytes() + 1), landed(to_bytes);
-    ParcelWalk there(parcel), here(parcel);
+    const CopyPlan& copy_plan = *job.copy_plan;
+    std::vector<std::byte> packed(copy_plan.bytes() + 1), landed(to_bytes);
+    CopyWalk there(copy_plan), here(copy_plan);
     const std::byte* const sources[] = {data.data()};
     std::byte* const blocks[] = {landed.data()};
     for (size_t at = 0; !there.is_over();) {
       at += gather(there, sources, std::span(packed).subspan(at).first(1 + random() % (packed.size() - at)));
       ASSERT_EQ(at, there.passed());
     }
-    ASSERT_EQ(there.passed(), parcel.bytes());
+    ASSERT_EQ(there.passed(), copy_plan.bytes());
     while (!here.is_over()) {
-      const uint64_t left = parcel.bytes() - here.passed();
+      const uint64_t left = copy_plan.bytes() - here.passed();
       scatter(here, blocks, std::span(packed).subspan(here.passed()).first(1 + random() % left));
     }
     EXPECT_EQ(landed, want);

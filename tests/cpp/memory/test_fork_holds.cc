@@ -1,7 +1,7 @@
 // memory/fork_holds.h
 //   FORK-1   a child reads what was there when it was forked     ForkHolds.AChildReadsWhatItsParentHad
 //   FORK-1   kept until the child and its children are gone      ForkHolds.KeptForGrandchildren
-//            only what this process holds, and no loans          ForkHolds.KeepsWhatIsHeldHere
+//            only what this process holds, and no leases          ForkHolds.KeepsWhatIsHeldHere
 #include "memory/fork_holds.h"
 
 #include <gtest/gtest.h>
@@ -115,13 +115,13 @@ TEST_F(ForkHoldsTest, KeepsWhatIsHeldHere) {
   };
   const pid_t first = fork_one();
   EXPECT_EQ(holds.was_count(), 0U);
-  const std::uint64_t held = block(64, 1), lent = block(64, 1);
-  arena_->lend(lent, 1, 1);
-  arena_->release(lent);  // a host has it, and nobody here
+  const std::uint64_t held = block(64, 1), leased = block(64, 1);
+  arena_->lease_out(leased, 1, 1);
+  arena_->release(leased);  // a host has it, and nobody here
   const pid_t second = fork_one();
   EXPECT_EQ(holds.was_count(), 1U);
   EXPECT_EQ(arena_->was_references(held), 2U);
-  EXPECT_EQ(arena_->was_references(lent), 1U);
+  EXPECT_EQ(arena_->was_references(leased), 1U);
   turn.give();
   turn.give();
   EXPECT_EQ(status_of(first), 0);

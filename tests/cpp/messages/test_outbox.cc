@@ -51,7 +51,7 @@ TEST_F(Box, KeepsTheOrder) {
 }
 
 TEST_F(Box, SaysWhenItHoldsBack) {
-  auto board = std::make_unique<NewsBoard>();
+  auto board = std::make_unique<ReadyBitmap>();
   Outbox box(ring, &bell, board.get(), 77);
   auto consumer = ring->claim_consumer();
   EXPECT_TRUE(box.is_connected());

@@ -1,6 +1,6 @@
-// The board that says which rings have news.
+// The board that says which rings have records.
 //
-//   NEWS-1   Board.MissesNothing: several writers, a reader that looks only where the board says
+//   READY-1   Board.MissesNothing: several writers, a reader that looks only where the board says
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -15,11 +15,11 @@ namespace pathways::test {
 namespace {
 
 TEST(Board, CollectsOnce) {
-  auto board = std::make_unique<NewsBoard>();
+  auto board = std::make_unique<ReadyBitmap>();
   std::vector<uint32_t> places;
   board->collect(&places);
   EXPECT_TRUE(places.empty());
-  for (const uint32_t place : {65535u, 0u, 64u, 63u, 4096u, 64u}) board->post(place);
+  for (const uint32_t place : {65535u, 0u, 64u, 63u, 4096u, 64u}) board->mark(place);
   board->collect(&places);
   EXPECT_EQ(places, (std::vector<uint32_t>{0, 63, 64, 4096, 65535}));
   places.clear();
@@ -27,26 +27,26 @@ TEST(Board, CollectsOnce) {
   EXPECT_TRUE(places.empty());
 }
 
-TEST(Board, MissesNothing) {  // NEWS-1
+TEST(Board, MissesNothing) {  // READY-1
   const Watchdog watchdog("the news board");
-  constexpr uint32_t kWriters = 3, kPlacesEach = 5, kPosts = 20000;
-  auto board = std::make_unique<NewsBoard>();
-  auto published = std::make_unique<Atomic<uint32_t>[]>(NewsBoard::kPlaces);
+  constexpr uint32_t kWriters = 3, kPlacesEach = 5, kReceivesReady = 20000;
+  auto board = std::make_unique<ReadyBitmap>();
+  auto published = std::make_unique<Atomic<uint32_t>[]>(ReadyBitmap::kBits);
   const auto place_of = [](uint32_t writer, uint32_t i) { return (writer * 7 + i * 61 + (i % 2) * 40000) % 65536; };
   std::vector<std::thread> writers;
   for (uint32_t w = 0; w < kWriters; ++w) {
     writers.emplace_back([&, w] {
       std::mt19937_64 random(seed() + w);
-      for (uint32_t i = 0; i < kPosts; ++i) {
+      for (uint32_t i = 0; i < kReceivesReady; ++i) {
         const uint32_t place = place_of(w, static_cast<uint32_t>(random() % kPlacesEach));
         published[place].fetch_add(1, std::memory_order_release);
-        board->post(place);
+        board->mark(place);
       }
     });
   }
-  std::vector<uint32_t> places, taken(NewsBoard::kPlaces, 0);
+  std::vector<uint32_t> places, taken(ReadyBitmap::kBits, 0);
   uint64_t sum = 0;
-  while (sum < uint64_t{kWriters} * kPosts) {  // a missed one is never taken: the watchdog ends it
+  while (sum < uint64_t{kWriters} * kReceivesReady) {  // a missed one is never taken: the watchdog ends it
     places.clear();
     board->collect(&places);
     for (const uint32_t place : places) {

@@ -19,8 +19,8 @@ namespace {
 
 TEST(Admission, CountsBlocks) {
   Admission ledger({100, 100, 100});
-  const PlaceSetId both = ledger.add_set({0, 1});
-  const PlaceSetId last = ledger.add_set({2});
+  const SpaceSetId both = ledger.add_set({0, 1});
+  const SpaceSetId last = ledger.add_set({2});
   const BlockId a = ledger.add_block(1, 7, both, 30, false);
   const BlockId b = ledger.add_block(2, Admission::kPut, last, 20, true);
   ledger.share(a);
@@ -40,9 +40,9 @@ TEST(Admission, CountsBlocks) {
 
 TEST(Admission, WhatARunTakesOverDoesNotRaiseTheMark) {
   Admission ledger({100});
-  const PlaceSetId set = ledger.add_set({0});
+  const SpaceSetId set = ledger.add_set({0});
   const BlockId given = ledger.add_block(1, Admission::kPut, set, 60, true);
-  const std::vector<PlaceNeed> needs{{0, 10, 0}};  // 60 and 10 of temporaries, less the argument
+  const std::vector<SpaceNeed> needs{{0, 10, 0}};  // 60 and 10 of temporaries, less the argument
   ASSERT_EQ(ledger.check(needs), Verdict::kFits);
   ledger.enter(needs);
   ledger.add_block(1, 7, set, 60, false);
@@ -54,29 +54,29 @@ TEST(Admission, WhatARunTakesOverDoesNotRaiseTheMark) {
 
 TEST(Admission, WhatIsParkedTakesNothing) {
   Admission ledger({100, 100});
-  const PlaceSetId both = ledger.add_set({0, 1}), second = ledger.add_set({1});
+  const SpaceSetId both = ledger.add_set({0, 1}), second = ledger.add_set({1});
   const BlockId a = ledger.add_block(1, 7, both, 60, false);
   const BlockId b = ledger.add_block(2, 7, second, 10, false);
-  ledger.park(1);
-  ledger.park(1);
+  ledger.offload(1);
+  ledger.offload(1);
   EXPECT_EQ(ledger.live(0), 0u);
   EXPECT_EQ(ledger.live(1), 10u);
   EXPECT_EQ(ledger.holders(0, 5).size(), 0u);
   ledger.validate();
   const BlockId other = ledger.add_block(2, 7, second, 50, false);
-  PlaceId worst = 0;
-  EXPECT_FALSE(ledger.unpark(1, &worst));  // all or nothing
+  SpaceId worst = 0;
+  EXPECT_FALSE(ledger.restore(1, &worst));  // all or nothing
   EXPECT_EQ(worst, 1u);
   EXPECT_EQ(ledger.live(0), 0u);
   ledger.release(other);
-  const std::vector<PlaceNeed> needs{{1, 40, 0}};
+  const std::vector<SpaceNeed> needs{{1, 40, 0}};
   const uint64_t run = ledger.enter(needs);
-  EXPECT_FALSE(ledger.unpark(1, &worst));  // a run may stand there
+  EXPECT_FALSE(ledger.restore(1, &worst));  // a run may stand there
   ledger.leave(needs, run);
-  EXPECT_TRUE(ledger.unpark(1, &worst));
+  EXPECT_TRUE(ledger.restore(1, &worst));
   EXPECT_EQ(ledger.live(1), 70u);
   ledger.validate();
-  ledger.park(1);
+  ledger.offload(1);
   ledger.release(a);  // its client died
   ledger.release(b);
   EXPECT_EQ(ledger.live(1), 0u);
@@ -94,8 +94,8 @@ TEST(Admission, RefusesSetsThatMakeNoSense) {
 
 TEST(Admission, TellsTheReasons) {
   Admission ledger({100});
-  const PlaceSetId set = ledger.add_set({0});
-  const std::vector<PlaceNeed> whole{{0, 100, 0}}, more{{0, 60, 41}}, half{{0, 30, 30}}, none{{0, 0, 0}};
+  const SpaceSetId set = ledger.add_set({0});
+  const std::vector<SpaceNeed> whole{{0, 100, 0}}, more{{0, 60, 41}}, half{{0, 30, 30}}, none{{0, 0, 0}};
   EXPECT_EQ(ledger.check(more), Verdict::kNever);
   EXPECT_EQ(ledger.check(whole), Verdict::kFits);
   const uint64_t first = ledger.enter(half);
@@ -116,7 +116,7 @@ TEST(Admission, TellsTheReasons) {
 
 TEST(Admission, RunsInARowNeedTheirPeaksOneAfterTheOther) {
   Admission ledger({100});
-  const std::vector<PlaceNeed> tall{{0, 100, 0}};
+  const std::vector<SpaceNeed> tall{{0, 100, 0}};
   for (int i = 0; i < 50; ++i) {
     ASSERT_EQ(ledger.check(tall), Verdict::kFits);
     ledger.enter(tall);
@@ -157,13 +157,13 @@ TEST(Admission, EveryMomentOfEveryScheduleFits) {
   uint64_t checked = 0, admitted = 0;
   const auto play = [&](std::vector<size_t> script) {
     Admission ledger({kBudget});
-    const PlaceSetId set = ledger.add_set({0});
+    const SpaceSetId set = ledger.add_set({0});
     Model model;
     std::vector<BlockId> blocks;
     for (const size_t event : script) {
       if (event < kinds.size()) {
         const Kind& kind = kinds[event];
-        const std::vector<PlaceNeed> need{{0, kind.peak, kind.eager}};
+        const std::vector<SpaceNeed> need{{0, kind.peak, kind.eager}};
         if (ledger.check(need) != Verdict::kFits) continue;
         ++admitted;
         Model::Run run{ledger.live(0), kind.peak, kind.eager};
@@ -178,12 +178,12 @@ TEST(Admission, EveryMomentOfEveryScheduleFits) {
         const auto run = std::find_if(model.runs.begin(), model.runs.end(), [](const auto& r) { return !r.is_over; });
         if (run == model.runs.end()) continue;
         run->is_over = true;
-        ledger.leave(std::vector<PlaceNeed>{{0, run->peak, run->eager}}, run->number);
+        ledger.leave(std::vector<SpaceNeed>{{0, run->peak, run->eager}}, run->number);
       } else if (event == kinds.size() + 2) {  // the youngest ends first: on other places it may
         const auto run = std::find_if(model.runs.rbegin(), model.runs.rend(), [](const auto& r) { return !r.is_over; });
         if (run == model.runs.rend()) continue;
         run->is_over = true;
-        ledger.leave(std::vector<PlaceNeed>{{0, run->peak, run->eager}}, run->number);
+        ledger.leave(std::vector<SpaceNeed>{{0, run->peak, run->eager}}, run->number);
       } else if (!blocks.empty()) {
         ledger.release(blocks.front());
         blocks.erase(blocks.begin());
@@ -211,8 +211,8 @@ TEST(Admission, EveryMomentOfEveryScheduleFits) {
 // kept from by runs. Explores every interleaving of: a client's next step, the end of any admitted run.
 struct World {
   struct Step {
-    std::vector<PlaceNeed> needs;
-    PlaceSetId set = 0;
+    std::vector<SpaceNeed> needs;
+    SpaceSetId set = 0;
     uint64_t keeps = 0;
   };
   struct Client {
@@ -222,22 +222,22 @@ struct World {
     bool is_waiting = false;
   };
   struct Running {
-    std::vector<PlaceNeed> needs;
+    std::vector<SpaceNeed> needs;
     uint64_t number = 0;
   };
   Admission ledger;
   std::vector<Client> clients;
   std::vector<size_t> waiting;  // the oldest first
   std::vector<Running> running;
-  std::vector<PlaceId> claimed;
+  std::vector<SpaceId> claimed;
 
   Verdict attempt(size_t who) {
     Client& client = clients[who];
     const Step& step = client.steps[client.next];
     const Verdict verdict = ledger.check(step.needs);
     if (verdict != Verdict::kFits) return verdict;
-    for (const PlaceNeed& need : step.needs) {  // nobody overtakes a claim
-      EXPECT_EQ(std::count(claimed.begin(), claimed.end(), need.place), 0);
+    for (const SpaceNeed& need : step.needs) {  // nobody overtakes a claim
+      EXPECT_EQ(std::count(claimed.begin(), claimed.end(), need.space), 0);
     }
     running.push_back({step.needs, ledger.enter(step.needs)});
     const BlockId fresh = ledger.add_block(static_cast<uint32_t>(who), 0, step.set, step.keeps, false);
@@ -260,7 +260,7 @@ struct World {
         verdict = attempt(waiting[i]);
         if (verdict == Verdict::kBusy) {
           EXPECT_FALSE(running.empty()) << "waits for runs, and there are none";
-          for (const PlaceNeed& need : client.steps[client.next].needs) claimed.push_back(need.place);
+          for (const SpaceNeed& need : client.steps[client.next].needs) claimed.push_back(need.space);
           ledger.claim(client.steps[client.next].needs);
         }
         if (verdict != Verdict::kFits) break;
@@ -315,15 +315,15 @@ void explore(const World& world, Tally* tally) {
 TEST(Admission, NobodyWaitsForOneThatWaits) {
   using Step = World::Step;
   const auto both = [](uint64_t peak, uint64_t eager) {
-    return std::vector<PlaceNeed>{{0, peak, eager}, {1, peak, eager}};
+    return std::vector<SpaceNeed>{{0, peak, eager}, {1, peak, eager}};
   };
-  const auto one = [](PlaceId place, uint64_t peak, uint64_t eager) {
-    return std::vector<PlaceNeed>{{place, peak, eager}};
+  const auto one = [](SpaceId space, uint64_t peak, uint64_t eager) {
+    return std::vector<SpaceNeed>{{space, peak, eager}};
   };
   Tally all;
   for (uint64_t budget = 4; budget <= 8; ++budget) {
     World world{Admission({budget, budget}), {}, {}, {}, {}};
-    const PlaceSetId first = world.ledger.add_set({0}), second = world.ledger.add_set({1}),
+    const SpaceSetId first = world.ledger.add_set({0}), second = world.ledger.add_set({1}),
                      pair = world.ledger.add_set({0, 1});
     world.clients.push_back({{Step{both(1, 2), pair, 1}, Step{one(0, 2, 2), first, 2}}, 0, {}, false});
     world.clients.push_back({{Step{one(1, 1, 3), second, 2}, Step{both(2, 1), pair, 1}}, 0, {}, false});

@@ -188,7 +188,7 @@ class Explorer {
       if (world.fate[i] == Fate::kWaiting) {
         for (const uint32_t h : script_.groups[script_.items[i].group]) {
           room = room && !world.closed.contains(h) &&
-                 (script_.items[i].kind == EntryKind::kNote || running(world, h) < script_.window);
+                 (script_.items[i].kind == EntryKind::kCommand || running(world, h) < script_.window);
         }
       }
       if (heads && room) return i;
@@ -243,15 +243,15 @@ void explore_all(uint32_t hosts, const std::vector<std::vector<uint32_t>>& group
   std::printf("%zu states\n", states);
 }
 
-std::vector<Item> runs_and_notes(GroupId groups) {
+std::vector<Item> runs_and_commands(GroupId groups) {
   std::vector<Item> choices;
   for (GroupId g = 0; g < groups; ++g) {
-    for (const EntryKind kind : {EntryKind::kRun, EntryKind::kNote}) choices.push_back({g, kind});
+    for (const EntryKind kind : {EntryKind::kRun, EntryKind::kCommand}) choices.push_back({g, kind});
   }
   return choices;
 }
 
-TEST(Sequencer, TwoHosts) { explore_all(2, {{0}, {1}, {0, 1}}, runs_and_notes(3), 4 - kFewer); }
+TEST(Sequencer, TwoHosts) { explore_all(2, {{0}, {1}, {0, 1}}, runs_and_commands(3), 4 - kFewer); }
 
 TEST(Sequencer, TwoHostsFiveRuns) {
   explore_all(2, {{0}, {1}, {0, 1}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}}, 5 - kFewer);
@@ -260,11 +260,11 @@ TEST(Sequencer, TwoHostsFiveRuns) {
 TEST(Sequencer, ThreeHosts) {
   explore_all(3, {{0, 1}, {1, 2}, {0, 2}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}},
               4 - kFewer);
-  explore_all(3, {{0, 1}, {1, 2}, {0, 1, 2}}, runs_and_notes(3), 3);
+  explore_all(3, {{0, 1}, {1, 2}, {0, 1, 2}}, runs_and_commands(3), 3);
 }
 
 TEST(Sequencer, HostsAreLost) {
-  explore_all(2, {{0}, {1}, {0, 1}}, runs_and_notes(3), 3, 2);
+  explore_all(2, {{0}, {1}, {0, 1}}, runs_and_commands(3), 3, 2);
   explore_all(2, {{0}, {0, 1}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}}, 5 - kFewer, 2);
   explore_all(3, {{0, 1}, {1, 2}, {0, 2}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}}, 3, 2);
 }
@@ -275,7 +275,7 @@ TEST(Sequencer, GroupsOfOneHost) {
   EXPECT_FALSE(sequencer.has_group(kOneHost | 1));  // nobody may name it in a record
   sequencer.close(1);
   (void)sequencer.submit(7, 0, EntryKind::kRun, 0);
-  const EntryId id = sequencer.submit(7, kOneHost | 1, EntryKind::kNote, 1);
+  const EntryId id = sequencer.submit(7, kOneHost | 1, EntryKind::kCommand, 1);
   EXPECT_TRUE(sequencer.granted().empty());
   sequencer.open(1);
   ASSERT_EQ(sequencer.granted().size(), 2u);

@@ -98,7 +98,8 @@ TEST(Memory, StaysWhereItWas) {
   Handle first;
   ASSERT_EQ(client.allocate(2, &first), Status::kOk);
   const ModelledBackend::Put put{1, 1};
-  ASSERT_EQ(client.note(NoteKind::kPut, groups[0], first, Handle{}, std::as_bytes(std::span{&put, 1})), Status::kOk);
+  ASSERT_EQ(client.command(CommandKind::kPut, groups[0], first, Handle{}, std::as_bytes(std::span{&put, 1})),
+            Status::kOk);
   last = first.raw;
   calls(10000);
   const uint64_t before = resident_bytes();

@@ -23,21 +23,21 @@ MiB = 1 << 20
 
 @pytest.fixture
 def sent(cluster: Any) -> Callable[[Callable[[], Any]], int]:
-    """`sent(work)`: the notes that the controller got for the arrays that `work` makes."""
+    """`sent(work)`: the commands that the controller got for the arrays that `work` makes."""
 
-    def notes() -> int:
+    def commands() -> int:
         cluster.native.flush()
         last, now = -1, 0
         while last != now:
             time.sleep(0.01)
-            last, now = now, int(cluster.stats()["controller"]["notes"])
+            last, now = now, int(cluster.stats()["controller"]["commands"])
         return now
 
     def count(work: Callable[[], Any]) -> int:
         gc.collect()
-        before = notes()
+        before = commands()
         kept = [jax.block_until_ready(work())]  # none of it is released meanwhile
-        after = notes()
+        after = commands()
         del kept
         return after - before
 

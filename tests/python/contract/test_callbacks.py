@@ -87,7 +87,7 @@ def test_order_inside_and_between_runs_and_slices(add: Any, size: int) -> None:
     one, other = add(size), add(1)
     seen: list[float] = []
 
-    def note(x: Any) -> None:
+    def record(x: Any) -> None:
         time.sleep(0.002)
         seen.append(float(x))
 
@@ -95,17 +95,17 @@ def test_order_inside_and_between_runs_and_slices(add: Any, size: int) -> None:
         def body(c: Any, _: Any) -> Any:
             c = jax.lax.cond(
                 c[0] % 2 == 0,
-                lambda c: io_callback(lambda v: (note(v[0]), np.asarray(v) + 1)[1], like(c), c, ordered=True),
+                lambda c: io_callback(lambda v: (record(v[0]), np.asarray(v) + 1)[1], like(c), c, ordered=True),
                 lambda c: c + 1,
                 c,
             )
-            io_callback(lambda v: note(-v[0]), None, c, ordered=True)
+            io_callback(lambda v: record(-v[0]), None, c, ordered=True)
             return c, None
 
         return jax.lax.scan(body, x, None, length=4)[0]
 
     def g(x: Any) -> Any:
-        io_callback(lambda v: note(v[0] + 1000), None, x, ordered=True)
+        io_callback(lambda v: record(v[0] + 1000), None, x, ordered=True)
         jax.debug.callback(lambda v: None, x, ordered=True)
 
     on_one, on_other = pw.jit(f, devices=one), pw.jit(g, devices=other)

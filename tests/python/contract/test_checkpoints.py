@@ -262,14 +262,14 @@ def test_a_failed_array_is_not_saved_and_says_why(add: Any, cluster: Any, quiet:
     bad = cluster.native.new_array(layout)  # a restore of something that is not there
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "nothing/")}}
     placement = cluster.placement(layout)
-    note = payloads.task("read", 1 << 40, name="bad", spec=spec, context={}, placement=placement, dtype="float32")
-    cluster.native.make(bad, note)
+    command = payloads.task("read", 1 << 40, name="bad", spec=spec, context={}, placement=placement, dtype="float32")
+    cluster.native.make(bad, command)
     with pytest.raises(pw.errors.CheckpointError, match=r"'bad' at .*/nothing failed on host \d.*"):
         save(tmp_path / "d", {"a": good, "b": bad})
     assert not (tmp_path / "d").exists()
     with pytest.raises(pw.errors.CheckpointError, match="nothing"):
         np.asarray(bad + 1)
-    cluster.native.note(4, layout.group, 0, 0, payloads.end(1 << 40, False))
+    cluster.native.command(4, layout.group, 0, 0, payloads.end(1 << 40, False))
     del bad
     save(tmp_path / "d", {"a": good})
     quiet(back_to=kept)
@@ -331,10 +331,10 @@ def test_parameters_made_by_a_program_never_pass_the_client(add: Any, cluster: A
 
 
 def test_notes_are_what_they_were() -> None:
-    note = payloads.task("write", 3, arrays=[[0, "a", {}]], lead=0)
-    assert payloads.parse_task(note) == {"op": "write", "job": 3, "arrays": [[0, "a", {}]], "lead": 0}
+    command = payloads.task("write", 3, arrays=[[0, "a", {}]], lead=0)
+    assert payloads.parse_task(command) == {"op": "write", "job": 3, "arrays": [[0, "a", {}]], "lead": 0}
     assert payloads.parse_end(payloads.end(7, True)) == (7, True)
-    assert json.loads(note[1:])["job"] == 3
+    assert json.loads(command[1:])["job"] == 3
 
 
 def test_without_orbax_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

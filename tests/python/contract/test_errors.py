@@ -1,4 +1,6 @@
-"""ERR-1: what fails poisons exactly what depends on it, and says what, where and why; the cluster goes on."""
+"""ERR-1: what fails propagates errors to exactly what depends on it, and says what, where and why; the cluster goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def reason(array: Any) -> str:
     return str(failure.value)
 
 
-def test_a_failure_at_run_time_poisons_its_dependents_alone(add: Any, cluster: Any) -> None:
+def test_a_failure_at_run_time_fails_its_dependents_alone(add: Any, cluster: Any) -> None:
     here, there = add(4), add(2)
     bad = pw.jit(at_run_time, devices=here, name="bad")
     good = pw.jit(lambda x: x + 1, devices=here, name="good")

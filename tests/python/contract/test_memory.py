@@ -144,7 +144,7 @@ def profiles(program: Any, *args: Any) -> tuple[list[ProgramMemory], list[int], 
     bound = program.lower(*args).bound
     parts, devices, landings = [], [0] * (max(max(b) for b in bound.bindings) + 1), []
     for host in bound.hosts():
-        plan, profile = host_plan(bound, host, True), Profile(bound, host, lands_on_host=True)
+        plan, profile = host_plan(bound, host, True), Profile(bound, host, receives_on_host=True)
         parts.append(profile.memory(plan, [0] * len(plan.launches)))
         landings.append(0)
         made = [value for node in bound.program.nodes for value in node.outputs]
@@ -192,7 +192,7 @@ def test_a_pipeline_that_needs_many_times_the_budget_finishes(
     assert all(total >= 3 * device_memory for total in on_devices), on_devices
     assert all(total >= 3 * transfer_memory for total in landed), landed
     assert all(need.peak + need.eager + share <= device_memory for part in parts for need in part.devices), parts
-    assert all(part.landing_peak <= transfer_memory for part in parts), parts
+    assert all(part.receive_peak <= transfer_memory for part in parts), parts
 
     total = want = value
     for round_ in range(2):
@@ -225,10 +225,10 @@ def test_what_a_host_puts_together_for_itself_counts_like_what_comes_to_it(start
     value = np.arange(2 * MiB // 4, dtype=np.float32) % 7
     x, total = pw.device_put(value, here, P("x")), pw.device_put(value, there)
     (part,), _, (landed,) = profiles(many, x, total)
-    assert landed >= 3 * transfer_memory and 2 * MiB <= part.landing_peak <= transfer_memory
+    assert landed >= 3 * transfer_memory and 2 * MiB <= part.receive_peak <= transfer_memory
     np.testing.assert_array_equal(np.asarray(many(x, total)), value * 13 + 66)
     mark = cluster.stats()["hosts"][0]["arena_high_water"]
-    assert part.landing_peak - MiB <= mark <= transfer_memory, mark
+    assert part.receive_peak - MiB <= mark <= transfer_memory, mark
     big = pw.device_put(np.ones(7 * MiB, np.uint8)[: 6 * MiB + 256], here, P("x"))
     with pytest.raises(pw.errors.ResourceExhaustedError, match=r"host 0's memory for transfers.* can never fit"):
         pw.device_put(big, there).block_until_ready()

@@ -38,21 +38,21 @@ def test_a_call_learns_and_forgets(add: Any, cluster: Any) -> None:
     program = pw.jit(lambda x: (x + 1, x * 2, jnp.tile(x, 4096)), devices=slice_)
     x = pw.device_put(np.arange(4, dtype=np.float32), slice_)
     a, b, _ = program(x)
-    assert not a.is_carried and not b.is_carried
+    assert not a.is_inline and not b.is_inline
     np.testing.assert_array_equal(a, [1, 2, 3, 4])
     a, b, big = program(x)
-    assert (a.is_carried, b.is_carried, big.is_carried) == (carries(cluster), False, False)
+    assert (a.is_inline, b.is_inline, big.is_inline) == (carries(cluster), False, False)
     np.testing.assert_array_equal(a, [1, 2, 3, 4])
     np.testing.assert_array_equal(big, np.tile(np.arange(4), 4096))
     b.copy_to_host_async()
     a, b, big = program(x)
-    assert (a.is_carried, b.is_carried, big.is_carried) == (carries(cluster), carries(cluster), False)
+    assert (a.is_inline, b.is_inline, big.is_inline) == (carries(cluster), carries(cluster), False)
     for _ in range(100):
         a, b, _ = program(x)
         np.asarray(b)
-    assert (a.is_carried, b.is_carried) == (False, carries(cluster))
+    assert (a.is_inline, b.is_inline) == (False, carries(cluster))
     np.testing.assert_array_equal(a, [1, 2, 3, 4])
-    assert program(x)[0].is_carried == carries(cluster)
+    assert program(x)[0].is_inline == carries(cluster)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,7 +75,7 @@ def test_every_sharding(add: Any, cluster: Any, spec: P) -> None:
         value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         for step in range(3):
             result = f(value, np.float32(step))
-            assert result.is_carried == (carries(cluster) and step > 0 and value.nbytes <= LARGEST)
+            assert result.is_inline == (carries(cluster) and step > 0 and value.nbytes <= LARGEST)
             np.testing.assert_array_equal(result, value + step)
             assert not np.asarray(result).flags.writeable
 
@@ -147,7 +147,7 @@ def test_a_failed_run_says_why(add: Any, cluster: Any) -> None:
         for _ in range(2):
             with pytest.raises(pw.errors.ComputationError, match=r"computation 'bad.*Wrong number of results"):
                 np.asarray(broken)
-        assert broken.is_carried == (carries(cluster) and step > 0)
+        assert broken.is_inline == (carries(cluster) and step > 0)
 
 
 def test_deleted_and_donated_arrays(add: Any) -> None:

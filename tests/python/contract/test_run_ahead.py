@@ -139,17 +139,17 @@ def test_nobody_looks_after_little_memory() -> None:
         return sum(thread.name == "pw-tidy" and thread.is_alive() for thread in threading.enumerate())
 
     native, others = Native(), looking()
-    tidier = arena_trimming.Tidier(native)
+    arena_trimmer = arena_trimming.ArenaTrimmer(native)
     native.used = arena_trimming.MUCH_BYTES - 1
-    tidier.note()
-    assert not tidier._is_looking
+    arena_trimmer.block_taken()
+    assert not arena_trimmer._is_looking
     native.used = 4 * arena_trimming.MUCH_BYTES
     for _ in range(3):
-        tidier.note()
+        arena_trimmer.block_taken()
     assert looking() <= others + 1  # others may be over by now
-    time.sleep(2 * arena_trimming.LOOK_S)
+    time.sleep(2 * arena_trimming.SAMPLE_S)
     native.used = arena_trimming.MUCH_BYTES
     deadline = time.monotonic() + 30
-    while tidier._is_looking and time.monotonic() < deadline:
+    while arena_trimmer._is_looking and time.monotonic() < deadline:
         time.sleep(0.05)
     assert native.trims == 1

@@ -136,7 +136,7 @@ def test_its_runs_end_first_and_readers_wait(add: Any, cluster: Any) -> None:
 
 @pytest.mark.usefixtures("resumed")
 def test_a_full_disk_loses_nothing(add: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other hosts bring back what they had parked, and the client goes on."""
+    """The other hosts bring back what they had offloaded, and the client goes on."""
     every = [add(1, island) for island in range(len(cluster.islands)) for _ in range(4)]
     arrays = [pw.device_put(BIG + number, slice_) for number, slice_ in enumerate(every)]
     f = pw.jit(lambda x: x + 1, devices=every[0])

@@ -235,7 +235,9 @@ def test_every_distance(islands_cluster: Any) -> None:
 
 @pytest.mark.slow
 def test_every_dtype_between_machines(machines_cluster: Any) -> None:
-    """Bytes go as freight where machines differ, through memory where they do not; into one array from both."""
+    """Bytes go as network transfers where machines differ, through memory where they do not; into one array from
+    both.
+    """
     one, two = (pw.make_virtual_device_set(machines_cluster).add_slice(shape=(4,)) for _ in range(2))
     before = machines_cluster.stats()["hosts"]
     with jax.enable_x64(True):
@@ -341,7 +343,7 @@ def test_a_slow_channel(private: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 def test_a_full_arena(private: Callable[..., Any]) -> None:
-    """Room for two landings and slow copies, so that it is freed late: runs wait for it and none fails; what only live
+    """Room for two receives and slow copies, so that it is freed late: runs wait for it and none fails; what only live
     arrays keep out fails and says so, and goes through when they are gone."""
     _, one, two = private(transfer_memory=9 << 20, PATHWAYS_TEST_SLOW_COPIES="0.05")
     value = np.arange(1 << 20, dtype=np.float32) % 7  # 4 MiB

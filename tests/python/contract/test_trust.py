@@ -60,11 +60,11 @@ def test_puts_of_what_was_not_lent(cluster: Any, mine: Any) -> None:
     never = put.allocate(native, room, "a test")
     cases = {name: payloads.put_arena(placement, *span) for name, span in spans(block, room).items()}
     cases["a block that was not lent"] = payloads.put_arena(placement, never.offset, room)
-    loan = block  # once in its life: from the first of these on it is lent
+    lease = block  # once in its life: from the first of these on it is lent
     for name, payload in cases.items():
         array = native.new_array(layout)
-        native.put(array, payload, loan)
-        loan = None
+        native.put(array, payload, lease)
+        lease = None
         assert "was not lent" in refused(cluster, array.raw_handle), name
     array = native.new_array(layout)
     native.put(array, payloads.put_arena(placement, block.offset, room))  # the one that was
@@ -118,11 +118,11 @@ def test_placements_that_make_no_sense(cluster: Any, mine: Any) -> None:
     }.items():
         broken[name] = b"D" + json.dumps({**fields, **change}).encode()
     for name, payload in broken.items():
-        native.note(payloads.BACKEND, layout.group, 0, 0, payload)
+        native.command(payloads.BACKEND, layout.group, 0, 0, payload)
         array = native.new_array(layout)
         native.put(array, payloads.put_inline(77, VALUE.tobytes()))
         assert "put failed on host" in refused(cluster, array.raw_handle), name
-    native.note(payloads.BACKEND, layout.group, 0, 0, good)
+    native.command(payloads.BACKEND, layout.group, 0, 0, good)
     array = native.new_array(layout)
     native.put(array, payloads.put_inline(77, OTHER.tobytes()))
     np.testing.assert_array_equal(np.asarray(array), OTHER)
@@ -134,11 +134,11 @@ def test_fetches_to_what_was_not_lent(cluster: Any, mine: Any) -> None:
     never = put.allocate(native, room, "a test")
     cases = {name: payloads.fetch_arena(*span) for name, span in spans(block, room).items()}
     cases["a block that was not lent"] = payloads.fetch_arena(never.offset, room)
-    loan = block
+    lease = block
     for name, payload in cases.items():
         token = native.new_token(mine.layout.parts)
-        native.fetch(mine, token, payload, loan)
-        loan = None
+        native.fetch(mine, token, payload, lease)
+        lease = None
         assert "was not lent" in refused(cluster, token), name
         native.forget_token(token)
     token = native.new_token(mine.layout.parts)
@@ -173,7 +173,7 @@ def test_a_fetch_of_what_is_gone_with_a_bad_span(cluster: Any, mine: Any) -> Non
     gc.collect()
     native.flush()
     token = native.new_token(layout.parts)
-    native.note(2, layout.group, handle, token, payloads.fetch_arena(1 << 40, 64))
+    native.command(2, layout.group, handle, token, payloads.fetch_arena(1 << 40, 64))
     assert "deleted" in refused(cluster, token)
     native.forget_token(token)
     assert isinstance(jax.device_get(mine), np.ndarray)
