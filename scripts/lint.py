@@ -31,6 +31,7 @@ def checks() -> dict[str, list[str]]:
         "ruff": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy"],
+        "words": [sys.executable, "scripts/words.py"],
     }
     if cython:
         table["cython-lint"] = ["cython-lint", *cython]

@@ -42,7 +42,7 @@ class Membership:
         self.programs: dict[int, Program] = {}
         # What hosts are asked and have not answered: by what, host, its incarnation, and a number.
         self._asked: dict[tuple[str, int, int, int], asyncio.Future[str]] = {}
-        self._suspension = Suspension(self)
+        self._suspension = Suspension(cluster, self.clients)
         # Calls of clients' functions that are not answered yet: who is to answer, by host, its incarnation, and number.
         self._calls: dict[tuple[int, int, int], int] = {}
         self._last = {"connection": 0, "client": 0, "program": 0, "stats": 0}

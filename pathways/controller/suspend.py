@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from pathways import errors
+from pathways.controller.cluster_manager import Cluster
 from pathways.controller.records import Client
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import payloads
-
-if TYPE_CHECKING:
-    from pathways.controller.client_manager import Membership
 
 #: How often the controller is asked whether a client's runs are over.
 QUIET_LOOK_S = 0.002
@@ -30,9 +28,10 @@ QUIET_LOOK_S = 0.002
 class Suspension:
     """Owned by the controller's event loop thread."""
 
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-        self._cluster = membership.cluster
+    def __init__(self, cluster: Cluster, clients: Mapping[int, Client]) -> None:
+        """`clients`: those that there are now, by number; the client manager changes it."""
+        self._cluster = cluster
+        self._clients = clients
         self._requests = itertools.count(1)
         #: By host and request: whose buffers, and the answer.
         self._answers: dict[tuple[int, int], tuple[int, asyncio.Future[pb.ClientOffloaded]]] = {}
@@ -96,7 +95,7 @@ class Suspension:
         return sum(answer.bytes for answer in answers)
 
     async def _ask(self, client: Client, kind: int, to_disk: bool) -> list[pb.ClientOffloaded]:
-        if client.number not in self._membership.clients:
+        if client.number not in self._clients:
             raise _gone(client.number)
         request = next(self._requests)
         futures = []

@@ -308,7 +308,7 @@ class Checker {
   void note_seen(Thread& thread, const void* where) noexcept {
     if (in_thread()) thread.seen.push_back({where, location(where).version});
   }
-  /// One's own write is no news.
+  /// One's own write is no new value.
   void note_own_write(Thread& thread, const void* where) noexcept {
     for (Thread::Seen& seen : thread.seen) {
       if (seen.where == where) ++seen.version;

@@ -81,7 +81,7 @@ TEST(ModelArena, LoansEndInAnyOrder) {
 }
 
 TEST(ModelArena, ReclaimedBesideGivenBack) {
-  // Borrower 1 is dead, 0 gives back meanwhile: the block comes back exactly once, and may be lent anew.
+  // Borrower 1 is dead, 0 returns meanwhile: the block comes back exactly once, and may be lent anew.
   expect_holds([](Program& program) {
     Arena& arena = make_arena(program, 1);
     const std::uint64_t offset = allocate(arena);

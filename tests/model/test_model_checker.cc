@@ -203,7 +203,7 @@ TEST(ModelChecker, ASpinSeesWhatChangedBetweenItsLookAndItsPause) {
         auto& mine = me == 0 ? words.x : words.y;
         auto& other = me == 0 ? words.y : words.x;
         while (other.load(std::memory_order_acquire) == 0) {
-          mine.store(1, std::memory_order_release);  // its own writes are no news
+          mine.store(1, std::memory_order_release);  // its own writes are no new value
           cpu_relax();
         }
         mine.store(1, std::memory_order_release);

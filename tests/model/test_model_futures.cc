@@ -153,7 +153,7 @@ TEST(ModelFuture, AllocateAndRelease) {
 }
 
 TEST(ModelFuture, AllocateManyAgainstRelease) {
-  // The walk of allocate_many() over two links, while the other thread takes and gives back the first.
+  // The walk of allocate_many() over two links, while the other thread takes and returns the first.
   expect_holds([](Program& program) {
     FutureTable& table = make_table(program, 3);
     auto* holders = static_cast<int*>(program.memory(64));

@@ -114,7 +114,7 @@ def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
     assert len(sizes) < 25  # while the first was on its way the others gathered
 
 
-def test_a_refusal_is_the_shipments_own(way: Any) -> None:
+def test_a_refusal_is_the_transfers_own(way: Any) -> None:
     made, core = way(lambda message: answered(message, b"nobody waits for it there" if message[0] == 3 else b""))
     for order in (1, 2):
         made.send(OutgoingTransfer(order))

@@ -2,7 +2,7 @@
 
     fuzz_client.py ADDRESS SEED SECONDS
 
-Prints one line of JSON: how many inputs it tried by target, and how often it was put out.
+Prints one line of JSON: how many inputs it tried by target, and how often it was evicted.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Mutator:
 
 
 class Culprit:
-    """One connection, until it is put out."""
+    """One connection, until it is evicted."""
 
     def __init__(self, address: str, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -194,11 +194,11 @@ def culprits(address: str, mutator: Mutator, counts: dict[str, int]) -> Iterator
     """The same one as long as it is in."""
     while True:
         culprit = Culprit(address, mutator)
-        with contextlib.suppress(errors.HostLostError, errors.ClusterClosedError):  # put out, and told so
+        with contextlib.suppress(errors.HostLostError, errors.ClusterClosedError):  # evicted, and told so
             while True:
                 yield culprit
                 culprit.native.check_alive()
-        counts["put out"] += 1
+        counts["evicted"] += 1
         culprit.close()
 
 
@@ -207,7 +207,7 @@ def main() -> None:
     address, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     jax.config.update("jax_platforms", "cpu")
     mutator = Mutator(seed)
-    counts = {target.__name__: 0 for target in TARGETS} | {"put out": 0}
+    counts = {target.__name__: 0 for target in TARGETS} | {"evicted": 0}
     end = time.monotonic() + seconds
     for culprit in culprits(address, mutator, counts):
         target = mutator.random.choice(TARGETS)

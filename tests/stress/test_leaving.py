@@ -145,10 +145,10 @@ class Stage:
         self.nursery = subprocess.Popen(
             [sys.executable, str(CLIENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
         )
-        self.news: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        until(lambda: bool(self.news), "the nursery is there")
+        until(lambda: bool(self.events), "the nursery is there")
         self.pids = [host["pid"] for host in self.stats()["hosts"]]
         self.base: dict[str, Any] = {}  # the books as they must be when nobody else is there
         self.files: dict[int, collections.Counter[str]] = {}  # then open, by process and kind
@@ -159,7 +159,7 @@ class Stage:
     def _read(self) -> None:
         assert self.nursery.stdout is not None
         for line in self.nursery.stdout:
-            self.news.append(json.loads(line))
+            self.events.append(json.loads(line))
 
     def stats(self) -> dict[str, Any]:
         return dict(self.cluster.stats())
@@ -188,14 +188,14 @@ class Stage:
 
     def fork(self, cell: Cell) -> int:
         """The process of a new client."""
-        known = len(self.news)
+        known = len(self.events)
         assert self.nursery.stdin is not None
         self.nursery.stdin.write(json.dumps(dataclasses.asdict(cell)) + "\n")
         self.nursery.stdin.flush()
         started: list[int] = []
 
         def look() -> bool:
-            started[:] = [each["pid"] for each in self.news[known:] if each["event"] == "started"]
+            started[:] = [each["pid"] for each in self.events[known:] if each["event"] == "started"]
             return bool(started)
 
         until(look, "a client is started")
@@ -203,7 +203,7 @@ class Stage:
 
     def status(self, pid: int) -> int | None:
         """How a client ended: its exit status, or the negative number of a signal; None: it lives."""
-        for each in reversed(self.news):
+        for each in reversed(self.events):
             if each["event"] == "ended" and each["pid"] == pid:
                 return os.waitstatus_to_exitcode(each["status"])
         return None
@@ -248,7 +248,7 @@ class Stage:
         return found
 
     def check(self) -> None:
-        """Nothing befell the other client or a host, and the books are as they were; the other one pauses for that."""
+        """Nothing happened to the other client or a host, and the books are as they were; it pauses for that."""
         assert not self.steady.errors, self.steady.errors[0]
         assert not self.steady.wrong, self.steady.wrong[:4]
         with self.steady.paused():

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kTargets = 10;
 
-/// Slices for two hosts of two devices, an innocent client, and a culprit that is replaced when it was put out.
+/// Slices for two hosts of two devices, an innocent client, and a culprit that is replaced when it was evicted.
 class Scene {
  public:
   explicit Scene(Fuzzer& fuzz) : fuzz_(fuzz), sim_(options()) {
@@ -551,7 +551,7 @@ TEST(Fuzz, OrdersToHosts) {
 }
 
 TEST(Fuzz, NewsToClients) {
-  Fuzzer fuzz("news to clients", kTargets);
+  Fuzzer fuzz("records to clients", kTargets);
   Segment controller = ControllerBlock::make(false);
   while (fuzz.next()) {
     Segment segment = ClientBlock::make({64, 4096, 1u << 14}, false);
@@ -654,7 +654,7 @@ TEST(Fuzz, CopyPlans) {
   EXPECT_GT(taken, 0u);
 }
 
-TEST(Fuzz, Freight) {
+TEST(Fuzz, NetworkTransfer) {
   Fuzzer fuzz("network transfers", kTargets);
   uint64_t taken = 0;
   while (fuzz.next()) {

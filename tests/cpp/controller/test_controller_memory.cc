@@ -84,7 +84,7 @@ TEST_F(Held, WhatAHeldRunNamesIsReleasedBehindIt) {
 }
 
 TEST_F(Held, AReleaseWaitsForThoseThatNameTheBufferNotForOthers) {
-  // The last put waits for the very memory that the release behind it gives back.
+  // The last put waits for the very memory that the release behind it releases.
   controller->set_plan_memory(5, {0, "five", {}, {{0, 30, 0}}, {{1, set, 10, -1, -1}}, {}});
   const uint64_t first = put(60), spare = put(20);
   uint64_t result = 0;
@@ -148,7 +148,7 @@ TEST_F(Held, IsRefusedAfterItsGrace) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     pass();
   }
-  EXPECT_EQ(next(), said(CommandKind::kPut, second) + " refused");  // gives back what it holds of the client's memory
+  EXPECT_EQ(next(), said(CommandKind::kPut, second) + " refused");  // releases what it holds of the client's memory
   EXPECT_EQ(next(), said(CommandKind::kFail, second));
   good->poll_inbox();
   EXPECT_NE(good->error_of(Handle{second}).find("60 bytes are held there by live arrays"), std::string::npos);

@@ -36,20 +36,20 @@ struct ReceiveBuffers {
   std::vector<std::vector<std::byte>> blocks;
 };
 
-TEST(Freight, AnyCuts) {
+TEST(NetworkTransfer, AnyCuts) {
   std::mt19937_64 random(seed());
   for (uint32_t trial = 0; trial < 200 * kStressScale; ++trial) {
     // Three outgoing transfers share messages of any size; each is put together from its own chunks.
-    struct Way {
+    struct Stream {
       std::shared_ptr<const CopyPlan> copy_plan;
       std::vector<std::vector<std::byte>> sources;
       std::unique_ptr<OutgoingTransfer> outgoing;
       std::unique_ptr<ReceiveBuffers> receive;
       std::unique_ptr<IncomingTransfer> incoming;
     };
-    std::vector<Way> ways;
+    std::vector<Stream> ways;
     for (uint32_t i = 0; i < 3; ++i) {
-      Way& way = ways.emplace_back();
+      Stream& way = ways.emplace_back();
       way.copy_plan = copy_plan_of(1 + random() % 50, 1 + random() % 300);
       std::vector<const std::byte*> at;
       for (const uint64_t bytes : way.copy_plan->source_bytes()) {
@@ -62,7 +62,7 @@ TEST(Freight, AnyCuts) {
     while (!(ways[0].outgoing->is_over() && ways[1].outgoing->is_over() && ways[2].outgoing->is_over())) {
       std::vector<std::byte> message((8 + random() % 100) * 8);
       uint64_t used = 0;
-      for (Way& way : ways) {
+      for (Stream& way : ways) {
         if (!way.outgoing->is_over()) used += way.outgoing->pack(std::span(message).subspan(used));
       }
       ASSERT_LE(used, message.size());
@@ -74,7 +74,7 @@ TEST(Freight, AnyCuts) {
         left = left.subspan(bytes);
       }
     }
-    for (const Way& way : ways) {
+    for (const Stream& way : ways) {
       EXPECT_TRUE(way.incoming->is_over());
       ReceiveBuffers want(*way.copy_plan);
       CopyWalk walk(*way.copy_plan);
@@ -86,7 +86,7 @@ TEST(Freight, AnyCuts) {
   }
 }
 
-TEST(Freight, RefusesWhatMakesNoSense) {
+TEST(NetworkTransfer, RefusesWhatMakesNoSense) {
   const auto copy_plan = copy_plan_of(4, 9);
   const std::vector<std::byte> one = pattern(80, 1), two = pattern(9, 2);
   OutgoingTransfer outgoing(7, 1, 3, copy_plan, {one.data(), two.data()});

@@ -2,7 +2,7 @@
 // enqueued.
 //
 //   ORD-1   Stepwise.GoesGiveTheOrder: places in the FIFOs are taken as goes come
-//   GANG-1  Stepwise.FailedInput: a gang is launched and reported whatever befell its input
+//   GANG-1  Stepwise.FailedInput: a gang is launched and reported whatever failed its input
 //   MEM-4   every test ends with nothing left
 #include "executor/bench_host.h"
 

@@ -28,7 +28,7 @@ TEST(Board, CollectsOnce) {
 }
 
 TEST(Board, MissesNothing) {  // READY-1
-  const Watchdog watchdog("the news board");
+  const Watchdog watchdog("the ready bitmap");
   constexpr uint32_t kWriters = 3, kPlacesEach = 5, kReceivesReady = 20000;
   auto board = std::make_unique<ReadyBitmap>();
   auto published = std::make_unique<Atomic<uint32_t>[]>(ReadyBitmap::kBits);

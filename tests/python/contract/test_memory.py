@@ -142,20 +142,20 @@ def profiles(program: Any, *args: Any) -> tuple[list[ProgramMemory], list[int], 
     """What the plan says of each host, without XLA's temporaries; and, were nothing ever given back, the bytes that
     would lie on each device and land on each host."""
     bound = program.lower(*args).bound
-    parts, devices, landings = [], [0] * (max(max(b) for b in bound.bindings) + 1), []
+    parts, devices, receives = [], [0] * (max(max(b) for b in bound.bindings) + 1), []
     for host in bound.hosts():
         plan, profile = host_plan(bound, host, True), Profile(bound, host, receives_on_host=True)
         parts.append(profile.memory(plan, [0] * len(plan.launches)))
-        landings.append(0)
+        receives.append(0)
         made = [value for node in bound.program.nodes for value in node.outputs]
         for value in [*bound.program.arguments, *made]:
             if host not in bound.hosts_of_value(value):
                 continue
-            if value in profile._landing:
-                landings[-1] += profile._landing[value]
+            if value in profile._receive_bytes_of:
+                receives[-1] += profile._receive_bytes_of[value]
             for number in bound.bindings[bound.program.values[value].mesh]:
                 devices[number] += profile.device_bytes(value) if number // bound.devices_per_host == host else 0
-    return parts, devices, landings
+    return parts, devices, receives
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1), (2, 1, 2), (2, 2, 2)], ids=lambda shape: "x".join(map(str, shape)))
