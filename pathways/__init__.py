@@ -19,11 +19,12 @@ from pathways import errors
 from pathways.api import checkpoint
 from pathways.api.array import Array
 from pathways.api.cancel import cancel
-from pathways.api.cluster import Cluster, LocalCluster, connect
+from pathways.api.connect import Cluster, LocalCluster, connect
 from pathways.api.placed import jit
 from pathways.api.program import program
 from pathways.api.put import device_put
-from pathways.api.slices import Device, Slice, VirtualDeviceSet, make_virtual_device_set
+from pathways.api.session import make_virtual_device_set
+from pathways.api.slices import Device, Slice, VirtualDeviceSet
 
 __version__ = "0.2.0"
 

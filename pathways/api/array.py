@@ -6,7 +6,6 @@ It stands wherever a JAX array does: in pytrees, under NumPy functions, in arith
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ import jax
 import numpy as np
 
 from pathways import _core, _jaxlib, errors
-from pathways.compiler.ir import ArrayType
-from pathways.protocol import payloads
+from pathways.api.host_transfer import INLINE_RESULT, InlineResult, ReadBack, value_of
+from pathways.api.shards import shards_of
+from pathways.compiler import specs
 
 _READY, _FAILED = "ready", "failed"
 #: Embedded, up to so many bytes are shown by `repr` before anybody read them.
@@ -79,8 +79,6 @@ class Array(_Face):
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
         """Its sharding over the slice's abstract mesh; knows the slice."""
-        from pathways.compiler import specs
-
         spec = specs.to_partition_spec(self.layout.spec[: len(self.layout.shape)])
         return self.layout.slice.sharding(spec)
 
@@ -126,8 +124,6 @@ class Array(_Face):
     @property
     def addressable_shards(self) -> list[Any]:
         """Its parts, one per device of the slice; the client can read each."""
-        from pathways.api.shards import shards_of
-
         if self.is_deleted():
             raise self._deleted_error("addressable_shards")
         return shards_of(self)
@@ -178,7 +174,7 @@ class Array(_Face):
             raise self._deleted_error("copy_to_host_async()")
         if self.cached is None:
             self._learn()
-            self.cached = _INLINE_RESULT if self.is_inline else _Fetch(self)
+            self.cached = INLINE_RESULT if self.is_inline else self._read_back()
 
     def delete(self) -> None:
         """Gives the buffer back now. Any later use is refused."""
@@ -195,20 +191,8 @@ class Array(_Face):
             return value.astype(dtype)
         return value.copy() if copy else value
 
-    #: Before NumPy's arrays, as JAX's are.
+    #: Before NumPy's arrays, as JAX's are. `jax_interop` adds what NumPy asks for.
     __array_priority__ = 100
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """See `numpy_protocols`."""
-        from pathways.api.numpy_protocols import array_ufunc
-
-        return array_ufunc(ufunc, method, inputs, kwargs)
-
-    def __array_function__(self, fun: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """See `numpy_protocols`."""
-        from pathways.api.numpy_protocols import array_function
-
-        return array_function(fun, args, kwargs)
 
     def __dlpack__(self, **options: Any) -> Any:
         """The value, fetched, as memory of this process's CPU; see `numpy.ndarray.__dlpack__` for the options.
@@ -242,12 +226,20 @@ class Array(_Face):
                 raise self._failure()
             self.copy_to_host_async()
         fetched = self.cached
-        if self.timed and isinstance(fetched, _Fetch) and self.client.wait(self) == _FAILED:
+        if self.timed and isinstance(fetched, ReadBack) and self.client.wait(self) == _FAILED:
             self.cached = None  # its read-back may come long after its deadline
             raise self._failure()
-        if isinstance(fetched, (_Fetch, _InlineResult)):
+        if isinstance(fetched, (ReadBack, InlineResult)):
             self.cached = fetched = fetched.result(self)
         return fetched
+
+    def _read_back(self) -> ReadBack:
+        self.client.enter()  # a slice that moves changes who answers
+        try:
+            read_back: ReadBack = self.layout.slice.cluster.transfer.read_back(self)
+            return read_back
+        finally:
+            self.client.leave()
 
     def _failure(self) -> errors.PathwaysError:
         return errors.from_text(self.client.error_text(self.raw_handle), errors.ComputationError)
@@ -319,22 +311,22 @@ class Array(_Face):
     def _here(self) -> Any:
         """The value, if it is in this process's memory already; None otherwise. Waits for nothing and sends nothing."""
         fetched = self.cached
-        if isinstance(fetched, _Fetch):
+        if isinstance(fetched, ReadBack):
             return fetched.result(self) if fetched.is_here() else None
-        if fetched is not None and not isinstance(fetched, _InlineResult):
+        if fetched is not None and not isinstance(fetched, InlineResult):
             return fetched
         client = self.client
         if client.closed or client.state(self) != _READY:
             return None
         if self.is_inline:
             data = self._read()
-            return None if data is None else _value_of(self.layout, data)
+            return None if data is None else value_of(self.layout, data)
         cluster = self.layout.slice.cluster
         if cluster.driver is None or cluster.platform != "cpu" or self.nbytes > _SHOWN_BYTES or client.moving:
             return None
         if client.in_flight:  # what reads it takes its place behind them
             return None
-        fetch = _Fetch(self)  # the process is the host as well: nothing is transferred
+        fetch = self._read_back()  # the process is the host as well: nothing is transferred
         client.pump()
         return fetch.result(self) if fetch.is_here() else None
 
@@ -362,95 +354,3 @@ class Array(_Face):
 
 def _unpickle_key(words: np.ndarray, implementation: str) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=implementation)
-
-
-class _InlineResult:
-    """A value that comes with its completion (READ-1). While it stands in `cached`, the array is not donated."""
-
-    def result(self, array: Array) -> Any:
-        """Waits and returns the value; raises the failure reason of it."""
-        data = array._read()
-        if data is None:
-            array.cached = None
-            raise array._deleted_error("reading it") if array.is_deleted() else array._failure()
-        return _value_of(array.layout, data)
-
-
-_INLINE_RESULT = _InlineResult()
-
-
-def _value_of(layout: _core.Layout, data: Any) -> Any:
-    """A fetched value, of read-only memory."""
-    kind: ArrayType = layout.cache
-    value: Any = np.frombuffer(data, kind.dtype) if kind.nbytes else np.empty(0, kind.dtype)
-    value = value.reshape(kind.shape)
-    if value.flags.writeable:
-        value.flags.writeable = False
-    return value if layout.dtype is kind.dtype else _jaxlib.from_physical(value, layout.dtype)
-
-
-class _Fetch:
-    """A read-back under way: a token to wait for, and where the bytes land."""
-
-    def __init__(self, array: Array) -> None:
-        layout = array.layout
-        self._client = array.client
-        kind: ArrayType = layout.cache
-        self._token = 0
-        self._block: _core.BlockView | None = None
-        self._lock = threading.Lock()  # two threads may read one array
-        self._value: Any = None
-        self._driver = layout.slice.cluster.driver
-        self._client.enter()  # a slice that moves changes who answers
-        try:
-            self._send(array, layout, kind)
-        finally:
-            self._client.leave()
-
-    def _send(self, array: Array, layout: _core.Layout, kind: ArrayType) -> None:
-        from pathways.api import put
-
-        if self._driver is None:
-            self._block = put.allocate(self._client, max(kind.nbytes, 1), f"reading {array!r}")
-            if kind.nbytes >= put.BIG_BYTES:
-                array.layout.slice.cluster.arena_trimmer.block_taken()
-            payload = payloads.fetch_arena(self._block.offset, kind.nbytes)
-        self._token = self._client.new_token(layout.parts)
-        if self._driver is not None:
-            self._driver.local[self._token] = None  # wanted
-            payload = payloads.fetch_local(self._token)
-        self._client.fetch(array, self._token, payload, self._block)
-
-    def is_here(self) -> bool:
-        """Whether the value has come; never waits."""
-        return self._value is not None or (
-            not self._client.closed and self._client.wait_raw(self._token, 0.0) == _READY
-        )
-
-    def result(self, array: Array) -> Any:
-        """Waits and returns the value; raises the failure reason of it."""
-        with self._lock:
-            if self._value is None:
-                self._value = self._wait(array)
-            return self._value
-
-    def _wait(self, array: Array) -> Any:
-        state = self._client.wait_raw(self._token)
-        layout = array.layout
-        if state == _FAILED:
-            text = self._client.error_text(self._token)
-            array.cached = None
-            if not array.is_deleted() and self._client.state(array) == _FAILED:  # says more than that it is not there
-                raise array._failure()
-            raise errors.from_text(text, errors.ComputationError)
-        if self._driver is not None:
-            value = self._driver.local.pop(self._token)
-            return _jaxlib.from_physical(value, layout.dtype)
-        assert self._block is not None
-        return _value_of(layout, memoryview(self._block))
-
-    def __del__(self) -> None:
-        if self._token and not self._client.closed:
-            self._client.forget_token(self._token)
-            if self._driver is not None:
-                self._driver.local.pop(self._token, None)

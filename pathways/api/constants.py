@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pathways import _core, _jaxlib
-from pathways.api import put
 from pathways.api.array import Array
+from pathways.api.host_values import put_leaf
 
 #: Values kept per position; of big ones only the last.
 KEPT = 16
@@ -91,13 +91,13 @@ class Constants:
         layout, kept = self._layouts[position], self._kept[position]
         name, is_identity = (None, False) if kept is None else name_of(leaf)
         if kept is None or name is None:
-            return put.put_leaf(leaf, layout, f"argument {self._names[position]}")
+            return put_leaf(leaf, layout, f"argument {self._names[position]}")
         known = kept.get(name)
         if known is not None:
             array, whose = known
             if (whose is None or whose() is leaf) and not array.is_deleted() and array.client.state(array) != "failed":
                 return array
-        array = put.put_leaf(leaf, layout, f"argument {self._names[position]}")
+        array = put_leaf(leaf, layout, f"argument {self._names[position]}")
         kept.pop(name, None)
         most = 1 if layout.nbytes > BIG_BYTES else KEPT
         while len(kept) >= most:

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from pathways import _core, _jaxlib
@@ -38,27 +37,31 @@ class Effects:
         self._open: collections.deque[tuple[list[Array], LogicalProgram]] = collections.deque()  # guarded by _lock
         _all.add(self)
 
-    def run(self, program: LogicalProgram, layouts: tuple[_core.Layout, ...], submit: Callable[..., Any]) -> Any:
+    def run(
+        self,
+        program: LogicalProgram,
+        layouts: tuple[_core.Layout, ...],
+        submit: Callable[..., Any],
+        move: Callable[[Array, Any, Any], Array],
+    ) -> Any:
         """Submits a run by `submit(what it comes after, if that matters)`; gives its results without those that are
-        not the user's."""
+        not the user's. `move` is `compiled.move`."""
         calls = program.calls
         with self._lock if calls.last >= 0 else contextlib.nullcontext():  # two runs must not come after the same one
-            out = submit(self._before(layouts[-1])) if calls.last >= 0 else submit()
+            out = submit(self._before(layouts[-1], move)) if calls.last >= 0 else submit()
             ends = out[len(out) - calls.count :]
             if calls.last >= 0:
                 self._last = ends[calls.last]
             self._remember(ends, program)
         return out[: len(out) - calls.count]
 
-    def _before(self, layout: _core.Layout) -> Any:
+    def _before(self, layout: _core.Layout, move: Callable[[Array, Any, Any], Array]) -> Any:
         last = self._last
         if last is None or last.client.state(last) == "failed":
             return _BEGIN
         if last.layout is layout:
             return last
-        from pathways.api.put import device_put
-
-        return device_put(last, layout.slice, jax.sharding.PartitionSpec())
+        return move(last, layout.slice, ())
 
     def _remember(self, ends: list[Array], program: LogicalProgram) -> None:
         with self._lock:

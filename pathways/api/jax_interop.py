@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
-from pathways.api import creation, effects
+from pathways.api import creation, effects, numpy_protocols
 from pathways.api.array import Array
 from pathways.api.indexing import At, getitem
 from pathways.api.operators import constant, operations, run
-from pathways.api.program import find_slice
 from pathways.api.put import device_put
+from pathways.api.tracing import find_slice
 from pathways.compiler import primitives, specs
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.placed import lookup, refuse_elsewhere
@@ -45,6 +45,8 @@ def install() -> None:
             setattr(
                 Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
             )
+    setattr(Array, "__array_ufunc__", numpy_protocols.array_ufunc)  # noqa: B010 - the stubs of Array do not name it
+    setattr(Array, "__array_function__", numpy_protocols.array_function)  # noqa: B010
     _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere, _pulled)
     _jaxlib.accept_shardings(
         creation.is_over_slice,
@@ -68,15 +70,15 @@ def _elsewhere(name: str) -> Callable[[Any, Any], Any] | None:
     return lambda closed, args: run(closed, placement.name, args, home=home)
 
 
-_told: set[tuple[str, str]] = set()  # functions of which `_pulled` has spoken
+_warned: set[tuple[str, str]] = set()  # functions of which `_pulled` has spoken
 
 
 def _pulled(name: str, where: str, arrays: Sequence[Array]) -> None:
     """Warns, once per function, that a `jax.jit` of the user's takes arrays off their slice."""
     coming = [array for array in arrays if not isinstance(array.cached, np.ndarray)]
-    if not coming or (name, where) in _told:
+    if not coming or (name, where) in _warned:
         return
-    _told.add((name, where))
+    _warned.add((name, where))
     nbytes = sum(array.nbytes for array in coming)
     warnings.warn(
         f"jax.jit compiled {where} for this process, so {nbytes} bytes of {len(coming)} pw.Array(s) are fetched from "

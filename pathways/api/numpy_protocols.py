@@ -19,7 +19,7 @@ from pathways.api.array import Array
 _SPACES = {"numpy": jnp, "numpy.linalg": jnp.linalg, "numpy.fft": jnp.fft}
 
 
-def array_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def array_ufunc(self: Array, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """`__array_ufunc__`: the ufunc, or one of its methods, on operands of which one is a `pw.Array`."""
     ours = getattr(jnp, ufunc.__name__, None)
     where = kwargs.get("where")
@@ -37,7 +37,9 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dic
     return getattr(ufunc, method)(*inputs, **kwargs)
 
 
-def array_function(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def array_function(
+    self: Array, fun: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     """`__array_function__`: any other function of NumPy's."""
     ours = getattr(_SPACES.get(fun.__module__), fun.__name__, None)
     if ours is not None and ours is not fun and kwargs.get("out") is None:

@@ -12,19 +12,18 @@ takes any further as arguments, so that a changing learning rate compiles nothin
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import jax
-
 from pathways import _jaxlib, errors
 from pathways.api.array import Array
-from pathways.api.cluster import Cluster
-from pathways.api.program import Compiled, Program, remember
+from pathways.api.compiled import Compiled
+from pathways.api.program import Program
+from pathways.api.session import Session
 from pathways.api.slices import Slice
-from pathways.compiler import device_put, placed, specs
+from pathways.api.tracing import remember
+from pathways.compiler import placed, specs
 from pathways.compiler.trace import Argument
 
 #: How many different sets of Python numbers one operation on given layouts compiles in.
@@ -42,7 +41,6 @@ class Operations:
     def __init__(self) -> None:
         self.known: dict[Hashable, tuple[Compiled, Any]] = {}  # keeps the jaxpr whose id is in the key
         self.constants: dict[Hashable, int] = {}
-        self.moves: dict[Hashable, Program] = {}
         self.makers: dict[Hashable, Any] = {}  # placed functions that make arrays, see `creation`
         #: Operators that turned out to be one run of one program: (settings, call, which operand each argument is).
         self.shortcuts: dict[Hashable, tuple[Any, Any, tuple[int, ...]]] = {}
@@ -73,7 +71,7 @@ class Operations:
         return result
 
 
-def operations(cluster: Cluster) -> Operations:
+def operations(cluster: Session) -> Operations:
     """The operations of a cluster."""
     known: Operations | None = cluster.operations
     if known is None:
@@ -202,22 +200,3 @@ def _compile(
     wanted = None if like is None else specs.to_partition_spec(like.layout.spec[: len(like.layout.shape)])
     body = operation if apart else placed(operation, home.mesh_spec, name=name, out_shardings=wanted)
     return Program(body, name=name, home=home).lower(*arguments).compile()
-
-
-def move(array: Array, devices: Slice, spec: Any) -> Array:
-    """The array on another slice, or sharded otherwise: a program of one transfer."""
-    remember(devices)
-    table = operations(devices.cluster)
-    key = (devices.mesh_spec.name, spec)
-    known = table.moves.get(key)
-    if known is None:
-        target = specs.to_partition_spec(spec)
-        known = table.moves[key] = Program(
-            functools.partial(device_put, mesh=devices.mesh_spec, spec=target), name="device_put", home=devices
-        )
-    if _jaxlib.is_jit_disabled():
-        with jax.disable_jit(False):
-            moved: Array = known(array)
-    else:
-        moved = known(array)
-    return moved

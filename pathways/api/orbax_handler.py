@@ -32,9 +32,9 @@ from orbax.checkpoint._src.metadata import sharding as sharding_metadata
 from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils, type_handler_registry, types
 
 from pathways import _jaxlib, errors
-from pathways.api import put
 from pathways.api.array import Array
-from pathways.api.cluster import Cluster, current
+from pathways.api.host_values import physical
+from pathways.api.session import Session, current
 from pathways.api.slices import Slice, SliceSharding
 from pathways.compiler.ir import ArrayType
 from pathways.protocol import payloads
@@ -156,21 +156,21 @@ class _Job:
 
     def __init__(self) -> None:
         self.number = next(_jobs)
-        self._groups: dict[tuple[Cluster, int], int] = {}  # how many hosts each has
+        self._groups: dict[tuple[Session, int], int] = {}  # how many hosts each has
         self._tokens: list[tuple[Any, int]] = []
 
-    def groups(self) -> Iterable[tuple[Cluster, int]]:
+    def groups(self) -> Iterable[tuple[Session, int]]:
         """The groups of hosts that have a part in it."""
         return list(self._groups)
 
-    def join(self, array: Array) -> tuple[Cluster, int]:
+    def join(self, array: Array) -> tuple[Session, int]:
         """The group of an array's hosts, from now on one of the job's."""
         layout = array.layout
         group = (layout.slice.cluster, layout.group)
         self._groups[group] = layout.parts
         return group
 
-    def ask(self, group: tuple[Cluster, int], payload: bytes, array: Array | None = None) -> int:
+    def ask(self, group: tuple[Session, int], payload: bytes, array: Array | None = None) -> int:
         """Asks a group's hosts for a task, with a buffer or without; `settle` waits for all that was asked."""
         client = group[0].native
         token = client.new_token(self._groups[group])
@@ -255,7 +255,7 @@ class _Save(_Job):
         """Stages them."""
         super().__init__()
         self._items = items
-        clusters: dict[Cluster, int] = {}
+        clusters: dict[Session, int] = {}
         self._process: list[str] = []  # whose folder: hosts of several clusters may write into one checkpoint
         try:
             for number, (array, info, _) in enumerate(items):
@@ -329,12 +329,12 @@ class _Save(_Job):
 
     def _ask_for_writes(self) -> None:
         """One command per group for as many arrays as fit well."""
-        pending: dict[tuple[Cluster, int], list[Any]] = {}
-        sizes: dict[tuple[Cluster, int], int] = {}
+        pending: dict[tuple[Session, int], list[Any]] = {}
+        sizes: dict[tuple[Session, int], int] = {}
         info = self._items[0][1]
         rest = {"context": _context(info), "atomic": bool(info.is_ocdbt_checkpoint)}
 
-        def send(group: tuple[Cluster, int], lead: int) -> None:
+        def send(group: tuple[Session, int], lead: int) -> None:
             arrays = pending.pop(group)
             sizes.pop(group)
             self.ask(group, payloads.task("write", self.number, lead=lead, arrays=arrays, **rest))
@@ -454,7 +454,7 @@ class _Restore(_Job):
                 shape = tuple(wanted_shape)
         sharding = _sharding(arg)
         partition = jax.sharding.PartitionSpec(*tuple(sharding.spec)[: len(shape)])
-        kind = put.physical(shape, logical, slice_, slice_.spec(partition, shape, what))
+        kind = physical(shape, logical, slice_, slice_.spec(partition, shape, what))
         cluster = slice_.cluster
         layout = cluster.layout(kind, slice_, dtype=logical, shape=shape)
         cluster.native.enter()  # a slice that moves changes who shall hold it

@@ -11,9 +11,10 @@ import jax
 from pathways import _jaxlib, errors
 from pathways._jaxlib import trace_modes
 from pathways.api.array import Array
-from pathways.api.program import Program, is_tracing, remember, tracing
+from pathways.api.program import Program
 from pathways.api.put import device_put
 from pathways.api.slices import Slice
+from pathways.api.tracing import is_tracing, remember, tracing
 from pathways.compiler import placed, specs
 
 

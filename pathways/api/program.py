@@ -5,27 +5,26 @@ A call with arguments of a known signature goes straight to `_core.Call`; everyt
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import threading
 import types
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
+from jax.tree_util import tree_flatten, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
-from pathways.api import value_checks
 from pathways.api.array import Array
-from pathways.api.cluster import Cluster, current
-from pathways.api.constants import Constants, kind_of
+from pathways.api.compiled import Compiled, Lowering
+from pathways.api.session import Session, current
+from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
-from pathways.api.stages import Handle, MemoryAnalysis, Stage, cost_of, memory_of
-from pathways.compiler import compile_traced, logical_text, placed, specs
-from pathways.compiler.ir import LogicalProgram, MeshSpec
+from pathways.api.stages import Handle, Stage
+from pathways.api.tracing import Interop, is_tracing, remember, tracing
+from pathways.compiler import compile_traced, logical_text
+from pathways.compiler.ir import LogicalProgram
 from pathways.compiler.options import Options
 from pathways.compiler.placed import (
     both_forms,
@@ -36,23 +35,8 @@ from pathways.compiler.placed import (
     staged,
 )
 from pathways.compiler.statics import key_of
-from pathways.compiler.trace import ORDER, Argument, Traced, as_argument, names_of, trace, which
-from pathways.plan.binding import BoundProgram, pinned, plan_text
-
-tracing: dict[int, list[Slice]] = {}  # by thread that traces a program: the slices that it has used
-_slices: weakref.WeakValueDictionary[str, Slice] = weakref.WeakValueDictionary()  # by mesh name, never reused
-
-
-def is_tracing() -> bool:
-    """Whether this thread is inside the trace of a program."""
-    return bool(tracing) and threading.get_ident() in tracing
-
-
-def remember(slice_: Slice) -> None:
-    """Lets programs find a slice by its mesh's name."""
-    _slices.setdefault(slice_.mesh_spec.name, slice_)
-    if is_tracing():
-        tracing[threading.get_ident()].append(slice_)
+from pathways.compiler.trace import Argument, Traced, names_of, trace, which
+from pathways.plan.binding import BoundProgram, plan_text
 
 
 class Program(Handle):
@@ -129,7 +113,7 @@ class Program(Handle):
         if route is None:
             return None
         positions, names, dynamic, known = route
-        last = known.get(_static_key(args, kwargs, positions, names))
+        last = known.get(static_key(args, kwargs, positions, names))
         if last is None or last.modes != _jaxlib.trace_modes():
             return None
         if last.is_flat and len(names) == len(kwargs):
@@ -154,7 +138,7 @@ class Program(Handle):
             route = positions, tuple(name for name in kwargs if name in static_names), dynamic, {}
             route = self._routes.setdefault(shape, route)
         positions, names, _, known = route
-        key = _static_key(args, kwargs, positions, names)
+        key = static_key(args, kwargs, positions, names)
         if key is not None and (compiled.in_tree.num_leaves or self._home is not None):
             known[key] = compiled
 
@@ -189,9 +173,7 @@ class Program(Handle):
 
     def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call as JAX records it: for `jax.eval_shape` and the like; lowering it for this process is refused."""
-        from pathways.api import jax_interop
-
-        jax_interop.install()
+        Interop.install()
         if self._staged is None:
             self._staged = staged(self._fun, self._name, self._static_argnums, self._static_argnames)
         return self._staged(*args, **kwargs)
@@ -251,7 +233,7 @@ class Program(Handle):
             self._compiled.clear()
             self._routes.clear()
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
         parameters = parameter_names(self._fun, len(args))
         static = which(self._static_argnums, self._static_argnames, parameters, self._positional)
         static_names = names_of(self._static_argnames)
@@ -262,7 +244,7 @@ class Program(Handle):
             tuple(key_of(args[n]) for n in sorted(static)),
             tuple(sorted((key, key_of(value)) for key, value in kwargs.items() if key in static_names)),
         )
-        return _Split(args, kwargs, leaves, tree, constants, dynamic)
+        return Split(args, kwargs, leaves, tree, constants, dynamic)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]]:
         split = self._split(args, kwargs)
@@ -281,12 +263,12 @@ class Program(Handle):
             with self._lock:
                 known = self._compiled.get(key)
                 if known is None:
-                    known = self._lower(split).compile(split)
+                    known = self._lower(split).compile(split.tree)
                     known.asked = cluster
                     self._compiled[key] = known
         return known, split.leaves
 
-    def _cluster(self, leaves: Sequence[Any]) -> Cluster | None:
+    def _cluster(self, leaves: Sequence[Any]) -> Session | None:
         """Whose this call is by its arguments; None: that of the slices that it turns out to use."""
         if self._home is not None:
             return self._home.cluster
@@ -295,10 +277,10 @@ class Program(Handle):
                 return leaf.layout.slice.cluster
         return None
 
-    def _lower(self, split: _Split) -> _Lowering:
+    def _lower(self, split: Split) -> Lowering:
         return self._partition(*self._trace(split))
 
-    def _trace(self, split: _Split) -> tuple[Traced, Cluster, list[Slice]]:
+    def _trace(self, split: Split) -> tuple[Traced, Session, list[Slice]]:
         """The traced program, the cluster it is for, and the slices it uses."""
         cluster = self._cluster(split.leaves)
         (cluster or current()).control()
@@ -339,7 +321,7 @@ class Program(Handle):
             cluster = used[0].cluster if used else current()
         return traced, cluster, used
 
-    def _closed_over(self, cluster: Cluster | None, value: Any) -> Argument | None:
+    def _closed_over(self, cluster: Session | None, value: Any) -> Argument | None:
         """What an array of this cluster is to a program that closes over it. Alone, a placed function has it moved."""
         if type(value) is not Array or (cluster is not None and value.layout.slice.cluster is not cluster):
             return None
@@ -349,33 +331,19 @@ class Program(Handle):
             return argument
         return dataclasses.replace(argument, mesh=self._home.mesh_spec, spec=((),) * len(argument.shape))
 
-    def _lower_plainly(self, split: _Split, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:
+    def _lower_plainly(self, split: Split, platforms: tuple[str, ...], private: dict[str, Any]) -> Any:
         raise errors.ProgramError(
             f"program {self._name!r} cannot be exported: what it says of slices is lost outside of a cluster. Export "
             "its placed functions, or the plain function: jax.export.export(jax.jit(fun))"
         )
 
-    def _partition(self, traced: Traced, cluster: Cluster, used: list[Slice]) -> _Lowering:
+    def _partition(self, traced: Traced, cluster: Session, used: list[Slice]) -> Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
-        return _Lowering(traced, compile_traced(traced, options, default_mesh=home), cluster, used)
+        return Lowering(traced, compile_traced(traced, options, default_mesh=home), cluster, used)
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
-
-
-#: Static arguments of these types are known by type and value; those of others take the long way, which compares them.
-_PLAIN = frozenset({int, bool, str, bytes, type(None), types.FunctionType})
-
-
-def _static_key(
-    args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...], names: tuple[str, ...]
-) -> Hashable:
-    """A key of a call's static arguments; None: the long way compares them."""
-    values = [args[n] for n in positions]
-    values += [kwargs[name] for name in names]
-    kinds = tuple([type(value) for value in values])
-    return (kinds, tuple(values)) if _PLAIN.issuperset(kinds) else None
 
 
 class TimedProgram(Handle):
@@ -437,354 +405,10 @@ class TimedProgram(Handle):
         return f"<{self._program!r} with a timeout of {self._seconds:g} s>"
 
 
-class _Split:
-    """A call's arguments, static ones apart."""
-
-    def __init__(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Any],
-        tree: Any,
-        constants: Hashable,
-        dynamic: Sequence[int],
-    ) -> None:
-        self.args, self.kwargs, self.leaves, self.tree, self.constants = args, kwargs, leaves, tree, constants
-        self.dynamic = tuple(dynamic)
-
-
-class LeafName:
-    """The name of one leaf of a call in messages, by its path as JAX writes it: worked out when it is read."""
-
-    def __init__(self, fun: Callable[..., Any], name: str, split: _Split, number: int) -> None:
-        self._fun, self._name, self._split, self._number = fun, name, split, number
-
-    def __str__(self) -> str:
-        split = self._split
-        path = jax.tree_util.tree_flatten_with_path(tree_unflatten(split.tree, split.leaves))[0][self._number][0]
-        if path[0].idx:
-            where = path[1].key + jax.tree_util.keystr(path[2:])
-        else:
-            number = split.dynamic[path[1].idx]
-            where = parameter_names(self._fun, len(split.args))[number] + jax.tree_util.keystr(path[2:])
-        return f"argument {where} of {self._name!r}"
-
-
-class _Lowering:
-    """A traced and lowered program, on no devices yet."""
-
-    def __init__(self, traced: Traced, program: LogicalProgram, cluster: Cluster, used: list[Slice]) -> None:
-        self.traced = traced
-        self.program = program
-        self.cluster = cluster
-        self._used = used  # keeps them alive
-
-    def slices(self) -> list[Slice]:
-        return [_slices[mesh.name] for mesh in self.program.meshes]
-
-    def bind(self) -> BoundProgram:
-        slices = self.slices()
-        for slice_ in slices:
-            if slice_.cluster is not self.cluster:
-                raise errors.PlacementError(
-                    f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
-                    f"cluster than its arguments or its other slices ({self.cluster!r})"
-                )
-        return BoundProgram(
-            self.program,
-            tuple(slice_.binding.devices for slice_ in slices),
-            self.cluster.control().topology.devices_per_host,
-        )
-
-    def register(self) -> tuple[Registration, BoundProgram]:
-        """Makes the program known to the hosts where its slices lie now; returns when they have compiled it."""
-        self.cluster.sweep()
-        bound = self.bind()
-        registration = Registration(self.cluster, self.program, bound)
-        self.cluster.control().wait_compiled(registration.number)
-        return registration, bound
-
-    def compile(self, split: _Split) -> Compiled:
-        cluster = self.cluster
-        registration, bound = self.register()
-        slices = self.slices()
-
-        def layout(value: int, struct: Any) -> _core.Layout:
-            kind = self.program.values[value]
-            return cluster.layout(
-                kind,
-                slices[kind.mesh],
-                dtype=_jaxlib.logical_dtype(struct.dtype, kind.dtype),
-                shape=tuple(struct.shape),
-                weak_type=bool(struct.weak_type),
-            )
-
-        calls = self.program.calls
-        arguments = self.traced.in_order().arguments if calls.last >= 0 else self.traced.arguments
-        results = (*self.traced.results, *(ORDER for _ in range(calls.count)))
-        inputs = tuple(
-            layout(value, argument) for value, argument in zip(self.program.arguments, arguments, strict=True)
-        )
-        outputs = tuple(layout(value, result) for value, result in zip(self.program.results, results, strict=True))
-        donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
-        shared, shared_results = _shared(bound)
-        call: Any = _core.Call(
-            cluster.native, registration.number, registration.group, inputs, outputs, donated, shared, shared_results
-        )
-        call.names = self.traced.argument_names
-        if self.traced.closed_over:
-            call = Closure(call, self.traced.name, self.traced.closed_over)
-        return Compiled(call, split.tree, self, bound, registration)
-
-
-class Registration:
-    """A program that hosts know. They forget it, in the order, after the last who can call it."""
-
-    def __init__(self, cluster: Cluster, program: LogicalProgram, bound: BoundProgram) -> None:
-        self._cluster = cluster
-        control = cluster.control()
-        if program.callbacks:
-            cluster.effects.callbacks.update(program.callbacks)
-            control.serve_callbacks(cluster.effects.callbacks)
-        self.group: int = control.group(bound.hosts())
-        self.number: int = control.register_program(program, bound.bindings)
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
-
-
-class Closure:
-    """A `_core.Call` whose last arguments are arrays that the program closes over: callers give the others.
-
-    The arrays are those of when it was traced, as in `jax.jit`. An array does not change, so holding it is enough.
-    """
-
-    def __init__(self, call: _core.Call, name: str, arrays: Sequence[Array]) -> None:
-        self._call = call
-        self._name = name
-        self.arrays = [
-            array if array.layout is layout else _at(array, layout)
-            for array, layout in zip(arrays, call.inputs[len(call.inputs) - len(arrays) :], strict=True)
-        ]
-        self.client = call.client
-        self.inputs = call.inputs[: len(call.inputs) - len(arrays)]
-        self.outputs = call.outputs
-        self.donated = call.donated
-        self.bind = call.bind
-
-    @property
-    def stale(self) -> bool:
-        """As `_core.Call.stale`."""
-        return self._call.stale
-
-    @stale.setter
-    def stale(self, value: bool) -> None:
-        self._call.stale = value
-
-    def _arguments(self, leaves: list[Any]) -> list[Any]:
-        for array in self.arrays:
-            if array.is_deleted():
-                raise errors.DeletedArrayError(
-                    f"{self._name!r} closes over {array!r}, which was deleted, or donated to a program, since it was "
-                    "traced. Give it as an argument, or keep the array"
-                )
-        return [*leaves, *self.arrays]
-
-    def __call__(self, leaves: list[Any]) -> list[Any] | None:
-        """As `_core.Call`."""
-        return self._call(self._arguments(leaves)) if len(leaves) == len(self.inputs) else None
-
-    def timed(self, leaves: list[Any], deadline: _core.Deadline) -> list[Any] | None:
-        """As `_core.Call.timed`."""
-        return self._call.timed(self._arguments(leaves), deadline) if len(leaves) == len(self.inputs) else None
-
-
-def _at(array: Array, layout: _core.Layout) -> Array:
-    from pathways.api import operators
-
-    return operators.move(array, layout.slice, layout.spec[: len(layout.shape)])
-
-
-def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): lent to a
-    transfer, or the same value under two names."""
-    program, kept = bound.program, pinned(bound)
-    times = collections.Counter((*program.arguments, *program.results))
-
-    def positions(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
-
-    return positions(program.arguments), positions(program.results)
-
-
-class Compiled(Handle):
-    """One signature of a program, ready to run."""
-
-    def __init__(
-        self,
-        call: _core.Call | Closure,
-        in_tree: Any,
-        lowering: _Lowering,
-        bound: BoundProgram,
-        registration: Registration,
-    ) -> None:
-        self.call = call
-        self.in_tree = in_tree
-        self.out_tree = lowering.traced.out_tree
-        self.calls_back = lowering.program.calls.count != 0
-        self.is_flat = (
-            not self.calls_back
-            and in_tree == tree_structure(((0,) * len(call.inputs), {}))
-            and self.out_tree == tree_structure(0)
-        )
-        traced = lowering.traced
-        self.names = (*traced.argument_names[: traced.given], "the order of callbacks")[: len(call.inputs)]
-        self._closed_over: Sequence[Array] = call.arrays if isinstance(call, Closure) else ()
-        self.modes = _jaxlib.trace_modes()
-        self.bound = bound
-        self.constants = Constants(call, self.names)
-        self.asked: Cluster | None = None  # the cluster that the arguments or the user named when it was found
-        self._lowering = lowering
-        self._registration: Registration | None = registration  # who holds `call` to call it holds us as well
-        self._lock = threading.Lock()
-        with lowering.cluster.steady:
-            call.stale = bound.bindings != lowering.bind().bindings  # a slice moved meanwhile
-            lowering.cluster.compiled.add(self)
-
-    def run_known(self, leaves: list[Any], has_home: bool) -> list[Array] | None:
-        """Runs on arrays as they are wanted and host values of kinds seen before; None: this takes the long way."""
-        is_placed = has_home
-        for leaf, layout, kinds in zip(leaves, self.call.inputs, self.constants.kinds, strict=True):
-            if type(leaf) is Array:
-                if leaf.layout is not layout:
-                    return None
-                is_placed = True
-            elif kind_of(leaf) not in kinds:
-                return None
-        if not is_placed and current() is not self.asked:
-            return None
-        return self.run(leaves)
-
-    def uses(self, slice_: Slice) -> bool:
-        """Whether a slice is part of it."""
-        return any(mesh.name == slice_.mesh_spec.name for mesh in self.bound.program.meshes)
-
-    def unbind(self) -> None:
-        """A slice of it lies elsewhere: the next call binds it again. Cluster.steady is held."""
-        self.call.stale = True
-        self._registration = None
-
-    def _bind_again(self) -> None:
-        """Lowers to the devices where its slices lie now: nothing is traced or partitioned."""
-        cluster = self._lowering.cluster
-        with self._lock:
-            while self.call.stale:
-                registration, bound = self._lowering.register()
-                with cluster.steady:
-                    if bound.bindings != self._lowering.bind().bindings:
-                        continue
-                    self.bound = bound
-                    self._registration = registration
-                    self.call.bind(registration.number, registration.group, *_shared(bound))
-
-    def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
-        """Puts what is no array yet where the program wants it, and submits."""
-        kinds = _jaxlib.value_checks()
-        if not kinds:
-            return self._run(leaves, deadline)
-        with jax.debug_nans(False), jax.debug_infs(False):  # embedded, this thread is the host as well
-            out = self._run(leaves, deadline)
-            value_checks.check(kinds, self.bound.program.name, out, self._lowering.traced.result_names)
-        return out
-
-    def _run(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
-        if self.calls_back:
-            return self._run_calling_back(leaves, deadline)
-        return self._submit(leaves, deadline)
-
-    def _run_calling_back(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
-        def submit(*before: Any) -> list[Array]:
-            return self._submit([*leaves, *before], deadline)
-
-        lowering = self._lowering
-        results: list[Array] = lowering.cluster.effects.run(lowering.program, self.call.inputs, submit)
-        return results
-
-    def _submit(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
-        ready = [
-            leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
-            for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
-        ]
-        given = [ready[position] for position in self.call.donated]
-        times = collections.Counter(map(id, (*ready, *self._closed_over))) if given else {}
-
-        def is_pinned(position: int) -> bool:
-            array = ready[position]
-            return not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1)
-
-        while True:
-            for position in filter(is_pinned, self.call.donated):  # MEM-4: what something else may still read
-                ready[position] = copy(ready[position])
-            if self.call.stale:
-                self._bind_again()
-            out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
-            if out is not None:
-                break
-            if not self.call.stale and not any(map(is_pinned, self.call.donated)):
-                raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
-        for array in given:
-            array.delete()
-        return out
-
-    def cost_analysis(self) -> dict[str, float]:
-        """XLA's estimate of one run, for one device of each slice ("flops", "bytes accessed", ...), from the hosts."""
-        return cost_of(self.bound.program, self._analyze())
-
-    def memory_analysis(self) -> MemoryAnalysis:
-        """What XLA says of the memory of its computations on one device, from the hosts."""
-        return memory_of(self.bound.program, self._analyze())
-
-    def _analyze(self) -> dict[int, dict[str, Any]]:
-        if self.call.stale:
-            self._bind_again()
-        registration = self._registration
-        assert registration is not None
-        found: dict[int, dict[str, Any]] = self._lowering.cluster.control().analyze(registration.number)
-        if len(found) < len(self.bound.program.computations):
-            raise errors.HostLostError(f"not every host of program {self._lowering.traced.name!r} answers")
-        return found
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs on arguments of this very signature."""
-        leaves, tree = tree_flatten((args, kwargs))
-        if tree != self.in_tree:
-            raise errors.ProgramError(f"compiled for arguments of structure {self.in_tree}, got {tree}")
-        for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=not self.calls_back):
-            kind = leaf if type(leaf) is Array else as_argument(leaf, f"argument {name}")
-            if (kind.shape, kind.dtype) != (layout.shape, layout.dtype):
-                raise errors.ProgramError(
-                    f"argument {name}: compiled for {layout.dtype}{list(layout.shape)}, got "
-                    f"{kind.dtype}{list(kind.shape)}"
-                )
-        return tree_unflatten(self.out_tree, self.run(leaves))
-
-
-def copy(array: Array) -> Array:
-    """The same value in memory of its own, where the array lives."""
-    slice_ = array.layout.slice
-    known = slice_.cluster.copies.get(array.layout)
-    if known is None:
-        spec = specs.to_partition_spec(array.layout.spec[: array.ndim])
-        fun = placed(jax.lax.optimization_barrier, slice_.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
-        known = slice_.cluster.copies[array.layout] = Program(fun, name="copy", home=slice_).lower(array).compile()
-    return known.run([array])[0]
-
-
 class Tracing(Stage):
     """A program traced for given arguments. Made by `Program.trace`; the counterpart of `jax.stages.Traced`."""
 
-    def __init__(self, program: Program, split: _Split, traced: Traced, cluster: Cluster, used: list[Slice]) -> None:
+    def __init__(self, program: Program, split: Split, traced: Traced, cluster: Session, used: list[Slice]) -> None:
         super().__init__(traced)
         self._program = program
         self._split = split
@@ -817,7 +441,7 @@ class Tracing(Stage):
 class Lowered(Stage):
     """A lowered program: text at each level, and `compile()`."""
 
-    def __init__(self, program: Program, split: _Split, lowering: _Lowering) -> None:
+    def __init__(self, program: Program, split: Split, lowering: Lowering) -> None:
         super().__init__(lowering.traced)
         self._program = program
         self._split = split
@@ -852,22 +476,7 @@ class Lowered(Stage):
 
     def compile(self) -> Compiled:
         """Registers it with the hosts and waits until they have compiled it."""
-        return self._lowering.compile(self._split)
-
-
-def abstractify(leaf: Any, what: object, cluster: Cluster | None) -> Argument:
-    """The `Argument` of one leaf of a call."""
-    if isinstance(leaf, Array):
-        layout = leaf.layout
-        if layout.slice.cluster is not cluster:
-            raise errors.PlacementError(
-                f"{what} lives on {layout.slice!r}, which belongs to another cluster: "
-                f"{layout.slice.cluster!r}; the program runs on {cluster!r}"
-            )
-        return Argument(
-            layout.shape, layout.dtype, layout.weak_type, layout.slice.mesh_spec, layout.spec[: len(layout.shape)]
-        )
-    return as_argument(leaf, what)
+        return self._lowering.compile(self._split.tree)
 
 
 def program(
@@ -912,8 +521,3 @@ def program(
         donate_argnames=donate_argnames,
         options=options,
     )
-
-
-def find_slice(mesh: MeshSpec) -> Slice | None:
-    """The slice of a mesh, if a program has named it."""
-    return _slices.get(mesh.name)

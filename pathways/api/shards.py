@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from typing import Any
 
-from pathways.api.array import Array
 from pathways.api.slices import Device, Index
 
 
@@ -21,7 +20,7 @@ class Shard:
     device: Device
     index: Index
     replica_id: int
-    _array: Array
+    _array: Any
 
     @functools.cached_property
     def data(self) -> Any:
@@ -33,8 +32,8 @@ class Shard:
         return f"Shard(device={self.device!r}, index={self.index}, replica_id={self.replica_id})"
 
 
-def shards_of(array: Array) -> list[Shard]:
-    """The parts of an array, in C order of its slice's shape."""
+def shards_of(array: Any) -> list[Shard]:
+    """The parts of a `pw.Array`, in C order of its slice's shape."""
     seen: collections.Counter[Any] = collections.Counter()
     out = []
     for device, index in array.sharding.devices_indices_map(array.shape).items():

@@ -6,19 +6,17 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from pathways import errors
+from pathways.api.tracing import remember
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.resharding import Placement
 from pathways.plan.topology import SliceBinding
-
-if TYPE_CHECKING:
-    from pathways.api.cluster import Cluster
 
 _numbers = itertools.count()
 #: Which part of an array: one range per dimension.
@@ -92,8 +90,8 @@ class SliceSharding(NamedSharding):
 class Slice:
     """A named mesh of virtual devices. Made by `VirtualDeviceSet.add_slice`; compared by identity."""
 
-    def __init__(self, cluster: Cluster, binding: SliceBinding) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Any, binding: SliceBinding) -> None:
+        self.cluster = cluster  # a `Cluster`
         self.binding = binding
         axes = tuple(zip(binding.axis_names, binding.shape, strict=True))
         self.mesh_spec = MeshSpec(f"s{next(_numbers)}", axes)
@@ -128,8 +126,6 @@ class Slice:
 
     def sharding(self, spec: PartitionSpec | None = None) -> SliceSharding:
         """A sharding over this slice, for `jax.ShapeDtypeStruct` and whoever else asks for one; None: replicated."""
-        from pathways.api.program import remember
-
         sharding = SliceSharding(self.mesh, PartitionSpec() if spec is None else spec)
         sharding.slice = self
         remember(self)
@@ -183,7 +179,7 @@ class Slice:
 class VirtualDeviceSet:
     """Where slices come from. Made by `make_virtual_device_set`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
 
     def add_slice(
@@ -219,10 +215,3 @@ class VirtualDeviceSet:
         names = ("x", "y", "z")[: len(sizes)] if axis_names is None else tuple(axis_names)
         control = self.cluster.control()
         return Slice(self.cluster, control.allocate_slice(sizes, names, island))
-
-
-def make_virtual_device_set(cluster: Cluster | None = None) -> VirtualDeviceSet:
-    """Virtual devices of `cluster`; of the current one when not given (embedded, if none is connected)."""
-    from pathways.api.cluster import current
-
-    return VirtualDeviceSet(cluster or current())

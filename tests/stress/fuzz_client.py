@@ -24,7 +24,7 @@ import numpy as np
 
 import pathways as pw
 from pathways import errors
-from pathways.api import put
+from pathways.api import host_transfer
 from pathways.cluster import remote
 from pathways.process import fd_passing
 from pathways.protocol import control_pb2 as pb
@@ -108,7 +108,7 @@ class Culprit:
         if choice == 0:
             payload = payloads.put_inline(self.placement, VALUE.tobytes()[: self.mutator.random.randrange(64)])
         else:
-            block = put.allocate(self.native, VALUE.nbytes, "a mutation")
+            block = host_transfer.allocate(self.native, VALUE.nbytes, "a mutation")
             span = self.mutator.number(block.offset), self.mutator.number(VALUE.nbytes)
             payload = payloads.put_arena(self.placement, *span)
         if choice != 1:
@@ -118,7 +118,7 @@ class Culprit:
 
     def fetches(self) -> None:
         """A fetch to somewhere else."""
-        block = put.allocate(self.native, VALUE.nbytes, "a mutation")
+        block = host_transfer.allocate(self.native, VALUE.nbytes, "a mutation")
         span = self.mutator.number(block.offset), self.mutator.number(VALUE.nbytes)
         payload = payloads.fetch_arena(*span)
         if self.mutator.random.randrange(2):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
-from pathways.api import put
+from pathways.api import host_transfer
 from pathways.protocol import payloads
 
 VALUE = np.arange(1 << 16, dtype=np.float32)  # too big to travel inline
@@ -55,9 +55,9 @@ def test_puts_of_what_was_not_lent(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
     placement = cluster.placement(layout)
     room = cluster.packing(layout).nbytes
-    block = put.allocate(native, room, "a test")
+    block = host_transfer.allocate(native, room, "a test")
     np.frombuffer(block, np.uint8)[:] = 0
-    never = put.allocate(native, room, "a test")
+    never = host_transfer.allocate(native, room, "a test")
     cases = {name: payloads.put_arena(placement, *span) for name, span in spans(block, room).items()}
     cases["a block that was not lent"] = payloads.put_arena(placement, never.offset, room)
     lease = block  # once in its life: from the first of these on it is lent
@@ -77,7 +77,9 @@ def test_puts_that_make_no_sense(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
     placement = cluster.placement(layout)
     for name, payload in {
-        "a short block": payloads.put_arena(placement, (block := put.allocate(native, 64, "a test")).offset, 64),
+        "a short block": payloads.put_arena(
+            placement, (block := host_transfer.allocate(native, 64, "a test")).offset, 64
+        ),
         "few bytes": payloads.put_inline(placement, b"1234"),
         "uneven bytes": payloads.put_inline(placement, b"12345"),
         "no placement": payloads.put_inline(placement + 1000, VALUE.tobytes()),
@@ -130,8 +132,8 @@ def test_placements_that_make_no_sense(cluster: Any, mine: Any) -> None:
 
 def test_fetches_to_what_was_not_lent(cluster: Any, mine: Any) -> None:
     native, room = cluster.native, VALUE.nbytes
-    block = put.allocate(native, room, "a test")
-    never = put.allocate(native, room, "a test")
+    block = host_transfer.allocate(native, room, "a test")
+    never = host_transfer.allocate(native, room, "a test")
     cases = {name: payloads.fetch_arena(*span) for name, span in spans(block, room).items()}
     cases["a block that was not lent"] = payloads.fetch_arena(never.offset, room)
     lease = block
@@ -147,15 +149,15 @@ def test_fetches_to_what_was_not_lent(cluster: Any, mine: Any) -> None:
     native.forget_token(token)
     np.testing.assert_array_equal(np.frombuffer(block, np.float32), VALUE)
     del block, never
-    small = put.allocate(native, 64, "a test")
-    guard = put.allocate(native, 1 << 12, "a test")
+    small = host_transfer.allocate(native, 64, "a test")
+    guard = host_transfer.allocate(native, 1 << 12, "a test")
     np.frombuffer(guard, np.uint8)[:] = 7
     for nbytes in (64, 4):
         token = native.new_token(mine.layout.parts)
         native.fetch(mine, token, payloads.fetch_arena(small.offset, nbytes), small)
         assert "does not fit into" in refused(cluster, token)
         native.forget_token(token)
-        small = put.allocate(native, 64, "a test")
+        small = host_transfer.allocate(native, 64, "a test")
     assert (np.frombuffer(guard, np.uint8) == 7).all()
     for payload in (b"", b"F", payloads.fetch_arena(64, 64)[:-1], b"F\xff"):
         token = native.new_token(mine.layout.parts)

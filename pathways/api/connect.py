@@ -7,22 +7,17 @@ cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a runn
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import math
 import os
 import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pathways import _core, _jaxlib, errors
+from pathways import _jaxlib, errors
+from pathways.api import checkpoint, jax_interop, remap, session
 from pathways.api.slices import Device, Slice
-from pathways.cluster.arena_trimming import ArenaTrimmer
-from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.plan.shard_packing import Packing
-from pathways.plan.topology import SliceBinding
-from pathways.protocol import payloads
+from pathways.api.tracing import Interop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +57,7 @@ class LocalCluster:
             raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
 
 
-#: Releases of buffers are held back, and sent together, up to so many bytes; less where devices have little memory.
-RELEASE_BYTES = 1 << 20
-
-_lock = threading.RLock()
-_live: dict[Any, Cluster] = {}  # by target; guarded by _lock
-_current: list[Cluster] = []  # the last one is current; guarded by _lock
+_live: dict[Any, Cluster] = {}  # by target; guarded by `session.registry`
 _all: weakref.WeakSet[Cluster] = weakref.WeakSet()
 _child_of: int | None = None  # the process that forked this one when JAX was up there
 
@@ -104,10 +94,10 @@ def connect(
     most = max_in_flight
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most < 1 << 31):
         raise errors.OptionError(f"connect expects max_in_flight= a number of runs, 1 or more, got {most!r}")
-    with _lock:
+    with session.registry:
         known = _live.get(target)
         if known is not None and known.is_alive():
-            _make_current(known)
+            session.make_current(known)
             if most is not None:
                 known.native.max_in_flight = most
             return known
@@ -142,7 +132,7 @@ def connect(
         if most is not None:
             cluster.native.max_in_flight = most
         _live[target] = cluster
-        _make_current(cluster)
+        session.make_current(cluster)
         return cluster
 
 
@@ -154,8 +144,8 @@ _IN_CHILDREN = (
 
 def _abandon_in_child() -> None:
     """After a fork, FORK-1: what the parent connected cannot be used here, and nothing here may end it."""
-    global _lock, _child_of
-    _lock = threading.RLock()  # perhaps a thread of the parent's held it
+    global _child_of
+    session.registry = threading.RLock()  # perhaps a thread of the parent's held it
     parent = os.getppid()
     _jaxlib.keep_threads_of_parent()
     clusters = list(_all)
@@ -167,78 +157,21 @@ def _abandon_in_child() -> None:
             f"cluster cannot be used here. {_IN_CHILDREN}"
         )
     _live.clear()
-    _current.clear()
+    session.make_current(None)
 
 
 os.register_at_fork(after_in_child=_abandon_in_child)
 
 
-def current() -> Cluster:
-    """The cluster connected to last and not closed; the embedded one when there is none."""
-    with _lock:
-        while _current and not _current[-1].is_open:
-            _current.pop()
-        return _current[-1] if _current else connect()
-
-
-def _make_current(cluster: Cluster) -> None:
-    if cluster in _current:
-        _current.remove(cluster)
-    _current.append(cluster)
-
-
-class Cluster:
+class Cluster(session.Session):
     """A connection to a cluster. Made by `connect`; `close` it, or use it in a `with` statement."""
 
     def __init__(self, control: Any, target: Any, handle: Any = None) -> None:
-        from pathways.api import checkpoint, jax_interop
-        from pathways.api.array import Array
-        from pathways.api.effects import Effects
-
         jax_interop.install()
         checkpoint.register_if_imported()
-        self._control = control
+        super().__init__(control, target is None)
         self._handle = handle
         self._target = target
-        self._layouts: dict[Any, _core.Layout] = {}
-        self._packings: dict[_core.Layout, Packing] = {}
-        self._placements: dict[Any, tuple[int, SliceBinding]] = {}  # what hosts were told, and for which devices
-        self._lock = threading.RLock()
-        topology = control.topology
-        each = topology.devices_per_host
-        self.platform: str = topology.platform
-        self.devices = tuple(
-            Device(number, number // each, topology.island_of(number // each), topology.platform)
-            for number in range(topology.devices)
-        )
-        self.lowering_platform = {"gpu": "cuda"}.get(topology.platform, topology.platform)
-        self.is_embedded = target is None
-        liveness = None if self.is_embedded else control.check
-        self.native = _core.Client(
-            control.client_id,
-            control.client_segment,
-            control.status_segment,
-            control.bell_segment,
-            Array,
-            liveness,
-            release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64))
-            if topology.device_bytes
-            else RELEASE_BYTES,
-        )
-        self.arena_trimmer = ArenaTrimmer(self.native)
-        self.driver = None
-        if self.is_embedded:
-            self.driver = control.driver
-            self.native.embed(control.controller, control.driver.core)
-        self.copies: dict[_core.Layout, Any] = {}  # programs that copy an array, see `program.copy`
-        self.slices: weakref.WeakSet[Slice] = weakref.WeakSet()
-        self._home: Slice | None = None
-        #: Programs that nobody here can call any more, (number, group): appended by finalizers, see `sweep`.
-        self.forgotten: collections.deque[tuple[int, int]] = collections.deque()
-        self.effects = Effects()
-        self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
-        self.steady = threading.RLock()  # bindings of slices change under it, and only in `moving.remap`
-        self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
         _all.add(self)
 
     # ---- what is there
@@ -257,15 +190,6 @@ class Cluster:
     def address(self) -> str | None:
         """Where other clients reach it; None when embedded."""
         return getattr(self._control, "address", None)
-
-    @property
-    def is_open(self) -> bool:
-        """False after `close`."""
-        return not self.native.closed
-
-    def is_alive(self) -> bool:
-        """Whether it can be used: open, and none of its processes lost."""
-        return self.is_open and bool(self._control.alive())
 
     def stats(self) -> dict[str, Any]:
         """Counters of this client and of the cluster.
@@ -294,11 +218,6 @@ class Cluster:
 
     # ---- moving
 
-    @property
-    def client_id(self) -> int:
-        """This client's number in the cluster."""
-        return int(self._control.client_id)
-
     def remap(self, slice: Slice, devices: Sequence[Device | int]) -> None:
         """Moves a slice, with every array on it, to other devices. Between runs: returns when everything is there.
 
@@ -314,9 +233,7 @@ class Cluster:
             SliceError: other devices than such, or a slice of another cluster.
             ResourceExhaustedError, ComputationError: something found no room there; nothing has moved.
         """
-        from pathways.api import moving
-
-        moving.remap(self, slice, devices)
+        remap.remap(self, slice, devices)
 
     def suspend(self, client: int | None = None, *, to: str = "memory") -> int:
         """Takes a client off the devices: its runs end, its buffers leave device memory, and its later work waits.
@@ -352,111 +269,11 @@ class Cluster:
         number = self.client_id if client is None else client
         return int(self.control().resume(number, self.native.pause))
 
-    # ---- for the rest of this room
-
-    def control(self) -> Any:
-        """The control plane of an open cluster; raises the failure reason of it otherwise."""
-        self.native.check_alive()
-        return self._control
-
-    def home_mesh(self) -> MeshSpec:
-        """Where a program runs that names no slice: one device, taken the first time it is needed."""
-        from pathways.api.program import remember
-
-        with self._lock:
-            if self._home is None:
-                self._home = Slice(self, self.control().allocate_slice((1,), ("x",), None))
-                remember(self._home)
-            return self._home.mesh_spec
-
-    def layout(
-        self,
-        kind: ArrayType,
-        slice: Slice,
-        *,
-        dtype: Any = None,
-        shape: tuple[int, ...] | None = None,
-        weak_type: bool = False,
-    ) -> _core.Layout:
-        """The interned layout of arrays of physical type `kind` on `slice`.
-
-        `dtype` and `shape` are the logical ones where they differ (PRNG keys).
-        """
-        sizes = dict(slice.mesh_spec.axes)
-        spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in kind.spec)
-        if spec != kind.spec:  # an axis of one device cuts nothing: one name for one thing
-            kind = dataclasses.replace(kind, spec=spec)
-        dtype = kind.dtype if dtype is None else dtype
-        shape = kind.shape if shape is None else shape
-        key = (shape, dtype, kind.shape, kind.dtype, kind.spec, slice.mesh_spec.name, weak_type)
-        known = self._layouts.get(key)
-        if known is None:
-            with self._lock:  # a slice that moves does so under it
-                binding = slice.binding
-                known = _core.Layout(
-                    shape,
-                    dtype,
-                    weak_type,
-                    slice,
-                    kind.spec,
-                    binding.group,
-                    binding.hosts,
-                    kind.nbytes,
-                    binding.space_set,
-                    kind.nbytes // math.prod(slice.placed(kind).parts()),
-                )
-                known.cache = kind
-                known = self._layouts.setdefault(key, known)
-        return known
-
-    def packing(self, layout: _core.Layout) -> Packing:
-        """How bytes of a layout travel to its hosts."""
-        known = self._packings.get(layout)
-        if known is None:
-            known = self._packings[layout] = layout.slice.placed(layout.cache).packing
-        return known
-
-    def move_layouts(self, slice: Slice, binding: SliceBinding) -> None:
-        """From now on a slice lies elsewhere; `steady` is held, and nobody sends (`_core.Client.begin_move`)."""
-        with self._lock:
-            slice.binding = binding
-            for layout in self._layouts.values():
-                if layout.slice is slice:
-                    layout.move(binding.group, binding.hosts, binding.space_set)
-
-    def placement(self, layout: _core.Layout) -> int:
-        """The number by which a layout's hosts know its placement; tells them the first time."""
-        kind: ArrayType = layout.cache
-        key = (kind.shape, kind.dtype, kind.spec, layout.slice.mesh_spec.name)
-        known = self._placements.get(key)
-        if known is None or known[1] is not layout.slice.binding:
-            with self._lock:
-                known = self._placements.get(key)
-                if known is None or known[1] is not layout.slice.binding:
-                    number = len(self._placements) + 1 if known is None else known[0]
-                    payload = payloads.define(number, layout.slice.placed(kind))
-                    self.native.command(payloads.BACKEND, layout.group, number, 0, payload)
-                    known = self._placements[key] = number, layout.slice.binding
-        return known[0]
-
-    def sweep(self) -> None:
-        """Tells the hosts, in the order, and the controller of programs that nobody here can call any more."""
-        numbers = []
-        while True:
-            try:
-                number, group = self.forgotten.popleft()
-            except IndexError:
-                break
-            self.native.command(payloads.BACKEND, group, 0, number, payloads.forget(number))
-            numbers.append(number)
-        if numbers:
-            self.control().forget_programs(numbers)
-
     # ---- the end
 
     def close(self) -> None:
         """Leaves the cluster: what this client owns there is freed. A LocalCluster started here ends. Idempotent."""
-        with _lock:
+        with session.registry:
             if self.native.closed:
                 return
             try:
@@ -467,8 +284,7 @@ class Cluster:
             self.native.close()
             if _live.get(self._target) is self:
                 del _live[self._target]
-            if self in _current:
-                _current.remove(self)
+            session.forget_current(self)
         (self._handle or self._control).close()
 
     def __copy__(self) -> Cluster:
@@ -501,3 +317,7 @@ class Cluster:
         state = "" if self.is_open else " (closed)"
         where = "embedded" if self.is_embedded else self.address
         return f"Cluster({where}, {self._control.topology.describe()}){state}"
+
+
+Interop.install = jax_interop.install
+session.Default.connect = connect

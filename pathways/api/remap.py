@@ -18,9 +18,10 @@ from typing import Any
 
 from pathways import _core, errors
 from pathways.api.array import Array
-from pathways.api.cluster import Cluster
-from pathways.api.program import Registration, is_tracing
+from pathways.api.compiled import Registration
+from pathways.api.session import Session
 from pathways.api.slices import Device, Slice
+from pathways.api.tracing import is_tracing
 from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec, Node, NodeKind
 from pathways.plan.binding import BoundProgram
 from pathways.plan.topology import SliceBinding
@@ -32,7 +33,7 @@ MOST_AT_ONCE = 256
 _one_at_a_time = threading.RLock()
 
 
-def remap(cluster: Cluster, slice_: Slice, devices: Sequence[Device | int]) -> None:
+def remap(cluster: Session, slice_: Slice, devices: Sequence[Device | int]) -> None:
     """See `Cluster.remap`."""
     if is_tracing():
         raise errors.TraceError("a slice cannot move inside the trace of a program: call remap outside")
@@ -59,7 +60,7 @@ def remap(cluster: Cluster, slice_: Slice, devices: Sequence[Device | int]) -> N
         cluster.sweep()
 
 
-def _numbers(cluster: Cluster, devices: Sequence[Device | int]) -> tuple[int, ...]:
+def _numbers(cluster: Session, devices: Sequence[Device | int]) -> tuple[int, ...]:
     known = {device: device.id for device in cluster.devices}
     out = []
     try:
@@ -98,7 +99,7 @@ def _unbroken(work: Callable[[], None]) -> None:
         raise raised[0]
 
 
-def _move(cluster: Cluster, slice_: Slice, old: SliceBinding, new: SliceBinding) -> list[tuple[Array, Any]]:
+def _move(cluster: Session, slice_: Slice, old: SliceBinding, new: SliceBinding) -> list[tuple[Array, Any]]:
     """Fresh arrays on the new devices, there or failed as the ones on the old devices are."""
     native, control = cluster.native, cluster.control()
     arrays: list[Array] = native.arrays_on(slice_)
@@ -149,7 +150,7 @@ def _move(cluster: Cluster, slice_: Slice, old: SliceBinding, new: SliceBinding)
 
 
 def _rename(
-    cluster: Cluster, slice_: Slice, old: SliceBinding, new: SliceBinding, pairs: list[tuple[Array, Any]]
+    cluster: Session, slice_: Slice, old: SliceBinding, new: SliceBinding, pairs: list[tuple[Array, Any]]
 ) -> None:
     """From here on the names mean the fresh buffers."""
     native = cluster.native

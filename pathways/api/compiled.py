@@ -1,0 +1,358 @@
+"""One signature of a program, from its lowered form to a run: bound to devices, known to the hosts, called."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
+
+from pathways import _core, _jaxlib, errors
+from pathways.api import value_checks
+from pathways.api.array import Array
+from pathways.api.constants import Constants, kind_of
+from pathways.api.session import Session, current
+from pathways.api.signature import argument_of
+from pathways.api.slices import Slice
+from pathways.api.stages import Handle, MemoryAnalysis, cost_of, memory_of
+from pathways.api.tracing import find_slice, remember
+from pathways.compiler import compile_traced, device_put, placed, specs
+from pathways.compiler.ir import LogicalProgram
+from pathways.compiler.options import Options
+from pathways.compiler.trace import ORDER, Traced, as_argument, trace
+from pathways.plan.binding import BoundProgram, pinned
+
+
+class Lowering:
+    """A traced and lowered program, on no devices yet."""
+
+    def __init__(self, traced: Traced, program: LogicalProgram, cluster: Session, used: list[Slice]) -> None:
+        self.traced = traced
+        self.program = program
+        self.cluster = cluster
+        self._used = used  # keeps them alive
+
+    def slices(self) -> list[Slice]:
+        """Those of its meshes, in their order."""
+        return [find_slice(mesh) for mesh in self.program.meshes]
+
+    def bind(self) -> BoundProgram:
+        """On the devices where its slices lie now."""
+        slices = self.slices()
+        for slice_ in slices:
+            if slice_.cluster is not self.cluster:
+                raise errors.PlacementError(
+                    f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
+                    f"cluster than its arguments or its other slices ({self.cluster!r})"
+                )
+        return BoundProgram(
+            self.program,
+            tuple(slice_.binding.devices for slice_ in slices),
+            self.cluster.control().topology.devices_per_host,
+        )
+
+    def register(self) -> tuple[Registration, BoundProgram]:
+        """Makes the program known to the hosts where its slices lie now; returns when they have compiled it."""
+        self.cluster.sweep()
+        bound = self.bind()
+        registration = Registration(self.cluster, self.program, bound)
+        self.cluster.control().wait_compiled(registration.number)
+        return registration, bound
+
+    def compile(self, in_tree: Any) -> Compiled:
+        """Registers it with the hosts, waits until they have compiled it. `in_tree`: of its arguments."""
+        cluster = self.cluster
+        registration, bound = self.register()
+        slices = self.slices()
+
+        def layout(value: int, struct: Any) -> _core.Layout:
+            kind = self.program.values[value]
+            return cluster.layout(
+                kind,
+                slices[kind.mesh],
+                dtype=_jaxlib.logical_dtype(struct.dtype, kind.dtype),
+                shape=tuple(struct.shape),
+                weak_type=bool(struct.weak_type),
+            )
+
+        calls = self.program.calls
+        arguments = self.traced.in_order().arguments if calls.last >= 0 else self.traced.arguments
+        results = (*self.traced.results, *(ORDER for _ in range(calls.count)))
+        inputs = tuple(
+            layout(value, argument) for value, argument in zip(self.program.arguments, arguments, strict=True)
+        )
+        outputs = tuple(layout(value, result) for value, result in zip(self.program.results, results, strict=True))
+        donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
+        shared, shared_results = _shared(bound)
+        call: Any = _core.Call(
+            cluster.native, registration.number, registration.group, inputs, outputs, donated, shared, shared_results
+        )
+        call.names = self.traced.argument_names
+        if self.traced.closed_over:
+            call = Closure(call, self.traced.name, self.traced.closed_over)
+        return Compiled(call, in_tree, self, bound, registration)
+
+
+class Registration:
+    """A program that hosts know. They forget it, in the order, after the last who can call it."""
+
+    def __init__(self, cluster: Session, program: LogicalProgram, bound: BoundProgram) -> None:
+        self._cluster = cluster
+        control = cluster.control()
+        if program.callbacks:
+            cluster.effects.callbacks.update(program.callbacks)
+            control.serve_callbacks(cluster.effects.callbacks)
+        self.group: int = control.group(bound.hosts())
+        self.number: int = control.register_program(program, bound.bindings)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
+
+
+class Closure:
+    """A `_core.Call` whose last arguments are arrays that the program closes over: callers give the others.
+
+    The arrays are those of when it was traced, as in `jax.jit`. An array does not change, so holding it is enough.
+    """
+
+    def __init__(self, call: _core.Call, name: str, arrays: Sequence[Array]) -> None:
+        self._call = call
+        self._name = name
+        self.arrays = [
+            array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
+            for array, layout in zip(arrays, call.inputs[len(call.inputs) - len(arrays) :], strict=True)
+        ]
+        self.client = call.client
+        self.inputs = call.inputs[: len(call.inputs) - len(arrays)]
+        self.outputs = call.outputs
+        self.donated = call.donated
+        self.bind = call.bind
+
+    @property
+    def stale(self) -> bool:
+        """As `_core.Call.stale`."""
+        return self._call.stale
+
+    @stale.setter
+    def stale(self, value: bool) -> None:
+        self._call.stale = value
+
+    def _arguments(self, leaves: list[Any]) -> list[Any]:
+        for array in self.arrays:
+            if array.is_deleted():
+                raise errors.DeletedArrayError(
+                    f"{self._name!r} closes over {array!r}, which was deleted, or donated to a program, since it was "
+                    "traced. Give it as an argument, or keep the array"
+                )
+        return [*leaves, *self.arrays]
+
+    def __call__(self, leaves: list[Any]) -> list[Any] | None:
+        """As `_core.Call`."""
+        return self._call(self._arguments(leaves)) if len(leaves) == len(self.inputs) else None
+
+    def timed(self, leaves: list[Any], deadline: _core.Deadline) -> list[Any] | None:
+        """As `_core.Call.timed`."""
+        return self._call.timed(self._arguments(leaves), deadline) if len(leaves) == len(self.inputs) else None
+
+
+def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): lent to a
+    transfer, or the same value under two names."""
+    program, kept = bound.program, pinned(bound)
+    times = collections.Counter((*program.arguments, *program.results))
+
+    def positions(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
+
+    return positions(program.arguments), positions(program.results)
+
+
+class Compiled(Handle):
+    """One signature of a program, ready to run."""
+
+    def __init__(
+        self,
+        call: _core.Call | Closure,
+        in_tree: Any,
+        lowering: Lowering,
+        bound: BoundProgram,
+        registration: Registration,
+    ) -> None:
+        self.call = call
+        self.in_tree = in_tree
+        self.out_tree = lowering.traced.out_tree
+        self.calls_back = lowering.program.calls.count != 0
+        self.is_flat = (
+            not self.calls_back
+            and in_tree == tree_structure(((0,) * len(call.inputs), {}))
+            and self.out_tree == tree_structure(0)
+        )
+        traced = lowering.traced
+        self.names = (*traced.argument_names[: traced.given], "the order of callbacks")[: len(call.inputs)]
+        self._closed_over: Sequence[Array] = call.arrays if isinstance(call, Closure) else ()
+        self.modes = _jaxlib.trace_modes()
+        self.bound = bound
+        self.constants = Constants(call, self.names)
+        self.asked: Session | None = None  # the cluster that the arguments or the user named when it was found
+        self._lowering = lowering
+        self._registration: Registration | None = registration  # who holds `call` to call it holds us as well
+        self._lock = threading.Lock()
+        with lowering.cluster.steady:
+            call.stale = bound.bindings != lowering.bind().bindings  # a slice moved meanwhile
+            lowering.cluster.compiled.add(self)
+
+    def run_known(self, leaves: list[Any], has_home: bool) -> list[Array] | None:
+        """Runs on arrays as they are wanted and host values of kinds seen before; None: this takes the long way."""
+        is_placed = has_home
+        for leaf, layout, kinds in zip(leaves, self.call.inputs, self.constants.kinds, strict=True):
+            if type(leaf) is Array:
+                if leaf.layout is not layout:
+                    return None
+                is_placed = True
+            elif kind_of(leaf) not in kinds:
+                return None
+        if not is_placed and current() is not self.asked:
+            return None
+        return self.run(leaves)
+
+    def uses(self, slice_: Slice) -> bool:
+        """Whether a slice is part of it."""
+        return any(mesh.name == slice_.mesh_spec.name for mesh in self.bound.program.meshes)
+
+    def unbind(self) -> None:
+        """A slice of it lies elsewhere: the next call binds it again. Cluster.steady is held."""
+        self.call.stale = True
+        self._registration = None
+
+    def _bind_again(self) -> None:
+        """Lowers to the devices where its slices lie now: nothing is traced or partitioned."""
+        cluster = self._lowering.cluster
+        with self._lock:
+            while self.call.stale:
+                registration, bound = self._lowering.register()
+                with cluster.steady:
+                    if bound.bindings != self._lowering.bind().bindings:
+                        continue
+                    self.bound = bound
+                    self._registration = registration
+                    self.call.bind(registration.number, registration.group, *_shared(bound))
+
+    def run(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array]:
+        """Puts what is no array yet where the program wants it, and submits."""
+        kinds = _jaxlib.value_checks()
+        if not kinds:
+            return self._run(leaves, deadline)
+        with jax.debug_nans(False), jax.debug_infs(False):  # embedded, this thread is the host as well
+            out = self._run(leaves, deadline)
+            value_checks.check(kinds, self.bound.program.name, out, self._lowering.traced.result_names)
+        return out
+
+    def _run(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
+        if self.calls_back:
+            return self._run_calling_back(leaves, deadline)
+        return self._submit(leaves, deadline)
+
+    def _run_calling_back(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
+        def submit(*before: Any) -> list[Array]:
+            return self._submit([*leaves, *before], deadline)
+
+        lowering = self._lowering
+        results: list[Array] = lowering.cluster.effects.run(lowering.program, self.call.inputs, submit, move)
+        return results
+
+    def _submit(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
+        ready = [
+            leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
+            for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
+        ]
+        given = [ready[position] for position in self.call.donated]
+        times = collections.Counter(map(id, (*ready, *self._closed_over))) if given else {}
+
+        def is_pinned(position: int) -> bool:
+            array = ready[position]
+            return not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1)
+
+        while True:
+            for position in filter(is_pinned, self.call.donated):  # MEM-4: what something else may still read
+                ready[position] = copy(ready[position])
+            if self.call.stale:
+                self._bind_again()
+            out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
+            if out is not None:
+                break
+            if not self.call.stale and not any(map(is_pinned, self.call.donated)):
+                raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
+        for array in given:
+            array.delete()
+        return out
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimate of one run, for one device of each slice ("flops", "bytes accessed", ...), from the hosts."""
+        return cost_of(self.bound.program, self._analyze())
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """What XLA says of the memory of its computations on one device, from the hosts."""
+        return memory_of(self.bound.program, self._analyze())
+
+    def _analyze(self) -> dict[int, dict[str, Any]]:
+        if self.call.stale:
+            self._bind_again()
+        registration = self._registration
+        assert registration is not None
+        found: dict[int, dict[str, Any]] = self._lowering.cluster.control().analyze(registration.number)
+        if len(found) < len(self.bound.program.computations):
+            raise errors.HostLostError(f"not every host of program {self._lowering.traced.name!r} answers")
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs on arguments of this very signature."""
+        leaves, tree = tree_flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise errors.ProgramError(f"compiled for arguments of structure {self.in_tree}, got {tree}")
+        for leaf, layout, name in zip(leaves, self.call.inputs, self.names, strict=not self.calls_back):
+            kind = leaf if type(leaf) is Array else as_argument(leaf, f"argument {name}")
+            if (kind.shape, kind.dtype) != (layout.shape, layout.dtype):
+                raise errors.ProgramError(
+                    f"argument {name}: compiled for {layout.dtype}{list(layout.shape)}, got "
+                    f"{kind.dtype}{list(kind.shape)}"
+                )
+        return tree_unflatten(self.out_tree, self.run(leaves))
+
+
+def move(array: Array, devices: Slice, spec: tuple[tuple[str, ...], ...]) -> Array:
+    """The array on another slice, or sharded otherwise: a program of one transfer."""
+    target = specs.to_partition_spec(spec)
+    fun = functools.partial(device_put, mesh=devices.mesh_spec, spec=target)
+    return _run_one(("move", devices.mesh_spec.name, spec), "device_put", fun, devices, array)
+
+
+def copy(array: Array) -> Array:
+    """The same value in memory of its own, where the array lives."""
+    slice_: Slice = array.layout.slice
+    spec = specs.to_partition_spec(array.layout.spec[: array.ndim])
+    fun = placed(jax.lax.optimization_barrier, slice_.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
+    return _run_one(("copy",), "copy", fun, slice_, array)
+
+
+def _run_one(what: Hashable, name: str, fun: Callable[[Any], Any], home: Slice, array: Array) -> Array:
+    """Runs a function of one array, compiled once per layout."""
+    session: Session = home.cluster
+    key = (what, array.layout, _jaxlib.trace_modes())
+    known: Compiled | None = session.moves.get(key)
+    if known is None:
+        session.control()
+        for slice_ in (home, array.layout.slice):
+            remember(slice_)
+        argument = argument_of(array)
+        traced = trace(fun, [argument], {}, name=name)
+        options = dataclasses.replace(Options.of(None), platforms=(session.lowering_platform,))
+        program = compile_traced(traced, options, default_mesh=home.mesh_spec)
+        lowering = Lowering(traced, program, session, [home, array.layout.slice])
+        known = session.moves[key] = lowering.compile(tree_structure(((0,), {})))
+    return known.run([array])[0]

@@ -1,0 +1,225 @@
+"""How the bytes of an array go from the client to the hosts, and come back.
+
+A cluster has one `HostTransfer`, chosen when it is connected:
+
+    SharedMemory    to other processes: few bytes inside the command, more in a block of the client's arena
+    InProcess       embedded: client and host are one process, and hand the values themselves over
+
+A small result that the client reads anyway comes with its completion, without a read-back of its own: `InlineResult`.
+"""
+
+from __future__ import annotations
+
+import abc
+import gc
+import itertools
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _core, _jaxlib, errors
+from pathways.cluster.arena_trimming import ArenaTrimmer
+from pathways.compiler.ir import ArrayType
+from pathways.plan.shard_packing import Packing, aligned
+from pathways.protocol import payloads
+
+#: Up to here bytes travel inside the command; above, through shared memory.
+INLINE_BYTES = 1024
+#: How long a value waits for room in shared memory before nothing seems to give any back.
+_PATIENCE_S = 30.0
+#: From here on the trimmer looks at how much of the arena is in use.
+BIG_BYTES = 1 << 20
+_READY, _FAILED = "ready", "failed"
+_keys = itertools.count(1)
+
+
+class HostTransfer(abc.ABC):
+    """Puts and read-backs of one cluster. The caller is inside `_core.Client.enter`, so no slice moves meanwhile."""
+
+    @abc.abstractmethod
+    def put(self, array: Any, leaf: Any, packing: Packing, placement: int, what: object) -> None:
+        """Sends the value of a new array. The bytes are copied, once, before this returns.
+
+        Args:
+            array: the new `pw.Array`, of the layout that the value has.
+            leaf: a NumPy array, or a `jax.Array` of this process.
+            packing: how the bytes lie for the hosts.
+            placement: the number by which the hosts know the layout's placement.
+            what: the value's name in messages.
+        """
+
+    @abc.abstractmethod
+    def read_back(self, array: Any) -> ReadBack:
+        """Begins to bring the value of an array to this process."""
+
+
+class SharedMemory(HostTransfer):
+    """To host processes of this machine."""
+
+    def __init__(self, client: _core.Client, arena_trimmer: ArenaTrimmer) -> None:
+        self._client = client
+        self._arena_trimmer = arena_trimmer
+
+    def put(self, array: Any, leaf: Any, packing: Packing, placement: int, what: object) -> None:  # noqa: D102
+        kind: ArrayType = array.layout.cache
+        if kind.nbytes <= INLINE_BYTES:
+            data = np.asarray(leaf, dtype=kind.dtype).tobytes()
+            self._client.put(array, payloads.put_inline(placement, data))
+            return
+        block = self.allocate(packing.nbytes, what)
+        packing.pack(leaf, memoryview(block))
+        self._client.put(array, payloads.put_arena(placement, block.offset, packing.nbytes), block)
+
+    def read_back(self, array: Any) -> ReadBack:  # noqa: D102
+        nbytes = array.layout.cache.nbytes
+        block = self.allocate(max(nbytes, 1), f"reading {array!r}")
+        token = self._client.new_token(array.layout.parts)
+        read_back = _SharedMemoryReadBack(self._client, token, block)  # owns the token, also if this fails
+        self._client.fetch(array, token, payloads.fetch_arena(block.offset, nbytes), block)
+        return read_back
+
+    def allocate(self, nbytes: int, what: object) -> _core.BlockView:
+        """A block of the client's shared memory; waits while others are released, and refuses what can never fit."""
+        block = allocate(self._client, nbytes, what)
+        if nbytes >= BIG_BYTES:
+            self._arena_trimmer.block_taken()
+        return block
+
+
+class InProcess(HostTransfer):
+    """To this process itself. A value is handed over as it is, but never memory that the caller can change."""
+
+    def __init__(self, client: _core.Client, handed_over: dict[int, Any]) -> None:
+        """`handed_over`: of the host, by key or token; the client and the host put values there for each other."""
+        self._client = client
+        self._handed_over = handed_over
+
+    def put(self, array: Any, leaf: Any, packing: Packing, placement: int, what: object) -> None:  # noqa: D102
+        key = next(_keys)
+        if isinstance(leaf, jax.Array):
+            self._handed_over[key] = leaf
+        else:
+            self._handed_over[key] = memory = aligned(packing.nbytes)
+            packing.pack(leaf, memory)
+        self._client.put(array, payloads.put_local(placement, key))
+
+    def read_back(self, array: Any) -> ReadBack:  # noqa: D102
+        token = self._client.new_token(array.layout.parts)
+        read_back = _InProcessReadBack(self._client, token, self._handed_over)  # owns the token, also if this fails
+        self._handed_over[token] = None  # the host fills it in only where it is asked for
+        self._client.fetch(array, token, payloads.fetch_local(token))
+        return read_back
+
+
+class InlineResult:
+    """A value that comes with its completion (READ-1). While it stands in `Array.cached`, the array is not donated."""
+
+    def result(self, array: Any) -> Any:
+        """Waits and returns the value; raises what the array failed with."""
+        data = array._read()
+        if data is None:
+            array.cached = None
+            raise array._deleted_error("reading it") if array.is_deleted() else array._failure()
+        return value_of(array.layout, data)
+
+
+INLINE_RESULT = InlineResult()
+
+
+class ReadBack(abc.ABC):
+    """A read-back under way: a token to wait for, and where the bytes come."""
+
+    def __init__(self, client: _core.Client, token: int) -> None:
+        self._client = client
+        self._token = token
+        self._lock = threading.Lock()  # two threads may read one array
+        self._value: Any = None
+
+    @abc.abstractmethod
+    def _take(self, layout: _core.Layout) -> Any:
+        """The value, which is there."""
+
+    def is_here(self) -> bool:
+        """Whether the value has come; never waits."""
+        return self._value is not None or (
+            not self._client.closed and self._client.wait_raw(self._token, 0.0) == _READY
+        )
+
+    def result(self, array: Any) -> Any:
+        """Waits and returns the value; raises what the array failed with."""
+        with self._lock:
+            if self._value is None:
+                self._value = self._wait(array)
+            return self._value
+
+    def _wait(self, array: Any) -> Any:
+        if self._client.wait_raw(self._token) != _FAILED:
+            return self._take(array.layout)
+        text = self._client.error_text(self._token)
+        array.cached = None
+        if not array.is_deleted() and self._client.state(array) == _FAILED:  # says more than that it is not there
+            raise array._failure()
+        raise errors.from_text(text, errors.ComputationError)
+
+    def __del__(self) -> None:
+        if not self._client.closed:
+            self._client.forget_token(self._token)
+
+
+class _SharedMemoryReadBack(ReadBack):
+    def __init__(self, client: _core.Client, token: int, block: _core.BlockView) -> None:
+        super().__init__(client, token)
+        self._block = block
+
+    def _take(self, layout: _core.Layout) -> Any:
+        return value_of(layout, memoryview(self._block))
+
+
+class _InProcessReadBack(ReadBack):
+    def __init__(self, client: _core.Client, token: int, handed_over: dict[int, Any]) -> None:
+        super().__init__(client, token)
+        self._handed_over = handed_over
+
+    def _take(self, layout: _core.Layout) -> Any:
+        return _jaxlib.from_physical(self._handed_over.pop(self._token), layout.dtype)
+
+    def __del__(self) -> None:
+        super().__del__()
+        if not self._client.closed:
+            self._handed_over.pop(self._token, None)
+
+
+def value_of(layout: _core.Layout, data: Any) -> Any:
+    """A fetched value, of read-only memory."""
+    kind: ArrayType = layout.cache
+    value: Any = np.frombuffer(data, kind.dtype) if kind.nbytes else np.empty(0, kind.dtype)
+    value = value.reshape(kind.shape)
+    if value.flags.writeable:
+        value.flags.writeable = False
+    return value if layout.dtype is kind.dtype else _jaxlib.from_physical(value, layout.dtype)
+
+
+def allocate(client: _core.Client, nbytes: int, what: object) -> _core.BlockView:
+    """A block of the client's shared memory; waits while others give theirs back, and refuses what can never fit."""
+    capacity = client.arena_stats()[2]
+    if nbytes > capacity:
+        raise errors.ResourceExhaustedError(
+            f"{what} has {nbytes} bytes, but this client's shared memory only {capacity}; connect with more"
+        )
+    deadline = 0.0
+    while (block := client.allocate(nbytes)) is None:
+        if deadline == 0:
+            gc.collect()  # arrays in cycles
+            deadline = time.monotonic() + _PATIENCE_S
+        client.flush()
+        client.check_alive()
+        client.pause(0.001)
+        if time.monotonic() > deadline:
+            raise errors.ResourceExhaustedError(
+                f"{what} needs {nbytes} bytes of this client's shared memory, and none of its {capacity} bytes became "
+                f"free for {_PATIENCE_S:g} s: {client.arena_stats()[0]} are in use by arrays that are still alive"
+            )
+    return block

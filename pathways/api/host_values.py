@@ -1,0 +1,49 @@
+"""One value of this process as an array of a slice: checked against the layout, then sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _core, _jaxlib, errors
+from pathways.api.array import Array
+from pathways.api.slices import Slice
+from pathways.compiler.ir import ArrayType
+
+
+def physical(shape: tuple[int, ...], dtype: Any, slice_: Slice, spec: Any) -> ArrayType:
+    """The physical type of an array: PRNG keys are their words, complex numbers their parts."""
+    full, words = _jaxlib.physical_struct(shape, dtype)
+    return ArrayType(full, words, 0, (*spec, *((),) * (len(full) - len(shape))))
+
+
+def put_leaf(leaf: Any, layout: _core.Layout, what: object) -> Array:
+    """One host value as an array of `layout`. The bytes are copied, once, before this returns: on CPU the devices then
+    show that copy as it is."""
+    if isinstance(leaf, Array):
+        if leaf.layout is layout:
+            return leaf
+        raise errors.ProgramError(
+            f"{what}: expected {layout.dtype}{list(layout.shape)} on {layout.slice!r}, got {leaf!r}"
+        )
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise errors.ProgramError(
+            f"{what} is {leaf!r}, which has a shape and a dtype but no value; give an array (`lower` takes it)"
+        )
+    kind: ArrayType = layout.cache
+    cluster = layout.slice.cluster
+    client = cluster.native
+    leaf = _jaxlib.to_physical(leaf, layout.dtype)
+    if not isinstance(leaf, (np.ndarray, jax.Array)):
+        leaf = np.asarray(leaf, dtype=kind.dtype)
+    if leaf.shape != kind.shape:
+        raise errors.ProgramError(f"{what}: expected shape {kind.shape}, got {leaf.shape}")
+    client.enter()  # a slice that moves changes who holds the array
+    try:
+        array: Array = client.new_array(layout)
+        cluster.transfer.put(array, leaf, cluster.packing(layout), cluster.placement(layout), what)
+        return array
+    finally:
+        client.leave()

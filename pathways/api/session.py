@@ -1,0 +1,225 @@
+"""What a connection keeps for programs and arrays: layouts, placements, caches; and which connection is current."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from pathways import _core
+from pathways.api.array import Array
+from pathways.api.effects import Effects
+from pathways.api.host_transfer import HostTransfer, InProcess, SharedMemory
+from pathways.api.slices import Device, Slice, VirtualDeviceSet
+from pathways.api.tracing import remember
+from pathways.cluster.arena_trimming import ArenaTrimmer
+from pathways.compiler.ir import ArrayType, MeshSpec
+from pathways.plan.shard_packing import Packing
+from pathways.plan.topology import SliceBinding
+from pathways.protocol import payloads
+
+#: Releases of buffers are held back, and sent together, up to so many bytes; less where devices have little memory.
+RELEASE_BYTES = 1 << 20
+
+registry = threading.RLock()  # of `_current`, and of what `connect` knows
+_current: list[Session] = []  # the last one is current; guarded by registry
+
+
+class Default:
+    """How `current` connects when nothing is connected. `pathways.api.connect` sets `connect`."""
+
+    connect: Callable[[], Session]
+
+
+class Session:
+    """One client's connection, as arrays and programs use it. Users have a `Cluster`, which is one."""
+
+    def __init__(self, control: Any, is_embedded: bool) -> None:
+        self._control = control
+        self._layouts: dict[Any, _core.Layout] = {}
+        self._packings: dict[_core.Layout, Packing] = {}
+        self._placements: dict[Any, tuple[int, SliceBinding]] = {}  # what hosts were told, and for which devices
+        self._lock = threading.RLock()
+        topology = control.topology
+        each = topology.devices_per_host
+        self.platform: str = topology.platform
+        self.devices = tuple(
+            Device(number, number // each, topology.island_of(number // each), topology.platform)
+            for number in range(topology.devices)
+        )
+        self.lowering_platform = {"gpu": "cuda"}.get(topology.platform, topology.platform)
+        self.is_embedded = is_embedded
+        liveness = None if self.is_embedded else control.check
+        self.native = _core.Client(
+            control.client_id,
+            control.client_segment,
+            control.status_segment,
+            control.bell_segment,
+            Array,
+            liveness,
+            release_bytes=max(1, min(RELEASE_BYTES, topology.device_bytes // 64))
+            if topology.device_bytes
+            else RELEASE_BYTES,
+        )
+        self.arena_trimmer = ArenaTrimmer(self.native)
+        self.driver = None
+        self.transfer: HostTransfer
+        if self.is_embedded:
+            self.driver = control.driver
+            self.native.embed(control.controller, control.driver.core)
+            self.transfer = InProcess(self.native, control.driver.local)
+        else:
+            self.transfer = SharedMemory(self.native, self.arena_trimmer)
+        self.moves: dict[Hashable, Any] = {}  # programs of one array, see `compiled.move`
+        self.slices: weakref.WeakSet[Slice] = weakref.WeakSet()
+        self._home: Slice | None = None
+        #: Programs that nobody here can call any more, (number, group): appended by finalizers, see `sweep`.
+        self.forgotten: collections.deque[tuple[int, int]] = collections.deque()
+        self.effects = Effects()
+        self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
+        self.steady = threading.RLock()  # bindings of slices change under it, and only in `remap.remap`
+        self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
+
+    @property
+    def client_id(self) -> int:
+        """This client's number in the cluster."""
+        return int(self._control.client_id)
+
+    @property
+    def is_open(self) -> bool:
+        """False after `close`."""
+        return not self.native.closed
+
+    def is_alive(self) -> bool:
+        """Whether it can be used: open, and none of its processes lost."""
+        return self.is_open and bool(self._control.alive())
+
+    def control(self) -> Any:
+        """The control plane of an open cluster; raises the failure reason of it otherwise."""
+        self.native.check_alive()
+        return self._control
+
+    def home_mesh(self) -> MeshSpec:
+        """Where a program runs that names no slice: one device, taken the first time it is needed."""
+        with self._lock:
+            if self._home is None:
+                self._home = Slice(self, self.control().allocate_slice((1,), ("x",), None))
+                remember(self._home)
+            return self._home.mesh_spec
+
+    def layout(
+        self,
+        kind: ArrayType,
+        slice: Slice,
+        *,
+        dtype: Any = None,
+        shape: tuple[int, ...] | None = None,
+        weak_type: bool = False,
+    ) -> _core.Layout:
+        """The interned layout of arrays of physical type `kind` on `slice`.
+
+        `dtype` and `shape` are the logical ones where they differ (PRNG keys).
+        """
+        sizes = dict(slice.mesh_spec.axes)
+        spec = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in kind.spec)
+        if spec != kind.spec:  # an axis of one device cuts nothing: one name for one thing
+            kind = dataclasses.replace(kind, spec=spec)
+        dtype = kind.dtype if dtype is None else dtype
+        shape = kind.shape if shape is None else shape
+        key = (shape, dtype, kind.shape, kind.dtype, kind.spec, slice.mesh_spec.name, weak_type)
+        known = self._layouts.get(key)
+        if known is None:
+            with self._lock:  # a slice that moves does so under it
+                binding = slice.binding
+                known = _core.Layout(
+                    shape,
+                    dtype,
+                    weak_type,
+                    slice,
+                    kind.spec,
+                    binding.group,
+                    binding.hosts,
+                    kind.nbytes,
+                    binding.space_set,
+                    kind.nbytes // math.prod(slice.placed(kind).parts()),
+                )
+                known.cache = kind
+                known = self._layouts.setdefault(key, known)
+        return known
+
+    def packing(self, layout: _core.Layout) -> Packing:
+        """How bytes of a layout travel to its hosts."""
+        known = self._packings.get(layout)
+        if known is None:
+            known = self._packings[layout] = layout.slice.placed(layout.cache).packing
+        return known
+
+    def move_layouts(self, slice: Slice, binding: SliceBinding) -> None:
+        """From now on a slice lies elsewhere; `steady` is held, and nobody sends (`_core.Client.begin_move`)."""
+        with self._lock:
+            slice.binding = binding
+            for layout in self._layouts.values():
+                if layout.slice is slice:
+                    layout.move(binding.group, binding.hosts, binding.space_set)
+
+    def placement(self, layout: _core.Layout) -> int:
+        """The number by which a layout's hosts know its placement; tells them the first time."""
+        kind: ArrayType = layout.cache
+        key = (kind.shape, kind.dtype, kind.spec, layout.slice.mesh_spec.name)
+        known = self._placements.get(key)
+        if known is None or known[1] is not layout.slice.binding:
+            with self._lock:
+                known = self._placements.get(key)
+                if known is None or known[1] is not layout.slice.binding:
+                    number = len(self._placements) + 1 if known is None else known[0]
+                    payload = payloads.define(number, layout.slice.placed(kind))
+                    self.native.command(payloads.BACKEND, layout.group, number, 0, payload)
+                    known = self._placements[key] = number, layout.slice.binding
+        return known[0]
+
+    def sweep(self) -> None:
+        """Tells the hosts, in the order, and the controller of programs that nobody here can call any more."""
+        numbers = []
+        while True:
+            try:
+                number, group = self.forgotten.popleft()
+            except IndexError:
+                break
+            self.native.command(payloads.BACKEND, group, 0, number, payloads.forget(number))
+            numbers.append(number)
+        if numbers:
+            self.control().forget_programs(numbers)
+
+
+def current() -> Session:
+    """The cluster connected to last and not closed; the embedded one when there is none."""
+    with registry:
+        while _current and not _current[-1].is_open:
+            _current.pop()
+        return _current[-1] if _current else Default.connect()
+
+
+def make_current(session: Session | None) -> None:
+    """`session` is what `current` gives from now on; None: nothing is connected here."""
+    with registry:
+        if session is None:
+            _current.clear()
+            return
+        forget_current(session)
+        _current.append(session)
+
+
+def forget_current(session: Session) -> None:
+    """`session` is not current any more."""
+    with registry:
+        if session in _current:
+            _current.remove(session)
+
+
+def make_virtual_device_set(cluster: Session | None = None) -> VirtualDeviceSet:
+    """Virtual devices of `cluster`; of the current one when not given (embedded, if none is connected)."""
+    return VirtualDeviceSet(cluster or current())
