@@ -1,4 +1,4 @@
-# What _core uses of the native library. Declarations only; logic lives in csrc/ or in Python.
+# The parts of the native library that _core uses. Declarations only; the logic is in csrc/ or in Python.
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
@@ -65,16 +65,16 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
         pass
     cdef cppclass SpinPolicy:
         @staticmethod
-        SpinPolicy yield_briefly()
+        SpinPolicy sleep_at_once()
 
         @staticmethod
         SpinPolicy adaptive()
 
         @staticmethod
-        SpinPolicy yield_long()
+        SpinPolicy serve_stream()
 
         @staticmethod
-        SpinPolicy answer()
+        SpinPolicy await_answer()
 
         @staticmethod
         SpinPolicy check_once()
@@ -174,7 +174,7 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
         uint32_t source
         vector[uint64_t] offsets
 
-# The callbacks hold Python's lock: they are what a host's step calls back into.
+# The callbacks hold Python's lock: a host's step calls them to reach Python.
 cdef extern from "executor/callback_backend.h" namespace "pathways":
     cdef cppclass BackendCallbacks:
         BackendCallbacks()

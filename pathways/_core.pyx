@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """The hot path between Python and the native core: submit, futures, host buffers, and a host's enqueue loop.
 
-The client's side is here: `Layout` (what an array looks like and who holds it), `Buffer` (a handle with an owner;
-`pw.Array` derives from it), `Client`, and `Call`, one compiled signature of a program; and `BlockView`, a span of
-shared memory as a Python buffer. Parts of this module are `_host.pxi`, the host's side: `Host` and what the executor
-calls; and `_network_transfer.pxi`, what crosses between machines. Segments come from `pathways._native` by address.
+The client's side is here: `Layout` (an array's shape, dtype and hosts), `Buffer` (a handle with an owner; `pw.Array`
+derives from it), `Client`, `Call` (one compiled signature of a program), and `BlockView` (a block of shared memory as
+a Python buffer). Two files are included. `_host.pxi` is the host's side: `Host`, and the functions that the executor
+calls. `_network_transfer.pxi` is the transfers between machines. Segments come from `pathways._native` by address.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
@@ -40,22 +40,22 @@ cdef object _is_ready = "is_ready"
 cdef object _block_until_ready = "block_until_ready"
 cdef object _is_deleted = "is_deleted"
 cdef tuple _nothing = ()
-cdef uint64_t _donating = 0  # calls so far that donate something
-cdef int64_t _borrowed = 0   # blocks of clients' memory that this process was lent and holds
+cdef uint64_t _donating = 0  # number of calls so far that donate something
+cdef int64_t _borrowed = 0   # number of leases that this process holds of blocks in clients' memory
 
-# How long a native wait lasts before Python looks for signals and for a cluster that is gone.
+# The longest native wait before Python checks for signals and for a cluster that is gone.
 cdef int64_t _LOOK_NS = 50_000_000
-# How often a host looks at its devices, a yield of the core between two looks, before it has a watcher sleep on them.
+# How many times a host polls its devices, with a yield of the core after each poll, before a watcher sleeps on them.
 cdef uint32_t _POLL_LIMIT = 8
-# How long it sleeps at most while its devices have all they can take.
+# The longest sleep of a host while its devices can take no more launches.
 cdef int64_t _THROTTLED_NS = 500_000
-# So many runs under way are a stream.
+# From this number of runs under way on, a client is taken to have a stream of runs.
 cdef uint64_t _STREAM_RUNS = 8
-# A client that waits so long sends the releases that it holds back.
+# A client that has waited this long sends the releases that it holds back.
 cdef int64_t _BRIEF_NS = 1_000_000
-# Live runs of a host of which its statistics say what they wait for.
+# A host's statistics tell for this many of its live runs, the oldest, what they wait for.
 cdef size_t _OLDEST_RUNS = 16
-# Runs without a read of a result, after which its value no longer comes with its completion.
+# After this many runs without a read of a result, the result's value no longer comes with its completion.
 cdef uint32_t _UNREAD_RUNS = 64
 
 PENDING, READY, FAILED, RELEASED = "pending", "ready", "failed", "released"
@@ -69,14 +69,14 @@ cdef class Layout:
     cdef readonly object dtype
     cdef readonly bint weak_type
     cdef readonly object slice        # pathways.api.Slice
-    cdef readonly tuple spec          # per dimension, the axes that cut it
-    cdef readonly uint32_t group      # of the hosts that hold it; changes when the slice moves
-    cdef readonly tuple hosts         # them
-    cdef readonly uint32_t parts      # how many they are
+    cdef readonly tuple spec          # per dimension: the axes that shard it
+    cdef readonly uint32_t group      # number of the group of hosts that hold it; changes when the slice moves
+    cdef readonly tuple hosts         # the hosts of that group
+    cdef readonly uint32_t parts      # the number of those hosts
     cdef readonly uint64_t nbytes
-    cdef public object cache          # whatever the api keeps with it
+    cdef public object cache          # for the api's use
     cdef readonly uint32_t space_set  # the devices that hold it, for the ledger of memory
-    cdef readonly uint64_t space_bytes  # what it takes on each
+    cdef readonly uint64_t space_bytes  # its bytes on each of these devices
 
     def __init__(self, tuple shape, dtype, bint weak_type, slice, tuple spec, group, tuple hosts not None, nbytes,
                  space_set, space_bytes):
@@ -94,7 +94,7 @@ cdef class Layout:
         self.cache = None
 
     def move(self, uint32_t group, tuple hosts not None, uint32_t space_set):
-        """Other devices hold arrays of this layout from now on; only while `Client.moving` (MOVE-1)."""
+        """From now on other devices hold the arrays of this layout. Call it only while `Client.moving` (MOVE-1)."""
         self.group = group
         self.hosts = hosts
         self.parts = len(hosts)
@@ -103,22 +103,24 @@ cdef class Layout:
 
 @cython.no_gc
 cdef class Buffer:
-    """A handle with its owner: releases it when Python forgets it (OWN-1). FUT-3: a deleted one is never misread."""
+    """The owner of a handle: releases the handle when Python frees the object (OWN-1). FUT-3: a deleted handle is never
+    read as another buffer's.
+    """
     cdef uint64_t handle
     cdef readonly Layout layout
     cdef readonly Client client
     cdef bint deleted
     cdef public object cached         # the fetched value, or the fetch under way
-    cdef readonly bint shared         # MEM-4: something may still read it off the order, or has its memory as well
+    cdef readonly bint shared         # MEM-4: something may still read it outside of the order, or shares its memory
     cdef readonly uint64_t run        # tag of the run that makes it; 0: no run
-    cdef Call maker                   # the call that made it, and as which of its results
-    cdef uint32_t place
+    cdef Call maker                   # the call that made it
+    cdef uint32_t place               # which result of that call it is
     cdef readonly bint is_inline     # READ-1: its value comes with its completion
     cdef readonly bint timed          # the run that makes it has a deadline
-    cdef uint64_t seen                # number of the last donating call that it is an argument of
+    cdef uint64_t seen                # number (see `_donating`) of the last donating call that has it as an argument
 
     def __dealloc__(self):
-        # Only marks: the release command is batched and sent with later traffic.
+        # Sends nothing itself: the release command is batched, and sent with later traffic.
         if self.client is not None and not self.deleted and self.handle != 0:
             self.client.release_array(self)
 
@@ -138,60 +140,60 @@ cdef class Buffer:
             self.client.release_array(self)
 
     def _learn(self):
-        """It is read: from now on its call has such values come with their completions."""
+        """Call it when the array is read: from now on the values of this result come with their completions."""
         if self.maker is not None:
             self.maker.learn(self.place)
 
     def _read(self):
-        """READ-1: waits for a carried value and returns its bytes in C order; None when it failed or was deleted."""
+        """READ-1: waits for an inline result and returns its bytes in C order; None when it failed or was deleted."""
         cdef Handle handle
         handle.raw = self.handle
         if self.client.closed:
             self.client.check_alive()
         if self.client.core.get().poll(handle) == FutureState.kPending:
             self.client.wait_raw(self.handle)
-        # With Python's lock held from the look to the copy nobody releases the handle in between.
+        # Python's lock is held from this poll to the copy, so no thread releases the handle in between.
         if self.deleted or self.client.core.get().poll(handle) != FutureState.kReady:
             return None
         return PyBytes_FromStringAndSize(<const char*>self.client.core.get().read(handle, self.layout.nbytes),
                                          self.layout.nbytes)
 
     def _pin(self):
-        """From now on something reads it off the order: a call that donates it gets a copy (MEM-4)."""
+        """From now on something reads it outside of the order: a call that donates it must pass a copy (MEM-4)."""
         self.shared = True
 
     def _donate(self):
-        """The handle was given to a run: it is released after it, in the order."""
+        """The handle was donated to a run: releases it after that run, in the order."""
         self._forget()
 
 
 cdef class Deadline:
-    """How long runs of one program may take, and what is said of those that take longer (DEAD-1)."""
+    """How long runs of one program may take, and the error text of those that take longer (DEAD-1)."""
     cdef int64_t nanos
     cdef ErrorText text
 
     def __init__(self, double seconds, str text not None):
-        self.nanos = <int64_t>min(seconds * 1e9, 1e18)  # three decades are for ever
+        self.nanos = <int64_t>min(seconds * 1e9, 1e18)  # 1e18 ns (31 years): as good as no limit
         self.text = make_error_text(text.encode())
 
 
-@cython.no_gc_clear  # its memory must outlive its core, whatever the garbage collector takes first
+@cython.no_gc_clear  # its memory must outlive its core, so the garbage collector must not clear members first
 cdef class Client:
-    """A client's native end and, embedded, the whole cluster that its own thread runs."""
+    """The native part of a client. Embedded, the client's own threads also run the whole cluster."""
     cdef unique_ptr[CppClient] core
     cdef object keep                   # segments
     cdef object array_type
     cdef readonly bint closed
-    cdef readonly str orphaned         # in a forked child: why nothing of its parent's can be used here; else None
-    cdef bint gated                    # closed, or moving: what would send something looks closer
-    cdef readonly bint moving          # a thread moves a slice; no other one sends anything meanwhile (MOVE-1)
-    cdef unsigned long mover           # that thread
-    cdef int inside                    # threads between `enter` and `leave`
-    cdef PyObject** live               # by index of handle: the array that owns it, borrowed
-    cdef list held                     # what was released while something moved
-    cdef Host host                     # embedded: the host that this thread runs; else None
-    cdef CppController* controller     # embedded
-    cdef bint pumping
+    cdef readonly str orphaned         # in a forked child: why the parent's arrays cannot be used here; else None
+    cdef bint gated                    # closed, or moving: a thread must call `pass_gate` before it sends
+    cdef readonly bint moving          # a thread moves a slice; no other thread sends anything meanwhile (MOVE-1)
+    cdef unsigned long mover           # the identifier of that thread
+    cdef int inside                    # number of threads between `enter` and `leave`
+    cdef PyObject** live               # by index of the handle: the array that owns it (a borrowed reference)
+    cdef list held                     # (handle, layout) of arrays released while a slice moved
+    cdef Host host                     # embedded: the host that this client's threads run; else None
+    cdef CppController* controller     # embedded: the controller
+    cdef bint pumping                  # embedded: a thread is inside a step
     cdef object liveness               # callable: raises when the controller process is gone
     cdef readonly uint64_t dispatches
 
@@ -221,20 +223,20 @@ cdef class Client:
         free(self.live)
 
     def embed(self, controller, Host host not None):
-        """Makes this client's threads run `controller` and `host` themselves."""
+        """From now on this client's threads run `controller` and `host` themselves."""
         self.keep = self.keep + (controller,)
         self.controller = <CppController*><size_t>controller.address
         self.host = host
 
     def close(self):
-        """Sends nothing more. Handles released from now on are forgotten."""
+        """From now on sends nothing. Handles released from now on are dropped without a command."""
         self.closed = self.gated = True
         if self.host is not None:
             _interrupts.leave()
 
     def abandon(self, str reason not None, object owner):
-        """In a forked child: closed, and whoever uses it is told `reason` (FORK-1). Neither it nor its owner is ever
-        freed: their threads are the parent's, and whatever joins them would wait for ever.
+        """In a forked child: closes the client; every use of it raises `reason` (FORK-1). The client and its owner are
+        never freed, because their threads exist only in the parent: a join of them would wait for ever.
         """
         Py_INCREF(self)
         Py_INCREF(owner)
@@ -265,7 +267,9 @@ cdef class Client:
             _sleep(0.001)
 
     def enter(self):
-        """Until `leave` no slice moves: for whoever looks at a layout, and then sends what follows from it."""
+        """From here until `leave` no slice moves. Use it around code that reads a layout and then sends a command that
+        depends on it.
+        """
         if self.gated:
             self.pass_gate()
         self.inside += 1
@@ -274,14 +278,14 @@ cdef class Client:
         self.inside -= 1
 
     def begin_move(self):
-        """This thread alone sends from now on, until `end_move`. One thread at a time: the caller's lock."""
+        """From now on until `end_move` only this thread sends. The caller's lock must admit one thread at a time."""
         self.mover = PyThread_get_thread_ident()
         self.moving = self.gated = True
         while self.inside != 0:
             _sleep(0.001)
 
     def end_move(self):
-        """Lets the others go on; what they released meanwhile goes where its layout lies now."""
+        """Lets the other threads send again. The releases held back meanwhile go to the layouts' present hosts."""
         cdef Handle handle
         cdef Layout layout
         self.moving = False
@@ -294,7 +298,7 @@ cdef class Client:
             self.core.get().release(handle, layout.group, layout.nbytes)
 
     def arrays_on(self, slice):
-        """Every array on a slice that is neither deleted nor forgotten."""
+        """Every live array on a slice: those that are neither deleted nor freed."""
         cdef uint32_t i
         cdef list found = []
         for i in range(self.core.get().futures().capacity()):
@@ -303,7 +307,7 @@ cdef class Client:
         return found
 
     cpdef pump(self):
-        """Embedded: runs what is ready, on this thread. True when something was done."""
+        """Embedded: runs on this thread all work that is ready. Returns True when something was done."""
         cdef uint32_t done = 0, round_done
         if self.host is None or self.pumping:
             return False
@@ -331,12 +335,14 @@ cdef class Client:
             PyErr_CheckSignals()
             return
         with nogil:
-            self.core.get().wait_room(nanoseconds(_LOOK_NS), SpinPolicy.yield_briefly())
+            self.core.get().wait_room(nanoseconds(_LOOK_NS), SpinPolicy.sleep_at_once())
         self.core.get().poll_inbox()
         PyErr_CheckSignals()
 
     cpdef check_alive(self):
-        """Raises the failure reason of the cluster, or what the liveness check raises."""
+        """Raises when the client is closed, the failure reason when the cluster failed, or what the liveness check
+        raises.
+        """
         if self.closed:
             from pathways.errors import ClusterClosedError
             raise ClusterClosedError(self.orphaned or "the cluster of this array or program was closed")
@@ -364,9 +370,9 @@ cdef class Client:
         return READY if state == FutureState.kReady else (FAILED if state == FutureState.kFailed else RELEASED)
 
     cpdef str wait_raw(self, uint64_t raw, double timeout=-1.0):
-        """Waits for a future: "ready", "failed", or "pending" when `timeout` seconds (negative: none) are over.
+        """Waits for a future. Returns "ready", "failed" or "released"; "pending" when `timeout` seconds are over.
 
-        Ctrl-C ends the wait and nothing else. Raises when the cluster is gone.
+        A negative timeout sets no limit. Ctrl-C ends only the wait. Raises when the cluster is gone.
         """
         cdef Handle handle
         cdef FutureState state
@@ -375,8 +381,9 @@ cdef class Client:
         if self.orphaned is not None:
             self.check_alive()
         handle.raw = raw
-        # Whoever waits for a step's result wants it soon: it stays awake, and keeps back the releases, which would go
-        # before it. Whoever waits with a stream under way only lets the hosts catch up: it leaves them the cores.
+        # Few runs under way: the caller waits for a step's result and wants it soon. So this thread polls for long, and
+        # holds the releases back, because they would be handled before the result. With a stream of runs under way, the
+        # caller only lets the hosts catch up. So this thread sleeps early, to leave the cores to the hosts.
         cdef bint is_brief = self.host is None and self.core.get().in_flight() < _STREAM_RUNS
         if self.host is None and not is_brief:
             self.core.get().flush()
@@ -390,7 +397,7 @@ cdef class Client:
             if state == FutureState.kFree:
                 return RELEASED
             piece = _BRIEF_NS if is_brief else _LOOK_NS
-            if end != 0:  # a piece may be over early: others ring too
+            if end != 0:  # a wait may return early, because other futures ring the doorbell too
                 left = end - monotonic_ns()
                 if left <= 0:
                     return PENDING
@@ -402,10 +409,10 @@ cdef class Client:
             else:
                 with nogil:
                     self.core.get().wait(handle, nanoseconds(piece),
-                                         SpinPolicy.answer() if is_brief else SpinPolicy.adaptive())
+                                         SpinPolicy.await_answer() if is_brief else SpinPolicy.adaptive())
                 if is_brief and self.core.get().poll(handle) == FutureState.kPending:
                     is_brief = False
-                    self.core.get().flush()  # releases held back would otherwise wait with us
+                    self.core.get().flush()  # else the releases would be held back during the whole wait
                 if self.core.get().poll(handle) == FutureState.kPending:
                     self.core.get().poll_inbox()
                     if self.core.get().poll(handle) == FutureState.kPending:
@@ -417,14 +424,14 @@ cdef class Client:
         return self.wait_raw(buffer.handle, timeout)
 
     def error_text(self, uint64_t raw):
-        """Why a future failed."""
+        """The error text of a failed future."""
         cdef Handle handle
         handle.raw = raw
-        self.core.get().poll_inbox()  # it may have failed since the last look (DEAD-1)
+        self.core.get().poll_inbox()  # its deadline may have passed since the last poll (DEAD-1)
         return self.core.get().error_of(handle).decode("utf-8", "replace")
 
     def new_array(self, Layout layout not None):
-        """A new pending array whose parts will be completed by the hosts of its layout."""
+        """A new pending array. The hosts of its layout will complete its parts."""
         cdef Handle handle = self.new_future(layout.parts)
         return self.wrap(handle.raw, layout)
 
@@ -447,7 +454,7 @@ cdef class Client:
         return handle
 
     def new_token(self, uint32_t parts):
-        """A future of its own for a fetch; give it back with `forget_token`."""
+        """A new future for a fetch. Release it with `forget_token`."""
         return self.new_future(parts).raw
 
     def forget_token(self, uint64_t raw):
@@ -457,22 +464,26 @@ cdef class Client:
             self.core.get().forget(handle)
 
     def put(self, Buffer array not None, bytes payload not None, BlockView block=None):
-        """Sends the bytes of a new array, in the order; `block` is what the payload names, lent to each host."""
+        """Sends the bytes of a new array as a command, in the order. `block` is the block that the payload names; it is
+        leased to each host of the array.
+        """
         self.send_command(CommandKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.space_set,
                        array.layout.space_bytes, _lease(block, array.layout))
 
     def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None):
-        """Has the hosts write an array where the payload says, in `block`, which is lent to each; completes `token`."""
+        """Has the hosts write an array into `block`, where the payload says, and then complete `token`. The block is
+        leased to each host of the array.
+        """
         self.send_command(CommandKind.kFetch, array.layout.group, array.handle, token, payload, NO_SPACE_SET, 0,
                        _lease(block, array.layout))
 
     def make(self, Buffer array not None, bytes payload not None):
-        """Has its hosts make a new array by a task, in the order."""
+        """Has the hosts of a new array make it by a task, in the order."""
         self.send_command(CommandKind.kTask, array.layout.group, array.handle, 0, payload, array.layout.space_set,
                        array.layout.space_bytes, Lease())
 
     def command(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
-        """Sends one command in the order. `kind`: see `runtime.payloads`."""
+        """Sends one command in the order. `kind`: see `pathways.protocol.payloads`."""
         self.send_command(<CommandKind>kind, group, raw, token, payload, NO_SPACE_SET, 0, Lease())
 
     cdef send_command(self, CommandKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
@@ -503,7 +514,7 @@ cdef class Client:
             self.pump()
 
     def cancel(self, uint64_t tag, list arrays, str reason):
-        """Drops run `tag` unless hosts have been granted it, and fails its results."""
+        """Fails `arrays`, the results of run `tag`, with `reason`. Drops the run unless it was granted to its hosts."""
         cdef vector[uint64_t] raws
         for array in arrays:
             raws.push_back((<Buffer>array).handle)
@@ -514,14 +525,14 @@ cdef class Client:
             self.pump()
 
     def pause(self, double seconds):
-        """Waits a little for something to happen; embedded, runs what is ready meanwhile."""
+        """Waits up to about `seconds` until something happens. Embedded, it runs what is ready meanwhile."""
         cdef int64_t nanos = <int64_t>(seconds * 1e9)
         if self.host is not None:
             if not self.pump():
                 self.host.wait_oldest(self, seconds)
         else:
             with nogil:
-                self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.yield_briefly())
+                self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.sleep_at_once())
             self.core.get().poll_inbox()
         PyErr_CheckSignals()
 
@@ -540,14 +551,14 @@ cdef class Client:
     # ---- host buffers
 
     def allocate(self, size_t nbytes):
-        """A block of the client's shared arena, or None when it has no room now."""
+        """A block of the client's shared arena, or None when the arena has no room now."""
         cdef uint64_t offset
         cdef Arena* arena = self.core.get().arena()
         if arena == NULL:
             return None
         self.core.get().settle_forks()
         if arena.allocate(nbytes, &offset) != Status.kOk:
-            self.core.get().poll_inbox()  # lost hosts give back by way of it
+            self.core.get().poll_inbox()  # this reclaims the leases of lost hosts
             if arena.allocate(nbytes, &offset) != Status.kOk:
                 return None
         return BlockView.make(arena, offset, nbytes, self.keep)
@@ -557,7 +568,7 @@ cdef class Client:
         return 0 if arena == NULL else arena.bytes_in_use()
 
     def trim_arena(self):
-        """Gives the pages under free blocks back to the system; the bytes that were looked through. Any thread."""
+        """Gives the pages of free blocks back to the system, and returns how many bytes they span. Any thread."""
         cdef Arena* arena = self.core.get().arena()
         cdef uint64_t at = 0, done = 0
         if arena == NULL:
@@ -571,7 +582,7 @@ cdef class Client:
 
     @property
     def max_in_flight(self):
-        """How many runs may be in flight; a call beyond them waits."""
+        """How many runs may be in flight; a further call waits."""
         return self.core.get().window()
 
     @max_in_flight.setter
@@ -579,7 +590,7 @@ cdef class Client:
         self.core.get().set_window(most)
 
     def holdings(self):
-        """Of each live block of the client's memory (offset, bytes, the client's references, hosts that hold it)."""
+        """For each live block of the client's memory: (offset, bytes, counted references, hosts that lease it)."""
         cdef Arena* arena = self.core.get().arena()
         cdef vector[Holding] found
         self.core.get().poll_inbox()
@@ -603,18 +614,18 @@ cdef class Call:
     """One compiled signature of a program on one client: handles in, one record out, arrays back (COST-1, ASY-1)."""
     cdef readonly Client client
     cdef ProgramRef program
-    cdef public bint stale              # a slice of it moved: to be bound again
+    cdef public bint stale              # a slice of the program moved: `bind` must be called again
     cdef readonly tuple inputs          # Layouts
     cdef readonly tuple outputs         # Layouts
     cdef readonly tuple donated         # positions of arguments
-    cdef readonly tuple shared          # positions of arguments, and of results, that this run makes `shared`
-    cdef readonly tuple shared_results
-    cdef vector[uint32_t] kept          # positions of the others, when something is donated
+    cdef readonly tuple shared          # positions of arguments that a run makes `shared`
+    cdef readonly tuple shared_results  # positions of results that a run makes `shared`
+    cdef vector[uint32_t] kept          # positions of the arguments that are not donated, when some are donated
     cdef vector[uint64_t] arguments
-    cdef vector[uint64_t] wanted        # a bit per result whose value is to come with its completion
+    cdef vector[uint64_t] wanted        # one bit per result: set when its value must come with its completion
     cdef vector[uint32_t] unread        # by result: runs since one of its arrays was read
-    cdef uint32_t wants                 # bits of `wanted` that are set
-    cdef public tuple names             # of the inputs, for messages; None: they are numbered
+    cdef uint32_t wants                 # number of bits of `wanted` that are set
+    cdef public tuple names             # names of the inputs, for messages; None: messages use their positions
 
     def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
                  tuple donated=(), tuple shared=(), tuple shared_results=()):
@@ -631,7 +642,7 @@ cdef class Call:
         self.bind(plan, group, shared, shared_results)
 
     def bind(self, uint32_t plan, uint32_t group, tuple shared=(), tuple shared_results=()):
-        """The program is known by another number from now on, its slices lie elsewhere."""
+        """From now on the program has plan number `plan` and group `group`, because its slices are on other devices."""
         cdef Layout layout
         self.program.plan = plan
         self.program.group = group
@@ -663,7 +674,7 @@ cdef class Call:
 
     @property
     def inline_results(self):
-        """Numbers of the results whose values come with their completions."""
+        """The positions of the results whose values come with their completions."""
         return [place for place in range(len(self.outputs)) if self.wanted[place // 64] >> (place % 64) & 1]
 
     def accepts(self, list leaves not None):
@@ -686,7 +697,8 @@ cdef class Call:
             want = PyTuple_GET_ITEM_(<PyObject*>self.inputs, i)
             if <PyObject*>leaf.layout != want:
                 return False
-            # What is deleted while its slice moves is moved all the same: its release waits for the end of the move.
+            # The moving thread accepts deleted arrays too: the release of an array that is deleted during the move is
+            # sent after the move.
             if leaf.deleted and not (self.client.moving and self.client.mover == PyThread_get_thread_ident()):
                 from pathways.errors import DeletedArrayError
                 name = i if self.names is None else self.names[i]
@@ -695,7 +707,7 @@ cdef class Call:
         return True
 
     cdef bint gives_twice(self, list leaves) except -1:
-        """Whether an array that is donated is another argument as well."""
+        """Whether a donated array is also another argument of this call."""
         global _donating
         cdef Buffer leaf
         cdef Py_ssize_t i
@@ -712,17 +724,17 @@ cdef class Call:
         return False
 
     def __call__(self, list leaves not None):
-        """Submits one run and returns its results as a list; None when the leaves are not of this signature, or one
-        that it donates is shared, being read, or another argument as well: pass a copy of it (MEM-4).
+        """Submits one run and returns its results as a list. Returns None when the leaves do not fit this signature, or
+        when a donated leaf is shared, is being read, or is also another argument: then pass a copy of it (MEM-4).
         """
         return self.submit(leaves, None)
 
     def timed(self, list leaves not None, Deadline deadline not None):
-        """As a call; the run must be over when `deadline` has passed, counted from now."""
+        """As `__call__`, but the run must be over when `deadline`, counted from now, has passed."""
         return self.submit(leaves, deadline)
 
     cdef bint takes(self, list leaves) except -1:
-        """Whether the call may be made with these leaves now. True holds until somebody lets go of Python's lock."""
+        """Whether the call may be made with these leaves now. The answer holds until Python's lock is released."""
         cdef Py_ssize_t i
         if self.stale or not self.gather(leaves) or (self.donated and self.gives_twice(leaves)):
             return False
@@ -739,7 +751,7 @@ cdef class Call:
         cdef Client client = self.client
         cdef list out
         cdef Layout layout
-        # Of this call alone: making the arrays below may let another thread in.
+        # Local variables, because another thread may make this call while the arrays are made below.
         cdef uint64_t few[16]
         cdef vector[uint64_t] many
         cdef uint64_t* results = few
@@ -768,10 +780,10 @@ cdef class Call:
             if status == Status.kInvalid:
                 raise ValueError(f"a call with {n} arguments and {len(self.outputs)} results does not fit the ring "
                                  "to the controller; pass fewer, larger arrays")
-            client.make_room()  # lets other threads in: they may have moved, deleted or pinned what this one looked at
+            client.make_room()  # other threads may move, delete or pin the leaves meanwhile: check them again
         for i in self.shared:
             (<Buffer>leaves[i]).shared = True
-        for i in self.donated:  # before anybody else can pin it
+        for i in self.donated:  # before another thread can pin it
             (<Buffer>leaves[i])._forget()
         client.dispatches += 1
         tag = client.core.get().last_tag()
@@ -796,7 +808,7 @@ cdef class Call:
 
 
 cdef Lease _lease(BlockView block, Layout layout):
-    """A reference of a block for each host of a layout."""
+    """A lease of a block for each host of a layout; hosts with numbers from BORROWERS on get a counted reference."""
     cdef Lease lease
     if block is not None:
         lease.offset = block.offset
@@ -810,12 +822,12 @@ cdef Lease _lease(BlockView block, Layout layout):
 
 @cython.no_gc
 cdef class BlockView:
-    """A block of a shared arena as a writable Python buffer; gives its reference back when Python forgets it."""
-    cdef Arena* arena       # of this process; NULL: the block is another's
-    cdef ArenaView owner_arena   # of another process (TRUST-1): the block was lent by it
+    """A block of a shared arena as a writable Python buffer; releases its reference when Python frees the view."""
+    cdef Arena* arena       # an arena of this process; NULL: the block belongs to another process
+    cdef ArenaView owner_arena   # the arena of the other process (TRUST-1), which leased the block
     cdef byte* data
-    cdef int borrower       # as whom it was lent the block; negative: the reference is a counted one
-    cdef uint64_t process   # whose reference it is; a forked child's copy of the view has none (FORK-1)
+    cdef int borrower       # the number of the lease's borrower; negative: the reference is a counted one
+    cdef uint64_t process   # the process that holds the reference; a forked child's copy of the view has none (FORK-1)
     cdef readonly uint64_t offset
     cdef readonly size_t nbytes
     cdef object keep

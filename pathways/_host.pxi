@@ -1,22 +1,22 @@
-"""The host's half of `_core`: `Host`, whose loop drains a batch of the order per hold of Python's lock (GIL-1), and the
-functions through which the native executor calls into JAX. Included by `_core.pyx`.
+"""The host's half of `_core`: `Host`, and the functions by which the native executor calls into JAX. The loop of `Host`
+handles a batch of the order each time it holds Python's lock (GIL-1). Included by `_core.pyx`.
 """
 
 
 import signal as _signal
 import threading as _threading
-from _signal import getsignal as _getsignal  # not by way of an enum: this is on the way of each call
+from _signal import getsignal as _getsignal  # signal.getsignal makes an enum, which would slow down each call
 
 
 cdef class Interrupts:
-    """Embedded: keeps Ctrl-C out of the host's work while the main thread does it.
+    """Embedded: keeps Ctrl-C out of the host's work while the main thread does that work.
 
-    Python raises KeyboardInterrupt between two steps of whatever Python code the main thread runs. Inside the host's
-    work that would be taken as the failure of a computation that nobody interrupted. So `hold` puts a handler before
-    the user's; what comes before `let_go` is raised after it, in the user's own code.
+    Python raises KeyboardInterrupt between two steps of any Python code that the main thread runs. Inside the host's
+    work it would look like the failure of a computation. So `hold` installs a handler in place of the user's. An
+    interrupt that comes between `hold` and `let_go` is raised after `let_go`, in the user's own code.
     """
     cdef bint holding
-    cdef bint came                  # while it was held
+    cdef bint came                  # an interrupt came between `hold` and `let_go`
     cdef bint calling
     cdef object previous            # the user's handler
     cdef unsigned long main_thread
@@ -27,7 +27,7 @@ cdef class Interrupts:
     def __call__(self, number, frame):
         if self.holding:
             self.came = True
-        elif self.calling:  # the user's handler calls the one that it found before it: this one
+        elif self.calling:  # the user's handler calls the handler that it replaced, which is this one
             _signal.default_int_handler(number, frame)
         else:
             self.calling = True
@@ -37,7 +37,9 @@ cdef class Interrupts:
                 self.calling = False
 
     cdef bint hold(self) except -1:
-        """False on other threads, where none is raised, and where the user ignores it or leaves it to the system."""
+        """Returns False, and does nothing, on other threads, where Python raises no KeyboardInterrupt, and where the
+        user ignores SIGINT or leaves it to the system.
+        """
         if PyThread_get_thread_ident() != self.main_thread:
             return False
         handler = _getsignal(_SIGINT)
@@ -56,7 +58,7 @@ cdef class Interrupts:
             PyErr_SetInterrupt()
 
     cdef leave(self):
-        """Gives the user's handler its place back."""
+        """Installs the user's handler again."""
         if PyThread_get_thread_ident() == self.main_thread and _getsignal(_SIGINT) is self:
             _signal.signal(_SIGINT, self.previous)
 
@@ -67,7 +69,7 @@ cdef Interrupts _interrupts = Interrupts()
 
 @cython.final
 cdef class ClientMemory:
-    """What a host knows of a client's memory: its arena, as TRUST-1 has it, and the segment that holds it."""
+    """A client's memory as a host uses it: a checked view of the arena (TRUST-1), and the segment that holds it."""
     cdef ArenaView arena
     cdef object segment
 
@@ -76,24 +78,24 @@ cdef HostView _host_view(segment) except *:
     return HostView(<void*><size_t>segment.address, <size_t>segment.nbytes)
 
 
-@cython.no_gc_clear  # as Client
+@cython.no_gc_clear  # for the reason given at Client
 cdef class Host:
-    """One host: the native executor, and the calls into JAX that it asks for.
+    """One host: the native executor, and the calls into JAX that the executor makes.
 
-    `driver` does the rare calls (pathways/host/jax_backend.py). Launches, readiness and references do not go there.
+    `driver` does the rare calls (pathways/host/jax_backend.py). Launches, readiness and references do not use it.
     """
     cdef unique_ptr[CppHost] core
     cdef unique_ptr[CallbackBackend] backend
     cdef object driver
-    cdef tuple keep                              # segments: the hosts', then the controller's
+    cdef tuple keep                              # segments: those of the hosts, then the controller's
     cdef Arena* arena
     cdef dict clients                            # id -> ClientMemory
-    cdef list launchables                        # by plan: tuple of callables, or None
-    cdef vector[PyObject*] fast                  # by plan: the same tuple, borrowed
+    cdef list launchables                        # by plan: a tuple of callables, or None
+    cdef vector[PyObject*] fast                  # by plan: the same tuple, as a borrowed reference
     cdef vector[Value] scratch
     cdef bint stopping
     cdef object failure                          # the exception of the last error
-    cdef dict read_backs                         # how to read back, by (sharding, shape, dtype): see _read_back
+    cdef dict read_backs                         # by (sharding, shape, dtype): the recipe, see _read_back
     cdef readonly uint32_t number
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
@@ -103,7 +105,7 @@ cdef class Host:
         cdef vector[HostView] blocks
         cdef vector[ArenaView] arenas
         cdef HostBlock* own = <HostBlock*><size_t>host_segments[number].host_block
-        for segment in host_segments:  # None: lost now; see replace_peer
+        for segment in host_segments:  # None: that host is lost now; see replace_peer
             blocks.push_back(HostView() if segment is None else _host_view(segment))
             arenas.push_back(blocks.back().arena())
         self.keep = (*host_segments, controller_segment)
@@ -148,33 +150,34 @@ cdef class Host:
                                     self.backend.get()[0]))
 
     def __dealloc__(self):
-        # Values are Python references: they go while Python's lock is held, before the backend that drops them.
+        # Values are Python references. The core drops them here, with Python's lock held, through the backend. So the
+        # backend must be destroyed after the core.
         self.core.reset()
         self.backend.reset()
 
     # ---- registration, from any thread
 
     def add_plan(self, uint32_t plan, bytes block not None, uint32_t client):
-        """Registers an encoded host plan, which goes with its client. Raises ValueError when it is malformed."""
+        """Registers an encoded host plan; it is removed with its client. Raises ValueError when it is malformed."""
         cdef vector[byte] data
         data.resize(len(block))
         memcpy(data.data(), <const char*>block, len(block))
         self.core.get().add_plan(plan, Plan.parse(data), client)
 
     def add_copy_plan(self, uint32_t plan, uint32_t route, uint32_t destination, words not None):
-        """What a route of a plan writes to one host: uint64 words as csrc/memory/copier.h reads them.
+        """Registers what transfer `route` of a plan writes to one host: uint64 words as csrc/memory/copy_plan.h reads.
 
-        Before the plan is added. Raises ValueError when they are malformed.
+        Call it before the plan is added. Raises ValueError when the words are malformed.
         """
         cdef const uint64_t[::1] view = words
         self.backend.get().add_copy_plan(plan, route, destination, const_u64_span(&view[0], <size_t>view.shape[0]))
 
     def set_launchables(self, uint32_t plan, tuple launchables not None, list value_bytes not None,
                         list launches not None):
-        """The callables that the plan's calls name, flat arrays in and a tuple or list of arrays out.
+        """Sets the callables of the plan's calls. Each takes flat arrays and returns a tuple or list of arrays.
 
-        `value_bytes`: what each value takes on each of its devices; `launches`: by launchable, the temporaries' bytes
-        and the positions of the inputs that the outputs take over.
+        `value_bytes`: the bytes of each value on each of its devices. `launches`: for each launchable, the bytes of its
+        temporaries, and the positions of the inputs whose memory the outputs take over.
         """
         cdef PlanSizes sizes
         cdef LaunchSizes launch
@@ -199,13 +202,14 @@ cdef class Host:
         self.core.get().set_compiled(plan, optional[string](text), PlanSizes())
 
     def remove_plan(self, uint32_t plan):
-        """No run that comes after names it. When the last that did is over, `driver.program_gone(plan)`."""
+        """Removes a plan that no later run names. When its last run is over, `driver.program_gone(plan)` is called."""
         self.core.get().remove_plan(plan)
 
     def attach_client(self, uint32_t client, segment):
-        """Until the order has passed the client's end: `driver.client_gone(client)`, and its memory goes (OWN-1).
+        """Maps a client's memory until the client's end in the order. Then `driver.client_gone(client)` is called, and
+        the memory is released (OWN-1).
 
-        Raises ValueError when the client's segment makes no sense (TRUST-1).
+        Raises ValueError when the client's segment is malformed (TRUST-1).
         """
         cdef ClientMemory memory = ClientMemory.__new__(ClientMemory)
         cdef ClientView view = ClientView(<void*><size_t>segment.address, <size_t>segment.nbytes)
@@ -215,40 +219,45 @@ cdef class Host:
         self.core.get().attach_client(client, view)
 
     def set_predecessor_failure(self, str text not None, uint32_t youngest_client):
-        """ERR-2: this host succeeds a lost one: what is missing here fails with `text`. Before the loop begins."""
+        """ERR-2: this host is the successor of a lost one. A missing buffer of a client up to `youngest_client` fails
+        with `text`. Call it before the loop begins.
+        """
         self.core.get().executor().set_predecessor_failure(text.encode(), youngest_client)
 
     def replace_peer(self, uint32_t peer, segment, uint64_t loss):
-        """A lost peer's successor has `segment`. Returns when nothing of the predecessor's is used any more."""
+        """A lost peer's successor has `segment`. Returns when this host no longer uses the predecessor's memory."""
         from time import sleep
         cdef HostView block = _host_view(segment)
         cdef uint64_t before = self.core.get().peers_replaced()
         self.core.get().replace_peer(peer, block, loss)
         while self.core.get().peers_replaced() == before and not self.stopping:
             sleep(0.001)
-        self.backend.get().replace_arena(peer, block.arena())  # no step is under way: Python's lock is held
-        # Views of the old memory keep the old tuple.
+        self.backend.get().replace_arena(peer, block.arena())  # Python's lock is held, so no step is under way
+        # Views of the old memory keep the old tuple alive.
         self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
 
     def set_far(self, uint32_t peer):
-        """That host is on another machine: `driver.send_remote` brings it what it is sent. Before the loop begins."""
+        """That host is on another machine: `driver.send_remote` sends to it. Call it before the loop begins."""
         self.backend.get().set_far(peer)
 
     def remote_send_done(self, OutgoingTransfer outgoing not None, str error):
-        """An outgoing transfer has been written where it belongs, or never will be, for `error`. Any thread."""
+        """Reports that an outgoing transfer was written at its destination, or that it failed with `error`. Any thread.
+        """
         cdef string text = b"" if error is None else error.encode("utf-8", "replace")
         self.backend.get().remote_send_done(outgoing.key, outgoing.destination, text)
 
     def set_faults(self, uint32_t swap_every, int64_t slow_copies_ns=0):
-        """Test hooks: breaks ORD-1 on this host; every copy to another one takes so much longer."""
+        """For tests: `swap_every` breaks ORD-1 on this host; every copy to another host takes `slow_copies_ns` longer.
+        """
         cdef ExecutorFaults faults
         self.backend.get().copier().set_delay(nanoseconds(slow_copies_ns))
         faults.swap_every = swap_every
         self.core.get().set_faults(faults)
 
     def task_done(self, uint64_t task, value, uint64_t devices, str error):
-        """The driver's task is over: with `value`, which lies on the local devices of the mask `devices`, or with
-        `error`; both may be None."""
+        """Reports that the driver's task is over: with `value`, which is on the local devices of the mask `devices`, or
+        with `error`. Both may be None.
+        """
         cdef optional[string] text
         cdef string words
         if error is not None:
@@ -257,7 +266,7 @@ cdef class Host:
         self.core.get().task_done(task, NULL if value is None else _own(value), devices, text)
 
     def launched(self, uint64_t order, uint32_t node, tuple made, str error):
-        """A launch that the driver attended to is over: `made` are its outputs, which are ready; or it failed."""
+        """Reports that an attended launch is over: its outputs `made` are ready, or it failed with `error`."""
         cdef optional[string] text
         cdef vector[Value] values
         cdef string words
@@ -272,12 +281,13 @@ cdef class Host:
     # ---- the loop
 
     def run(self, arm, tidy):
-        """The enqueue thread's loop, until `stop`. `arm(values)` sees to a ring when one of the values is ready;
-        `tidy()` is called before each wait.
+        """The enqueue thread's loop, until `stop`. `arm(values)` must arrange that the host's doorbell rings when one
+        of the values is ready; `tidy()` is called before each wait.
 
-        Waking up costs more than most things it wakes up for: a watcher that sleeps until a value is ready takes four
-        switches between threads. So it looks at its devices itself some times first; and when they have all they can
-        take it sleeps until half of that is done, or for a bounded time, so that what is done is soon known.
+        A wake-up costs more than most of the work that follows it: a watcher that sleeps until a value is ready takes
+        four thread switches. So the loop first polls its devices some times itself. When the devices can take no more
+        launches, the loop sleeps until half of the launches are done, or for a bounded time, so that completions are
+        soon reported.
         """
         cdef uint32_t ticket, done
         cdef uint32_t busy = 0
@@ -291,12 +301,12 @@ cdef class Host:
                 polls = 0
                 busy += 1
                 if busy % 16 == 0:
-                    with nogil:  # let the control threads have their turn
+                    with nogil:  # so that the control threads can run
                         pass
                     PyErr_CheckSignals()
                 continue
             if self.core.get().executor().is_throttled():
-                limit, spin = nanoseconds(_THROTTLED_NS), SpinPolicy.yield_briefly()
+                limit, spin = nanoseconds(_THROTTLED_NS), SpinPolicy.sleep_at_once()
                 self.core.get().executor().watched_half_way(&self.scratch)
             else:
                 self.core.get().executor().watched(&self.scratch)
@@ -306,7 +316,7 @@ cdef class Host:
                         self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.check_once())
                     continue
                 limit = nanoseconds(_LOOK_NS)
-                spin = SpinPolicy.yield_long() if self.scratch.empty() else SpinPolicy.yield_briefly()
+                spin = SpinPolicy.serve_stream() if self.scratch.empty() else SpinPolicy.sleep_at_once()
             if not self.scratch.empty():
                 arm([<object><PyObject*>value for value in self.scratch])
             tidy()
@@ -323,18 +333,20 @@ cdef class Host:
         self.core.get().ring()
 
     def ring(self):
-        """Makes the loop look again."""
+        """Wakes the loop, so that it makes another step."""
         self.core.get().ring()
 
     cdef wait_oldest(self, Client client, double seconds):
-        """Embedded: waits until something under way is done, at most about `seconds` unless it is one thing alone."""
+        """Embedded: waits until something under way is done, at most about `seconds`. When only one value is pending
+        and no deadline is set, it waits for that value without a limit.
+        """
         cdef uint32_t ticket = self.core.get().ticket()
         cdef double limit = min(seconds, 0.001)
         cdef int64_t due = client.controller.next_deadline_ns()
         cdef bint moved = True
-        if client.pumping:  # another thread is inside a step, and its call into JAX let go of Python's lock
+        if client.pumping:  # another thread is inside a step, and its call into JAX released Python's lock
             with nogil:
-                self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.yield_briefly())
+                self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.sleep_at_once())
             return
         cdef bint holds = _interrupts.hold()
         client.pumping = True
@@ -350,13 +362,13 @@ cdef class Host:
         if self.scratch.size() == 1 and due == INT64_MAX:
             self.driver.block(<object><PyObject*>self.scratch[0])
             return
-        if not self.scratch.empty():  # whichever comes first, or a deadline (DEAD-1)
+        if not self.scratch.empty():  # wait for the first value or deadline (DEAD-1)
             self.driver.arm([<object><PyObject*>value for value in self.scratch])
             limit = seconds
             if due != INT64_MAX:
                 limit = max(0.0, min(seconds, (due - monotonic_ns()) * 1e-9))
         with nogil:
-            self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.yield_briefly())
+            self.core.get().wait(ticket, nanoseconds(<int64_t>(limit * 1e9)), SpinPolicy.sleep_at_once())
 
     def clear(self):
         """Drops every value."""
@@ -395,7 +407,9 @@ cdef class Host:
     # ---- memory
 
     def allocate(self, size_t nbytes, uint64_t limit):
-        """A block of this host's arena; None when it has no room now, or when more than `limit` would be in use."""
+        """A block of this host's arena. None when the arena has no room now, or when more than `limit` bytes would be
+        in use.
+        """
         cdef uint64_t offset
         if self.arena == NULL or self.arena.bytes_in_use() + nbytes > limit:
             return None
@@ -404,9 +418,9 @@ cdef class Host:
         return BlockView.make(self.arena, offset, nbytes, self.keep)
 
     def client_block(self, uint32_t client, uint64_t offset, uint64_t nbytes):
-        """A view of a block in a client's arena that it has lent to this host; gives it back.
+        """A view of a block in a client's arena that the client leased to this host. The view returns the lease.
 
-        Raises ValueError for what is no such block (TRUST-1): offset and length are the client's words.
+        Raises ValueError when there is no such block (TRUST-1): the offset and length come from the client.
         """
         cdef ClientMemory memory = self.clients.get(client)
         cdef BlockView view
@@ -436,7 +450,7 @@ cdef class Host:
         return 0 if self.arena == NULL else self.arena.capacity()
 
     cdef int failed(self, str doing, const NodeContext* where) noexcept:
-        """Takes the exception under way as the backend's last error."""
+        """Makes the current exception the backend's last error."""
         cdef PyObject* kind
         cdef PyObject* value
         cdef PyObject* trace
@@ -482,7 +496,7 @@ cdef int _launch(void* self, const NodeContext* where, const Value* inputs, size
 
 
 cdef int _attend(Host host, const NodeContext* where, PyObject* launch) noexcept:
-    # A computation that calls its client back is launched by a thread of the driver's, which may wait there.
+    # A thread of the driver launches a computation that calls functions of its client, because that thread may wait.
     cdef object work = <object>launch
     Py_DECREF_(launch)
     try:
@@ -493,7 +507,7 @@ cdef int _attend(Host host, const NodeContext* where, PyObject* launch) noexcept
 
 
 cdef bint _was_deleted(PyObject* array) noexcept:
-    # Inside the handling of an error: takes the error away when the array is deleted, and leaves it otherwise.
+    # Called while an exception is set: clears the exception when the array is deleted, and keeps it otherwise.
     cdef PyObject* kind
     cdef PyObject* value
     cdef PyObject* trace
@@ -514,7 +528,7 @@ cdef bint _was_deleted(PyObject* array) noexcept:
 
 
 cdef int _readiness(void* self, Value value) noexcept:
-    # 0 pending, 1 ready, 2 failed, 3 deleted (donated): an array that is deleted says nothing of its launch (LOOK-1).
+    # 0 pending, 1 ready, 2 failed, 3 deleted (donated). A deleted array does not tell whether its launch ran (LOOK-1).
     cdef Host host = <Host>self
     cdef PyObject* array = <PyObject*>value
     cdef PyObject* answer = PyObject_CallMethodNoArgs(array, <PyObject*>_is_ready)
@@ -557,7 +571,7 @@ cdef Value _placeholder(void* self, const NodeContext* where, uint32_t index) no
     except BaseException:
         import traceback
         traceback.print_exc()
-        return _own(None)  # the launch then fails and says so
+        return _own(None)  # then the launch fails and reports an error
 
 
 cdef int _transfer(void* self, const NodeContext* where, Value value, Value* out) noexcept:
@@ -661,14 +675,15 @@ cdef int _fetch(void* self, uint32_t client, Value value, const byte* data, size
 
 
 cdef int _read_back(void* self, Value value, byte* small, byte* large) noexcept:
-    # A recipe is the whole value's size and, where shards can be copied as they lie, for each part that this host is to
-    # write: which of its shards, where the part begins in the whole, and its bytes.
+    # A recipe has three items. First, the size of the whole value. Second, for each part that this host must write: the
+    # shard's number, the part's offset in the whole value, and its bytes; None when the shards cannot be copied as they
+    # are. Third, a function that gets an array's shards; None when the array itself is the only shard.
     cdef Host host = <Host>self
     cdef object array = <object><PyObject*>value
     cdef byte* out
     cdef size_t nbytes, pointer, start, size
     try:
-        if array.is_deleted():  # donated: nobody can read it
+        if array.is_deleted():  # donated: no reader is left
             return <int>Status.kOk
         key = (array.sharding, array.shape, array.dtype)
         recipe = host.read_backs.get(key)
@@ -737,7 +752,7 @@ cdef int _offload(void* self, uint32_t client, Value* values, size_t count, cons
     try:
         moved = host.driver.offload(client, [<object><PyObject*>values[i] for i in range(count)],
                                  (<const char*>data)[:n], away)
-        if moved is None:  # the driver has told whoever asked why
+        if moved is None:  # it failed; the driver has already reported the reason to the requester
             return <int>Status.kFailed
         for i in range(count):
             new = _own(moved[i])
@@ -760,8 +775,8 @@ cdef void _forget_plan(void* self, uint32_t plan) noexcept:
 
 
 cdef void _forget_client(void* self, uint32_t client) noexcept:
-    # Where it is the last reference, this unmaps the client's memory: the host touches none of it any more. Values that
-    # were put without a copy keep it while somebody still reads them.
+    # The host no longer uses the client's memory. This unmaps the memory, unless values that were put without a copy
+    # still refer to it; then it stays mapped until the last of them is freed.
     cdef Host host = <Host>self
     try:
         host.clients.pop(client, None)
@@ -775,14 +790,14 @@ cdef void _explain(void* self, const NodeContext* maker) noexcept:
     try:
         text = host.driver.describe("run", host.failure, maker.plan, maker.node)
         host.backend.get().set_error(text.encode("utf-8", "replace"))
-    except BaseException:  # what stands there is less, but true
+    except BaseException:  # keep the backend's present error: it says less, but it is true
         import traceback
         traceback.print_exc()
     host.failure = None
 
 
 cdef int _python_failed(Host host, str doing, const NodeContext* where) noexcept:
-    """Inside an `except` block: the caught exception becomes the backend's last error."""
+    """Call it inside an `except` block: the caught exception becomes the backend's last error."""
     import sys
     error = sys.exc_info()[1]
     try:

@@ -1,10 +1,10 @@
 """The ONE door to the private parts of jax and jaxlib, one small function each.
 
-Called by `pathways.compiler` and `pathways.runtime`; nothing else in the project may import `jax._src`, `jaxlib._jax`
-or `jaxlib.mlir`. Each function is tested per jaxlib version in `tests/python/test_jaxlib_door.py`. Known versions:
+The rest of the package calls these functions. Nothing else in the project may import `jax._src`, `jaxlib._jax` or
+`jaxlib.mlir`. Each function is tested per jaxlib version in `tests/python/test_jaxlib_door.py`. Known versions:
 `OLDEST <= jaxlib < TOO_NEW`; `check_versions` refuses any other.
 
-Nothing here initialises a backend: a client traces, partitions and lowers without seizing an accelerator.
+Nothing here initialises a backend, so a client can trace, partition and lower without taking an accelerator.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from jaxlib.mlir.dialects import sdy as sdy
 
 from pathways import errors
 
-#: What loops have among their parameters from JAX 0.12 on.
+#: The module of a type that loops have among their parameters since JAX 0.12.
 flattree: Any = importlib.import_module("jax._src.flattree") if jax.__version_info__ >= (0, 12) else None
 
 VERSION = jaxlib.__version__
 OLDEST = (0, 10, 2)
 TOO_NEW = (0, 13)
 
-_recording: set[int] = set()  # threads, see `is_recording`
+_recording: set[int] = set()  # idents of threads that record; see `is_recording`
 _debug_nans, _debug_infs = config.debug_nans, config.debug_infs
 Literal = core.Literal
 DropVar = core.DropVar
@@ -83,7 +83,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_versions(jax_version: str = jax.__version__, jaxlib_version: str = jaxlib.__version__) -> None:
-    """Raises `UnsupportedVersionError` unless both versions are known to this release."""
+    """Raises `UnsupportedVersionError` unless this release knows both versions."""
     for package, version in (("jax", jax_version), ("jaxlib", jaxlib_version)):
         if not _numbers(version)[:3] >= OLDEST or not _numbers(version)[:2] < TOO_NEW:
             oldest, too_new = (".".join(map(str, v)) for v in (OLDEST, TOO_NEW))
@@ -94,19 +94,22 @@ def check_versions(jax_version: str = jax.__version__, jaxlib_version: str = jax
 
 
 def initialized_backends() -> tuple[str, ...]:
-    """Names of the XLA backends this process has initialised so far; asking initialises none."""
+    """Names of the XLA backends that this process has initialised so far. This call initialises none."""
     return tuple(xla_bridge._backends)
 
 
 def keep_threads_of_parent() -> None:
-    """In a forked child: never ends what has threads, which are the parent's. At the child's exit JAX would join them,
-    and so crash."""
+    """For a forked child: keeps alive for ever the JAX objects that have threads.
+
+    The threads exist only in the parent. If the child's exit destroyed these objects, JAX would join the threads and
+    crash.
+    """
     for owner in (*xla_bridge._backends.values(), jax_mlir.global_thread_pool):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
 
 def is_forked() -> bool:
-    """True in a forked child of a process that had initialised a backend: the backend's threads are not here."""
+    """True if a backend is initialised but its threads are not in this process: the process is a forked child."""
     return bool(xla_bridge._backends) and len(os.listdir("/proc/self/task")) == 1
 
 
@@ -119,7 +122,7 @@ def close(jaxpr: core.Jaxpr, consts: Sequence[Any]) -> Any:
 
 
 def is_closed(value: Any) -> bool:
-    """True for what holds both a jaxpr and its constants."""
+    """True for an object that has both a jaxpr and its constants."""
     return isinstance(value, getattr(core, "ClosedJaxpr", core.Jaxpr))
 
 
@@ -136,7 +139,7 @@ def new_jaxpr(
     eqns: Sequence[Any],
     like: core.Jaxpr,
 ) -> Any:
-    """A closed jaxpr of those equations; `like` lends its debug info."""
+    """A closed jaxpr of those equations, with the debug info of `like`."""
     info = like.debug_info._replace(arg_names=None, result_paths=None)
     jaxpr = core.Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), core.no_effects, info)
     return close(jaxpr, consts)
@@ -157,7 +160,7 @@ def rebuilt(
 
 
 def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any) -> Any:
-    """A jit equation of `closed`, whose arguments are `inputs` and, at the end, `more`."""
+    """The jit equation `eqn` with the jaxpr `closed` and with the arguments `inputs`, then `more`."""
     params = dict(eqn.params, jaxpr=closed)
     for name, value in (
         ("in_shardings", sharding_impls.UNSPECIFIED),
@@ -169,7 +172,7 @@ def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any
 
 
 def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
-    """The jaxprs among an equation's parameters, opened."""
+    """The jaxprs among an equation's parameters, without their constants."""
     for value in params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, core.Jaxpr):
@@ -186,7 +189,7 @@ def is_jaxpr(value: Any) -> bool:
 def is_plain_parameter(value: Any) -> bool:
     """True for a hashable value of JAX's own types without code or arrays in it: specs, shardings, dimension numbers.
 
-    What names physical devices is none.
+    False for a value that names physical devices.
     """
     if isinstance(value, AbstractMesh | jax.sharding.PartitionSpec | sharding_impls.UnspecifiedValue):
         return True
@@ -212,7 +215,7 @@ _PLAIN_PARAMETERS = frozenset({"GatherDimensionNumbers", "ScatterDimensionNumber
 
 
 def equation_context(eqn: Any) -> tuple[Any, ...]:
-    """What else than its primitive, parameters and operands decides how an equation is lowered."""
+    """What decides how an equation is lowered, besides its primitive, parameters and operands."""
     return str(eqn.source_info.name_stack), eqn.ctx
 
 
@@ -222,9 +225,11 @@ def is_transposed(eqn: Any) -> bool:
 
 
 def physical(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype as an array crosses the boundary of a computation: a PRNG key array is its uint32 words, and a
-    complex number its real and its imaginary part, in a dimension of their own (jaxlib's partitioner dies of complex
-    types)."""
+    """Shape and dtype of an array as a computation takes or gives it.
+
+    A PRNG key array becomes its uint32 words. A complex array becomes its real and imaginary parts, in one more
+    dimension at the end, because complex types kill jaxlib's partitioner.
+    """
     aval = core.physical_aval(aval)
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     return ((*shape, 2), _part(dtype)) if dtype.kind == "c" else (shape, dtype)
@@ -240,14 +245,14 @@ def is_complex(dtype: Any) -> bool:
 
 
 def logical_dtype(logical: Any, parts: np.dtype) -> Any:
-    """The dtype of an array whose physical one is `parts` and that was asked for as `logical` (in any x64 mode)."""
+    """The dtype of an array that was asked for as `logical` (in any x64 mode) and has the physical dtype `parts`."""
     if is_key(logical):
         return logical
     return np.result_type(parts, np.complex64) if np.dtype(logical).kind == "c" else parts
 
 
 def to_physical(value: Any, dtype: Any) -> Any:
-    """A host value of logical dtype `dtype` as it crosses the boundary of a computation."""
+    """A host value of logical dtype `dtype`, in the physical form that computations take and give."""
     if is_key(dtype):
         return jax.random.key_data(value)
     if is_complex(dtype):
@@ -257,7 +262,7 @@ def to_physical(value: Any, dtype: Any) -> Any:
 
 
 def from_physical(value: Any, dtype: Any) -> Any:
-    """What `to_physical` was given: a key array of JAX's, or a NumPy array on the same memory."""
+    """The inverse of `to_physical`: a JAX key array, or a NumPy array on the same memory."""
     if is_key(dtype):
         return wrap_key(jax.numpy.asarray(value), dtype)
     if is_complex(dtype):
@@ -270,7 +275,7 @@ def from_physical(value: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _conversion(shape: tuple[int, ...], dtype: np.dtype, joins: bool) -> Any:
-    """An equation between a complex array and its parts."""
+    """The equation that makes a complex array from its parts (`joins`), or the parts from the array."""
 
     def join(parts: jax.Array) -> jax.Array:
         return lax.complex(parts[..., 0], parts[..., 1])
@@ -287,7 +292,7 @@ def _conversion(shape: tuple[int, ...], dtype: np.dtype, joins: bool) -> Any:
 def cross_physically(
     inputs: Sequence[core.Var], outputs: Sequence[core.Var], eqns: Sequence[Any]
 ) -> tuple[list[core.Var], list[core.Var], list[Any]]:
-    """Equations from inputs to outputs, with their complex ends as parts; and the new ends."""
+    """Adds equations so that complex inputs and outputs are passed as parts: new inputs, outputs and equations."""
 
     def convert(v: core.Var, joins: bool) -> tuple[core.Var, list[Any]]:
         if not is_complex(v.aval.dtype):
@@ -312,7 +317,7 @@ def is_key(dtype: Any) -> bool:
 
 
 def key_name(dtype: Any) -> str:
-    """The name of the implementation of PRNG keys of a key dtype, as `jax.random.key(impl=)` takes it."""
+    """The name of a key dtype's PRNG implementation, as `jax.random.key(impl=)` takes it."""
     return str(dtype._impl.name)
 
 
@@ -327,7 +332,7 @@ def physical_struct(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...]
 
 
 def trace_modes() -> Any:
-    """Every global JAX setting that what a call does depends on, as one comparable value; takes 0.2 us."""
+    """All global JAX settings that change what a call does, as one comparable value. Takes 0.2 us."""
     if _recording:
         return config.trace_context(), is_recording()
     if _debug_nans.value or _debug_infs.value:
@@ -336,8 +341,10 @@ def trace_modes() -> Any:
 
 
 def is_recording() -> bool:
-    """Whether this thread records a function on values, not on tracers, to change what it does before it runs:
-    `checkify`. What is computed meanwhile belongs to the record."""
+    """Whether this thread is inside `checkify`, which records a function in order to change it before it runs.
+
+    `checkify` records on values, not on tracers. So what is computed meanwhile belongs to the record.
+    """
     return bool(_recording) and threading.get_ident() in _recording
 
 
@@ -347,7 +354,7 @@ def value_checks() -> tuple[str, ...]:
 
 
 def collect_garbage() -> None:
-    """Gives back the Python memory that XLA's buffers no longer stand on; it otherwise waits for JAX's next call."""
+    """Frees Python memory that XLA's buffers do not use any more. Otherwise it is freed only at JAX's next call."""
     jaxlib._jax.collect_garbage()
 
 
@@ -357,7 +364,7 @@ def is_sub_byte(dtype: np.dtype) -> bool:
 
 
 def is_concrete(value: Any) -> bool:
-    """True for JAX's own arrays of numbers; not for tracers, keys, or whatever else JAX takes for an array."""
+    """True for JAX's own arrays of numbers; not for tracers, keys, or other objects that JAX takes as an array."""
     return type(value) is array.ArrayImpl
 
 
@@ -376,7 +383,7 @@ def valid_jaxtype(value: Any) -> bool:
 
 @contextlib.contextmanager
 def mlir_context() -> Iterator[ir.Context]:
-    """An MLIR context with JAX's dialects and `mpmd`, entered."""
+    """Enters an MLIR context with JAX's dialects and `mpmd`."""
     with jax_mlir.make_ir_context() as context, ir.Location.unknown(context):
         mpmd.register_dialect(context)
         sdy.register_dialect(context)
@@ -392,8 +399,8 @@ def lower_jaxpr(
 ) -> bytes:
     """Lowers a closed jaxpr to StableHLO bytecode for `platforms` without initialising any backend.
 
-    `mesh` is the mesh that sharding constraints and shard_maps inside may speak of. A callback becomes a custom call
-    `CALLBACK` with the number that `number` gives it.
+    `mesh` is the mesh whose axes sharding constraints and shard_maps inside may name. A callback becomes a custom call
+    `CALLBACK` with the number that `number(callback)` returns.
     """
     size = mesh.size if mesh is not None else 1
     extra = {}
@@ -423,16 +430,16 @@ def lower_jaxpr(
     with result.module.context, ir.Location.unknown():
         if next(_callback_ops(result.module), None) is not None:
             _tokens_to_data(result.module)
-            strip_locations(result.module)  # the partitioner remarks on the call, and would quote the user's lines
+            strip_locations(result.module)  # the partitioner logs a remark on the call, with the user's source lines
     return jax_mlir.module_to_bytecode(result.module)
 
 
-_lowering = threading.local()  # .for_slices: how deep this thread is in `lowering_for_slices`
+_lowering = threading.local()  # .for_slices: how many `lowering_for_slices` this thread is inside
 
 
 @contextlib.contextmanager
 def lowering_for_slices() -> Iterator[None]:
-    """What this thread lowers now does not run in this process: the guard of `guard_lowering` is off."""
+    """Turns off the guard of `guard_lowering` for this thread: what it lowers meanwhile runs on slices, not here."""
     depth = getattr(_lowering, "for_slices", 0)
     _lowering.for_slices = depth + 1
     try:
@@ -442,7 +449,7 @@ def lowering_for_slices() -> Iterator[None]:
 
 
 def guard_lowering(refuse: Callable[[str], None]) -> None:
-    """From now on `refuse(name)` is called for each inner `jax.jit` that JAX lowers to run in this process."""
+    """From now on, calls `refuse(name)` for each inner `jax.jit` that JAX lowers to run in this process."""
     plain = pjit._pjit_lowering
 
     def rule(ctx: Any, *args: Any, name: str, **params: Any) -> Any:
@@ -454,7 +461,7 @@ def guard_lowering(refuse: Callable[[str], None]) -> None:
 
 
 def parse(module: bytes | str) -> ir.Module:
-    """A module in the context that is entered."""
+    """Parses a module in the context that is entered."""
     return ir.Module.parse(module)
 
 
@@ -464,7 +471,7 @@ def tensor_type(shape: Sequence[int], dtype: np.dtype) -> ir.Type:
 
 
 def portable_bytecode(module: ir.Module) -> bytes:
-    """StableHLO (with `sdy`) as portable bytecode: any jaxlib of the supported range reads it, on any machine."""
+    """StableHLO (with `sdy`) as portable bytecode, which any supported jaxlib can read, on any machine."""
     version = stablehlo.get_version_from_compatibility_requirement(stablehlo.StablehloCompatibilityRequirement.WEEK_4)
     return bytes(xla.mlir.serialize_portable_artifact(module, version, True))
 
@@ -482,23 +489,23 @@ def strip_locations(module: ir.Module) -> None:
 
 
 def parse_portable(module: bytes) -> ir.Module:
-    """What `portable_bytecode` wrote, in the context that is entered."""
+    """Parses what `portable_bytecode` wrote, in the context that is entered."""
     return xla.mlir.deserialize_portable_artifact(module)
 
 
 # ---------------------------------------------------------------------------------------------------- callbacks
 
-#: The custom call that stands for a callback, until a host connects it: see `connect_callbacks`.
+#: The custom call of a callback, until a host connects it to XLA's callback: see `connect_callbacks`.
 CALLBACK = "pathways_callback"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What JAX calls a callback, and how it calls the user's function."""
+    """A kind of callback: its name in JAX, and how JAX calls the user's function."""
 
     name: str
     call: Callable[..., Any]
-    effect: Any = None  # of one that is `ordered`
+    effect: Any = None  # the effect of an `ordered` one
 
 
 def _callback_kinds() -> dict[core.Primitive, _Kind]:
@@ -523,7 +530,7 @@ _EFFECTS = (jax_callback.IOEffect, debugging.DebugEffect, *_ORDERED)
 
 @dataclasses.dataclass(frozen=True)
 class Callback:
-    """A callback of a traced program: who is called, and what it must give."""
+    """A callback of a traced program: the function, and the results that it must give."""
 
     what: str  # "jax.pure_callback (sin)"
     call: Callable[..., Sequence[Any]]
@@ -531,10 +538,11 @@ class Callback:
     x64: bool
 
     def __call__(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Calls the user's function, as JAX would, and checks what it gives.
+        """Calls the user's function as JAX would, and checks its results.
 
         Raises:
-            Whatever the function does. ValueError, TypeError: it gave something else than was promised.
+            Whatever the function raises.
+            ValueError, TypeError: the results are not what was promised.
         """
         with jax.enable_x64(self.x64):
             given = [np.asarray(dtypes.canonicalize_value(np.asarray(each))) for each in self.call(*arguments)]
@@ -549,7 +557,7 @@ class Callback:
 
 
 class CallsBack(enum.IntEnum):
-    """What an equation calls back."""
+    """Whether an equation has callbacks, and whether they are ordered."""
 
     NOTHING = 0
     FREELY = 1
@@ -557,7 +565,7 @@ class CallsBack(enum.IntEnum):
 
 
 def calls_back(eqn: Any, memo: dict[int, CallsBack]) -> CallsBack:
-    """Whether a callback stands in an equation, and whether JAX promises its order. `memo` is by jaxpr."""
+    """Whether an equation has a callback inside, and whether JAX promises its order. `memo` is by id() of jaxprs."""
     if any(isinstance(effect, _ORDERED) for effect in eqn.effects):
         return CallsBack.IN_ORDER
     if eqn.primitive in _CALLBACKS:
@@ -571,12 +579,12 @@ def calls_back(eqn: Any, memo: dict[int, CallsBack]) -> CallsBack:
 
 
 def has_effects(eqn: Any) -> bool:
-    """Whether an equation does something beside giving results: those of a `pure_callback` are all that it does."""
+    """Whether an equation has side effects of callbacks. A `pure_callback` has none: it only gives results."""
     return any(isinstance(effect, _EFFECTS) for effect in eqn.effects)
 
 
 def callback_name(eqn: Any) -> str:
-    """The user's name for what a callback calls: its function, or the format that it prints."""
+    """The user's name of a callback: that of its function, or the format that it prints."""
     if "fmt" in eqn.params:
         return f"format {eqn.params['fmt']!r}"
     return _function_name(eqn.params.get("callback"))
@@ -588,7 +596,7 @@ def _function_name(callback: Any) -> str:
 
 
 def _users_function(callback: Any, depth: int = 6) -> Any:
-    """The user's function inside JAX's wrappers of it, as well as it can be found."""
+    """The user's function inside JAX's wrappers; if it cannot be found, the innermost wrapper that can."""
     if depth == 0 or callback is None:
         return callback
     inner = [getattr(callback, name, None) for name in ("callback_func", "func", "__wrapped__")]
@@ -632,7 +640,7 @@ def _lower_callback(kind: _Kind, number: Callable[[Callback], int], ctx: Any, *a
 
 
 def _operations(block: Any) -> Iterator[Any]:
-    """Every operation inside, the outer ones first; one without regions may be erased when it is there."""
+    """Every operation inside, outer ones first. The caller may erase an operation without regions when it gets it."""
     for op in list(block.operations):
         inside = [inner for region in op.operation.regions for inner in region.blocks]
         yield op
@@ -641,7 +649,7 @@ def _operations(block: Any) -> Iterator[Any]:
 
 
 def _tokens_to_data(module: ir.Module) -> None:
-    """Makes each token a number: then the order of callbacks is data, of which every compiler understands the flow."""
+    """Makes a number of each token. Then the order of callbacks is data flow, which every compiler keeps."""
     token, data = ir.Type.parse("!stablehlo.token"), tensor_type((), np.dtype(np.bool_))
 
     def turn(values: Any) -> None:
@@ -679,7 +687,7 @@ def _token_aval() -> Any:
 
 
 def order_var() -> core.Var:
-    """A variable that stands for the order of callbacks: whoever reads it comes after whoever wrote it."""
+    """A variable for the order of callbacks: callbacks that read it run after the callbacks that wrote it."""
     return core.Var(_token_aval())
 
 
@@ -721,8 +729,11 @@ def in_order(
     after: core.Var,
     like: core.Jaxpr,
 ) -> tuple[list[Any], list[Any]]:
-    """Equations and outputs of a body that calls back: `after` comes with it, when its callbacks are over. Those whose
-    order is promised come after `before`, one of the inputs; None: there are none."""
+    """Equations and outputs of a body that has callbacks.
+
+    `after`, one of the outputs, exists when the body's callbacks are over. `before`, one of the inputs, comes before
+    the ordered callbacks; None: the body has no ordered callbacks.
+    """
     if before is None:
         done = core.Literal(np.bool_(False), _token_aval())
         return list(eqns), [done if v is after else v for v in outputs]
@@ -742,13 +753,13 @@ def _callback_ops(module: ir.Module) -> Iterator[Any]:
 
 
 def callbacks_of(module: ir.Module) -> Iterator[int]:
-    """The numbers of the callbacks that stand in a module."""
+    """The numbers of the callbacks in a module."""
     for op in _callback_ops(module):
         yield int(ir.StringAttr(op.attributes["backend_config"]).value.split()[0])
 
 
 def wait_for_effects_also(wait: Callable[[], None]) -> None:
-    """From now on `jax.effects_barrier` calls `wait` as well."""
+    """From now on, `jax.effects_barrier` also calls `wait`."""
     plain = dispatch.runtime_tokens.block_until_ready
 
     def block_until_ready() -> None:
@@ -759,10 +770,10 @@ def wait_for_effects_also(wait: Callable[[], None]) -> None:
 
 
 def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[np.ndarray]]) -> None:
-    """Makes each custom call `CALLBACK` of a module, which is lowered in `ctx`, call `ask(number, arrays, results)`,
-    where `results` are the shapes and dtypes that it must give.
+    """Makes each custom call `CALLBACK` of a module that is lowered in `ctx` call `ask(number, arrays, results)`.
 
-    As in `jax.jit`, a callback is called once with whole arrays, by the first device; in a shard_map by each device.
+    `results` are the shapes and dtypes that `ask` must return. As in `jax.jit`, the first device makes the call, once
+    and with whole arrays; in a shard_map, each device makes a call.
     """
     for op in list(_callback_ops(module)):
         number, how, tokens = ir.StringAttr(op.attributes["backend_config"]).value.split()
@@ -804,7 +815,7 @@ def _answer(
     results: Sequence[tuple[tuple[int, ...], np.dtype]],
     *arrays: Any,
 ) -> tuple[Any, ...]:
-    """What XLA calls, on a thread of its own."""
+    """XLA calls this function, on a thread of XLA's."""
     arrays = tuple(np.asarray(each) for each in arrays)
     return (*arrays[:tokens], *ask(number, arrays[tokens:], results[tokens:]))
 
@@ -818,8 +829,7 @@ def _emit_callback(
     has_side_effect: bool,
     sharding: Any,
 ) -> Sequence[ir.Value]:
-    """`jax._src.callback.emit_python_callback`, without its conversion of 64-bit results on threads where those are
-    off."""
+    """As `jax._src.callback.emit_python_callback`, but keeps 64-bit results on threads where 64-bit types are off."""
     platform = ctx.module_context.platforms[0]
     ctx = dataclasses.replace(ctx, avals_in=inputs, avals_out=outputs)
     if platform == "tpu":
@@ -840,7 +850,7 @@ def _emit_callback(
 
 @functools.cache
 def mpmd_compiler() -> Any:
-    """jaxlib's MPMD compiler. The wheel's extension imports jaxlib under a name that the wheel lacks."""
+    """jaxlib's MPMD compiler. Its extension module imports jaxlib by a name that the wheel lacks: add it."""
     sys.modules.setdefault("jax.jaxlib", jaxlib)
     sys.modules.setdefault("jax.jaxlib._jax", xla)
     import jaxlib._sdy_mpmd as compiler
@@ -850,7 +860,7 @@ def mpmd_compiler() -> Any:
 
 _quiet_lock = threading.Lock()
 _LOG_LINE = re.compile(rb"[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ [^ ]+\.(cc|h):\d+\] |[^ ]+: (note|warning|remark): ")
-_LOG_MORE = re.compile(rb"[\s})%^]|$")  # how the lines begin that continue a log line: a printed operation
+_LOG_MORE = re.compile(rb"[\s})%^]|$")  # the beginning of a line that continues a log line: a printed operation
 
 
 def _without_log(text: bytes) -> bytes:
@@ -867,10 +877,10 @@ def _without_log(text: bytes) -> bytes:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallows the log lines that the compiler writes to file descriptors 1 and 2 around the call.
+    """Drops the log lines that the compiler writes to file descriptors 1 and 2 meanwhile.
 
-    What another thread writes there meanwhile is passed on afterwards. Should the compiler kill the process, the
-    Python stack still goes to the real stderr.
+    What another thread writes there meanwhile is written to the real ones afterwards. If the compiler kills the
+    process, the Python stack still goes to the real stderr.
     """
     with _quiet_lock, contextlib.ExitStack() as stack:
         for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -913,8 +923,10 @@ def partition(
     output_meshes: Sequence[str | None],
     options: Mapping[str, Any],
 ) -> ir.Module:
-    """jaxlib's MPMD partitioner; returns the partitioned module. Callers have checked every argument before:
-    a wrong schedule name or a list of the wrong length aborts the process."""
+    """Runs jaxlib's MPMD partitioner and returns the partitioned module.
+
+    The caller must check every argument before: a wrong schedule name or a list of the wrong length aborts the process.
+    """
     compiler = mpmd_compiler()
     with quiet():
         return compiler.apply_mpmd_partitioning(
@@ -946,7 +958,7 @@ def named_computation(results: Sequence[ir.Type], operands: Sequence[ir.Value], 
 
 
 def forward_barrier(value: ir.Value) -> ir.Value:
-    """`value`, past which no sharding is propagated backwards."""
+    """`value` behind a barrier, past which no sharding is propagated backwards."""
     forward = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
     return sdy.PropagationBarrierOp(value, forward).result
 
@@ -960,7 +972,7 @@ def mpmd_return(values: Sequence[ir.Value]) -> None:
 
 
 def initialize_lapack() -> None:
-    """Must run before an executable with LAPACK calls is loaded in a process that never traced one."""
+    """Initialises LAPACK: needed before a process that traced no LAPACK call loads an executable with LAPACK calls."""
     with contextlib.suppress(ImportError, AttributeError):
         from jaxlib import lapack
 
@@ -968,14 +980,14 @@ def initialize_lapack() -> None:
 
 
 class _HostParams(stages.CompiledCallParams):
-    """What says of an executable that a host runs it, whatever `jax.disable_jit` says on the thread (see below)."""
+    """Marks an executable as a host's: it runs even if `jax.disable_jit` is on for the thread (see `fast_call`)."""
 
 
 def fast_call(compiled: Any) -> Callable[..., Any]:
-    """The C++ fast path of a `jax.stages.Compiled`, which spares one Python frame per call.
+    """The C++ fast path of a `jax.stages.Compiled`, which saves one Python frame per call.
 
-    An embedded cluster runs on its user's threads, where `jax.disable_jit` may be on: JAX then calls
-    `jax.stages.Compiled.call`, which refuses. What a host runs is run all the same.
+    An embedded cluster runs on its user's threads, where `jax.disable_jit` may be on. Then JAX calls
+    `jax.stages.Compiled.call`, which refuses to run. A host's executable must run even then.
     """
     _run_hosts_executables()
     create = getattr(getattr(compiled, "_executable", None), "create_cpp_call", None)
@@ -1003,7 +1015,7 @@ def _run_hosts_executables() -> None:
 
 
 def drop_main_attributes(module: ir.Module) -> None:
-    """Takes the shardings off `main`'s arguments and results: whoever inlines the module gives them."""
+    """Removes the shardings of `main`'s arguments and results: the caller that inlines the module gives them."""
     for op in module.body.operations:
         if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
             for name in ("arg_attrs", "res_attrs"):
@@ -1032,8 +1044,10 @@ def ignore_unused_donations() -> Iterator[None]:
 
 
 def module_primitive(name: str, load: Callable[[Any], ir.Module]) -> core.Primitive:
-    """A primitive with parameters `key` and `out_avals` whose lowering inlines the StableHLO module `load(key)`, and
-    connects its callbacks to `key.ask` where it is not None."""
+    """A primitive with parameters `key` and `out_avals`, whose lowering inlines the StableHLO module `load(key)`.
+
+    If `key.ask` is not None, the lowering also connects the module's callbacks to it.
+    """
     primitive = core.Primitive(name)
     primitive.multiple_results = True
     primitive.def_abstract_eval(lambda *_, key, out_avals: list(out_avals))
@@ -1058,9 +1072,9 @@ def module_primitive(name: str, load: Callable[[Any], ir.Module]) -> core.Primit
 
 
 def start_coordination_service(address: str, members: int) -> Any:
-    """Starts the coordination service of one `jax.distributed` group; it lives as long as the returned object.
+    """Starts the coordination service of one `jax.distributed` group. It lives as long as the returned object.
 
-    `address` may be a Unix socket (`unix:/path`), so that no port is opened. Initialises no backend.
+    `address` may be a Unix socket (`unix:/path`): then no port is opened. Initialises no backend.
     """
     return jaxlib._jax.get_distributed_runtime_service(address, members)
 
@@ -1071,17 +1085,19 @@ def stop_coordination_service(service: Any) -> None:
 
 
 def drop_tracebacks() -> None:
-    """From now on XLA's objects of this process do not remember which Python code made them: on a host that is always
-    the same loop, and finding it out costs a fifth of a microsecond per call."""
+    """From now on, XLA's objects of this process do not record the Python code that made them.
+
+    On a host that code is always the same loop, and recording it costs 0.2 us per call.
+    """
     jaxlib._jax.set_tracebacks_enabled(False)
 
 
 def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:
     """Makes this process member `rank` of the group whose coordination service listens at `address`.
 
-    `jax.distributed.initialize` would start the service in member 0; ours lives in the controller, so that a member
-    can be lost without it. CPU collectives (gloo) are kept on the loopback interface: their default is the address
-    that the machine's name resolves to, which may be none, or one that others reach.
+    `jax.distributed.initialize` would start the service in member 0. Our service runs in the controller, so that it
+    survives the loss of any member. CPU collectives (gloo) use the loopback interface only. Their default is the
+    address that the machine's name resolves to: there may be none, or one that other machines can reach.
     """
     client = jaxlib._jax.get_distributed_runtime_client(address, rank, init_timeout=timeout_s, use_compression=True)
     client.connect()
@@ -1094,12 +1110,12 @@ def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:
 
 
 def _make_polite_collectives(make: Callable[..., Any], *, distributed_client: Any) -> Any:
-    """Gloo over loopback, its thread never in the way of the one that computes.
+    """Makes gloo collectives over loopback whose own thread never preempts the thread that computes.
 
-    Gloo's thread must not wake up into the middle of a send on the same core: the sender then stands still with the
-    pair's lock in its hand, and gloo's thread polls in vain for that lock until the next tick of the scheduler, up to
-    4 ms. A thread of the batch class takes a core only when it is free or its turn has come. Threads inherit the class
-    of their maker.
+    Gloo's thread must not preempt a sender on the same core in the middle of a send. The sender would stop while it
+    holds the pair's lock, and gloo's thread would poll for that lock in vain until the scheduler's next tick, up to
+    4 ms. So gloo's thread gets the batch class: such a thread takes a core only when the core is free or its turn has
+    come. A new thread inherits the class of the thread that makes it, so this function sets the class for the call.
     """
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
@@ -1114,13 +1130,16 @@ def shards_of(array: jax.Array) -> list[jax.Array]:
 
 
 def address_of(shard: jax.Array) -> int:
-    """Where the bytes of a ready array on one CPU device lie, in C order. Not for types of less than a byte."""
+    """The address of the bytes, in C order, of a ready array on one CPU device. Not for types of less than a byte."""
     return int(shard.unsafe_buffer_pointer())
 
 
 def assemble(aval: Any, sharding: Any, parts: Sequence[Any], devices: Sequence[jax.Device]) -> jax.Array:
-    """A global array of one part per local device: an array there is shown as it is, one elsewhere is copied, and host
-    memory is taken as it is where the device can (aligned, on CPU). Waits for none of them. Takes 3 us for one part."""
+    """Makes a global array of one part per local device. Does not wait for the parts. Takes 3 us for one part.
+
+    A part that is an array on its device is used as it is; an array on another device is copied. Host memory is used as
+    it is if the device can do so (on CPU, if aligned), and is copied otherwise.
+    """
     return xla.batched_device_put(aval, sharding, parts, devices, True)
 
 
@@ -1138,7 +1157,7 @@ def array_attributes() -> tuple[dict[str, Callable[..., Any]], dict[str, Callabl
 
 
 def is_staging() -> bool:
-    """Whether what this thread does now is being recorded, to be run later by a `jax.jit` or the like."""
+    """Whether JAX now records what this thread does, to run it later (in a `jax.jit` or the like)."""
     trace = core.trace_ctx.trace
     while trace is not None:
         if isinstance(trace, partial_eval.DynamicJaxprTrace):
@@ -1153,7 +1172,7 @@ def is_jit_disabled() -> bool:
 
 
 def is_top_level() -> bool:
-    """Whether no JAX transformation is under way on this thread; a tenth of a microsecond."""
+    """Whether no JAX transformation is under way on this thread. Takes 0.1 us."""
     return bool(core.trace_state_clean())
 
 
@@ -1168,7 +1187,7 @@ def abstract_value(value: Any) -> Any:
 
 
 def array_format(ndim: int, sharding: Any) -> Any:
-    """The format of an array whose dimensions lie in memory in their order."""
+    """The format of an array whose dimensions are in memory in their own order (C order)."""
     return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
 
 
@@ -1178,7 +1197,7 @@ def as_function(closed: Any) -> Callable[..., list[Any]]:
 
 
 class _NotesRecording:
-    """JAX's function that traces, which notes meanwhile that the thread records for `checkify`."""
+    """Wraps JAX's tracing function: while it traces for `checkify`, its thread is in `_recording`."""
 
     def __init__(self, plain: Any) -> None:
         self._plain = plain
@@ -1207,17 +1226,17 @@ def accept_arrays(
 ) -> None:
     """Teaches JAX an array type of ours, whose instances have `aval`.
 
-    Every `jax.jit` call that meets one, and every primitive outside of a trace, ends in one function of JAX's; it is
-    wrapped here. What comes from JAX itself or from optax (`jnp.sin`, `lax.add`, the halves of a gradient) goes to
-    `run(closed jaxpr, name, arguments)`. Anybody else's function runs here in this process, on `fetch`ed values, and
-    so do JAX's own conversions (constants of a trace, `jax.device_put` to a local device). `pulled(name, where it was
-    written, arrays)` is told of the former.
+    Every `jax.jit` call with such an array, and every primitive outside of a trace, ends in one function of JAX's. That
+    function is wrapped here. A function of JAX itself or of optax (`jnp.sin`, `lax.add`, the halves of a gradient) goes
+    to `run(closed jaxpr, name, arguments)`. Any other function runs in this process, on `fetch`ed values, after a call
+    of `pulled(name, source file and line, arrays)`. JAX's own conversions (constants of a trace, `jax.device_put` to a
+    local device) also use `fetch`ed values.
 
-    A jit whose name `elsewhere` knows runs by what that gives, whatever its arguments: so a placed function runs on its
-    slice also when a gradient or a batch of it is taken eagerly.
+    If `elsewhere(name)` returns a function for a jit's name, the jit runs by that function, whatever its arguments. So
+    a placed function runs on its slice even when its gradient or its batched form is computed eagerly.
 
-    Two functions look at an array without computing with it: `jax.device_get` of keys, and `lax.full_like`, which
-    `jnp.zeros_like` ends in; it goes to `full_like(array, fill value, dtype or None)`.
+    Two functions read an array without computing with it. `jax.device_get` (of keys) goes to `fetch`. `lax.full_like`,
+    in which `jnp.zeros_like` ends, goes to `full_like(array, fill value, dtype or None)`.
     """
     plain = pjit._pjit_call_impl_python
 
@@ -1253,7 +1272,7 @@ def accept_arrays(
 
         primitive.def_impl(impl)
 
-    # These look inside a key array, where ours has nothing.
+    # The eager rules of these primitives read inside a key array; in ours there is nothing, so run them as programs.
     for name in ("split", "fold_in", "bits", "unwrap", "wrap", "seed"):
         by_program(getattr(prng, f"random_{name}_p"))
 
@@ -1274,15 +1293,17 @@ def accept_arrays(
         return pxla.shard_args(shardings, layouts, copy_semantics, [fetch(x) for x in xs])
 
     core.pytype_aval_mappings[array_type] = lambda x: x.aval
-    ad_util.raw_jaxval_adders[array_type] = lax.add  # cotangents of a value that is used twice
+    ad_util.raw_jaxval_adders[array_type] = lax.add  # adds the cotangents of a value that is used twice
     dtypes.canonicalize_value_handlers[array_type] = lambda x: x
     pxla.shard_arg_handlers[array_type] = shard
     jax_mlir.register_constant_handler(array_type, lambda value, aval: jax_mlir.ir_constant(fetch(value)))
 
 
 def users_level(package: str) -> int:
-    """The `stacklevel` at which the caller's `warnings.warn` speaks of the first line that is neither JAX's nor of
-    `package`, a folder."""
+    """The `stacklevel` for the caller's `warnings.warn`: it then names the user's line.
+
+    That is the first line on the stack that is neither in JAX nor in the folder `package`.
+    """
     level, frame = 1, sys._getframe(1)
     inside = (package + os.sep, os.path.dirname(jax.__file__) + os.sep)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
@@ -1307,13 +1328,14 @@ def accept_shardings(
     from_callback: Callable[[Any, Any, Callable[[Any], Any], Any], Any],
     refuse_put: Callable[[], NoReturn],
 ) -> None:
-    """Teaches JAX shardings of ours: what it puts to one, or makes with one, goes to these functions.
+    """Teaches JAX shardings of ours: to put a value to one, or to make an array with one, JAX calls these functions.
 
-    `jax.device_put`, and what ends in it, goes to `put(value, sharding)`, and to `refuse_put()` where it is lowered to
-    run in this process; `lax.full` and `lax.broadcasted_iota`, in
-    which `jnp.zeros(device=)` and `jnp.arange(device=)` end, to `full(shape, value, dtype, sharding)` and `iota(dtype,
-    shape, dimension, sharding)`; the makers of arrays from a process's parts to `from_callback(shape, sharding,
-    callback, dtype or None)`.
+    `jax.device_put`, and what ends in it, calls `put(value, sharding)`; where it is lowered to run in this process, it
+    calls `refuse_put()`. `lax.full`, in which `jnp.zeros(device=)` ends, calls `full(shape, value, dtype, sharding)`.
+    `lax.broadcasted_iota`, in which `jnp.arange(device=)` ends, calls `iota(dtype, shape, dimension, sharding)`.
+    `jax.make_array_from_callback` calls `from_callback(shape, sharding, callback, dtype or None)`.
+    `jax.make_array_from_process_local_data` takes the whole array, and `jax.make_array_from_single_device_arrays` is
+    refused.
     """
     plain_put, plain_full, plain_iota = dispatch._batched_device_put_impl, lax.full, lax.broadcasted_iota
     plain_convert, plain_constraint = lax._convert_element_type, pjit.sharding_constraint_p.impl

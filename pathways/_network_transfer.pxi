@@ -1,17 +1,17 @@
-"""Network transfers: what goes to hosts on other machines, and comes from them, packed without Python's lock.
+"""Network transfers: data sent to hosts on other machines and received from them, packed without Python's lock.
 
-The stream that carries the messages is `pathways/host/network_transfer.py`. Included by `_core.pyx`.
+`pathways/host/network_transfer.py` is the stream that carries the messages. Included by `_core.pyx`.
 """
 
 
 @cython.final
 cdef class OutgoingTransfer:
-    """All that this host sends to a host on another machine in one transfer; keeps what it reads."""
+    """All that this host sends to one host on another machine in one transfer. Keeps the source arrays alive."""
     cdef unique_ptr[CppOutgoingTransfer] core
     cdef object keep
-    cdef readonly uint64_t key           # the executor's, to be told by
+    cdef readonly uint64_t key           # the executor's key, by which the end of the transfer is reported
     cdef readonly uint32_t destination
-    cdef readonly uint64_t order         # with `node`: which transfer of which run, on every host
+    cdef readonly uint64_t order         # `order` and `node` identify the run and its transfer on every host
     cdef readonly uint32_t node
 
     @property
@@ -20,12 +20,14 @@ cdef class OutgoingTransfer:
 
     @property
     def is_over(self):
-        """All of it is packed."""
+        """Whether all of its bytes are packed."""
         return self.core.get().is_over()
 
 
 def pack(list outgoing not None, uint64_t limit):
-    """The next message: a chunk of each transfer of `outgoing` in turn. At most `limit` bytes, at least one chunk."""
+    """Packs the next message: one chunk of each transfer of `outgoing` in turn, as long as they fit into `limit` bytes,
+    but at least one chunk.
+    """
     cdef vector[CppOutgoingTransfer*] each
     cdef uint64_t total = 0
     cdef uint64_t used = 0
@@ -44,7 +46,9 @@ def pack(list outgoing not None, uint64_t limit):
 
 @cython.final
 cdef class IncomingTransfer:
-    """Where a transfer from another machine is written: the blocks of a receive, as writable arrays, or None."""
+    """The receive buffers of a transfer from another machine: the blocks as writable arrays, None where nothing is
+    written.
+    """
     cdef unique_ptr[CppIncomingTransfer] core
     cdef list keep
 
@@ -63,7 +67,8 @@ cdef class IncomingTransfer:
 
 
 def unpack(bytes message not None, waiting not None):
-    """Writes a message's chunks where they belong. `waiting(order, node, host)` gives the `IncomingTransfer`, or None.
+    """Writes a message's chunks into the receive buffers. `waiting(order, node, host)` returns the `IncomingTransfer`,
+    or None when none waits.
 
     Returns the transfers that are complete, and those that failed: (order, node, host, error or None). Raises
     RuntimeError when the message is cut off.

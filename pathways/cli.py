@@ -1,7 +1,8 @@
 """The `pathways` command: `up` starts a cluster, `status` shows one, `bench` measures; `suspend` and `resume` take a
 client off the devices and back.
 
-Arguments in, tables out; the work is in `pathways.runtime`. Errors of Pathways end it with status 1 and their message.
+This module only reads arguments and prints tables; `pathways.cluster` does the work. An error of Pathways ends the
+command with status 1 and its message.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes of a text."""
+        """The number of bytes that a text means."""
         if isinstance(value, int):
             return value
         units = {unit.upper(): factor for unit, factor in _UNITS.items()}
@@ -44,8 +45,8 @@ class _Size(click.ParamType[int]):
 
 
 _SIZE = _Size()
-_HOLDERS_SHOWN = 20  # clients' programs, the biggest
-# Commands imported when they are asked for, as they bring more than the others need: module, name, help.
+_HOLDERS_SHOWN = 20  # the biggest of the clients' programs
+# Commands that are imported only when they are called, because they import more than the others: module, name, help.
 _LATER = {"bench": ("pathways.bench.cli", "bench", "Measure Pathways and its rivals.")}
 
 
@@ -65,7 +66,7 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, without importing anything."""
+        """Writes the list of commands for `--help`, without importing anything."""
         rows = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
         rows += [(name, text) for name, (_, _, text) in _LATER.items()]
         with formatter.section("Commands"):
@@ -142,7 +143,7 @@ def up(
     except KeyboardInterrupt:
         click.echo("ending the cluster ...", err=True)
     else:
-        # Closed by somebody's request is an end like Ctrl-C.
+        # A cluster that was closed on request ends without an error, as with Ctrl-C.
         if not isinstance(failure, errors.ClusterClosedError):
             raise failure
     finally:
@@ -180,7 +181,7 @@ def status(address: str | None, as_json: bool) -> None:
 def suspend(address: str, client: int, to: str) -> None:
     """Let CLIENT's runs end, move its buffers off the devices, and let its later work wait for `pathways resume`.
 
-    `pathways status` shows the clients' numbers. The client notices nothing but the time.
+    `pathways status` shows the clients' numbers. The client notices only the delay.
     """
     from pathways.cluster.remote import suspend as suspend_client
 
@@ -215,7 +216,7 @@ def _list(addresses: list[str]) -> None:
     from pathways.process.console import standard_output
 
     table = Table("address", "cluster", "up", "clients", box=None)
-    table.columns[0].overflow = "fold"  # an address that is cut is none
+    table.columns[0].overflow = "fold"  # an address that is cut cannot be used
     for address in addresses:
         try:
             stats = inspect(address)
@@ -283,7 +284,7 @@ def _show(stats: dict[str, Any]) -> None:
 
 
 def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:
-    """MEM-1: what lies on each device. A host that is lost, or has not answered, has no numbers."""
+    """MEM-1: the memory in use on each device. A host that is lost, or has not answered, has no numbers."""
     from rich.table import Table
 
     table = Table("device", "host", box=None)
@@ -300,7 +301,7 @@ def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:
 
 
 def _show_holders(console: Any, hosts: list[dict[str, Any]]) -> None:
-    """Who holds device memory, the biggest first: by client and program, over all hosts."""
+    """The holders of device memory, the biggest first: by client and program, over all hosts."""
     from rich.table import Table
 
     held: dict[tuple[int, str], list[int]] = {}

@@ -1,9 +1,9 @@
-"""Every error that Pathways raises: one tree under `PathwaysError`; and every warning, under `PathwaysWarning`.
+"""Every error that Pathways raises, in one tree under `PathwaysError`; and every warning, under `PathwaysWarning`.
 
-A message says what was expected, what came, and what to do. Where Python has a natural error of its own, ours
-inherits from it as well, so that `except ValueError` written for plain JAX keeps working.
+A message says what was expected, what was given, and what to do. Where Python has a fitting error class, ours inherits
+from it as well, so that `except ValueError` written for plain JAX still works.
 
-Raised by all rooms; imports nothing.
+All packages raise these errors. This module imports none of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NoReturn
 
 
 class PathwaysError(Exception):
-    """The root of the tree: catch this to catch everything Pathways raises on purpose."""
+    """The root of the tree: catch this to catch every error that Pathways raises on purpose."""
 
 
 class ProgramError(PathwaysError, TypeError):
-    """A program, or a call of one, is not what it should be: a result that is no array, a wrong shape or dtype."""
+    """A program, or a call of one, is invalid: a result that is no array, a wrong shape or dtype."""
 
 
 class TraceError(ProgramError):
@@ -24,7 +24,7 @@ class TraceError(ProgramError):
 
 
 class CallbackError(TraceError, NotImplementedError):
-    """A callback of a kind that hosts cannot make; the message names it."""
+    """A program has a kind of callback that hosts cannot make; the message names it."""
 
 
 class PlacementError(ProgramError, ValueError):
@@ -36,15 +36,15 @@ class ShardingError(PathwaysError, ValueError):
 
 
 class SliceError(PathwaysError, ValueError):
-    """A slice cannot be had: more devices than there are, a shape that fits no island."""
+    """A slice cannot be allocated: it has more devices than exist, or a shape that fits no island."""
 
 
 class OptionError(PathwaysError, ValueError):
-    """A compiler option or a schedule that does not exist."""
+    """A compiler option or a schedule does not exist."""
 
 
 class CompileError(PathwaysError, RuntimeError):
-    """The compiler refused a program that passed every check of ours; carries its message."""
+    """The compiler refused a program that passed every check of Pathways; contains the compiler's message."""
 
 
 class PlanError(PathwaysError, ValueError):
@@ -52,15 +52,15 @@ class PlanError(PathwaysError, ValueError):
 
 
 class ResourceExhaustedError(PathwaysError, MemoryError):
-    """A run can never fit in memory; names the bytes wanted, the budget and the biggest holders."""
+    """A run can never fit in memory; the message names the bytes wanted, the budget and the biggest holders."""
 
 
 class ComputationError(PathwaysError, RuntimeError):
-    """A computation failed on its devices; carries its name, host, device and XLA's own message."""
+    """A computation failed on its devices; the message has its name, host, device and XLA's own message."""
 
 
 class CallbackFailedError(ComputationError):
-    """A function that a computation calls in its client failed, or gave something else than it promised; names it."""
+    """A function that a computation calls in its client failed, or broke its declared types; the message names it."""
 
 
 class DeletedArrayError(PathwaysError, RuntimeError):
@@ -72,15 +72,17 @@ class CancelledError(PathwaysError, RuntimeError):
 
 
 class CheckpointError(PathwaysError, OSError):
-    """A host could not write or read its part of a checkpoint; names the array, the path and the host."""
+    """A host could not write or read its part of a checkpoint; the message names the array, the path and the host."""
 
 
 class DeadlineExceededError(PathwaysError, TimeoutError):
-    """A run was not over when its deadline passed; names the program and the seconds."""
+    """A run was not over when its deadline passed; the message names the program and the seconds."""
 
 
 class HostLostError(PathwaysError, ConnectionError):
-    """A host process is gone, and this depended on it. Its island is started anew: put what you need there again."""
+    """A host process is gone, and the value depended on it. Its island starts again: put the data that you need there
+    again.
+    """
 
 
 class ControllerLostError(PathwaysError, ConnectionError):
@@ -92,29 +94,29 @@ class ClusterClosedError(PathwaysError, RuntimeError):
 
 
 class ConnectError(PathwaysError, ConnectionError):
-    """Nobody answers at a cluster's address, or the cluster could not be started."""
+    """No cluster answers at the address, or the cluster could not be started."""
 
 
 class PermissionDeniedError(PathwaysError, PermissionError):
-    """A call that is not this client's to make: it names another client, or something of another client's."""
+    """This client may not make the call: the call names another client, or something that another client owns."""
 
 
 class UnsupportedVersionError(PathwaysError, RuntimeError):
-    """A jax or jaxlib that this release does not know, or client and hosts that differ."""
+    """This release does not know the jax or jaxlib version, or client and hosts have different versions."""
 
 
 class PathwaysWarning(UserWarning):
-    """The root of all warnings: filter this to silence everything that Pathways warns of."""
+    """The root of all warnings: filter this to silence every warning of Pathways."""
 
 
 class FetchWarning(PathwaysWarning):
-    """Arrays left their slice for a function that runs in this process; names the function and the bytes."""
+    """Arrays left their slice for a function that runs in this process; the text names the function and the bytes."""
 
 
 def from_text(text: str, default: type[PathwaysError]) -> PathwaysError:
-    """The exception that `text` names in front ("HostLostError: host 1 ..."), or one of kind `default`.
+    """The exception whose class `text` names at its beginning ("HostLostError: host 1 ..."), else one of `default`.
 
-    Texts are what failures travel as through shared memory.
+    Failures are sent through shared memory as such texts.
     """
     name, colon, rest = text.partition(": ")
     kind = globals().get(name)
@@ -124,7 +126,7 @@ def from_text(text: str, default: type[PathwaysError]) -> PathwaysError:
 
 
 def raise_cluster_failure(text: str, was_closed: bool) -> NoReturn:
-    """Raises the failure reason of a whole cluster."""
+    """Raises the failure of a whole cluster, from the text of its reason."""
     if was_closed:
         raise ClusterClosedError(text)
     raise from_text(text, HostLostError)

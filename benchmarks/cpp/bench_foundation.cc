@@ -37,7 +37,7 @@ SpinPolicy policy_of(const benchmark::State& state) {
     case 1:
       return SpinPolicy::adaptive();
     default:
-      return SpinPolicy::yield_briefly();
+      return SpinPolicy::sleep_at_once();
   }
 }
 
@@ -344,7 +344,7 @@ void doorbell_ping_pong_parked(benchmark::State& state) {
       const std::uint32_t ticket = bells[me].ticket();
       const std::uint32_t now = turn.load(std::memory_order_acquire);
       if (now == me || now == 2) return now;
-      static_cast<void>(bells[me].wait(ticket, kForever, SpinPolicy::yield_briefly()));
+      static_cast<void>(bells[me].wait(ticket, kForever, SpinPolicy::sleep_at_once()));
     }
   };
   std::thread other([&] {

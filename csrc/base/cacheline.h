@@ -1,7 +1,7 @@
-// The size that keeps two words written by different threads apart.
+// The distance at which words written by different threads do not share a cache line.
 //
-// std::hardware_destructive_interference_size warns in headers because it follows the compiler's -mtune; shared
-// memory needs one value that every process agrees on, so it is a constant here.
+// It is a constant, because in shared memory every process needs the same value.
+// std::hardware_destructive_interference_size follows the compiler's -mtune, and so causes warnings in headers.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
-// Assertions that state a law where it is kept.
+// Assertions: each states a law at the code that keeps it.
 //
-// PW_CHECK is always on and is for what can only be false through a bug or through corrupted shared memory: it
-// prints file, line and text, then aborts. PW_DCHECK is for what a hot path cannot afford to ask; it is on where
-// PATHWAYS_DCHECK is defined (debug and sanitizer builds). Wrong input from a caller is neither: it is a Status or
-// an Error.
+// PW_CHECK is always on. Use it for a condition that is false only through a bug or corrupted shared memory: it prints
+// file, line and text, then aborts. PW_DCHECK is for a check that is too slow for a hot path; it is on only where
+// PATHWAYS_DCHECK is defined (debug and sanitizer builds). Do not use either for wrong input from a caller: return a
+// Status or throw an Error.
 #pragma once
 
 namespace pathways::detail {
@@ -19,6 +19,6 @@ namespace pathways::detail {
 #if defined(PATHWAYS_DCHECK)
 #define PW_DCHECK(condition) PW_CHECK(condition)
 #else
-// The condition is still compiled, so that it cannot rot, but never evaluated.
+// The condition is still compiled, so that it stays valid code, but it is never evaluated.
 #define PW_DCHECK(condition) static_cast<void>(sizeof(static_cast<bool>(condition)))
 #endif

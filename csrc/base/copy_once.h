@@ -1,10 +1,12 @@
-/// TRUST-1: what another process can write is data. It is copied out once, then checked, then used.
+/// TRUST-1: what another process can write is data. Copy it out once, then check the copy, then use the copy.
 ///
-/// `copy_once` is the copying: afterwards the compiler takes the copy, and never looks at the source again. Sizes,
-/// capacities and addresses of a shared structure are copied so when it is first met, checked against what is mapped,
-/// and kept privately by each reader: ByteRing's roles, FutureView, ReadBackView, ArenaView, ClientView, HostView.
+/// `copy_once` makes the copy: afterwards the compiler uses the copy, and never reads the source again. When a process
+/// first attaches to a shared structure, it copies the sizes and capacities in this way, checks them against the mapped
+/// size, and keeps them and the addresses privately: ByteRing's roles, FutureView, ReadBackView, ArenaView, ClientView,
+/// HostView.
 ///
-/// Threading: any thread. The source may change meanwhile: then the copy is some mixture, which the checks must bear.
+/// Threading: any thread. The source may change during the copy. Then the copy mixes old and new bytes, and the checks
+/// must be safe for any mixture.
 #pragma once
 
 #include <cstddef>

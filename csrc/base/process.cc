@@ -10,7 +10,7 @@
 namespace pathways {
 namespace {
 
-// Not through sync/atomic.h: base lies below it, and no thread of the core hands data over by this word.
+// Does not use sync/atomic.h: base lies below sync, and this word orders no other data between threads.
 std::atomic<std::uint64_t> g_token{0};
 
 std::uint64_t new_token() noexcept {

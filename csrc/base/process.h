@@ -1,5 +1,5 @@
-// Which process am I? A number that no other process of the machine has, not even one of another pid namespace, and
-// that a forked child does not inherit. Shared structures keep it to know their owner.
+// process_token(): a number that identifies this process. No other process of the machine has it, not even in another
+// pid namespace, and a forked child does not inherit it. Shared structures store it to know their owner.
 //
 // Threading: any thread. Costs one load after the first call.
 #pragma once

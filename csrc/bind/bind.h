@@ -1,4 +1,4 @@
-/// What each file of this room registers with the module.
+/// The functions by which each file of csrc/bind registers its classes and functions with the module.
 #pragma once
 
 #include <pybind11/pybind11.h>

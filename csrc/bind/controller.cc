@@ -1,4 +1,4 @@
-// The controller as Python starts it: on a native thread of its own, or stepped by an embedded client.
+// The controller for Python, which starts it on a native thread of its own, or steps it in an embedded client.
 #include "controller/controller.h"
 
 #include <pybind11/stl.h>
@@ -13,7 +13,7 @@ using namespace pybind11::literals;
 namespace pathways::bind {
 namespace {
 
-/// A controller with the segments it works in, which must outlive it.
+/// A controller, and the segments that it uses; these must outlive it.
 struct BoundController {
   BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
                   std::vector<uint32_t> islands, uint32_t window, std::vector<uint64_t> budgets,
@@ -37,8 +37,8 @@ struct BoundController {
 
   py::object controller_memory, status_memory;
   std::vector<py::object> host_memory;
-  std::map<uint32_t, std::pair<py::object, py::object>> client_memory;  ///< its block, and its bell
-  std::unique_ptr<Controller> core;                                     // last: goes first
+  std::map<uint32_t, std::pair<py::object, py::object>> client_memory;  ///< by client: its block, and its bell
+  std::unique_ptr<Controller> core;                                     // last member, so it is destroyed first
 };
 
 py::dict stats_dict(const ControllerStats& s) {
@@ -59,7 +59,7 @@ void register_controller(py::module_& m) {
            "segment"_a, "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256,
            "budgets"_a = std::vector<uint64_t>{}, "spaces"_a = std::vector<std::string>{}, "sequential"_a = false,
            "status"_a = py::none(),
-           "`budgets`: bytes of memory by memory space, `places` their names: devices, then hosts' memory for "
+           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
            "transfers. "
            "`status`: the segment that clients read.")
       .def(
@@ -68,7 +68,7 @@ void register_controller(py::module_& m) {
             const py::gil_scoped_release unlock;
             return c.core->add_space_set(std::move(spaces));
           },
-          "spaces"_a, "The number of places that hold buffers together.")
+          "spaces"_a, "The number of memory spaces that hold buffers together.")
       .def(
           "set_budget",
           [](BoundController& c, uint32_t space, uint64_t bytes) {
@@ -91,7 +91,7 @@ void register_controller(py::module_& m) {
             c.core->set_plan_memory(plan, std::move(memory));
           },
           "plan"_a, "client"_a, "name"_a, "biggest"_a, "needs"_a, "results"_a, "donated"_a,
-          "What runs of a plan take: `needs` are (place, peak, eager), `results` (group, place set, bytes, argument, "
+          "What runs of a plan take: `needs` are (space, peak, eager), `results` (group, space set, bytes, argument, "
           "same as).")
       .def(
           "add_group",

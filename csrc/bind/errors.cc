@@ -1,5 +1,5 @@
-// Errors of the native library as Python's own: kInvalid is a ValueError, kNoMemory a MemoryError, the rest
-// RuntimeErrors.
+// Translates errors of the native library into Python's: kInvalid into ValueError, kNoMemory into MemoryError, all
+// others into RuntimeError.
 #include "base/status.h"
 #include "bind/bind.h"
 

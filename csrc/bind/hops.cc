@@ -1,8 +1,10 @@
-// What a hop costs as it is used: a record from one process to another that waits as hosts and the controller do.
+// Measures a hop under real conditions: one process sends a record to another one, which waits as hosts and the
+// controller wait.
 //
-// Two processes share the blocks of a controller and of one host. The one that asks sends a record with the time on it,
-// after it has slept and worked for as long as a stage does; the one that answers sends back how long the record took,
-// by the clock that both share. The pause decides what is measured: after a short one the receiver still looks.
+// Two processes share the blocks of a controller and of one host. The asking process first sleeps and works for as long
+// as a stage does, then sends a record with the time in it. The answering process sends back how long the record took,
+// by the clock that both share. The pause decides what is measured: after a short pause the receiver still polls, after
+// a long one it sleeps.
 #include <pybind11/stl.h>
 #include <time.h>
 
@@ -24,10 +26,11 @@ constexpr std::chrono::seconds kPatience{10};
 
 struct HopRecord {
   int64_t sent_ns;
-  int64_t taken_ns;  ///< how long the record took; of the answer
+  int64_t taken_ns;  ///< in the answer: how long the record took
 };
 
-/// Waits for one record, and sends what is kept for later. Throws Error(kInvalid) when none comes.
+/// Waits for one record. Meanwhile sends the records that the outbox keeps for later. Throws Error(kInvalid) when no
+/// record comes within kPatience.
 HopRecord receive(ByteRing::Consumer& inbox, Outbox& outbox, DoorbellWord& doorbell, int64_t* at) {
   const int64_t deadline = monotonic_ns() + std::chrono::nanoseconds(kPatience).count();
   while (true) {
@@ -44,7 +47,7 @@ HopRecord receive(ByteRing::Consumer& inbox, Outbox& outbox, DoorbellWord& doorb
     if (monotonic_ns() > deadline) throw Error(Status::kInvalid, "the other end of the hops says nothing");
     std::chrono::nanoseconds limit = kPatience;
     if (outbox.flush()) limit = std::chrono::nanoseconds(std::max<int64_t>(outbox.due() - monotonic_ns(), 0));
-    (void)doorbell.wait(ticket, limit, SpinPolicy::yield_long());
+    (void)doorbell.wait(ticket, limit, SpinPolicy::serve_stream());
   }
 }
 
@@ -53,7 +56,7 @@ void send(Outbox& outbox, const HopRecord& record) {
   outbox.flush();
 }
 
-/// Nanoseconds of each of `count` hops. Before each this process sleeps for `sleep_us`, then works for `work_us`.
+/// Nanoseconds of each of `count` hops. Before each hop this process sleeps for `sleep_us`, then works for `work_us`.
 std::vector<int64_t> ask(Segment& controller_segment, Segment& host_segment, uint32_t count, uint32_t sleep_us,
                          uint32_t work_us) {
   ControllerBlock* controller = ControllerBlock::attach(controller_segment);

@@ -1,4 +1,4 @@
-// pathways._native: the rich, rare calls. A table of contents; each part registers itself in its own file.
+// pathways._native: the calls that are rare. This file lists the parts; each part registers itself in its own file.
 #include "bind/bind.h"
 
 PYBIND11_MODULE(_native, m) {

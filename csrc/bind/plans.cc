@@ -1,4 +1,4 @@
-// Plans: written node by node, encoded, checked and read back.
+// Plans for Python: build one node by node, encode it, check it, and describe an encoded one.
 #include "plan/plan.h"
 
 #include <pybind11/stl.h>

@@ -57,7 +57,7 @@ void register_segments(py::module_& m) {
   m.def(
       "client_segment",
       [](uint32_t futures, uint32_t ring_bytes, size_t arena_bytes, bool shared) {
-        // Within one process values are handed over as they are.
+        // Within one process values are passed as they are, so the client needs no read-back area.
         return ClientBlock::make({futures, ring_bytes, arena_bytes, shared}, shared);
       },
       "futures"_a = 1u << 16, "ring_bytes"_a = 1u << 20, "arena_bytes"_a = size_t{64} << 20, "shared"_a = true,

@@ -1,4 +1,4 @@
-// The whole control path on modelled devices, measured: what `pathways bench scale` prints.
+// Measures the whole control path on modelled devices, for `pathways bench scale`.
 #include "bind/bind.h"
 #include "simulate/scale.h"
 

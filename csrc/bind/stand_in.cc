@@ -1,8 +1,9 @@
-// A computation's calibrated stand-in: takes its wall time and no core. An XLA FFI handler, registered by the hosts.
+// A stand-in for a computation: it takes the computation's wall time but uses no core. It is an XLA FFI handler, which
+// the hosts register.
 //
-// Where processes share few cores, real computations would compete with the runtime that is being measured; this one
-// sleeps. The handler speaks XLA's FFI as plain C structures (xla/ffi/api/c_api.h of OpenXLA, version 0.3; XLA keeps
-// old versions alive), declared here as far as they are used, so that building needs no headers of jaxlib.
+// Why: where processes share few cores, real computations would compete with the runtime that is being measured; the
+// stand-in sleeps. The handler uses XLA's FFI as plain C structures (xla/ffi/api/c_api.h of OpenXLA, version 0.3; XLA
+// keeps supporting old versions). This file declares the parts that it uses, so that the build needs no jaxlib headers.
 #include <pybind11/pybind11.h>
 
 #include <cerrno>
@@ -112,7 +113,7 @@ size_t elements(const FfiBuffer& buffer) {
   return count;
 }
 
-/// Until `begin` plus so much, on the clock that the whole system shares.
+/// Sleeps until `deadline_ns` on CLOCK_MONOTONIC, the clock of monotonic_ns().
 void sleep_until(int64_t deadline_ns) {
   precise_timers();
   const timespec deadline{deadline_ns / 1000000000, deadline_ns % 1000000000};
@@ -120,7 +121,7 @@ void sleep_until(int64_t deadline_ns) {
   }
 }
 
-/// One float32 array in, the same out, `microseconds` (an int64 attribute) later.
+/// Takes one float32 array, and returns the same array `microseconds` (an int64 attribute) later.
 void* stand_in(FfiCallFrame* frame) {
   if (frame->extensions != nullptr && frame->extensions->type == kMetadataExtension) {
     FfiMetadata& metadata = *reinterpret_cast<FfiMetadataExtension*>(frame->extensions)->metadata;

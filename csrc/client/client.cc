@@ -33,7 +33,7 @@ void Client::publish() {
   bell_->ring();
 }
 
-/// READ-1: opens the slots of the wanted results of a run, and takes back the wish where there is none to open.
+/// READ-1: opens the slots of a run's wanted results, and clears the bit of each result whose slot cannot be opened.
 bool Client::open_wanted(const ProgramRef& program, const uint64_t* results, std::span<uint64_t> wanted) {
   uint64_t left = 0;
   for (size_t word = 0; word < wanted.size(); ++word) {
@@ -115,7 +115,7 @@ Status Client::cancel(uint64_t tag, std::span<const uint64_t> results, const std
 
 Status Client::allocate(uint32_t parts, Handle* out) { return table_->allocate(parts, out); }
 
-/// The lease's stamp; 0: nothing that can be reclaimed.
+/// The stamp of the lease; 0: the lease has nothing that can be reclaimed.
 uint64_t Client::lease_out(const Lease& lease) {
   for (uint32_t i = 0; i < lease.others; ++i) arena_->retain(lease.offset);
   if (lease.borrowers == 0) return 0;
@@ -166,7 +166,7 @@ void Client::forget(Handle handle) {
 
 void Client::send_releases(uint32_t group, Releases& releases) {
   if (releases.handles.empty()) return;
-  // In pieces that fit the ring; what finds no room now stays for the next call.
+  // In chunks that fit the ring. Handles that find no room now stay for the next call.
   const size_t most = (outgoing_.max_record() - sizeof(CommandRecord)) / sizeof(uint64_t);
   while (!releases.handles.empty()) {
     const size_t count = std::min(most, releases.handles.size());
@@ -248,7 +248,7 @@ void Client::take_failure(std::span<const std::byte> bytes) {
     // SYNC client/evict: pairs with cluster_status().
     evicted_.store(1, std::memory_order_release);
   } else if (table_->poll(handle) != FutureState::kFree) {
-    // A result may be known to be ready and fail afterwards only if its parts differ; the first word stands.
+    // A ready result can fail afterwards only if its parts differ; the first outcome and the first text stay.
     errors_.emplace(record.handle, std::move(why));
     (void)table_->fail(handle);
   }
@@ -258,7 +258,8 @@ FutureState Client::wait(Handle handle, std::chrono::nanoseconds timeout, SpinPo
   DoorbellWord& bell = table_->doorbell();
   const uint32_t ticket = bell.ticket();
   if (!table_->mark_waited(handle)) return table_->poll(handle);
-  // SYNC client/delivered: pairs with Controller::flush(), which rings after it; what is told later wakes this ticket.
+  // SYNC client/delivered: pairs with Controller::flush(), which rings after it. A record that comes later
+  // rings, and so ends the wait on this ticket.
   const bool has_messages = block_->delivered.load(std::memory_order_acquire) != taken_.load(std::memory_order_relaxed);
   if (has_messages || cluster_status() != ClusterStatus::kUp) return table_->poll(handle);
   const int64_t deadline = next_deadline_.load(std::memory_order_relaxed);
@@ -274,14 +275,15 @@ void Client::wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin) {
   const uint32_t ticket = bell.ticket();
   const uint32_t window = this->window();
   if (in_flight() < window) {
-    // Credits are there: ring space or futures are short, and nobody rings for those.
-    (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::yield_briefly());
+    // There are credits, so ring space or futures are short. Nobody rings for those.
+    (void)bell.wait(ticket, std::min<std::chrono::nanoseconds>(timeout, kRoomPoll), SpinPolicy::sleep_at_once());
     return;
   }
   const uint64_t kept = window - std::max(window / 4, 1u);
   const uint64_t wanted = submitted() - std::min(kept, submitted());
-  // SYNC client/wanted: the store before the look at `retired`, and in Controller::flush() the other way round: one of
-  // the two sees the other, and the doorbell's ticket was drawn before.
+  // SYNC client/wanted: this thread stores `wanted` and then loads `retired`; Controller::flush() stores `retired` and
+  // then loads `wanted`. So at least one of the two sees the other's store. The ticket was drawn before, so no ring is
+  // lost.
   block_->wanted.store(wanted, std::memory_order_seq_cst);
   if (block_->retired.load(std::memory_order_seq_cst) < wanted && cluster_status() == ClusterStatus::kUp) {
     (void)bell.wait(ticket, timeout, spin);

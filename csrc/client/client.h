@@ -1,20 +1,19 @@
-/// A client's end: futures in, one message out, and whatever comes back.
+/// A client's end: it allocates futures, sends one record per call, and takes what the controller sends back.
 ///
-/// COST-1: a call costs the same whatever the number of shards and hosts: one future per logical result, one record.
-/// ASY-1: nothing here waits for a value. `submit` refuses with kFull when credits, futures or ring space are used up;
-/// the caller then waits with `wait_room` (or, embedded, runs what is ready) and tries again.
-/// FUT-3: a handle goes back to the table only after the command that releases it is in the ring, so no host can see a
-/// new use of an index before the end of the old one.
+/// COST-1: a call costs the same for any number of shards and hosts: one future per logical result, one record.
+/// ASY-1: nothing here waits for a value. `submit` returns kFull when credits, futures or ring space are used up. The
+/// caller then waits with `wait_room` (in an embedded cluster it runs ready work instead), and tries again.
+/// FUT-3: a handle goes back to the table only after the command that releases it is in the ring. So no host can see a
+/// new use of an index before the end of the old use.
 ///
-/// OWN-1: a client whose records the controller cannot read is put out: everything it owns is freed, and from then on
-/// `cluster_status` says kFailed and `cluster_failure` why. Others see nothing.
+/// OWN-1: the controller evicts a client whose records it cannot read: everything that the client owns is freed. From
+/// then on `cluster_status` returns kFailed, and `cluster_failure` returns the reason. Other clients notice nothing.
 ///
-/// DEAD-1: the controller sees to deadlines, but it may not have read a run yet (FLOW-1, or the client is suspended);
-/// so the client looks at its own as well, whenever it looks at what it was told.
+/// DEAD-1: the controller enforces deadlines, but it may not have read a run yet (FLOW-1, or the client is suspended).
+/// So the client checks its own deadlines too, whenever it polls its inbox.
 ///
-/// Threading: `submit`, `release`, `command`, `flush`, `cancel`, `poll_inbox` and the failures' texts by one thread at
-/// a time (Python's lock sees to it); `wait*`, `in_flight` and `cluster_status` by any thread, they call back into
-/// nothing.
+/// Threading: `submit`, `release`, `command`, `flush`, `cancel`, `poll_inbox` and the error texts by one thread at a
+/// time (Python's lock ensures it). `wait*`, `in_flight` and `cluster_status` by any thread; they call no callbacks.
 #pragma once
 
 #include <chrono>
@@ -32,7 +31,7 @@
 
 namespace pathways {
 
-/// What is said of a run whose deadline has passed; shared by all runs of one program with one deadline.
+/// The error text of a run whose deadline has passed; shared by all runs of one program with one deadline.
 using ErrorText = std::shared_ptr<const std::string>;
 inline ErrorText make_error_text(std::string text) { return std::make_shared<const std::string>(std::move(text)); }
 
@@ -41,63 +40,64 @@ struct ProgramRef {
   uint32_t plan = 0;
   uint32_t group = 0;
   std::vector<uint32_t> result_parts;    ///< per result: hosts that hold a part of it
-  std::vector<uint64_t> result_bytes{};  ///< per result: its size; only for results that are wanted
+  std::vector<uint64_t> result_bytes{};  ///< per result: its size; only used for results that are wanted
 };
 
-/// A block of the client's memory that a command lends to the hosts that it goes to, a reference for each.
+/// A block of the client's memory that a command leases to the hosts that it goes to: one reference for each host.
 struct Lease {
   uint64_t offset = 0;
-  uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, a bit each: what they hold comes back even if they die
-  uint32_t others = 0;     ///< how many hosts more
+  uint64_t borrowers = 0;  ///< hosts below Arena::kBorrowers, one bit each: their leases come back even if they die
+  uint32_t others = 0;     ///< the number of other hosts
 };
 
 class Client {
  public:
   struct Options {
     uint32_t id = 0;
-    uint32_t window = 1024;                      ///< runs in flight
-    uint64_t release_bytes = uint64_t{1} << 20;  ///< of buffers whose release may be held back
+    uint32_t window = 1024;                      ///< most runs in flight
+    uint64_t release_bytes = uint64_t{1} << 20;  ///< bytes of buffers whose releases may be held back
   };
 
-  /// `status`: what the cluster says of itself; `bell`: where the controller hears of this client.
+  /// `status`: the block with the cluster's status; `bell`: the doorbell that this client rings for the controller.
   Client(Options options, ClientBlock* block, const StatusBlock* status, DoorbellWord* bell);
-  /// In the controller's own process.
+  /// For a client in the controller's own process.
   Client(Options options, ClientBlock* block, ControllerBlock* controller)
       : Client(options, block, &controller->status, &controller->doorbell) {}
 
-  /// Submits one run. Writes the handles of the results. `wanted`: empty, or a bit per result whose value is to come
-  /// with its completion; of them only those stay set that will, and for these `read` then has the value.
-  /// `deadline_ns` (monotonic_ns(); 0: none): the run must be over by then, else its results fail with `too_late`
-  /// (DEAD-1). kFull: nothing happened, try again later; kClosed: the cluster is gone; kInvalid: too long for the ring,
-  /// ever.
+  /// Submits one run, and writes the handles of its results. `wanted`: empty, or one bit per result: the value of the
+  /// result is to come with its completion. On return only the bits of values that will come are still set, and `read`
+  /// has these values. `deadline_ns` (monotonic_ns(); 0: none): if the run is not over by then, its results fail with
+  /// `too_late` (DEAD-1). kFull: nothing happened, try again later. kClosed: the cluster is gone. kInvalid: the record
+  /// can never fit the ring.
   Status submit(const ProgramRef& program, std::span<const uint64_t> arguments, uint64_t* results,
                 std::span<uint64_t> wanted = {}, int64_t deadline_ns = 0, const ErrorText* too_late = nullptr);
   uint64_t last_tag() const { return submitted(); }
-  /// From now on so many runs may be in flight, at least 1. Any thread.
+  /// Sets how many runs may be in flight from now on, at least 1. Any thread.
   void set_window(uint32_t window) { window_.store(window, std::memory_order_relaxed); }
   uint32_t window() const { return window_.load(std::memory_order_relaxed); }
-  /// Drops a run that no host has been granted, and fails its results in any case. It passes what the controller has
-  /// not read yet (messages/credits.h).
+  /// Drops the run if no host has been granted it, and fails its results in any case. A cancel overtakes records that
+  /// the controller has not read yet (messages/credits.h).
   Status cancel(uint64_t tag, std::span<const uint64_t> results, const std::string& text);
 
-  /// A future of this client's with `parts` completions to come, for puts and fetches. kFull when none is free.
+  /// Allocates a future of this client with `parts` completions to come, for puts and fetches. kFull when none is free.
   Status allocate(uint32_t parts, Handle* out);
-  /// `space_set`, `space_bytes`: of a put, the memory that its buffer takes (see CommandRecord). `lease`: what it
-  /// lends.
+  /// Sends a command. `space_set`, `space_bytes`: for a put, the memory that its buffer takes (see CommandRecord).
+  /// `lease`: the memory that the command leases to its hosts.
   Status command(CommandKind kind, uint32_t group, Handle handle, Handle token, std::span<const std::byte> payload,
                  uint32_t space_set = kNoSpaceSet, uint64_t space_bytes = 0, const Lease& lease = {});
-  /// The client will not name this handle again. Sent in batches; `bytes` (of the buffer) hurries big ones.
+  /// The client will not name this handle again. Releases are sent in batches; a batch with many `bytes` (sizes of the
+  /// buffers) is sent earlier.
   void release(Handle handle, uint32_t group, uint64_t bytes);
-  /// Gives a handle back that no host has heard of.
+  /// Returns a handle that no host knows to the table.
   void forget(Handle handle);
-  /// Sends the releases held back.
+  /// Sends the releases that are held back.
   void flush();
 
-  /// Takes in what the controller says, failures of futures; and fails those whose deadline has passed.
+  /// Takes what the controller has sent, such as failures of futures, and fails futures whose deadline has passed.
   void poll_inbox();
   FutureState poll(Handle handle) const { return table_->poll(handle); }
-  /// Waits until the future is no longer pending, something was told, a deadline passed, the cluster fails, or the time
-  /// is over. Does not call poll_inbox.
+  /// Waits until the future is no longer pending, a record from the controller has come, a deadline has passed, the
+  /// cluster has failed, or the time is over. Does not call poll_inbox.
   FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin);
   /// Waits until a quarter of the window is free again, or the time is over.
   void wait_room(std::chrono::nanoseconds timeout, SpinPolicy spin);
@@ -109,19 +109,20 @@ class Client {
   std::string cluster_failure() const {
     return evicted_.load(std::memory_order_acquire) != 0 ? evicted_text_ : status_->failure();
   }
-  /// READ-1: the value, of `bytes` bytes, of a wanted result that is ready; until its handle is released.
+  /// READ-1: the value, of `bytes` bytes, of a wanted result that is ready. It is valid until the result's handle is
+  /// released.
   const std::byte* read(Handle handle, size_t bytes) const { return read_back_->slot(handle, bytes); }
   bool has_read_back() const { return read_back_ != nullptr; }
-  /// Why a future failed; empty when nothing is known.
+  /// Why a future failed; empty when the client has no error text for it.
   std::string error_of(Handle handle) const;
   uint64_t in_flight() const {
-    // SYNC client/retired: pairs with the controller's store; reading it late only delays credit.
+    // SYNC client/retired: pairs with the controller's store. Reading an old value only delays credit.
     return submitted() - block_->retired.load(std::memory_order_acquire);
   }
   uint64_t submitted() const { return submitted_.load(std::memory_order_relaxed); }
   FutureTable& futures() { return *table_; }
   Arena* arena() { return arena_; }
-  /// Gives back the blocks that forked children, which are gone by now, could still read (FORK-1).
+  /// Returns the blocks that forked children could still read, once those children have ended (FORK-1).
   void settle_forks() noexcept { fork_holds_.settle(); }
   bool inbox_was_empty() const { return inbox_.was_empty(); }
 
@@ -140,7 +141,7 @@ class Client {
   void publish();
 
   const Options options_;
-  Atomic<uint32_t> window_;  ///< runs in flight; written by any thread
+  Atomic<uint32_t> window_;  ///< most runs in flight; written by any thread
   ClientBlock* block_;
   const StatusBlock* status_;
   DoorbellWord* bell_;
@@ -152,12 +153,12 @@ class Client {
   ByteRing::Producer cancels_;
   ByteRing::Consumer inbox_;
   Atomic<uint64_t> submitted_{0};  ///< written by the submitting thread
-  Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::told
+  Atomic<uint64_t> taken_{0};      ///< records taken from the inbox, by the polling thread; see ClientBlock::delivered
   std::vector<std::byte> record_;  ///< scratch of poll_inbox()
-  Atomic<uint32_t> evicted_{0};    ///< the controller has put this client out
+  Atomic<uint32_t> evicted_{0};    ///< 1: the controller has evicted this client
   std::string evicted_text_;       ///< written before evicted_
-  uint64_t last_lease_ = 0;        ///< stamps given, in the order of the records
-  std::unordered_map<uint32_t, Releases> releases_;  ///< by group; none is ever taken out
+  uint64_t last_lease_ = 0;        ///< the last lease stamp; stamps rise in the order of the records
+  std::unordered_map<uint32_t, Releases> releases_;  ///< by group; no element is ever removed
   Releases* recent_ = nullptr;                       ///< of the last release
   uint32_t recent_group_ = 0;
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
@@ -166,9 +167,9 @@ class Client {
     int64_t at_ns;
     uint64_t handle;
   };
-  std::vector<Timed> timed_;  ///< the same ones, a heap with the earliest on top; some are over
+  std::vector<Timed> timed_;  ///< the same runs' deadlines, as a heap with the earliest on top; some are over
   size_t sweep_timed_at_ = 64;
-  Atomic<int64_t> next_deadline_{INT64_MAX};  ///< of timed_, for who waits
+  Atomic<int64_t> next_deadline_{INT64_MAX};  ///< the earliest of timed_, for threads that wait
 };
 
 }  // namespace pathways

@@ -1,7 +1,7 @@
-/// The controller's memory half: who is admitted to the order, who waits, who is refused (MEM-2, MEM-3).
+/// The controller's memory half: which records enter the order, wait, or are refused (MEM-2, MEM-3).
 ///
-/// A client whose record is not admitted has it held, and what it sends afterwards behind it. Held records are tried
-/// again, the oldest client first, whenever a run ended or a block was released.
+/// When a client's record is not admitted, the controller holds that record and the client's later records behind it.
+/// Held records are tried again, the oldest client first, whenever a run has ended or a block was released.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kHoldersNamed = 3;
 constexpr size_t kMostReleases = 64;   // in one command
-constexpr uint32_t kMostPatience = 6;  // between two turns of a held record: 2^6 graces
+constexpr uint32_t kMostPatience = 6;  // bounds the time between two turns of a held record: 2^6 graces
 
 bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }
 
@@ -23,7 +23,7 @@ bool is_command(std::span<const std::byte> bytes, CommandKind kind) {
   return header.kind == RecordKind::kCommand && static_cast<CommandKind>(header.detail) == kind;
 }
 
-/// A command whose `handle` is a buffer that it makes.
+/// Whether a record is a command that makes the buffer `handle`.
 bool makes_buffer(std::span<const std::byte> bytes) {
   return is_command(bytes, CommandKind::kPut) ||
          (is_command(bytes, CommandKind::kTask) && read_record<CommandRecord>(bytes).token == 0);
@@ -96,7 +96,7 @@ void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
   });
 }
 
-/// Admits a record and puts it into the order. False: it does not fit now, and `verdict` says how.
+/// Admits a record and puts it into the order. False: the record does not fit now, and `verdict` says why.
 bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict* verdict, SpaceId* worst) {
   *verdict = Verdict::kFits;
   if (is_run(bytes)) {
@@ -114,7 +114,7 @@ bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict
   return true;
 }
 
-/// Gives an admitted record its place in the order, and keeps the ledger and the directory.
+/// Gives an admitted record its place in the order, and updates the ledger and the handle table.
 void Controller::order(Client& client, std::span<const std::byte> bytes) {
   if (!is_run(bytes)) {
     command_handles(client, bytes);
@@ -162,7 +162,7 @@ void Controller::order(Client& client, std::span<const std::byte> bytes) {
   watch_deadline(client, bytes, id);
 }
 
-/// Keeps the directory: which handles a sound record makes, and which it ends.
+/// Updates the handle table: enters the handles that a valid record makes, and removes those that it releases.
 void Controller::command_handles(Client& client, std::span<const std::byte> bytes) {
   if (is_run(bytes)) {
     const auto record = read_record<RunRecord>(bytes);
@@ -213,14 +213,14 @@ void Controller::command_handles(Client& client, std::span<const std::byte> byte
   }
 }
 
-/// A handle that a record makes. A client that names a memory space again without having released it gives that back
-/// (MEM-1).
+/// Enters a handle that a record makes. If the client uses the handle's index again without a release, the old buffer's
+/// memory is released first (MEM-1).
 HandleTable::Entry* Controller::announce(Client& client, Handle handle, GroupId group) {
   if (auto* old = client.handles.occupant(handle)) release_bytes(*old);
   return client.handles.announce(handle, group);
 }
 
-/// MOVE-1: the name means the fresh buffer, and what it meant before gives its memory back.
+/// MOVE-1: the name now means the fresh buffer; the memory of the buffer that it meant before is released.
 void Controller::rename(Client& client, Handle name, Handle fresh) {
   HandleTable::Entry* came = client.handles.find(fresh);
   if (came == nullptr) return;
@@ -233,8 +233,9 @@ void Controller::rename(Client& client, Handle name, Handle fresh) {
   }
 }
 
-/// A run that no host was granted takes nothing over: in its place its hosts hear that what it was given is released.
-/// For the ledger it was, and whoever comes behind counts on that room.
+/// A dropped run never takes over its donated arguments, because no host was granted the run. So in the run's place its
+/// hosts get a command to release them. The ledger counted them as released when the run was ordered, and later entries
+/// rely on that room.
 void Controller::release_donated(EntryId id) {
   if (id >= admitted_.size() || admitted_[id].memory == nullptr || admitted_[id].memory->donated.empty()) return;
   const std::vector<std::byte>& run = kept_[id];
@@ -264,7 +265,7 @@ void Controller::hold(Client& client, std::span<const std::byte> bytes) {
   watch_deadline(client, bytes);
 }
 
-/// Which handles held records name.
+/// Counts how many held records name each handle.
 void Controller::count_held(Client& client, std::span<const std::byte> bytes, bool is_added) {
   const auto count = [&](uint64_t handle) {
     if (is_added) {
@@ -291,8 +292,8 @@ void Controller::count_held(Client& client, std::span<const std::byte> bytes, bo
   }
 }
 
-/// A release that comes behind held records takes effect behind the last of them that names the buffer, not behind all:
-/// the others may wait for that very memory.
+/// A release that comes behind held records takes effect behind the last of them that names the buffer, not behind all
+/// of them: the other held records may wait for that very memory.
 void Controller::release_ahead(Client& client, std::span<const std::byte> bytes) {
   const auto record = read_record<CommandRecord>(bytes);
   for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
@@ -340,7 +341,7 @@ void Controller::retry_held() {
   admission_version_ = admission_.version();
 }
 
-/// Orders what fits now. True when nothing of the client is held any more.
+/// Orders the held records that fit now. True when the client holds none any more.
 bool Controller::retry_held(Client& client) {
   client.is_paced = false;
   while (!client.held.empty()) {
@@ -384,7 +385,7 @@ bool Controller::retry_held(Client& client) {
       count_held(client, bytes, false);
       refuse(client, bytes, verdict, worst);
       order_releases(client);
-      // What fails may make others let go: they get their grace again.
+      // The client may release buffers because of the failure, so every client that waits gets a new grace.
       for (Client* other : holding_) other->held_since = 0;
       continue;
     }
@@ -403,11 +404,12 @@ void Controller::claim_spaces(std::span<const std::byte> bytes) {
   }
 }
 
-/// What only blocks keep out. Others may have to run before they let go of theirs; but then they may take new ones as
-/// fast, for ever. So the first in the line gets turns (MEM-2): for a grace nobody else enters its places, and what
-/// others need only for their runs under way comes back. Between two turns the others run freely, each time for longer,
-/// so that one whose turns are in vain costs them little. False: for a grace, and not in a turn, nobody ran who holds
-/// any of it (MEM-3).
+/// Whether a record that only live buffers keep out may wait on. Other clients may have to run before they release
+/// buffers, but their runs may make new buffers just as fast, for ever. So the first client in the line gets turns
+/// (MEM-2). A turn lasts one grace: nobody else is admitted to the record's memory spaces, and memory that others need
+/// only for their runs under way becomes free. Between two turns the others run freely, each time for longer, so that a
+/// client whose turns do not help costs them little. Returns false when the client had no turn for one grace, and in
+/// that time no other busy client held any of the memory (MEM-3).
 bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> bytes, SpaceId worst) {
   const int64_t now = monotonic_ns(), grace = options_.grace.count();
   if (client.held_since == 0) {
@@ -416,7 +418,7 @@ bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> 
     client.turns = 0;
   }
   if (first_held_ == nullptr) first_held_ = &client;
-  if (first_held_ != &client && first_held_->is_its_turn) {  // that keeps others from running, too
+  if (first_held_ != &client && first_held_->is_its_turn) {  // so the holders of the memory cannot run
     client.held_since = now;
     return true;
   }
@@ -440,7 +442,7 @@ bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> 
   return true;
 }
 
-/// Whether another client that has runs in flight holds something on a memory space: it may let go of it.
+/// Whether another client that has runs in flight holds memory on a space: it may release that memory.
 bool Controller::is_held_by_busy(const Client& client, SpaceId space) const {
   const auto holders = admission_.holders(space, SIZE_MAX);
   return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
@@ -450,15 +452,15 @@ bool Controller::is_held_by_busy(const Client& client, SpaceId space) const {
   });
 }
 
-/// The run fails at its client now. What is in front of it may still use what its results' handles meant before, so its
-/// hosts hear of it in its place.
+/// Fails a held run at its client now. The records before the run may still use the old meaning of its results'
+/// handles, so the run's hosts get the failure in the run's place.
 bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail) {
   const auto at = std::find_if(client.held.begin(), client.held.end(), [&](const Held& held) {
     return held.dropped.empty() && is_run(held.record) && read_record<RunRecord>(held.record).tag == tag;
   });
   if (at == client.held.end()) return false;
   at->dropped = text;
-  admission_version_ = UINT64_MAX;  // nothing may be held any more
+  admission_version_ = UINT64_MAX;  // tries the held records again: perhaps all can be ordered now
   ++stats_.dropped;
   ++client.retired;
   client.has_unsent = true;
@@ -468,7 +470,7 @@ bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text
 
 // --------------------------------------------------------------------------------------------------------- refused
 
-/// MEM-3: the record's results fail; nothing else is disturbed.
+/// MEM-3: fails the results of the record; nothing else is disturbed.
 void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdict verdict, SpaceId worst) {
   ++stats_.refused;
   if (is_run(bytes)) {
@@ -535,7 +537,7 @@ std::vector<std::byte> Controller::failure_command(uint32_t client, Handle handl
   return out;
 }
 
-/// A record that gets no place in the order: what it would make has failed, here.
+/// Fails the results of a record that gets no place in the order, at the client and on the hosts.
 void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
                               uint16_t detail) {
   tell_results(client, bytes, text, detail);
@@ -552,7 +554,8 @@ void Controller::tell_results(Client& client, std::span<const std::byte> bytes, 
   for (uint32_t i = 0; i < results; ++i) tell(client, Handle{result_of(bytes, i)}, text, detail);
 }
 
-/// The hosts that would hold them hear it too, so that what depends on them fails by the same words (ERR-1).
+/// Fails the results on the hosts that would hold them, so that whatever depends on them fails with the same text
+/// (ERR-1).
 void Controller::fail_on_hosts(Client& client, std::span<const std::byte> bytes, std::string_view text) {
   const PlanMemory* memory = is_run(bytes) ? memory_of(read_record<RunRecord>(bytes).plan) : nullptr;
   for (const std::vector<std::byte>& command : failure_commands(client.id, bytes, memory, text)) {
@@ -560,7 +563,7 @@ void Controller::fail_on_hosts(Client& client, std::span<const std::byte> bytes,
   }
 }
 
-/// None of a run of which it is not known where its results would lie.
+/// One command per result. Empty for a run whose results' hosts are not known.
 std::vector<std::vector<std::byte>> Controller::failure_commands(uint32_t client, std::span<const std::byte> bytes,
                                                                  const PlanMemory* memory,
                                                                  std::string_view text) const {

@@ -16,7 +16,7 @@ namespace {
 constexpr uint32_t kMostGroups = 1u << 24;
 constexpr std::chrono::milliseconds kLook{100};
 constexpr std::chrono::microseconds kOverflowLook{100};  // nobody rings when a full ring has room again
-constexpr std::chrono::milliseconds kHeldLook{20};       // nor when the grace of a held run is over
+constexpr std::chrono::milliseconds kHeldLook{20};       // nor when the grace of a held record is over
 
 }  // namespace
 
@@ -42,7 +42,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
   }
   std::vector<uint32_t> all(hosts_.size());
   std::iota(all.begin(), all.end(), 0u);
-  ready_bitmap_ = all;  // a host may have spoken before
+  ready_bitmap_ = all;  // a host may have sent records before
   sequencer_.add_group(kAllHosts, std::move(all));
 }
 
@@ -64,7 +64,7 @@ void Controller::run_mail(std::function<void()> mail) {
   bool is_running;
   {
     const std::lock_guard lock(mutex_);
-    is_running = is_running_;  // the loop reads mail once more after it said under the lock that it is over
+    is_running = is_running_;  // if true, stop() still reads the mail after it has set this to false
   }
   if (!is_running) {
     mailbox_.read();
@@ -127,9 +127,9 @@ void Controller::remove_client(uint32_t id) {
 
 void Controller::drop_client(uint32_t id) {
   if (Client* client = client_of(id)) forget_client(*client);
-  // GANG-1: its end comes behind all that it was granted, and a gang is granted to all of its hosts at once. Nothing of
-  // its own waits any more, and nothing of the others' concerns it: so its end need not wait behind theirs. A host that
-  // is lost hears it when it is back.
+  // GANG-1: each host gets this notice behind everything of the client that was granted to it, and a gang is granted to
+  // all of its hosts at once. The client has nothing waiting any more, and entries of other clients do not concern it,
+  // so the notice need not wait behind them. A lost host gets the notice when it is back.
   Client gone;
   gone.id = id;
   const ClientGoneRecord record{{RecordKind::kClientGone, 0, id}};
@@ -143,7 +143,7 @@ void Controller::drop_client(uint32_t id) {
   }
 }
 
-/// What it has waiting goes, and what it holds is free for what comes behind its end.
+/// Drops what the client has waiting, and releases the memory of its buffers for entries that come behind its end.
 void Controller::forget_client(Client& client) {
   const uint32_t id = client.id;
   std::vector<EntryId> waiting;
@@ -155,7 +155,7 @@ void Controller::forget_client(Client& client) {
   bells_.remove(client.bell);
   std::erase(holding_, &client);
   client.handles.for_each([&](Handle, HandleTable::Entry& entry) { release_bytes(entry); });
-  // The youngest first, so that none is granted because an older one went.
+  // The youngest first, so that dropping an older entry grants none of these.
   std::sort(waiting.begin(), waiting.end(),
             [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
   for (const EntryId entry : waiting) {
@@ -179,7 +179,7 @@ uint32_t Controller::step() {
   if (unread_ != 0) done += read_on();
   ++stats_.passes;
   flush();
-  return done + (has_faults_ ? 1 : 0);  // who turned out to make no sense goes in the next pass
+  return done + (has_faults_ ? 1 : 0);  // a faulty client is evicted in the next pass
 }
 
 EntryId Controller::submit_record(Client& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
@@ -191,7 +191,7 @@ EntryId Controller::submit_record(Client& client, std::span<const std::byte> rec
     client.waiting.add(1, record.size());
     return id;
   }
-  // It alone was granted, at once: what comes in last makes room for nobody.
+  // Only this entry can have been granted: a new entry makes room for no other.
   PW_DCHECK(sequencer_.granted().size() == 1 && sequencer_.granted().front() == id);
   forward_granted(id, record);
   sequencer_.settle(id);
@@ -208,7 +208,7 @@ void Controller::forward_granted(EntryId id, std::span<const std::byte> record) 
 }
 
 void Controller::settle_granted() {
-  // Settling retires commands and so frees room for none; the list does not grow while it is walked.
+  // Settling retires commands and dropped entries. It frees no room, so the list does not grow in this loop.
   auto& granted = sequencer_.granted();
   for (const EntryId id : granted) {
     const Entry entry = sequencer_.entry(id);
@@ -227,7 +227,7 @@ void Controller::settle_granted() {
   granted.clear();
 }
 
-/// A host's outbox, to be flushed at the end of the pass.
+/// A host's outbox, which will be flushed at the end of the pass.
 Outbox& Controller::outbox_of(uint32_t h) {
   Host& host = hosts_[h];
   if (!host.is_dirty) {
@@ -268,11 +268,11 @@ std::vector<uint32_t> Controller::take_forgotten() {
   return plans;
 }
 
-/// What a loss of one of its hosts will need of a command.
+/// Keeps what the controller will need of a command when one of the command's hosts is lost.
 void Controller::keep_command(Client& client, std::span<const std::byte> bytes, std::span<const uint32_t> hosts) {
   const auto record = read_record<CommandRecord>(bytes);
   if (record.header.detail == static_cast<uint16_t>(CommandKind::kBackend)) {
-    if (record.token != 0) {  // nothing that waits names the plan: a successor need not know it
+    if (record.token != 0) {  // no waiting entry names the plan: a successor need not know it
       forgotten_.push_back(static_cast<uint32_t>(record.token));
     } else if (record.handle != 0) {
       std::vector<std::byte>& definition = client.definitions[record.handle];
@@ -319,7 +319,7 @@ void Controller::cancel(Client& owner, uint64_t tag) {
   cancel_held(owner, tag, kCancelled);
 }
 
-/// Of a run that comes behind its own cancel: it gets no place in the order.
+/// Refuses a run whose cancel came before the run: the run gets no place in the order.
 void Controller::refuse_cancelled(Client& client, std::span<const std::byte> record) {
   ++stats_.dropped;
   ++client.retired;
@@ -327,8 +327,8 @@ void Controller::refuse_cancelled(Client& client, std::span<const std::byte> rec
   fail_results(client, record, kCancelled);
 }
 
-/// Drops a run that waits in the order. No host will ever speak of its results: its client hears now that they failed,
-/// and its hosts in its place, before anything that comes behind it (ERR-1, FUT-3).
+/// Drops a run that waits in the order. No host will ever complete its results. So the controller notifies the client
+/// of their failure now, and the hosts in the run's place, before anything that comes behind the run (ERR-1, FUT-3).
 void Controller::drop(EntryId id, std::string_view text, uint16_t detail) {
   release_donated(id);
   if (Client* owner = client_of(sequencer_.entry(id).client)) {
@@ -345,7 +345,7 @@ void Controller::run_done(uint32_t h, const RunDoneRecord& record) {
   const auto id = static_cast<EntryId>(record.tag);
   Entry& entry = sequencer_.entry(id);
   hosts_[h].gangs += record.gangs;
-  if (record.expected != 0) {  // GANG-1: all or none, and all hosts the same
+  if (record.expected != 0) {  // GANG-1: all gangs or none, and the same on all hosts
     const bool ganged = record.gangs != 0;
     if (record.gangs != 0 && record.gangs != record.expected) {
       fail("GANG-1 broken: host " + std::to_string(h) + " launched " + std::to_string(record.gangs) + " of the " +
@@ -429,10 +429,10 @@ void Controller::stop() {
     const std::lock_guard lock(mutex_);
     is_running_ = false;
   }
-  mailbox_.read();  // what was posted while it still seemed to run
+  mailbox_.read();  // mail of callers that still saw is_running_ as true
 }
 
-/// How long to wait before what is kept in some outbox may go on.
+/// How long to wait before records that are kept in some outbox may be sent.
 std::chrono::nanoseconds Controller::overflow_look() const {
   if (block_->distance_ns == 0) return kOverflowLook;
   precise_timers();
@@ -446,8 +446,8 @@ std::chrono::nanoseconds Controller::overflow_look() const {
 }
 
 void Controller::loop() {
-  const SpinPolicy spin = SpinPolicy::yield_long();
-  bool is_broken = false;  // then only mail is read: whoever removes a client or asks for statistics must not hang
+  const SpinPolicy spin = SpinPolicy::serve_stream();
+  bool is_broken = false;  // then only mail is read: a caller that removes a client or asks for statistics must return
   while (!stopping_.load(std::memory_order_acquire)) {
     bells_.draw();
     uint32_t done = 0;

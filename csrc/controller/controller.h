@@ -1,37 +1,43 @@
-/// The controller: drains the clients' rings into the sequencer, and the sequencer's grants into the hosts' rings.
+/// The controller: moves the clients' records from their rings into the sequencer, and the sequencer's grants into the
+/// hosts' rings.
 ///
-/// One pass (`step`) takes a bounded batch from every ring, so that one client's flood delays another by a batch and no
-/// more, and publishes and rings once per reader at its end. It never waits for a reader (see messages/outbox.h) nor
-/// for a value. `start` runs the passes on a native thread that never takes Python's lock (GIL-1); embedded, the
-/// submitting thread calls `step` itself.
+/// One pass (`step`) takes a bounded batch from every ring, so a client that floods the controller delays another
+/// client by one batch at most. At its end the pass publishes and rings once per reader. The pass never waits for a
+/// reader (see messages/outbox.h), and never for a value. `start` runs the passes on a native thread that never takes
+/// Python's lock (GIL-1). In an embedded cluster the submitting thread calls `step` itself.
 ///
-/// GANG-1 is checked here: a host says of each run whether it launched all of its gangs or none, and all hosts of the
-/// run must say the same; otherwise the cluster is failed, for its results can no longer be trusted.
-/// COST-3: per run and host one record out and one in; a pass looks only at hosts whose bit is set (ReadyBitmap) and
-/// flushes only those it wrote to.
-/// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. One that is not keeps its
-/// client's later records behind it, but no other client's; only releases of buffers that none of the held records
-/// names go ahead. One that only live buffers keep out gets turns, in which nobody else enters its places, so that
-/// others who let go of some and take some do not keep it out for ever. MEM-3: one that can never fit fails at once;
-/// one that only live buffers keep out fails after a short grace, in which releases under way arrive, unless another
-/// client that holds some of them has runs in flight. OWN-1: a client whose records make no sense is put out, with the
-/// reason; the others see nothing. Hosts are ours: a senseless record of theirs fails the cluster, naming the host.
-/// TRUST-1: a record is copied out of its ring before it is looked at, and a client's block is met through a
-/// ClientView. Whose a record is follows from the ring it came by. A run must name a plan of its own client, and that
-/// plan's hosts.
+/// GANG-1: the controller checks it. Each host of a run reports whether the host launched all gangs of the run or none,
+/// and all hosts must report the same. Otherwise the controller fails the cluster, because the results can no longer be
+/// trusted.
+/// COST-3: for each run, the controller sends one record to each host and takes one record from it. A pass looks only
+/// at hosts whose bit is set (ReadyBitmap), and flushes only the hosts that it wrote to.
+/// MEM-2: the controller admits a run (sequencer/admission.h) before the run gets its place in the order. A run that is
+/// not admitted holds back the later records of its own client, but no other client's. Only releases of buffers that no
+/// held record names pass it. A run that only live buffers keep out gets turns. In a turn nobody else is admitted to
+/// the run's memory spaces; otherwise clients that release some buffers and make others could keep the run out for
+/// ever.
+/// MEM-3: a run that can never fit fails at once. A run that only live buffers keep out fails after a short grace, in
+/// which releases that are on their way can arrive. It waits longer while another client that holds some of these
+/// buffers has runs in flight.
+/// OWN-1: a client that sends an invalid record is evicted and gets the reason; the other clients notice nothing. Hosts
+/// are the runtime's own processes: an invalid record from a host fails the cluster, and the error names the host.
+/// TRUST-1: the controller copies a record out of its ring before it reads the record, and accesses a client's block
+/// through a ClientView only. The ring that a record came by says which client sent it. A run must name a plan of its
+/// own client, and that plan's hosts.
 ///
-/// FLOW-1: what a client has under way is bounded here (messages/credits.h): past its bounds it is not read further
-/// until earlier work of it is done on the hosts. Its cancels come on a ring of their own, which is read in any case.
+/// FLOW-1: the controller bounds the work that a client has under way (messages/credits.h). It reads no further record
+/// of a client that is at a bound until the hosts have done earlier work of that client. A client's cancels come on a
+/// ring of their own, which the controller always reads.
 ///
-/// ERR-2: hosts that are lost are taken out of the order, and put back when they have been started anew
-/// (controller/recovery.cc). Whatever they had been granted is over: it is completed in their stead, and every pending
-/// future with a part there fails. What was still waiting for them waits on, and runs on their successors; only a run
-/// that other hosts are waiting for as well is dropped, so that nobody waits for a host that starts, and a client that
-/// submits such a run meanwhile is not read further until all its hosts are there.
-/// Options::sequential replaces parallel dispatch by sequential dispatch, to be measured against
-/// (controller/stepper.h).
+/// ERR-2: the controller takes lost hosts out of the order, and puts them back when they have been started again
+/// (controller/recovery.cc). What a lost host had been granted is over: the controller completes it in the host's
+/// place, and every pending future with a part on that host fails. Entries that still waited for a lost host wait on,
+/// and run on its successor. One kind of run is dropped instead: a run that needs lost hosts and surviving hosts, so
+/// that no surviving host waits for a host that is starting. When a client submits such a run meanwhile, the controller
+/// does not read that client further until all hosts of the run are there.
+/// Options::sequential replaces parallel dispatch by sequential dispatch (controller/stepper.h), to measure against it.
 ///
-/// Threading: `step` by one thread; the registration calls by any thread, they leave mail that the next step reads.
+/// Threading: `step` by one thread. The registration calls by any thread: they leave mail, which the next step reads.
 #pragma once
 
 #include <array>
@@ -68,114 +74,120 @@ struct ControllerStats {
   uint64_t runs = 0;  ///< submitted
   uint64_t granted = 0;
   uint64_t retired = 0;
-  uint64_t dropped = 0;  ///< cancelled, or too late, before they were granted
-  uint64_t late = 0;     ///< not over when their deadline passed
+  uint64_t dropped = 0;  ///< runs that were cancelled, or too late, before they were granted
+  uint64_t late = 0;     ///< runs that were not over when their deadline passed
   uint64_t commands = 0;
   uint64_t records_out = 0;
   uint64_t passes = 0;
   uint64_t clients = 0;
   uint64_t waiting = 0;
-  std::vector<uint64_t> gangs;                   ///< per host, of retired runs
-  uint64_t held = 0;                             ///< records held back for want of memory
-  uint64_t unread = 0;                           ///< clients that are not read further: they have too much under way
-  uint64_t refused = 0;                          ///< runs and puts that failed for want of memory
-  std::vector<uint64_t> live_bytes, high_water;  ///< per memory space, as the order sees them
+  std::vector<uint64_t> gangs;  ///< launches per host, of retired runs
+  uint64_t held = 0;            ///< records that wait for memory, or behind one that does
+  uint64_t unread = 0;          ///< clients that are not read further, because they have too much under way
+  uint64_t refused = 0;         ///< runs and puts that failed because there was no memory for them
+  std::vector<uint64_t> live_bytes, high_water;  ///< per memory space; see sequencer/admission.h
 };
 
-/// What a plan takes, as its hosts worked it out when they compiled it. Immutable once registered.
+/// The memory that a plan takes; its hosts computed it when they compiled the plan. Immutable once registered.
 struct PlanMemory {
   struct Result {
-    GroupId group = 0;  ///< hosts that hold it
+    GroupId group = 0;  ///< hosts that hold the result
     SpaceSetId set = kNoSpaceSet;
     uint64_t bytes = 0;     ///< on each memory space
-    int32_t argument = -1;  ///< the argument whose buffer it is, if it is one
-    int32_t same_as = -1;   ///< the earlier result that is the same value
+    int32_t argument = -1;  ///< the position of the argument whose buffer the result is; -1: of none
+    int32_t same_as = -1;   ///< the position of an earlier result that is the same value; -1: none
   };
   uint32_t client = 0;
   std::string name;
-  std::string biggest;  ///< its biggest buffers, in words
+  std::string biggest;  ///< its biggest buffers, as text for errors
   std::vector<SpaceNeed> needs;
   std::vector<Result> results;
-  std::vector<uint32_t> donated;  ///< positions of arguments
+  std::vector<uint32_t> donated;  ///< positions of donated arguments
 };
 
 class Controller {
  public:
   struct Options {
-    uint32_t window = 256;              ///< runs granted to a host and not done there
+    uint32_t window = 256;              ///< most runs that are granted to one host and not done there
     std::vector<uint32_t> islands;      ///< per host, its island; for statistics
     std::vector<uint64_t> budgets{};    ///< bytes per memory space: devices by number, then hosts' memory for transfers
     std::vector<std::string> spaces{};  ///< their names, for errors
-    std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< of MEM-3
-    bool sequential = false;                                          ///< dispatch node by node, for measurement
-    /// Every plan is told of by `register_plan` before its first run; a run of any other puts its client out. Off where
-    /// a test plays client and hosts.
+    std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< see MEM-3
+    bool sequential = false;                                          ///< dispatch node by node, to measure against it
+    /// Every plan is registered with `register_plan` before its first run; a client that runs any other plan is
+    /// evicted. False where a test takes the part of client and hosts.
     bool knows_plans = false;
   };
   static constexpr GroupId kAllHosts = 0;
 
-  /// `status`: what clients read; nullptr: that of `block`.
+  /// `status`: the block that clients read; nullptr: the one in `block`.
   Controller(Options options, ControllerBlock* block, std::vector<HostView> hosts, StatusBlock* status = nullptr);
   ~Controller();
 
-  /// Throws Error(kInvalid) for no hosts, an unknown or a repeated one, or a group number above 2^24.
+  /// Throws Error(kInvalid) for no hosts, an unknown or a repeated one, or a group number of 2^24 or more.
   void add_group(GroupId group, std::vector<uint32_t> hosts);
-  /// The number of a space set that hold buffers together. Throws Error(kInvalid) for unknown or repeated places.
+  /// Registers memory spaces that hold buffers together, and returns the set's number. Throws Error(kInvalid) for an
+  /// unknown or a repeated space.
   SpaceSetId add_space_set(std::vector<SpaceId> spaces);
   void set_budget(SpaceId space, uint64_t bytes);
-  /// Registers what a plan takes, before its first run is submitted.
+  /// Registers the memory that a plan takes. Call it before the plan's first run is submitted.
   void set_plan_memory(uint32_t plan, PlanMemory memory);
-  /// Sequential dispatch only, else it does nothing: the nodes of a plan in the program's order. Before its first run.
+  /// Registers the nodes of a plan, in the program's order. Call it before the plan's first run. It does nothing unless
+  /// dispatch is sequential.
   void add_plan(uint32_t plan, std::vector<ProgramNode> nodes);
-  /// TRUST-1: whose plan it is, and which hosts its runs go to. Before its first run is submitted.
+  /// TRUST-1: registers the plan's client, and the hosts that its runs go to. Call it before the first run is
+  /// submitted.
   void register_plan(uint32_t plan, uint32_t client, GroupId group);
-  /// Numbers of clients are never used again. `bell`: where this one rings, until remove_client() has returned;
-  /// nullptr: at the controller's own doorbell. Throws Error(kInvalid) when its rings make no sense.
+  /// A client's number is never used again. `bell`: the doorbell that this client rings, valid until remove_client()
+  /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings are invalid.
   void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr);
-  /// OWN-1: drops what the client has waiting and tells the hosts, in the order, that it is gone: also of a client that
-  /// never was added, for a host may have been told to attach it. Returns when the controller no longer touches the
-  /// client's memory; each host goes on until the order tells it (Host::attached_clients).
+  /// OWN-1: drops what the client has waiting, and notifies the hosts, in the order, that the client is gone. It does
+  /// so also for a client that was never added, because a host may have attached that client. When this returns, the
+  /// controller no longer touches the client's memory; each host may use it until the notice reaches that host
+  /// (Host::attached_clients).
   void remove_client(uint32_t client);
-  /// ERR-2: these hosts' processes have ended. `text` is what their futures fail with. Returns the number of this loss;
-  /// the surviving hosts hear of it in the order (Host::losses). Throws Error(kInvalid) for a host that is lost
-  /// already.
+  /// ERR-2: the processes of these hosts have ended. Futures with a part there fail with `text`. Returns the number of
+  /// this loss; the surviving hosts are notified in the order (host/losses.cc). Throws Error(kInvalid) for a host that
+  /// is lost already.
   uint64_t lose_hosts(std::vector<uint32_t> hosts, std::string text);
-  /// A lost host's successor, with a block of its own, takes part from now on. When this returns nobody uses the old
-  /// block. Throws Error(kInvalid) for a host that is not lost.
+  /// The successor of a lost host takes part from now on, with a block of its own. When this returns, nobody uses the
+  /// old block. Throws Error(kInvalid) for a host that is not lost.
   void restore_host(uint32_t host, const HostView& block);
-  /// Plans that no entry of the order names any more, each told once: all their hosts were granted the command that
-  /// says so. A host's successor must know all others, for what waits for it may name them.
+  /// Plans that no entry of the order names any more; each is returned once. For such a plan, all hosts have been
+  /// granted the command that drops it. The successor of a lost host must know all other plans, because entries that
+  /// wait for it may name them.
   std::vector<uint32_t> take_forgotten();
 
-  /// Takes no further record of the client's, until `resume`: what it sent waits in its ring. By any thread, as the
-  /// next ones; nothing happens when the client is gone.
+  /// Takes no further record of the client, until `resume`; its records wait in its ring. For this call and the next
+  /// ones: any thread may call them, and they do nothing when the client is gone.
   void suspend(uint32_t client);
   void resume(uint32_t client);
-  /// Every run of the client that was admitted is over on all its hosts. True when the client is gone.
+  /// Whether every admitted run of the client is over on all its hosts. True when the client is gone.
   bool is_quiet(uint32_t client);
-  /// MEM-1: the client's buffers left the devices, and take nothing of their budgets.
+  /// MEM-1: the client's buffers have left the devices, and no longer count against the devices' budgets.
   void offload(uint32_t client);
-  /// They are to come back. When there is no room beside what others hold, nothing happens but that this says so.
+  /// The client's buffers are to come back. When there is no room for them beside other clients' buffers and runs,
+  /// nothing changes and the error text is returned; empty: they fit.
   std::string restore(uint32_t client);
-  /// A command to all hosts, as if the client had sent it: kOffload and kRestore, which are the controller's alone.
+  /// Sends a command to all hosts, as if the client had sent it: kOffload or kRestore, which only the controller sends.
   void command_for(uint32_t client, CommandKind kind, std::vector<std::byte> payload);
 
-  /// One pass. The number of records handled; 0 when there was nothing to do.
+  /// Runs one pass. Returns the number of records handled; 0 when there was nothing to do.
   uint32_t step();
   void start();
   void stop();
   void fail(std::string_view text) { finish(ClusterStatus::kFailed, text); }
   void close() { finish(ClusterStatus::kClosed, "the cluster was closed"); }
   ControllerStats stats();
-  /// True when nothing waits, is granted, or is kept back; only between steps.
+  /// True when nothing waits, is granted, or is kept in an outbox. Call it between steps only.
   bool is_idle() const;
-  /// When `step` has something to do although nobody rings: the next deadline, monotonic_ns(); INT64_MAX: none.
+  /// The time (monotonic_ns()) at which `step` has work although nobody rings: the next deadline; INT64_MAX: none.
   int64_t next_deadline_ns() const { return deadlines_.empty() ? INT64_MAX : deadlines_.next_ns(); }
 
  private:
   struct Held {
     std::vector<std::byte> record;
-    std::string dropped;  ///< a run that was dropped: why; its hosts hear it in its place
+    std::string dropped;  ///< why the run was dropped; empty: it was not. Its hosts get the failure in its place
   };
   struct Client {
     uint32_t id = 0;
@@ -185,35 +197,35 @@ class Controller {
     ByteRing::Consumer cancels;
     Outbox outbox;
     uint64_t retired = 0;
-    uint64_t newest = 0;                     ///< tag of the newest run that was taken
-    std::unordered_set<uint64_t> cancelled;  ///< tags of runs that were cancelled before they were taken
-    std::vector<Load> on_host;               ///< by host: commands given and not done there; empty: none anywhere
-    uint32_t full_hosts = 0;                 ///< hosts that have as many as they may
+    uint64_t newest = 0;                     ///< the highest tag of a run that was taken from its ring
+    std::unordered_set<uint64_t> cancelled;  ///< tags of runs whose cancel came before the run itself
+    std::vector<Load> on_host;               ///< by host: commands sent and not done there; empty: none anywhere
+    uint32_t full_hosts = 0;                 ///< hosts that have as many of its commands as allowed
     Load waiting;                            ///< records in the order that no host was granted
     Load holding;                            ///< records in `held`
-    bool is_unread = false;                  ///< it was not read further for what it has under way
-    bool is_paced = false;                   ///< nor was what it has held ordered
-    std::vector<Handle> late;                ///< results of granted runs that it is being told of
+    bool is_unread = false;                  ///< the controller reads it no further: it has too much under way
+    bool is_paced = false;                   ///< for the same reason, its held records are not ordered
+    std::vector<Handle> late;                ///< results of granted runs whose deadline has passed; see fail_late()
     bool has_unsent = false;
     bool is_suspended = false;
-    std::string fault;     ///< why it is to be put out
-    bool is_mute = false;  ///< its ring from here makes no sense: nothing more is sent
+    std::string fault;     ///< why it is to be evicted; empty: it is not
+    bool is_mute = false;  ///< its ring from the controller is invalid: nothing more is sent
     HandleTable handles;
     std::map<uint64_t, std::vector<std::byte>>
-        definitions;  ///< backend commands by number: a successor hears them again
+        definitions;  ///< backend commands by number; a successor gets them again
     uint64_t defined_bytes = 0;
-    uint64_t in_flight = 0;                                 ///< runs admitted and not over
-    std::deque<Held> held;                                  ///< records that wait for memory, or behind one that does
-    std::unordered_map<uint64_t, uint32_t> held_handles;    ///< handles that they name, and how often
-    std::unordered_map<uint64_t, GroupId> held_releases;    ///< of those, which are released behind the last that does
-    std::vector<std::pair<GroupId, uint64_t>> let_go;       ///< of those again, which no held record names any more
-    int64_t held_since = 0;                                 ///< when only live buffers began to keep the first out
-    int64_t turn_since = 0;                                 ///< when it got its turn, or the others theirs
-    uint32_t turns = 0;                                     ///< that were in vain
-    bool is_its_turn = false;                               ///< see may_wait_for_blocks()
-    std::array<uint64_t, Arena::kBorrowers> lease_stamp{};  ///< by host: the last stamp of a lease that it has heard of
+    uint64_t in_flight = 0;                               ///< runs admitted and not over
+    std::deque<Held> held;                                ///< records that wait for memory, or behind one that does
+    std::unordered_map<uint64_t, uint32_t> held_handles;  ///< how many held records name each handle
+    std::unordered_map<uint64_t, GroupId> held_releases;  ///< released handles that held records still name, and groups
+    std::vector<std::pair<GroupId, uint64_t>> let_go;     ///< groups and released handles that no held record names
+    int64_t held_since = 0;    ///< when only live buffers began to keep the first record out; 0: they do not
+    int64_t turn_since = 0;    ///< when its turn began, or the time between two turns
+    uint32_t turns = 0;        ///< turns it has had for the first held record
+    bool is_its_turn = false;  ///< see may_wait_for_blocks()
+    std::array<uint64_t, Arena::kBorrowers> lease_stamp{};  ///< by host: stamp of the last lease sent there
   };
-  /// An admitted run's part in the ledger.
+  /// What the admission ledger needs to know of an admitted run.
   struct Admitted {
     std::shared_ptr<const PlanMemory> memory;
     uint64_t number = 0;
@@ -222,7 +234,7 @@ class Controller {
     ByteRing::Consumer inbox;
     Outbox outbox;
     uint64_t gangs = 0;
-    bool is_dirty = false;  ///< in dirty_
+    bool is_dirty = false;  ///< it is listed in dirty_
     bool is_lost = false;
   };
 
@@ -241,7 +253,7 @@ class Controller {
   std::string foreign(const Client& client, std::span<const std::byte> record, bool* may_be_in_the_mail) const;
   void take(uint32_t host, std::span<const std::byte> record);
   Client* client_of(uint32_t id) const { return id < by_id_.size() ? by_id_[id] : nullptr; }
-  /// What is known of a plan; nullptr: nothing.
+  /// The memory that a plan takes; nullptr: the plan is not registered.
   const PlanMemory* memory_of(uint32_t plan) const {
     return plan < plan_memory_.size() ? plan_memory_[plan].get() : nullptr;
   }
@@ -270,7 +282,7 @@ class Controller {
   void command_handles(Client& client, std::span<const std::byte> record);
   void rename(Client& client, Handle name, Handle fresh);
   void evict(Client& client);
-  /// Sends a client one record; one whose ring makes no sense is to be put out.
+  /// Sends one record to a client. A client whose ring is invalid will be evicted.
   template <typename Fill>
   void say(Client& client, uint32_t bytes, Fill&& fill) {
     if (client.is_mute) return;
@@ -330,20 +342,20 @@ class Controller {
   const Options options_;
   ControllerBlock* block_;
   StatusBlock* status_;
-  BellSet bells_;  ///< where who has something for the controller rings
+  BellSet bells_;  ///< every doorbell that is rung for the controller
   Sequencer sequencer_;
   std::unique_ptr<Stepper> stepper_;  ///< sequential dispatch; null: parallel
   std::vector<Host> hosts_;
   std::vector<std::unique_ptr<Client>> clients_;        ///< owner: the stepping thread
-  std::vector<Client*> by_id_;                          ///< nullptr: gone
-  std::vector<std::vector<std::byte>> kept_;            ///< by entry: the record of one that waits for its grant
-  std::vector<uint32_t> dirty_;                         ///< hosts that were written to
-  std::vector<uint32_t> ready_bitmap_;                  ///< hosts to look at
-  uint32_t max_record_ = 0;                             ///< that fits every host's ring
-  std::vector<std::byte> client_record_, host_record_;  ///< scratch: the record that is looked at, copied (TRUST-1)
-  bool has_faults_ = false;                             ///< some client is to be put out
+  std::vector<Client*> by_id_;                          ///< nullptr: the client is gone
+  std::vector<std::vector<std::byte>> kept_;            ///< by entry: its record while it waits for its grant
+  std::vector<uint32_t> dirty_;                         ///< hosts whose outbox has something to flush
+  std::vector<uint32_t> ready_bitmap_;                  ///< hosts whose rings are to be read
+  uint32_t max_record_ = 0;                             ///< the longest record that fits every host's ring
+  std::vector<std::byte> client_record_, host_record_;  ///< scratch: the record being read, copied (TRUST-1)
+  bool has_faults_ = false;                             ///< some client is to be evicted
   struct PlanOwner {
-    uint32_t client = UINT32_MAX;  ///< UINT32_MAX: nothing is known of the plan
+    uint32_t client = UINT32_MAX;  ///< UINT32_MAX: the plan is not registered
     GroupId group = 0;
   };
   std::vector<PlanOwner> plan_owners_;  ///< by plan
@@ -352,14 +364,14 @@ class Controller {
   std::vector<BlockId> blocks_;                                 ///< scratch of order()
   std::vector<Admitted> admitted_;                              ///< by entry
   std::vector<Client*> holding_;                                ///< clients with held records, the oldest first
-  const Client* first_held_ = nullptr;                          ///< of them, whom only live buffers keep out; of a pass
-  std::vector<uint32_t> forgotten_;                             ///< plans; see take_forgotten()
-  uint64_t admission_version_ = 0;                              ///< that the held records were last tried at
-  uint32_t unread_ = 0;                                         ///< clients whose `is_unread` is true
-  bool has_undelivered_ = false;                                ///< something waits for room in a client's ring
+  const Client* first_held_ = nullptr;  ///< the first of them that only live buffers keep out, in this pass
+  std::vector<uint32_t> forgotten_;     ///< see take_forgotten()
+  uint64_t admission_version_ = 0;      ///< the ledger's version when the held records were last tried
+  uint32_t unread_ = 0;                 ///< clients whose `is_unread` is true
+  bool has_undelivered_ = false;        ///< some record waits for room in a client's ring
   uint64_t losses_ = 0;
   uint32_t lost_ = 0;                                                         ///< hosts that are lost now
-  std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what hosts hear in a run's stead
+  std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   Deadlines deadlines_;
   ControllerStats stats_;
 

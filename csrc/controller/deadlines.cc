@@ -1,4 +1,4 @@
-/// The controller's clock: runs whose deadline passes (DEAD-1), and those that came after it.
+/// The controller's handling of deadlines (DEAD-1): runs whose deadline passes, and runs that arrive too late.
 #include <algorithm>
 #include <cstring>
 
@@ -14,7 +14,7 @@ int64_t Controller::deadline_of(std::span<const std::byte> record) {
   return at_ns;
 }
 
-/// What others hear who depend on it; the client itself has better words.
+/// The error text for whatever depends on the run on the hosts; the client itself has a better text.
 std::string Controller::too_late(std::span<const std::byte> record) const {
   const uint32_t plan = read_record<RunRecord>(record).plan;
   const PlanMemory* memory = memory_of(plan);
@@ -23,7 +23,7 @@ std::string Controller::too_late(std::span<const std::byte> record) const {
          " was not over by its deadline";
 }
 
-/// A run that came too late gets no place in the order at all.
+/// Refuses a run that was read after its deadline: the run gets no place in the order.
 void Controller::refuse_late(Client& client, std::span<const std::byte> record) {
   ++stats_.late;
   ++stats_.dropped;
@@ -32,7 +32,7 @@ void Controller::refuse_late(Client& client, std::span<const std::byte> record) 
   fail_results(client, record, too_late(record), kFailedByDeadline);
 }
 
-/// Of a run that has one: as it is ordered, and, if it is held before, also then.
+/// Notes the deadline of a run, if it has one. Called when the run is ordered, and earlier too when the run is held.
 void Controller::watch_deadline(Client& client, std::span<const std::byte> bytes, EntryId id) {
   const int64_t at_ns = deadline_of(bytes);
   if (at_ns == 0) return;
@@ -72,14 +72,14 @@ uint32_t Controller::pass_deadlines() {
 
 void Controller::pass_deadline(const Deadlines::Item& item) {
   Client* const found = client_of(item.client);
-  if (found == nullptr) return;  // its work goes without a word
+  if (found == nullptr) return;  // the client is gone, so nobody is notified
   Client& client = *found;
   if (item.entry == Deadlines::kHeld) {
     if (cancel_held(client, item.tag, item.text, kFailedByDeadline)) ++stats_.late;
     return;
   }
   ++stats_.late;
-  if (sequencer_.entry(item.entry).state == EntryState::kGranted) {  // GANG-1: it runs on all its hosts
+  if (sequencer_.entry(item.entry).state == EntryState::kGranted) {  // GANG-1: all its hosts still run it
     for (const uint64_t result : item.results) {
       tell(client, Handle{result}, item.text, kFailedByDeadline);
       client.late.push_back(Handle{result});
@@ -89,8 +89,9 @@ void Controller::pass_deadline(const Deadlines::Item& item) {
   drop(item.entry, item.text, kFailedByDeadline);
 }
 
-/// Its hosts may be done before the client hears of it, who may be busy, or waiting for a core: what was late stays
-/// late. What is said of it is in the client's ring by now.
+/// Fails late results in the client's future table. Otherwise the hosts could complete them before the client, busy or
+/// waiting for a core, reads of the failure: a result that was late stays late. Called when the failure's text is in
+/// the client's ring.
 void Controller::fail_late(Client& client) {
   for (const Handle result : client.late) (void)client.view.futures().fail(result);
   client.late.clear();

@@ -1,11 +1,11 @@
-/// Runs that must be over by a moment, the earliest on top.
+/// The deadlines of runs, the earliest on top.
 ///
-///   DEAD-1  a run with a deadline that is not over when it passes fails at its client at once, exactly then: one that
-///           no host was granted is dropped in its place in the order, one that was granted goes on on all its hosts
+///   DEAD-1  a run that is not over when its deadline passes fails at its client at that moment. If no host was granted
+///           the run, the controller drops it in its place in the order. If it was granted, all its hosts still run it
 ///           (GANG-1).
 ///
-/// A run that is over in time is not looked for here: its item stays until its moment comes, or until there are twice
-/// as many items as there were live ones; so the memory is bounded by the runs under way, at O(1) per run.
+/// A run that is over in time is not searched for here: its item stays until its deadline passes, or until there are
+/// twice as many items as were live at the last sweep. So the runs under way bound the memory, at O(1) per run.
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once
@@ -25,20 +25,20 @@ class Deadlines {
 
   struct Item {
     int64_t at_ns = 0;      ///< monotonic_ns()
-    uint64_t order = 0;     ///< of the run: its entry may be another's by then
-    uint64_t tag = 0;       ///< the client's number of it
-    EntryId entry = kHeld;  ///< kHeld: it waited for memory when the deadline was set
+    uint64_t order = 0;     ///< of the run; by then, its entry may belong to another run
+    uint64_t tag = 0;       ///< the client's own number of the run
+    EntryId entry = kHeld;  ///< kHeld: the run was held for memory when the deadline was set
     uint32_t client = 0;
     std::string text;
-    std::vector<uint64_t> results;  ///< handles
+    std::vector<uint64_t> results;  ///< handles of the run's results
   };
 
   bool empty() const { return heap_.empty(); }
   size_t size() const { return heap_.size(); }
-  /// The next moment; only when there is one.
+  /// The next deadline. Call it only when there is one.
   int64_t next_ns() const { return heap_.front().at_ns; }
 
-  /// `is_over(item)`: nothing is to be done for it any more.
+  /// `is_over(item)`: whether the item needs no action any more.
   template <typename IsOver>
   void add(Item item, IsOver&& is_over) {
     if (heap_.size() >= sweep_at_) {

@@ -1,11 +1,13 @@
-/// What the controller knows of one client's live handles: who holds the buffer, and what it takes.
+/// What the controller knows of one client's live handles: the hosts that hold the buffer, and the memory that the
+/// buffer takes.
 ///
-/// Filled from the client's records as they are taken (results of runs, puts, tokens of fetches), emptied by its
-/// releases. So at any moment it is true for the order up to the last record taken: it says whose futures fail when
-/// hosts are lost, and which memory a release gives back. By handle index; nothing is hashed.
+/// The controller enters handles as it takes the client's records (results of runs, puts, tokens of fetches), and
+/// removes them at the client's releases. So at any moment the table is true for the order up to the last record taken.
+/// It says which futures fail when hosts are lost, and which memory a release frees. It is indexed by the handle's
+/// index; nothing is hashed.
 ///
-/// A token is given back without a word to the controller. Its entry then stays until its index is used again; who
-/// reads it speaks of a handle that is over, which the client's table refuses (FUT-3).
+/// A client releases a token without notifying the controller. The token's entry then stays until its index is used
+/// again. It then names a handle that is over, and the client's future table refuses that handle (FUT-3).
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once
@@ -24,16 +26,16 @@ class HandleTable {
   static constexpr uint32_t kNoBlock = 0xffffffffu;
 
   struct Entry {
-    uint32_t generation = 0;    ///< 0: nothing is known of this index
-    GroupId group = 0;          ///< hosts that hold a part, or answer
-    uint32_t block = kNoBlock;  ///< what it takes: see Admission
+    uint32_t generation = 0;    ///< 0: this index has no entry
+    GroupId group = 0;          ///< hosts that hold a part of the buffer, or that answer the fetch
+    uint32_t block = kNoBlock;  ///< the memory that the buffer takes: see Admission
   };
 
-  /// `capacity`: futures that the client can have.
+  /// `capacity`: how many futures the client can have.
   explicit HandleTable(uint32_t capacity = 0) : capacity_(capacity) {}
 
-  /// A handle that a record named for the first time. What the index meant before is over, and its block was given back
-  /// (`occupant`). nullptr when the client cannot have such a handle: its hosts refuse it.
+  /// Enters a handle that a record named for the first time. What the index meant before is over; the caller has
+  /// released its block (`occupant`). nullptr when the client cannot have such a handle: its hosts refuse it.
   Entry* announce(Handle handle, GroupId group) {
     const uint32_t index = handle.index();
     if (index >= capacity_) return nullptr;
@@ -42,14 +44,14 @@ class HandleTable {
     return &entries_[index];
   }
 
-  /// What is known of a handle's index, whichever of its handles it is; nullptr: nothing.
+  /// The entry of a handle's index, whatever the generation; nullptr: none.
   Entry* occupant(Handle handle) {
     if (handle.index() >= entries_.size()) return nullptr;
     Entry& entry = entries_[handle.index()];
     return entry.generation != 0 ? &entry : nullptr;
   }
 
-  /// nullptr when the handle is not, or no longer, known.
+  /// The entry of exactly this handle; nullptr: none, or no longer.
   Entry* find(Handle handle) {
     if (handle.index() >= entries_.size()) return nullptr;
     Entry& entry = entries_[handle.index()];
@@ -58,7 +60,7 @@ class HandleTable {
 
   void forget(Entry& entry) { entry = Entry{}; }
 
-  /// f(Handle, Entry&) for each live handle.
+  /// Calls f(Handle, Entry&) for each live handle.
   template <typename F>
   void for_each(F&& f) {
     for (uint32_t index = 0; index < entries_.size(); ++index) {

@@ -1,4 +1,4 @@
-/// The controller's reading half: what clients and hosts send, and what becomes of senders that make no sense.
+/// The controller's reading half: records from clients and hosts, and what happens to senders of invalid records.
 #include <algorithm>
 #include <cstring>
 
@@ -9,8 +9,8 @@ namespace pathways {
 namespace {
 
 constexpr uint32_t kBatch = 256;       // records taken from one ring in one pass
-constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each is looked for
-constexpr uint32_t kMostText = 4096;   // of one error
+constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each cancel is a search
+constexpr uint32_t kMostText = 4096;   // bytes of one error text
 constexpr uint32_t kLeastText = 256;
 
 }  // namespace
@@ -34,7 +34,7 @@ uint32_t Controller::evict_faulty() {
     if (clients_[i]->fault.empty()) {
       ++i;
     } else {
-      evict(*clients_[i]);  // it leaves the list
+      evict(*clients_[i]);  // this removes it from the list
       ++done;
     }
   }
@@ -63,7 +63,8 @@ uint32_t Controller::drain_client(Client& client) {
   return done;
 }
 
-/// A client that has too much under way, or is suspended, is not read on, but it can drop what it has.
+/// The controller does not read a client that is suspended or has too much under way, but it always takes the client's
+/// cancels.
 uint32_t Controller::drain_cancels(Client& client) {
   uint32_t done = 0;
   try {
@@ -87,7 +88,7 @@ uint32_t Controller::drain_cancels(Client& client) {
 
 // -------------------------------------------------------------------------------------------------------- credits
 
-/// FLOW-1: the hosts have as much of its work as they may; they will be done with it.
+/// FLOW-1: the client has as much under way as allowed. The hosts will finish that work, so this ends.
 bool Controller::is_behind(const Client& client) {
   return client.full_hosts != 0 || client.in_flight >= kMostRuns ||
          client.waiting.is_above(kMostWaiting, kMostWaitingBytes);
@@ -98,14 +99,14 @@ bool Controller::is_full(const Client& client) {
          client.outbox.overflow_bytes() >= kMostUndeliveredBytes;
 }
 
-/// Clients that can be read on since they were looked at in this pass.
+/// How many clients can be read further, now that this pass has done some of their work.
 uint32_t Controller::read_on() const {
   return static_cast<uint32_t>(std::count_if(clients_.begin(), clients_.end(), [](const auto& client) {
     return client->is_unread && !client->is_suspended && !is_full(*client);
   }));
 }
 
-/// A host gets a command of the client's.
+/// Counts a command of the client as sent to a host.
 void Controller::give(Client* client, uint32_t h, uint64_t bytes) {
   if (client->on_host.empty()) client->on_host.resize(hosts_.size());
   Load& load = client->on_host[h];
@@ -123,7 +124,8 @@ void Controller::commands_done(uint32_t h, const CommandsDoneRecord& record) {
   if (was_full && !load.is_above(kMostCommands, kMostCommandBytes)) --client->full_hosts;
 }
 
-/// False when the record must wait, for mail or for hosts that are lost, or when the client is to be put out for it.
+/// False when the record must wait, for mail or for lost hosts, or when the client is to be evicted because of the
+/// record.
 bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   if (std::string why = unsound(bytes); !why.empty()) {
     fault(client, std::move(why));
@@ -134,7 +136,8 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
   const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<CommandRecord>(bytes).group;
   const SpaceSetId set = is_run ? kNoSpaceSet : read_record<CommandRecord>(bytes).space_set;
   if (!sequencer_.has_group(group) || (set != kNoSpaceSet && !admission_.has_set(set))) {
-    // A group, or a set, is registered before the first record that names it is written: then it is in the mail.
+    // A group or a set is registered before a client writes the first record that names it. So if it is unknown here,
+    // the registration is in the mail.
     if (!mailbox_.has_mail()) {
       fault(client, "a record names group " + std::to_string(group) + " or space set " + std::to_string(set) +
                         ", which nobody made");
@@ -146,7 +149,7 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     if (!may_be_in_the_mail || !mailbox_.has_mail()) fault(client, std::move(why));
     return false;
   }
-  if (is_run && lost_ != 0 && is_stranded(group)) return false;  // its other hosts must not wait with it
+  if (is_run && lost_ != 0 && is_stranded(group)) return false;  // surviving hosts must not wait with it
   if (stepper_ && is_run && !stepper_->knows(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
     return false;  // its plan may be in the mail
   }
@@ -179,19 +182,19 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
       client.held_since = 0;
       holding_.push_back(&client);
       hold(client, bytes);
-      admission_version_ = UINT64_MAX;  // to be looked at with the others: its places may be claimed
+      admission_version_ = UINT64_MAX;  // retries it with the other held records: its memory spaces may be claimed
     }
   }
   return true;
 }
 
-/// It will be put out at the end of this pass, or in the next.
+/// Marks a client to be evicted at the end of this pass, or in the next.
 void Controller::fault(Client& client, std::string why) {
   if (client.fault.empty()) client.fault = std::move(why);
   has_faults_ = true;
 }
 
-/// Its ring from here makes no sense. What it would still be told is dropped.
+/// The client's ring from the controller is invalid: drops what would still be sent there.
 void Controller::silence(Client& client, std::string_view why) {
   client.is_mute = true;
   client.late.clear();
@@ -199,7 +202,7 @@ void Controller::silence(Client& client, std::string_view why) {
   fault(client, std::string(why));
 }
 
-/// Why a sound record is none of this client's to send; empty when it is (TRUST-1).
+/// Why a valid record is not this client's to send; empty when the client may send it (TRUST-1).
 std::string Controller::foreign(const Client& client, std::span<const std::byte> bytes,
                                 bool* may_be_in_the_mail) const {
   const auto header = read_record<RecordHeader>(bytes);
@@ -208,7 +211,7 @@ std::string Controller::foreign(const Client& client, std::span<const std::byte>
   if (is_run) {
     plan = read_record<RunRecord>(bytes).plan;
   } else if (static_cast<CommandKind>(header.detail) == CommandKind::kBackend) {
-    plan = read_record<CommandRecord>(bytes).token;  // it forgets that one
+    plan = read_record<CommandRecord>(bytes).token;  // the plan that the command drops
     if (plan == 0) return {};
   } else {
     return {};
@@ -228,7 +231,7 @@ std::string Controller::foreign(const Client& client, std::span<const std::byte>
   return {};
 }
 
-/// What is wrong with a client's record; empty when nothing is.
+/// Why a client's record is invalid; empty when it is valid.
 std::string Controller::unsound(std::span<const std::byte> bytes) const {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
@@ -264,17 +267,17 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
   }
 }
 
-/// OWN-1: it alone goes, and is told why.
+/// OWN-1: evicts this client alone, and sends it the reason.
 void Controller::evict(Client& client) {
   const uint32_t id = client.id;
-  client.is_mute = false;  // for the last word
+  client.is_mute = false;  // for the record with the reason
   tell(client, Handle{}, "the controller put client " + std::to_string(id) + " out: " + client.fault);
   flush();
   drop_client(id);
 }
 
 void Controller::tell(Client& client, Handle handle, std::string_view text, uint16_t detail) {
-  // Who does not read what it is told hears less of it (FLOW-1).
+  // A client that does not read its ring gets shorter error texts (FLOW-1).
   const uint32_t most = client.outbox.overflow_bytes() < kMostUndeliveredBytes ? kMostText : kLeastText;
   text = text.substr(0, std::min(most, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
@@ -288,15 +291,15 @@ void Controller::tell(Client& client, Handle handle, std::string_view text, uint
 // ---------------------------------------------------------------------------------------------------------- hosts
 
 uint32_t Controller::drain_hosts() {
-  // SYNC ready/collect: a host publishes before it posts.
+  // SYNC ready/collect: a host publishes before it marks its bit.
   block_->ready_bitmap.collect(&ready_bitmap_);
   uint32_t done = 0;
   size_t left = 0;
   for (const uint32_t h : ready_bitmap_) {
-    if (h >= hosts_.size()) continue;  // a bit carries no data: there is no ring to look at
+    if (h >= hosts_.size()) continue;  // a bit carries no data: there is no such ring
     const uint32_t taken = drain_host(h);
     done += taken;
-    if (taken == kBatch) ready_bitmap_[left++] = h;  // perhaps there is more
+    if (taken == kBatch) ready_bitmap_[left++] = h;  // there may be more
   }
   ready_bitmap_.resize(left);
   return done;

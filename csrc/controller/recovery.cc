@@ -1,9 +1,9 @@
-/// ERR-2 in the controller: hosts that are lost leave the order, and their successors enter it.
+/// ERR-2 in the controller: lost hosts leave the order, and their successors enter it.
 ///
-/// A loss is a point in the order. Before it, per host lost: what the host said in whole records counts; what it had
-/// been granted and has not completed is over. Behind it: entries that waited for the host wait for its successor.
-/// Surviving hosts hear of the loss in their rings, behind all that they were granted together with the lost ones, so
-/// each of them can tell for sure what will never come (Executor::on_hosts_lost).
+/// A loss is a point in the order. Before that point, for each lost host: whole records that the host sent count; what
+/// the host had been granted and has not completed is over. Behind that point: entries that waited for the host wait
+/// for its successor. Surviving hosts get the loss in their rings, behind everything that they were granted together
+/// with the lost hosts. So each surviving host knows for certain what will never come (Executor::on_hosts_lost).
 #include <algorithm>
 #include <cstring>
 #include <unordered_set>
@@ -52,7 +52,7 @@ void Controller::restore_host(uint32_t host, const HostView& block) {
 
 void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text) {
   ++losses_;
-  for (const uint32_t h : hosts) sequencer_.close(h);  // first, so that its last words grant it nothing
+  for (const uint32_t h : hosts) sequencer_.close(h);  // first, so that its last records grant it nothing
   for (const uint32_t h : hosts) hear_last_words(h);
   for (const uint32_t h : hosts) {
     Host& host = hosts_[h];
@@ -61,7 +61,7 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
     host.inbox = ByteRing::Consumer();
     host.outbox = Outbox();
     ++lost_;
-    for (auto& client : clients_) {  // its successor begins with nothing
+    for (auto& client : clients_) {  // the successor begins with no commands
       if (client->on_host.empty()) continue;
       Load& load = client->on_host[h];
       if (load.is_above(kMostCommands, kMostCommandBytes)) --client->full_hosts;
@@ -74,32 +74,32 @@ void Controller::lose(const std::vector<uint32_t>& hosts, std::string_view text)
   fail_futures(hosts, text);
   for (const uint32_t h : hosts) {
     for (const EntryId id : sequencer_.running_on(h)) {
-      // GANG-1: nobody knows whether it launched its gangs; its successor begins to count anew.
+      // GANG-1: nobody knows whether the lost host launched its gangs; its successor begins to count at 0.
       const uint32_t client = sequencer_.entry(id).client;
       if (stepper_) stepper_->host_done(id, h);
       if (sequencer_.complete(id, h)) retire(id, client);
     }
   }
-  // The youngest first, so that none is granted because an older one went.
+  // The youngest first, so that dropping an older run grants none of these.
   std::vector<EntryId> dropped = stranded();
   std::sort(dropped.begin(), dropped.end(),
             [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
-  for (const EntryId id : dropped) drop(id, text);  // the results that would lie on survivors too
+  for (const EntryId id : dropped) drop(id, text);  // this also fails the results that would lie on survivors
   if (stepper_) step_on();
-  admission_version_ = UINT64_MAX;  // what memory is held for may have changed
+  admission_version_ = UINT64_MAX;  // memory that held records wait for may be free now
 }
 
-/// What it published is whole (RING-1), whenever it was killed.
+/// Reads what the lost host has published. Its records are whole (RING-1), whenever it was killed.
 void Controller::hear_last_words(uint32_t h) {
   try {
     while (drain_host(h) != 0) {
     }
-  } catch (const Error&) {  // it made no sense in the end; it is gone, and says no more
+  } catch (const Error&) {  // its last record was invalid; the host is gone and sends no more
   }
 }
 
-/// OWN-1: each client takes back what it lent to a lost host that has heard of it. What still waits in the order is for
-/// the successor.
+/// OWN-1: each client takes back the memory that it leased to a lost host in commands that were sent there. Commands
+/// that still wait in the order are for the successor.
 void Controller::reclaim(uint32_t h) {
   if (h >= Arena::kBorrowers) return;
   for (auto& client : clients_) {
@@ -129,8 +129,8 @@ void Controller::tell_survivors(const std::vector<uint32_t>& hosts, std::string_
   }
 }
 
-/// Each pending future with a part on a lost host, except those of entries that wait for its successor. The memory of
-/// all buffers there is free again.
+/// Fails each pending future with a part on a lost host, except those of entries that wait for the host's successor.
+/// Releases the memory of all buffers there.
 void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_view text) {
   std::vector<bool> is_lost_now(hosts_.size());
   for (const uint32_t h : hosts) is_lost_now[h] = true;
@@ -162,7 +162,7 @@ void Controller::fail_futures(const std::vector<uint32_t>& hosts, std::string_vi
   }
 }
 
-/// What the hosts of a dropped run hear in its stead.
+/// Sends what the hosts of a dropped run get in the run's place.
 void Controller::forward_instead(EntryId id) {
   const auto found = instead_.find(id);
   if (found == instead_.end()) return;
@@ -170,7 +170,7 @@ void Controller::forward_instead(EntryId id) {
     const auto record = read_record<CommandRecord>(command);
     Client* client = client_of(record.header.client);
     for (const uint32_t h : sequencer_.hosts_of(record.group)) {
-      if (hosts_[h].is_lost) continue;  // its successor knows better
+      if (hosts_[h].is_lost) continue;  // its successor has none of these buffers
       if (client != nullptr) give(client, h, command.size());
       outbox_of(h).send(static_cast<uint32_t>(command.size()),
                         [&](std::byte* out) { std::memcpy(out, command.data(), command.size()); });
@@ -179,7 +179,7 @@ void Controller::forward_instead(EntryId id) {
   instead_.erase(found);
 }
 
-/// Runs that wait, and that both lost and other hosts are to take part in.
+/// Waiting runs that need both lost hosts and surviving hosts.
 std::vector<EntryId> Controller::stranded() const {
   std::vector<EntryId> found;
   for (EntryId id = 0; id < kept_.size(); ++id) {

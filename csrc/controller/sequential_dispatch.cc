@@ -1,4 +1,4 @@
-/// The controller's half of sequential dispatch (controller/stepper.h): says go, and hears that it was done.
+/// The controller's half of sequential dispatch (controller/stepper.h): sends gos, and takes the hosts' reports.
 #include <cstring>
 
 #include "base/status.h"
@@ -18,7 +18,7 @@ void Controller::add_plan(uint32_t plan, std::vector<ProgramNode> nodes) {
   mailbox_.post([this, plan, nodes = std::move(nodes)] { stepper_->add_plan(plan, nodes); });
 }
 
-/// In place of `forward`: entries leave one after the other, each when the run before it has been stepped through.
+/// Replaces `forward`: entries leave one after the other, each when all steps of the run before it are done.
 void Controller::forward_in_turn(const Entry& entry, EntryId id, std::span<const std::byte> record) {
   stepper_->waiting().push_back({id, entry, {record.begin(), record.end()}});
   if (Client* client = client_of(entry.client)) client->waiting.add(1, record.size());
@@ -48,7 +48,7 @@ void Controller::step_on() {
   }
 }
 
-/// False for a record that makes no sense.
+/// False when the record is invalid.
 bool Controller::enqueued(uint32_t host, const EnqueuedRecord& record) {
   if (!stepper_ || record.host != host || record.tag > UINT32_MAX ||
       !stepper_->enqueued(static_cast<EntryId>(record.tag), record.node, host)) {

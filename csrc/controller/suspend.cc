@@ -1,4 +1,4 @@
-/// The controller's half of suspended clients: their records wait, their runs end, commands are sent in their name.
+/// The controller's half of suspended clients: their records wait, their runs end, and commands are sent in their name.
 #include <cstring>
 
 #include "controller/controller.h"
@@ -14,7 +14,7 @@ void Controller::suspend(uint32_t id) {
 void Controller::resume(uint32_t id) {
   run_mail([this, id] {
     if (Client* client = client_of(id)) client->is_suspended = false;
-    admission_version_ = UINT64_MAX;  // what it has held is tried again
+    admission_version_ = UINT64_MAX;  // so that its held records are tried again
   });
 }
 
@@ -55,7 +55,7 @@ void Controller::command_for(uint32_t id, CommandKind kind, std::vector<std::byt
     std::memcpy(record.data(), &command, sizeof command);
     if (bytes != 0) std::memcpy(record.data() + sizeof command, payload.data(), bytes);
     ++stats_.commands;
-    // To each on its own: a host that is lost hears it when it is back, and keeps no other waiting (ERR-2).
+    // One entry per host: a lost host gets the command when it is back, and no other host waits for it (ERR-2).
     for (uint32_t h = 0; h < hosts_.size(); ++h) submit_record(*client, record, kOneHost | h, EntryKind::kCommand, 0);
   });
 }

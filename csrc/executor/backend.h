@@ -1,12 +1,13 @@
-/// The one seam to the devices: what the executor asks, whoever answers.
+/// Backend: the only interface between the executor and the devices.
 ///
-/// Two sides exist: JAX (pathways/_core.pyx through `CallbackBackend`) and the modelled device (csrc/simulate). A
-/// `Value` is the backend's own reference to the local shards of one logical array (a `jax.Array` there); the executor
-/// moves it about, never looks inside, and owes one `drop` for each reference it was given.
+/// Two implementations exist: JAX (pathways/_core.pyx through `CallbackBackend`) and the modelled device
+/// (csrc/simulate). A `Value` is the backend's own reference to the local shards of one logical array (with JAX, a
+/// `jax.Array`). The executor passes values on and never looks inside. It owes one `drop` for each reference that it
+/// was given.
 ///
 /// Threading: all calls come from the executor's thread, one at a time.
-/// Errors: kFailed means that the operation failed and `last_error()` says why; the executor propagates errors to what
-/// depends on it.
+/// Errors: kFailed means that the operation failed and `last_error()` says why. The executor propagates the error to
+/// whatever depends on the operation.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ namespace pathways {
 
 using Value = void*;
 
-/// kDeleted: the backend has given the value's memory to a later launch (donation), so nothing is known of it any more.
+/// kDeleted: a later launch has taken over the value's memory (donation), so nothing is known about the value any more.
 enum class Readiness : uint8_t { kPending, kReady, kFailed, kDeleted };
 
 /// Which node of which run.
@@ -32,19 +33,19 @@ struct NodeContext {
   uint32_t client;
   uint32_t plan;
   uint32_t node;         ///< index in the host's plan
-  uint32_t computation;  ///< launchable or route
+  uint32_t computation;  ///< index of the launchable, or of the host reshard plan
 };
 
-/// Where one source host shall write: offsets into this host's arena, in the route's own order.
+/// Where one source host must write: offsets into this host's arena, in the order of the host reshard plan's blocks.
 struct ReceiveBuffers {
   uint32_t source;
   std::vector<uint64_t> offsets;
 };
 
-/// How the writing to one destination stands: done (kDone, kFailed), or to be told by `take_sent` later.
+/// The state of a send to one destination: over (kDone, kFailed), or under way. `take_sent` reports the latter later.
 enum class SendState : uint8_t { kDone, kUnderWay, kFailed };
 
-/// A send that was under way is done: all is written, or `error` says why not.
+/// A send that was under way is over: everything is written, or `error` says why not.
 struct Sent {
   uint64_t key;
   uint32_t destination;
@@ -56,59 +57,65 @@ class Backend {
   virtual ~Backend() = default;
 
   /// Enqueues one computation on the local devices; `outputs` become new references. Does not wait for values.
-  /// kPending: the backend attends to it on a thread of its own, and `Executor::on_launched` hears of its end. The
-  /// backend has references of its own on `inputs`, and nothing else is launched on those devices meanwhile.
+  /// kPending: the launch is attended. A thread of the backend makes it, and `Executor::on_launched` is called at its
+  /// end. The backend keeps references of its own on `inputs`, and the executor launches nothing else on those devices
+  /// meanwhile.
   virtual Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) = 0;
-  /// A stand-in for an input that failed, so that a gang stays whole (GANG-1): any value of its type, fresh reference.
+  /// A value in place of an input that failed, so that every host launches the gang (GANG-1): any value of the input's
+  /// type, as a new reference.
   virtual Value placeholder(const NodeContext& context, uint32_t input) = 0;
   virtual Readiness readiness(Value value) = 0;
   virtual Value retain(Value value) = 0;
   virtual void drop(Value value) = 0;
 
-  /// A transfer whose two ends are on this host alone.
+  /// A transfer within this host.
   virtual Status transfer(const NodeContext& context, Value input, Value* output) = 0;
-  /// Makes room for what a transfer brings here. kNoMemory: not now, ask again.
+  /// Takes memory for the receive buffers of a transfer. kNoMemory: there is none now, ask again.
   virtual Status begin_receive(const NodeContext& context, std::vector<ReceiveBuffers>* receives) = 0;
-  /// Writes this host's part of a transfer into the arenas of those who announced, each named by its receive's
-  /// `source`; one without offsets gets nothing. `input` is ready, and referenced until every send of it is done. Does
-  /// not wait for large copies: those go on beside, and `take_sent` names `key`. One state per post.
+  /// Writes this host's part of a transfer into the arenas of the destinations that announced their receive; here the
+  /// `source` of ReceiveBuffers names the destination. Writes nothing to a destination without offsets. `input` is
+  /// ready, and the executor keeps its reference until every send of it is over. Does not wait for large copies: they
+  /// go on beside the executor, and `take_sent` reports them by `key`. Sets one state per destination.
   virtual void send(const NodeContext& context, Value input, std::span<const ReceiveBuffers> ready_receives,
                     uint64_t key, std::span<SendState> states) = 0;
-  /// Sends under way that were done since the last call, behind what `out` holds. Who makes them rings the host.
+  /// Appends to `out` the sends under way that ended since the last call. The thread that ends a send rings the host's
+  /// doorbell.
   virtual void take_sent(std::vector<Sent>* /*out*/) {}
-  /// Ends all sends under way, written or not; none of them is told.
+  /// Ends all sends under way, written or not, and reports none of them.
   virtual void stop_sends() {}
-  /// Everything has been written: makes the value of it.
+  /// Everything is written: makes the value from the receive buffers.
   virtual Status finish_receive(const NodeContext& context, Value* output) = 0;
-  /// Gives back what `begin_receive` took, when a source failed.
+  /// A source failed: returns the memory that `begin_receive` took.
   virtual void abandon_receive(const NodeContext& context) = 0;
 
-  /// Makes a buffer of a client's bytes; says which local devices it lies on.
+  /// Makes a buffer of a client's bytes, and sets `devices` to the local devices that hold it.
   virtual Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) = 0;
-  /// There is no room for a put: gives back the memory that its payload holds.
+  /// There is no memory for a put: returns the memory that its payload leases.
   virtual void refuse_put(uint32_t /*client*/, std::span<const std::byte> /*payload*/) {}
-  /// Writes a ready buffer where the client reads it.
+  /// Writes a ready buffer to the place where the client reads it.
   virtual Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) = 0;
-  /// There is nothing to read: gives back the memory that the payload holds.
+  /// There is nothing to read: returns the memory that the payload leases.
   virtual void refuse_fetch(uint32_t /*client*/, std::span<const std::byte> /*payload*/) {}
 
-  /// Writes this host's share of a ready value into the slot that fits the whole of it, as a C-ordered array of which
-  /// each distinct part is written by one host. A value that was donated meanwhile is left out: nobody can read it.
+  /// READ-1: writes this host's part of a ready value into the slot, small or large, that fits the whole value. The
+  /// slot holds a C-ordered array, and one host writes each distinct part of it. Writes nothing when the value was
+  /// donated meanwhile: nobody can read it.
   virtual Status read_back(Value /*value*/, const ReadBackSlot& /*place*/) { return Status::kInvalid; }
 
-  /// Starts work that takes long, on a thread of the backend's own, and returns; `Executor::on_task_done` hears of its
-  /// end by `task`, exactly once if this said kOk. `value` is ready and stays the caller's; nullptr: the task has none,
-  /// or makes one.
+  /// Starts work that takes long on a thread of the backend, and returns. If the result is kOk, the backend calls
+  /// `Executor::on_task_done` with `task` exactly once, at the end of the work. `value` is ready, and its reference
+  /// stays the caller's; nullptr: the task reads no value.
   virtual Status start_task(uint32_t /*client*/, uint64_t /*task*/, Value /*value*/,
                             std::span<const std::byte> /*payload*/) {
     return Status::kInvalid;
   }
 
-  /// Anything else that has a place in the order.
+  /// Does a command of any other kind, at its place in the order.
   virtual void command(uint32_t client, std::span<const std::byte> payload) = 0;
 
-  /// Moves the values of a client off the devices, or back: each becomes another reference, to what stands for it
-  /// meanwhile. All of them or none: when it fails the values stay as they are. Tells whoever asked, in either case.
+  /// Moves all values of a client off the devices (`offload`), or back (`restore`). Replaces each value by a reference
+  /// to its stand-in off the devices, or the reverse. On a failure all values stay as they are. The backend notifies
+  /// the requester in either case.
   virtual Status offload(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
     return Status::kOk;
   }
@@ -116,34 +123,36 @@ class Backend {
     return Status::kOk;
   }
 
-  /// A plan that was removed is no longer used by any run. May be said again of a plan that is gone already.
+  /// A plan was removed, and no run uses it any more. May be called again for the same plan.
   virtual void forget_plan(uint32_t /*plan*/) {}
-  /// The order has passed the client's end: nothing here names it again, nor touches its memory (OWN-1). May be said
-  /// again.
+  /// The order has passed the client's end: the executor does not name the client again, nor touch its memory (OWN-1).
+  /// May be called again for the same client.
   virtual void forget_client(uint32_t /*client*/) {}
 
   virtual std::string_view last_error() const = 0;
-  /// The value whose readiness was kFailed last was made by `maker`: from now on last_error() says so too (ERR-1).
+  /// `maker` made the value whose readiness was kFailed last: adds that to last_error() (ERR-1).
   virtual void explain(const NodeContext& /*maker*/) {}
 };
 
-/// What the executor tells the rest of the cluster. Implemented over rings by `host/host.h`.
+/// What the executor reports to the rest of the cluster. `host/host.h` implements it over rings.
 class HostLink {
  public:
   virtual ~HostLink() = default;
-  /// This host's part of a buffer is ready, or a fetch is written.
+  /// This host's part of a buffer is ready, or a fetch is written, or a task is done.
   virtual void complete(uint32_t client, Handle future) = 0;
   virtual void failed(uint32_t client, Handle future, std::string_view text) = 0;
-  /// READ-1: where a result's value goes; false: nobody will read it. After true `end_read_back` must follow.
+  /// READ-1: sets where a result's value is written. False: nobody will read it. After true, `end_read_back` must
+  /// follow.
   virtual bool begin_read_back(uint32_t /*client*/, Handle /*future*/, ReadBackSlot* /*place*/) { return false; }
   virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
-  /// `gangs` launched of the `expected` that the run has on this host.
+  /// A run is over here: this host launched `gangs` of the `expected` gangs that the run has on it (GANG-1).
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
-  /// A command of the client's, in a record of so many bytes, is done here, and nothing of it is kept.
+  /// A command of the client, in a record of so many bytes, is done here, and this host keeps nothing of it.
   virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
-  /// A call of a stepwise run has left its devices' FIFOs.
+  /// A call of a stepwise run has left the FIFOs of its devices: it is enqueued, or has failed.
   virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
-  /// The owner's thread may be in a launch for long. Until `come_back`, other hosts get what was said to them so far.
+  /// The owner's thread may now be in a launch for long. Until `come_back`, another thread delivers the records that
+  /// were sent to other hosts before (GANG-2).
   virtual void leave() {}
   virtual void come_back() {}
   virtual void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;

@@ -1,5 +1,5 @@
-/// Sends of the JAX side: from shards that Python names to blocks that a peer named, by copy plans made when the plan
-/// was registered.
+/// Sends of the JAX backend: from shards whose addresses Python gives, into blocks that a peer announced. The copy
+/// plans were made when the plan was registered.
 #include "executor/callback_backend.h"
 
 #include <iterator>
@@ -81,7 +81,7 @@ SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const 
              " blocks for a transfer of " + std::to_string(blocks.size());
     return SendState::kFailed;
   }
-  if (ready.source < far_.size() && far_[ready.source]) {  // where it is written is the receiver's to say (FAR-1)
+  if (ready.source < far_.size() && far_[ready.source]) {  // the receiver decides where it is written (FAR-1)
     const int status = c_.send_remote(c_.self, &where, ready.source, key, copy_plan, shards_, keep);
     if (static_cast<Status>(status) != Status::kOk) return SendState::kFailed;
     bytes_shipped_.fetch_add(copy_plan->bytes(), std::memory_order_relaxed);

@@ -1,10 +1,11 @@
-/// The JAX side of the seam: a `Backend` made of plain functions, so that Cython can be one.
+/// CallbackBackend: the `Backend` for JAX. It is made of plain functions, so that Cython can implement it.
 ///
-/// Each function gets `self` first and returns a Status as a number; texts of errors go through `set_error`. The
-/// functions are called with Python's lock held, by whoever calls `Host::step`.
+/// Each function gets `self` first and returns a Status as a number; error texts go through `set_error`. The thread
+/// that calls `Host::step` calls the functions, with Python's lock held.
 ///
-/// Sends are native: the other side only says where the shards are, and the copier writes them into the receivers'
-/// blocks (large ones on its own thread). What goes to another machine is packed here and carried by the other side.
+/// Sends are native: Python only gives the addresses of the shards, and the copier writes them into the receivers'
+/// blocks (large ones on its own thread). A send to another machine is an outgoing transfer: native code packs it, and
+/// Python sends it (`send_remote`).
 #pragma once
 
 #include <atomic>
@@ -33,14 +34,14 @@ struct BackendCallbacks {
   void (*drop)(void*, Value) = nullptr;
   int (*transfer)(void*, const NodeContext*, Value, Value*) = nullptr;
   int (*begin_receive)(void*, const NodeContext*, std::vector<ReceiveBuffers>*) = nullptr;
-  /// Addresses of the local shards that the route's copy plans read, in their order, in this host's memory; `keep`: a
-  /// reference on what holds them there.
+  /// Gives the addresses of the local shards that the copy plans of this transfer read, in the order of the copy plans'
+  /// sources. `keep`: a new reference on what keeps the shards there.
   int (*shards)(void*, const NodeContext*, Value, std::vector<const std::byte*>*, Value* keep) = nullptr;
-  /// Carries an outgoing transfer to a host on another machine; `keep` holds what it reads.
-  /// `CallbackBackend::remote_send_done` hears of its end by `key`, exactly once if this said kOk.
+  /// Starts an outgoing transfer to a host on another machine; `keep` keeps its sources alive. If the result is kOk,
+  /// Python calls `CallbackBackend::remote_send_done` with `key` exactly once, when the transfer is over.
   int (*send_remote)(void*, const NodeContext*, uint32_t destination, uint64_t key, std::shared_ptr<const CopyPlan>,
                      std::vector<const std::byte*>, Value keep) = nullptr;
-  /// This host is its own receiver of shards as they are: takes them for the receive under way.
+  /// This host receives shards of its own value unchanged: the receive under way takes them without a copy.
   int (*direct)(void*, const NodeContext*, Value) = nullptr;
   int (*finish_receive)(void*, const NodeContext*, Value*) = nullptr;
   void (*abandon_receive)(void*, const NodeContext*) = nullptr;
@@ -59,21 +60,22 @@ struct BackendCallbacks {
 
 class CallbackBackend final : public Backend {
  public:
-  /// `arenas`: of all hosts, by number, not there where there is none; a host without one of its own lands what it
-  /// sends to itself at plain addresses. The copier rings `doorbell` when something is done.
+  /// `arenas`: of all hosts, by number; not there for a host that has none. When this host has none, the offsets of
+  /// what it sends to itself are plain addresses. The copier rings `doorbell` when a job is done.
   CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<ArenaView> arenas,
                   DoorbellWord* doorbell);
   ~CallbackBackend() override;
-  /// What `route` of `plan` writes to `destination`, as `CopyPlan` reads it; any thread, before the plan's first run.
-  /// Throws Error(kInvalid) when it is malformed.
+  /// Registers what host reshard plan `route` of `plan` writes to `destination`, in the words that `CopyPlan::parse`
+  /// reads. Any thread, before the plan's first run. Throws Error(kInvalid) when it is malformed.
   void add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
-  /// A lost host's successor has an arena of its own. Only between steps, and with no send to the old one under way.
+  /// A lost host's successor has an arena of its own. Call it only between steps, when no send to the old arena is
+  /// under way.
   void replace_arena(uint32_t host, const ArenaView& arena) { arenas_.at(host) = arena; }
-  /// That host is on another machine. Before the first send.
+  /// `host` is on another machine. Call it before the first send.
   void set_far(uint32_t host) { far_.at(host) = true; }
-  /// An outgoing transfer to `destination` has been written there, or never will be, for `error`. Any thread.
+  /// An outgoing transfer to `destination` is over: everything is written there, or `error` says why not. Any thread.
   void remote_send_done(uint64_t key, uint32_t destination, std::string error);
-  /// Bytes written to other hosts of this machine and of others, and to this one.
+  /// Bytes written to other hosts of this machine, to hosts of other machines, and to this host itself.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_shipped() const { return bytes_shipped_.load(std::memory_order_relaxed); }
   uint64_t bytes_kept() const { return bytes_kept_.load(std::memory_order_relaxed); }

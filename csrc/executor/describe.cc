@@ -1,4 +1,4 @@
-/// What the executor's live runs wait for, in words for people.
+/// What the executor's live runs wait for, as text for people.
 #include <algorithm>
 
 #include "executor/executor.h"
@@ -43,9 +43,9 @@ std::string Executor::describe_run(uint32_t slot) const {
     if (node.kind != NodeKind::kTransfer || found == exchanges_.end() || !found->second.is_prepared) continue;
     const Exchange& exchange = found->second;
     text += name + ": " + std::to_string(exchange.sends_left) + " sends, " + std::to_string(exchange.receives_left) +
-            " arrivals to come";
+            " sources to come";
     if (std::find(stalled_receives_.begin(), stalled_receives_.end(), found->first) != stalled_receives_.end()) {
-      text += ", no room to land";
+      text += ", no room to receive";
     }
     if (exchange.sends_left != 0 && exchange.source_ready) text += ", nobody has said where to write";
   }

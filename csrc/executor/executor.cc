@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kErrorsKept = 4096;
 constexpr uint32_t kStuckPolls = 64;
-constexpr uint32_t kHeldPolls = 256, kIdlePolls = 4;  // then the swap fault gives up waiting for a second run
+constexpr uint32_t kHeldPolls = 256, kIdlePolls = 4;  // then the swap fault stops waiting for a second run
 
 }  // namespace
 
@@ -32,7 +32,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
 Executor::~Executor() { clear(); }
 
 void Executor::clear() {
-  backend_.stop_sends();  // they read the values
+  backend_.stop_sends();  // the sends read the values
   const auto forget = [&](Value& value) {
     if (value != nullptr) drop(value);
     value = nullptr;
@@ -61,10 +61,10 @@ void Executor::clear() {
   stepwise_.clear();
   ready_.clear();
   throttled_.clear();
-  attended_.clear();  // whose end comes later finds nothing
+  attended_.clear();  // a launch that ends later finds no entry
   fetches_.clear();
   free_fetches_.clear();
-  tasks_.clear();  // whose end comes later finds nothing
+  tasks_.clear();  // a task that ends later finds no entry
   held_.clear();
   for (auto& fifo : fifos_) fifo.clear();
   gangs_.clear();
@@ -154,7 +154,8 @@ void Executor::on_client_gone(uint32_t id) {
 
 void Executor::free_client(uint32_t id) {
   Client* c = &clients_[id];
-  // What is still to be made is dropped when it is (its runs may be parts of gangs); what exists goes now.
+  // A value that does not exist yet is dropped when it is made, because its run may be part of a gang. A value that
+  // exists is dropped now.
   c->objects.for_each([&](Object& object) {
     if (object.state == ObjectState::kAnnounced) {
       keep_orphan(*c, object);
@@ -165,7 +166,7 @@ void Executor::free_client(uint32_t id) {
   c->objects = ObjectStore{};
   c->present = false;
   ledger_.close(c->account);
-  for (const auto& entry : plans_) {  // its own plans go with their last runs, which still book what they make
+  for (const auto& entry : plans_) {  // a plan with live runs keeps its account: they still book on it
     if (entry != nullptr && entry->live == 0 && entry->account != kNone &&
         ledger_.accounts()[entry->account].client == id) {
       ledger_.close(entry->account);
@@ -180,7 +181,8 @@ NodeContext Executor::context(const Run& run, uint32_t node) const {
   return {run.order, run.client, run.plan->id, node, run.plan->plan.node(node).computation};
 }
 
-/// As before any node of the plan: nothing is there yet. `ages` are read of values that are there only.
+/// Resets the run to the state before any node of the plan: no value exists. `ages` need no reset, because the age of
+/// a value is read only when the value exists.
 void Executor::Run::begin(const Plan& of) {
   const auto initial_readers = of.initial_readers(), initial_missing = of.initial_missing();
   if (values.size() != initial_readers.size()) {
@@ -216,7 +218,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
     refuse_receives(record.order, why);
-    link_.run_done(record.header.client, record.tag, 0, 1);  // whatever gangs it has: none of them
+    link_.run_done(record.header.client, record.tag, 0, 1);  // it has launched none of its gangs
     return;
   }
   if (faults_.swap_every != 0 && hold_back(record, handles)) return;
@@ -284,7 +286,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.order = record.order;
   run.tag = record.tag;
   run.client = record.header.client;
-  run.open = plan.step_count() + 1;  // one for this function
+  run.open = plan.step_count() + 1;  // one is for this function
   run.gangs = 0;
   run.begin(plan);
   run.results.assign(handles + record.arguments, handles + record.arguments + record.results);
@@ -317,7 +319,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
     if (arguments[i] != kNoValue) bind_argument(slot, arguments[i], Handle{handles[i]});
   }
   if (Client* c = client(run.client)) {
-    for (const uint32_t position : plan.donated()) {  // MEM-4: from here on they are the run's alone
+    for (const uint32_t position : plan.donated()) {  // MEM-4: from here on only the run has them
       if (Object* object = c->objects.find(Handle{handles[position]})) release(*c, *object);
     }
   }
@@ -328,7 +330,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
 
 void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
   if (node.kind == NodeKind::kCall) {
-    if (node.gang != 0 && options_.gangs_block) {  // GANG-2: one thing more to wait for
+    if (node.gang != 0 && options_.gangs_block) {  // GANG-2: it must head the FIFO of gangs too
       ++runs_[slot]->missing[index];
       enter_fifo(gangs_, {slot, index});
     }
@@ -348,11 +350,11 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
         new_error(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
                                           ": it was deleted, its run was cancelled, or its client is gone")));
   } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot]->order) {
-    // It would wait for itself, and everybody behind it for ever (TRUST-1).
+    // The run would wait for itself for ever, and so would everything behind it (TRUST-1).
     propagate_error(slot, value,
                     new_error("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
   } else if (object->state == ObjectState::kAnnounced) {
-    ++runs_[slot]->open;  // the run must not end before its argument came
+    ++runs_[slot]->open;  // the run must not end before its argument exists
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});
   } else if (object->state == ObjectState::kFailed) {
     propagate_error(slot, value, object->error);
@@ -370,7 +372,7 @@ void Executor::satisfy(uint32_t slot, uint32_t node) {
 void Executor::drain() {
   if (draining_) return;
   draining_ = true;
-  for (size_t i = 0; i < ready_.size(); ++i) {  // it grows; the oldest come first
+  for (size_t i = 0; i < ready_.size(); ++i) {  // ready_ grows meanwhile; the oldest come first
     const NodeRef ref = ready_[i];
     const NodeRecord& node = runs_[ref.run]->plan->plan.node(ref.node);
     if (node.kind == NodeKind::kCall) {
@@ -404,7 +406,8 @@ void Executor::launch(NodeRef ref) {
   uint32_t error = failure ? new_error(*failure) : run.input_errors[ref.node];
   outputs_.assign(outputs.size(), nullptr);
   const auto taken = donated(run, node);
-  // A failed plan has no executable on any host, so no host launches it; a failed input is no excuse for a gang.
+  // A plan that could not be compiled has no executable on any host, so no host launches its calls. A gang is launched
+  // even when an input has failed (GANG-1).
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
   if (is_launched) {
     bool has_stand_ins = false;
@@ -438,10 +441,11 @@ void Executor::launch(NodeRef ref) {
       if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
     }
     book_launched(run, node);
-    // The failure of an input says more than how its stand-in fared.
+    // The error of a failed input says more than the error of a launch on its placeholder.
     if (status != Status::kOk && error == 0) error = new_error(std::string(backend_.last_error()));
   }
-  // A gang runs on stand-ins although its results have failed (GANG-3); the backend's own refusal leaves no output.
+  // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
+  // A launch that the backend refused has no output.
   const bool runs = error == 0 || (node.gang != 0 && options_.gangs_block);
   const bool counts = options_.max_in_flight != 0 && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
   finish_launch(ref, error, counts, counts || !taken.empty());
@@ -456,7 +460,8 @@ void Executor::book_launched(Run& run, const NodeRecord& node) {
   }
 }
 
-/// A call is over for its devices: they go on to the next, and its outputs exist or have failed.
+/// The call leaves the FIFOs of its devices, which go on to the next call. Its outputs are defined, or fail with
+/// `error`.
 void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched) {
   Run& run = *runs_[ref.run];
   const Plan& plan = run.plan->plan;
@@ -465,7 +470,7 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   leave_fifos(node);
   Value watched = nullptr;
   if (error != 0 && counts) {
-    watched = retain(outputs_[0]);  // its results have failed, but it runs (GANG-3)
+    watched = retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
   } else if (error == 0 && !outputs.empty()) {
     is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(),
                                            [&](uint32_t value) { return !plan.results_of(value).empty(); });
@@ -494,7 +499,7 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
 void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,
                            const std::optional<std::string>& error) {
   const auto found = attended_.find(exchange_key(order, node));
-  if (found == attended_.end()) {  // everything was dropped meanwhile
+  if (found == attended_.end()) {  // clear() dropped everything meanwhile
     for (const Value value : made) backend_.drop(value);
     return;
   }
@@ -525,13 +530,13 @@ void Executor::leave_fifo(std::deque<NodeRef>& fifo) {
 
 void Executor::leave_fifos(const NodeRecord& node) {
   if (node.gang != 0 && options_.gangs_block) leave_fifo(gangs_);
-  for_each_device(node.devices, [&](uint32_t d) { leave_fifo(fifos_[d]); });  // ORD-1: it heads each of them
+  for_each_device(node.devices, [&](uint32_t d) { leave_fifo(fifos_[d]); });  // ORD-1: the node heads each
 }
 
 void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
   Run& run = *runs_[slot];
   const Plan& plan = run.plan->plan;
-  bool is_ours = run.readers[value] == 0;  // else it is the readers', the last of whom drops it
+  bool is_ours = run.readers[value] == 0;  // else the readers have it, and the last one drops it
   if (!is_ours) run.values[value] = ref;
   run.ages[value] = age;
   const auto results = plan.results_of(value);
@@ -544,7 +549,7 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   if (is_ours) drop(ref);
 }
 
-/// Defines a value that no launch of this run made; when it is a result, the run ends only when it is ready.
+/// Defines a value that no launch of this run made. When the value is a result, the run stays open until it is ready.
 void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
   Run& run = *runs_[slot];
   if (!run.plan->plan.results_of(value).empty()) {
@@ -605,8 +610,9 @@ uint32_t Executor::poll() {
     throttled_.clear();
   }
   drain();
-  // The order admits only what fits, so room comes when what is under way is done. If nothing is, the sizes it was told
-  // were wrong: better too full than still for ever.
+  // The order admits only what fits, so memory becomes free when the work under way is done. If nothing is under way,
+  // the sizes that the order was given are wrong. Then the host launches without enough memory, because otherwise it
+  // would stand still for ever.
   const bool is_stuck = !throttled_.empty() && done == 0 && stats_.waiting == 0 && exchanges_.empty() &&
                         attended_.empty() && stats_.launches + stats_.transfers == starts;
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;

@@ -1,47 +1,55 @@
-/// One host's part of all runs: what is ready, what to enqueue, what to send.
+/// One host's part of all runs: which nodes are ready, what to enqueue, what to send.
 ///
-/// The controller's records come in the cluster's order (`on_*`); `poll` moves finished work on. A run's nodes are all
-/// prepared when its record comes (ASY-2): their inputs are counted, their receives announced, their places in the
-/// device FIFOs taken. A call is launched when nothing is missing, which means: its inputs exist as values (XLA may
-/// still compute them), it heads the FIFO of each local device it holds, and its plan is compiled.
+/// The controller's records come in the cluster's order (`on_*`); `poll` moves finished work on. When the record of a
+/// run comes, the executor prepares all nodes of the run (ASY-2): it counts the inputs of each node, announces its
+/// receives, and puts its calls into the device FIFOs. A call is launched when nothing is missing: its inputs exist as
+/// values (XLA may still compute them), the call heads the FIFO of each local device that it holds, and its plan is
+/// compiled.
 ///
-/// A run sent as kRunStepwise is prepared node by node instead, as the controller says go (`on_go`), and each of its
-/// calls is reported as it is enqueued: sequential dispatch, which exists to be measured against.
+/// A run that was sent as kRunStepwise is prepared node by node instead: the controller sends a go for its next nodes
+/// (`on_go`), and this host reports each call when it is enqueued. This is sequential dispatch. It exists as a baseline
+/// for measurements.
 ///
-///   ORD-1   calls enter the device FIFOs in the order of the records and leave them from the head only.
-///   ASY-1   nothing here waits; what cannot go on stays in a list and `poll` looks again.
-///   GANG-1  a call of a gang is launched exactly once whatever befell its inputs: on stand-ins when they failed.
-///           `gangs` counts those launches, per run and in all.
-///   GANG-2  where a gang holds up what its host does after it (`gangs_block`), gangs are launched in the order,
-///           whatever devices they hold. And nothing that comes before a gang in the order, and that other hosts may
-///           need of this one, is left to be done behind it: they may need that, by whatever way, before they can
-///           launch theirs. All that is waited for is earlier in the order, so nothing goes round. What is held up
-///           differs:
-///           - A launch on one local device computes in the call, and waits there for the other hosts. It is made when
-///             this host owes nobody anything: every room is announced, every value sent. What was said goes out
-///             meanwhile (HostLink::leave).
+///   ORD-1   calls enter the device FIFOs in the order of the records, and leave a FIFO only from its head.
+///   ASY-1   the executor itself waits for nothing. What cannot go on stays in a list, and `poll` tries it again.
+///   GANG-1  a call of a gang is launched exactly once, also when some of its inputs failed: placeholders then replace
+///           the failed inputs. `gangs` counts these launches, per run and in all. Only a plan that could not be
+///           compiled is not launched.
+///   GANG-2  where launching a gang blocks what the host does next (`gangs_block`), the host launches gangs in the
+///           order, whatever devices they hold. Before it launches a gang, it finishes whatever is earlier in the order
+///           and other hosts may need. Otherwise the peers of the gang may wait for that, directly or through other
+///           hosts, before they launch their part, and all deadlock. Each wait is for something earlier in the order,
+///           so no cycle of waits can form. What must be finished depends on the launch:
+///           - A launch on one local device computes in the call, and waits there for the other hosts. The host makes
+///             it when it owes other hosts nothing: every receive is announced, and every value is sent. Records that
+///             are still in an outbox go out during the launch (HostLink::leave).
 ///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
-///             the other, on whatever devices. It is made when all that is owed is enqueued; sending goes on beside it.
+///             the other, whatever their devices. The host makes it when the source of every earlier send is enqueued.
+///             The sends themselves go on beside the launch.
 ///   GANG-3  where gangs block, a gang on one local device and a gang on several never run at the same time on a
 ///           shared device: the later one is launched when the earlier one has run. Collectives among the same devices
 ///           are paired by the order in which they run, and XLA's CPU client does not order these two kinds. If they
 ///           ran together, collectives of different gangs would be paired: wrong values, or a crash.
-///   MEM-1   what values take is in the ledger from their first reference to their last; a call that finds no room
-///           beside what is there waits for what is under way.
-///   MEM-4   a value is dropped when its last reader has been launched, not before; arguments and results are the
-///           object store's own references.
-///   ERR-1   a failed value fails exactly the values and results that depend on it, with the first error's text.
-///   ERR-2   what waits for a lost host's post or arrival fails with the failure reason of that host (loss.cc).
-///   OWN-1   a client that is gone owns nothing here; its launched work and its tasks end unheard. Its plans go at its
-///           end in the order too, so that all hosts of a gang still know its plan, or none (GANG-1). Gone is for
-///           good: a plan, or the client itself, may be registered late, beside the order.
-///   READ-1  a result that the client wants with its completion is in its read-back area before it is told as ready.
-///   LOOK-1  what is told as ready was seen ready, or a value was that was computed from it: launches of one set of
-///           devices that each take a result of the one before are chained, and the last speaks for all. XLA gives a
-///           launch the error of its inputs, so one that is well also says that they were. A value that was donated
-///           says nothing: its launch is watched by another of its outputs, or else by the launch that took the value
-///           over. That launch may be a gang, which waits for other hosts. So what was enqueued between the two, and
-///           has a value of its own, is settled before it (GANG-2).
+///   MEM-1   the ledger counts the bytes of a value from its first reference to its last. A call whose memory does not
+///           fit waits until work under way frees some.
+///   MEM-4   a value is dropped when its last reader has been launched, not before. The object store has references of
+///           its own to arguments and results.
+///   ERR-1   a failed value fails exactly the values and results that depend on it, with the text of the first error.
+///   ERR-2   a transfer that waits until a lost host announces a receive, or reports it done, fails with the failure
+///           reason of that host (loss.cc).
+///   OWN-1   a client that is gone owns nothing here. Its launched work and its tasks run to their end, and nobody is
+///           notified. Its plans are removed at its end in the order too; so the hosts of a gang all know its plan, or
+///           none does (GANG-1). Being gone is final: a plan of the client, or the client itself, may be registered
+///           later, because registrations do not go through the order; such a registration has no effect.
+///   READ-1  a result that the client wants with its completion is in the client's read-back area before the executor
+///           completes it.
+///   LOOK-1  the executor reports a value as ready when it saw the value ready, or saw a value ready that was computed
+///           from it. Launches on one set of devices are chained when each takes a result of the one before; the last
+///           one answers for the whole chain. XLA gives a launch the error of its inputs, so a launch without an error
+///           shows that its inputs had none. A donated value tells nothing about its launch. Another output of that
+///           launch answers instead, or else the launch that took the value over. The latter may be a gang, which waits
+///           for other hosts. So pending values between the two that have a value of their own are settled before it
+///           (GANG-2).
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).
@@ -68,7 +76,8 @@ namespace pathways {
 
 /// Test hooks: faults that the runtime itself never makes.
 struct ExecutorFaults {
-  /// Breaks ORD-1: each n-th pair of neighbouring runs changes places on this host, unless the second needs the first.
+  /// Breaks ORD-1: this host swaps each n-th pair of neighbouring runs, unless the second run takes a result of the
+  /// first.
   uint32_t swap_every = 0;
 };
 
@@ -79,12 +88,12 @@ struct ExecutorStats {
   uint64_t transfers = 0;
   uint64_t objects = 0;
   uint64_t live_runs = 0;
-  uint64_t waiting = 0;    ///< values watched for readiness
+  uint64_t waiting = 0;    ///< pending values
   uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
-  uint64_t overfull = 0;   ///< launches that found no room, and nothing under way that would make some
+  uint64_t overfull = 0;   ///< launches made without enough memory: nothing under way would have freed any
   uint64_t tasks = 0;      ///< under way in the backend
-  uint64_t goes = 0;       ///< of stepwise runs
-  uint64_t go_ns = 0;      ///< time spent on preparing what they were for
+  uint64_t goes = 0;       ///< gos for stepwise runs
+  uint64_t go_ns = 0;      ///< time spent on preparing the nodes of these gos
 };
 
 class Executor {
@@ -92,9 +101,9 @@ class Executor {
   struct Options {
     uint32_t host = 0;
     uint32_t devices = 1;
-    uint32_t max_in_flight = 0;  ///< launches not known to be done, per device; 0: no bound
+    uint32_t max_in_flight = 0;  ///< launches that may be under way at once, per device; 0: no bound
     uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
-    bool gangs_block = false;    ///< the launch of a gang holds up what comes after it (GANG-2)
+    bool gangs_block = false;    ///< launching a gang blocks what the host does next (GANG-2)
   };
 
   Executor(Options options, Backend& backend, HostLink& link);
@@ -103,70 +112,79 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   static constexpr uint32_t kNobody = 0xffffffffu;
-  /// The plan goes with its client. Throws Error(kInvalid) when the id is taken or the plan is another host's.
+  /// The plan is removed when its client is gone. Throws Error(kInvalid) when the id is taken or the plan is for
+  /// another host.
   void add_plan(uint32_t id, Plan plan, uint32_t client = kNobody);
-  /// The plan may be launched; or, with a text, its runs fail with it.
+  /// The plan is compiled, and its calls may be launched. With an `error`: it could not be compiled, and its runs fail
+  /// with that text.
   void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt, PlanSizes sizes = {});
-  /// Runs that came before go on; then the backend hears that the plan is gone.
+  /// Runs that came before go on. When they are over, the backend is notified (Backend::forget_plan).
   void remove_plan(uint32_t id);
-  /// `capacity`: futures that the client can have; handles beyond it are refused. Numbers of clients are never reused.
+  /// `capacity`: how many futures the client can have; handles beyond it are refused. Client numbers are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
-  /// The order has passed its end.
+  /// The order has passed the client's end.
   bool is_gone(uint32_t client) const { return client < clients_.size() && clients_[client].gone; }
-  /// Numbers of clients go up by one. False: this one is far ahead of all that were heard of, so nobody gave it.
+  /// False: this cannot be the number of a client. Client numbers go up by one, and this one is far ahead of all that
+  /// this host knows.
   bool may_be_client(uint32_t id) const {
     return id < std::max<uint64_t>(clients_.size(), predecessor_client_) + kMostClientsAhead;
   }
 
-  /// `words`: what follows the record. A run that is not sound (unknown plan, wrong counts) fails as a whole, alone.
+  /// `words`: what follows the record. An invalid run (unknown plan, wrong counts) fails as a whole; no other run does.
   void on_run(const RunRecord& record, const uint64_t* words);
-  /// Prepares the nodes up to global node `last` of a stepwise run. A run that failed as a whole is not known any more.
+  /// Prepares the nodes of a stepwise run up to global node `last`. Does nothing when the run failed as a whole,
+  /// because the executor does not know that run.
   void on_go(uint64_t order, uint32_t last);
   void on_command(const CommandRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
-  /// kInvalid: the peer makes no sense (it has no part in that transfer, or spoke twice); nothing was done.
+  /// kInvalid: the peer's record is wrong (the peer has no part in that transfer, or has sent the same before). Then
+  /// nothing was done.
   Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
   Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
-  /// This host is not heard any more: what is still missing of it has failed with `text`, now and in runs to come. It
-  /// is told so, as it is of every transfer that failed. Room that it was to fill is taken for good while it is alive
-  /// and may still write there.
+  /// The executor takes nothing more from peer `host`. Whatever is still missing from the peer fails with `text`, in
+  /// present runs and in later ones. The peer is notified, as it is of every failed transfer. A peer that is alive may
+  /// still write into receive buffers that were announced to it, so their memory is never returned.
   enum class LostPeer : uint8_t { kAlive, kDead };
   void lose_peer(uint32_t host, std::string_view text, LostPeer state);
-  /// The backend has done a task, or failed with `error`. Takes over `made`, which lies on `devices`; nullptr: none.
+  /// The backend has done a task, or the task failed with `error`. Takes over `made`, the buffer that the task made on
+  /// `devices`; nullptr: it made none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
-  /// A launch that the backend attended to is over: takes over `made`, its outputs, which are ready; or it failed with
-  /// `error`. It has taken none of its inputs over.
+  /// An attended launch is over (Backend::launch, kPending). Takes over `made`, its outputs, which are ready; or the
+  /// launch failed with `error`. No output of such a launch has taken over an input.
   void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
-  /// ERR-2: nothing more comes from these hosts for the runs so far; later runs know their successors.
+  /// ERR-2: these hosts are lost, and send nothing more for the runs so far. Later runs use their successors.
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
-  /// Copies that still go on to memory of a host's; where it is dead, nobody else may have that memory before they end.
+  /// Sends to a host that are still under way. When that host is dead, nobody else may use its memory before these
+  /// sends end.
   uint32_t sends_under_way(uint32_t host) const {
     const auto found = under_way_.find(host);
     return found == under_way_.end() ? 0 : found->second;
   }
-  /// ERR-2: this host succeeds one that was lost. A buffer that is not here was there, if its client is not younger
-  /// than the loss: whoever asks for it is told `text`.
+  /// ERR-2: this host is the successor of a lost host. A buffer that is missing here was on the lost host if its client
+  /// is not younger than the loss (its number is at most `youngest_client`). Requests for such a buffer fail with
+  /// `text`.
   void set_predecessor_failure(std::string text, uint32_t youngest_client);
 
-  /// Looks at the oldest watched values of each ready queue and moves on what has become possible. Number of things
-  /// done.
+  /// Checks the oldest pending values of each ready queue, and starts what has become possible. Returns how many things
+  /// were done.
   uint32_t poll();
-  /// Oldest values not ready yet, one per ready queue: who wants to sleep until something happens waits for these.
+  /// The oldest values that are not ready yet, one or two per ready queue. A thread that sleeps until something happens
+  /// waits for these.
   void watched(std::vector<Value>* out) const;
-  /// Values half way down each ready queue: who may sleep until there is much to do waits for these.
+  /// Values half way down each ready queue. A thread that may sleep until there is much to do waits for these.
   void watched_half_way(std::vector<Value>* out) const;
-  /// Some launch waits for a place in flight.
+  /// Some node has its inputs but waits for something else: the bound on launches in flight, memory, GANG-2 or GANG-3.
   bool is_throttled() const { return !throttled_.empty(); }
   bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0 && tasks_.empty(); }
 
   ExecutorStats stats() const;
-  /// What the oldest live runs wait for, in words for people, a line each.
+  /// What the oldest live runs wait for: one line of text for each, for people to read.
   std::vector<std::string> describe_runs(size_t most) const;
   const Ledger& ledger() const { return ledger_; }
   void set_faults(ExecutorFaults faults) { faults_ = faults; }
-  /// Memory of one run of a plan: the counters and handles that a host keeps.
+  /// Bytes of memory that a host keeps for one run of a plan: its counters and handles.
   static size_t run_bytes(const Plan& plan);
-  /// Drops every value; called before the backend goes.
+  /// Drops every value. Call it before the backend is destroyed.
   void clear();
 
  private:
@@ -177,14 +195,14 @@ class Executor {
     Plan plan;
     bool compiled = false;
     std::optional<std::string> failure;  ///< why it could not be compiled
-    uint32_t client = kNobody;           ///< whose end is its own
+    uint32_t client = kNobody;           ///< the plan is removed when this client is gone
     uint32_t live = 0;                   ///< runs that use it
     bool removed = false;
     PlanSizes sizes;
-    std::vector<uint64_t> room;     ///< by node: bytes that it takes on each device beside its inputs; empty: not known
-    std::vector<uint32_t> watched;  ///< by node: which of its outputs is watched; one that later runs do not donate
+    std::vector<uint64_t> room;     ///< by node: bytes that it needs on each device beside its inputs; empty: unknown
+    std::vector<uint32_t> watched;  ///< by node: which output answers for it; another one once that is donated
     uint32_t account = kNone;       ///< in the ledger, from the first run on
-    std::vector<uint32_t> waiting;  ///< run slots that came before it was compiled
+    std::vector<uint32_t> waiting;  ///< slots of runs that came before it was compiled
   };
 
   struct Run {
@@ -192,15 +210,15 @@ class Executor {
     uint64_t order = 0;
     uint64_t tag = 0;
     uint32_t client = 0;
-    uint32_t open = 0;  ///< steps not done, and results not settled
+    uint32_t open = 0;  ///< steps that are not done, and results that are not settled
     uint32_t gangs = 0;
     bool is_stepwise = false;
-    uint32_t prepared = 0;  ///< stepwise: nodes of the plan that need no go any more
+    uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
     std::vector<Value> values;
-    std::vector<uint64_t> ages;          ///< per value, once it is there
-    std::vector<uint32_t> errors;        ///< per value: 0, or the failure reason of it
-    std::vector<uint32_t> readers;       ///< per value: readings still to come
-    std::vector<uint32_t> missing;       ///< per node
+    std::vector<uint64_t> ages;          ///< per value, valid once the value exists
+    std::vector<uint32_t> errors;        ///< per value: 0, or its error
+    std::vector<uint32_t> readers;       ///< per value: readers that are not launched yet
+    std::vector<uint32_t> missing;       ///< per node: how many things it still waits for
     std::vector<uint32_t> input_errors;  ///< per node: error of a failed input
     std::vector<uint64_t> results;       ///< handles
     std::vector<uint64_t> wanted;        ///< READ-1: a bit per result, or empty
@@ -215,28 +233,28 @@ class Executor {
   /// One thing to do when a value is ready.
   struct PendingValue {
     enum class Kind : uint8_t { kNode, kStandIn, kValue, kSend, kFetch, kPut } kind;
-    bool counts;  ///< gives back a place in flight on the ready queue's devices
+    bool counts;  ///< it is a launch in flight on the ready queue's devices
     uint32_t run;
     uint32_t index;  ///< node, value, or fetch slot
-    Value value;     ///< a reference of its own
+    Value value;     ///< a reference that this pending value owns
     uint64_t key;    ///< kSend: the exchange; kPut: the handle
     uint64_t age;    ///< of the value
-    /// LOOK-1: the value was computed from that of the pending value before it in the ready queue.
+    /// LOOK-1: this value was computed from the one before it in the ready queue.
     bool chained = false;
-    /// LOOK-1: the launch of this age has taken over the value; its watch, further down the ready queue, answers. 0:
-    /// none has.
+    /// LOOK-1: the age of the launch that took over this value. The pending value of that launch, further down the
+    /// ready queue, answers for this one. 0: no launch took it over.
     uint64_t taken_by = 0;
   };
 
-  /// Values on one set of devices become ready in the order they were enqueued: only the first ones are looked at, and
-  /// of a chain of chained ones the last speaks for all. Kept by age, so that who asks late for an old value does not
-  /// wait for young ones.
+  /// The pending values of one set of devices. They become ready in the order in which they were enqueued. So only the
+  /// first ones are checked, and the last of a chain answers for the whole chain. They are sorted by age, so that a
+  /// late request for an old value does not wait for younger values.
   struct ReadyQueue {
     uint64_t devices;
     std::deque<PendingValue> pending;
   };
 
-  /// Both ends of one cross-host transfer of one run, as far as they are on this host.
+  /// This host's part in one cross-host transfer of one run, as a source, as a destination, or as both.
   struct Exchange {
     uint32_t run = 0xffffffffu;
     uint32_t node = 0;
@@ -246,29 +264,29 @@ class Executor {
     uint32_t sends_left = 0;
     uint32_t receives_left = 0;
     bool is_prepared = false;
-    bool has_room = false;    ///< begin_receive took some
-    bool is_written = false;  ///< by a host that will not say when it is done
+    bool has_room = false;    ///< begin_receive has taken memory
+    bool is_written = false;  ///< a live peer may still write into it, and report nothing
     uint32_t receive_error = 0;
-    std::vector<ReceiveBuffers> ready_receives;  ///< `source` names the destination that announced
-    std::vector<uint32_t> announced;             ///< hosts that have, ever
+    std::vector<ReceiveBuffers> ready_receives;  ///< not sent yet; here `source` names the destination
+    std::vector<uint32_t> announced;             ///< hosts that have announced, ever
     std::vector<uint32_t> done_sources;          ///< hosts that have written, or failed to
-    std::vector<uint32_t> dead;  ///< hosts that ended since: they are told nothing, nor are their successors
+    std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
   };
 
   struct Fetch {
     uint32_t client = 0;
     uint64_t token = 0;
-    bool is_task = false;  ///< the buffer is for a task, not to be written out
+    bool is_task = false;  ///< the buffer is a task's input; it is not written for the client
     std::vector<std::byte> payload;
     uint64_t command = 0;  ///< bytes of its record
   };
 
-  /// A task that the backend has taken: `future` is its token, or the buffer that it makes.
+  /// A task that the backend has accepted. `future` is its token, or the handle of the buffer that it makes.
   struct Task {
     uint32_t client = 0;
     uint64_t future = 0;
     bool makes = false;
-    bool is_counted = false;  ///< what it makes is in the ledger, with `bytes` on each device
+    bool is_counted = false;  ///< the buffer that it makes is booked in the ledger, `bytes` on each device
     uint64_t bytes = 0;
     uint64_t command = 0;  ///< bytes of its record
   };
@@ -277,7 +295,7 @@ class Executor {
     bool present = false;
     bool gone = false;
     uint32_t capacity = 0;
-    uint32_t account = 0;  ///< in the ledger, of its puts
+    uint32_t account = 0;  ///< in the ledger, for its puts
     ObjectStore objects;
     std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
   };
@@ -401,18 +419,18 @@ class Executor {
   std::vector<Client> clients_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::vector<uint32_t> free_runs_;
-  std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for their go
+  std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::vector<std::deque<NodeRef>> fifos_;           ///< one per local device
-  std::deque<NodeRef> gangs_;                        ///< GANG-2: all gangs, where they hold up one another
+  std::deque<NodeRef> gangs_;                        ///< GANG-2: all gangs, in the order; only where gangs block
   std::vector<uint32_t> in_flight_;                  ///< per local device
   /// GANG-3: running gangs per local device: on this device only, and on several devices of this host.
   std::vector<uint32_t> one_device_gangs_, several_device_gangs_;
   std::vector<NodeRef> ready_;
   std::vector<NodeRef> throttled_;
-  std::unordered_map<uint64_t, NodeRef> attended_;  ///< launches that the backend attends to, by order and node
+  std::unordered_map<uint64_t, NodeRef> attended_;  ///< attended launches under way, by order and node
   std::vector<ReadyQueue> ready_queues_;
   std::vector<size_t> between_;         ///< scratch of settle_between
-  std::vector<PendingValue> settling_;  ///< likewise
+  std::vector<PendingValue> settling_;  ///< the same
   std::unordered_map<uint64_t, Exchange> exchanges_;
   static constexpr size_t kRefusedKept = 256;
   static constexpr uint32_t kMostClientsAhead = 4096;
@@ -422,13 +440,13 @@ class Executor {
     LostPeer state;
   };
   std::unordered_map<uint32_t, Lost> lost_peers_;
-  std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: copies
+  std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: sends under way
   std::vector<Sent> sent_;                            ///< scratch of poll()
-  std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends that wait for their value, or are not done
-  std::deque<uint64_t> stalled_receives_;             ///< in the order of their runs: nobody takes room before them
+  std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done
+  std::deque<uint64_t> stalled_receives_;             ///< receives without memory, by order; served first
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_fetches_;
-  std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend knows
+  std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend was given
   uint64_t last_task_ = 0;
   std::deque<std::string> errors_;  ///< the newest; error n is errors_[n - first_error_]
   uint32_t first_error_ = 1;
@@ -438,10 +456,10 @@ class Executor {
   std::vector<uint64_t> input_ages_;                  ///< the same
   std::vector<Value> taken_;                          ///< scratch of take_over()
   bool draining_ = false;
-  std::string predecessor_failure_;  ///< the failure reason of this host's predecessor; empty: it has none
+  std::string predecessor_failure_;  ///< of this host's predecessor; empty: it has no predecessor
   uint32_t predecessor_client_ = 0;
   uint32_t live_runs_ = 0;
-  uint64_t age_ = 0;  ///< launches, puts and arrivals so far: each gives its values an age of their own
+  uint64_t age_ = 0;  ///< counts launches, transfers, puts and tasks: each gives its values a new age
   ExecutorStats stats_;
 };
 

@@ -1,8 +1,9 @@
-/// What lies on this host's devices: bytes in use by device, by client and by plan (MEM-1).
+/// The memory in use on this host's devices: bytes by device, by client and by plan (MEM-1).
 ///
-/// XLA owns the memory; this counts what the executor refers to. A value is counted once however many references there
-/// are, from its first to the drop of its last; one that was donated is counted no more from the launch that took it
-/// over. Values nobody told the size of (a plan without sizes, a stand-in) are not known here and cost a look.
+/// XLA owns the memory; the ledger counts what the executor refers to. A value is counted once, however many references
+/// it has, from its first reference until its last one is dropped. A donated value is no longer counted after the
+/// launch that took it over. The ledger does not know values of unknown size (of a plan without sizes, or
+/// placeholders); a call for one of them costs a lookup.
 ///
 /// Threading: the executor's thread only.
 #pragma once
@@ -17,7 +18,7 @@
 
 namespace pathways {
 
-/// What a compiled plan's values take on each local device that they lie on, in bytes.
+/// The bytes that a compiled plan's values take, on each local device that holds them.
 struct PlanSizes {
   struct Launch {
     uint64_t temporary = 0;         ///< while it runs, beside its inputs and outputs
@@ -37,7 +38,7 @@ class Ledger {
     uint64_t bytes = 0;  ///< on all local devices
     uint64_t high_water = 0;
     bool is_open = false;
-    uint32_t offloaded = 0;  ///< values that will be booked on it when they come back
+    uint32_t offloaded = 0;  ///< values off the devices, booked on it again when restored
   };
   struct Device {
     uint64_t bytes = 0;
@@ -61,7 +62,7 @@ class Ledger {
     accounts_.push_back({client, plan, 0, 0, true, 0});
     return static_cast<AccountId>(accounts_.size() - 1);
   }
-  /// Nothing more is booked on it; it goes with its last byte.
+  /// Nothing new is booked on it. It may be reused once none of its values is left.
   void close(AccountId account) { accounts_[account].is_open = false; }
 
   /// Whether `bytes` more fit on each device of a mask.
@@ -72,7 +73,7 @@ class Ledger {
     }
     return true;
   }
-  /// A moment at which `bytes` more are in use: a computation's temporaries.
+  /// Counts `bytes` more in the high water only: they are in use for a moment, as a computation's temporaries are.
   void touch(uint64_t mask, uint64_t bytes) {
     for (; mask != 0; mask &= mask - 1) {
       Device& device = devices_[static_cast<size_t>(std::countr_zero(mask))];
@@ -80,7 +81,7 @@ class Ledger {
     }
   }
 
-  /// Books a value with one reference; a value that is known gets one reference more.
+  /// Books a value with one reference. A value that is booked already gets one more reference.
   void add(Value value, AccountId account, uint64_t mask, uint64_t bytes) {
     if (bytes == 0) return;
     if ((count_ + 1) * 2 > slots_.size()) grow();
@@ -102,7 +103,8 @@ class Ledger {
     unbook(*slot);
     erase(slot);
   }
-  /// One reference of a value becomes one of what stands for it off the devices (SUSP-1), which is booked nowhere.
+  /// Replaces one reference of a value by one of `stand_in`, which stands for the value while it is off the devices
+  /// (SUSP-1). The stand-in's bytes are booked nowhere.
   void offload(Value value, Value stand_in) {
     const Slot* known = find(value);
     if (known == nullptr || known->is_offloaded) return;
@@ -119,7 +121,7 @@ class Ledger {
     ++accounts_[offloaded.account].offloaded;
     insert(offloaded);
   }
-  /// And back: the value is booked as it was.
+  /// Replaces one reference of the stand-in by one of `value`, which is booked as before.
   void restore(Value stand_in, Value value) {
     const Slot* known = find(stand_in);
     if (known == nullptr || !known->is_offloaded) return;
@@ -127,7 +129,7 @@ class Ledger {
     drop(stand_in);
     add(value, offloaded.account, offloaded.mask, offloaded.bytes);
   }
-  /// An output has its memory now.
+  /// The value was donated: an output has its memory now.
   void consume(Value value) {
     if (Slot* slot = find(value)) {
       unbook(*slot);
@@ -138,7 +140,7 @@ class Ledger {
   const std::vector<Device>& devices() const { return devices_; }
   const std::vector<Account>& accounts() const { return accounts_; }
   size_t count() const { return count_; }
-  /// MEM-1: devices and accounts are the sums of the values. For tests and debug builds.
+  /// Checks MEM-1: the bytes of devices and of accounts are the sums of their values. For tests and debug builds.
   void validate() const {
     std::vector<uint64_t> devices(devices_.size()), accounts(accounts_.size());
     size_t count = 0;
@@ -170,7 +172,7 @@ class Ledger {
   };
 
   size_t home(Value value) const {
-    // Fibonacci hashing; the low bits of an address say nothing.
+    // Fibonacci hashing; the low bits of an address do not vary.
     const uint64_t mixed = (reinterpret_cast<uintptr_t>(value) >> 4) * uint64_t{0x9e3779b97f4a7c15};
     return static_cast<size_t>(mixed >> shift_);
   }
@@ -188,12 +190,12 @@ class Ledger {
     find_slot(slot.value) = slot;
     ++count_;
   }
-  /// Closes the gap: what probed past it moves up.
+  /// Empties a slot, and moves values that were probed past it into the gap.
   void erase(Slot* slot) {
     size_t gap = static_cast<size_t>(slot - slots_.data());
     const size_t last = slots_.size() - 1;
     for (size_t at = (gap + 1) & last; slots_[at].value != nullptr; at = (at + 1) & last) {
-      if (((at - home(slots_[at].value)) & last) < ((at - gap) & last)) continue;  // it lies between its home and here
+      if (((at - home(slots_[at].value)) & last) < ((at - gap) & last)) continue;  // its home is behind the gap
       slots_[gap] = slots_[at];
       gap = at;
     }
@@ -233,7 +235,7 @@ class Ledger {
   std::vector<Device> devices_;
   std::vector<Account> accounts_;
   std::vector<Slot> slots_;
-  int shift_ = 64 - std::countr_zero(kSlots);  ///< of a mixed address to its home: 64 less the bits of slots_.size()
+  int shift_ = 64 - std::countr_zero(kSlots);  ///< from a mixed address to its home: 64 - log2(slots_.size())
   size_t count_ = 0;
 };
 

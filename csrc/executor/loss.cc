@@ -1,8 +1,9 @@
-/// The executor's half of lost hosts (ERR-2): what will never come is not waited for, and what is missing says why.
+/// The executor's part of lost hosts (ERR-2): nothing waits for a lost host, and what is missing fails with the reason.
 ///
-/// Hosts hear of a loss behind every run that they were granted together with the lost host. So each exchange with it
-/// is prepared, and what it did not post or write by now it never will. Its ready_receives are forgotten: they name
-/// memory that its successor uses otherwise; and nothing of those runs is said to its successor.
+/// A host is notified of a loss after every run that it was granted together with the lost host. So each exchange with
+/// the lost host is prepared, and what the lost host has not announced or written by now, it never will. The receives
+/// that it announced are forgotten, because they name memory that its successor uses for other things. The successor is
+/// told nothing of those runs.
 #include <algorithm>
 
 #include "executor/executor.h"
@@ -21,18 +22,19 @@ void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view t
       forget_receives(key, host);
       miss_peer(key, host, true);
     }
-    lost_peers_.erase(host);  // runs to come know its successor
+    lost_peers_.erase(host);  // later runs use its successor
   }
   drain();
 }
 
-/// What a dead host announced and nothing was begun to be written to; of others' sends it hears no more.
+/// Forgets the receives that a dead host announced and to which nothing is being written. The host is not notified of
+/// the ends of other sends.
 void Executor::forget_receives(uint64_t key, uint32_t host) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end()) return;
   Exchange& exchange = at->second;
   const auto is_its = [&](const ReceiveBuffers& ready) { return ready.source == host; };
-  if (!exchange.is_prepared) {  // of a run that this host refused, or of one to come: then others have announced too
+  if (!exchange.is_prepared) {  // a refused run, or a later one: keeps what other hosts announced
     std::erase_if(exchange.ready_receives, is_its);
     std::erase(exchange.announced, host);
     if (exchange.ready_receives.empty()) exchanges_.erase(at);
@@ -47,7 +49,7 @@ void Executor::set_predecessor_failure(std::string text, uint32_t youngest_clien
   predecessor_client_ = youngest_client;
 }
 
-/// What to say of a buffer that is not here.
+/// The error text for a buffer that is not here.
 std::string Executor::missing(uint32_t client, std::string_view otherwise) const {
   return predecessor_failure_.empty() || client > predecessor_client_ ? std::string(otherwise) : predecessor_failure_;
 }

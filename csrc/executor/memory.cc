@@ -1,11 +1,12 @@
-/// The executor's half of memory: what a launch needs, and what is booked for it (MEM-1).
+/// The executor's part of memory: what a launch needs, and what is booked for it (MEM-1).
 #include <algorithm>
 
 #include "executor/executor.h"
 
 namespace pathways {
 
-/// What each node of a compiled plan takes: its outputs and temporaries, less what the outputs take over.
+/// Computes the memory that each node of a compiled plan needs: its outputs and temporaries, less the inputs that the
+/// outputs take over.
 void Executor::measure(PlanEntry& entry) {
   const PlanSizes& sizes = entry.sizes;
   if (sizes.values.empty()) return;
@@ -22,7 +23,7 @@ void Executor::measure(PlanEntry& entry) {
   }
 }
 
-/// Whether what a call, or a transfer within the host, takes fits beside what is there.
+/// Whether the memory that a call, or a transfer within the host, needs is free now.
 bool Executor::has_room(const Run& run, const NodeRecord& node) const {
   const PlanEntry& entry = *run.plan;
   if (entry.room.empty() || options_.device_bytes == 0 || may_overfill_) return true;

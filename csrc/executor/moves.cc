@@ -1,9 +1,11 @@
-/// The executor's half of buffers that move: to another slice's hosts under their old names, off the devices and back.
+/// The executor's part of buffers that move: to another slice's hosts under their old names, or off the devices and
+/// back.
 #include "executor/executor.h"
 
 namespace pathways {
 
-/// MOVE-1: a name means one buffer. What moved elsewhere leaves nothing here; what came is found under the old name.
+/// MOVE-1: a name means one buffer. When the buffer moved to other hosts, nothing of it stays here. When it moved here,
+/// it gets the old name `name` in place of `fresh`.
 void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
   Object* came = c.objects.find(fresh);
   if (came == nullptr) {  // it moved to other hosts
@@ -11,7 +13,7 @@ void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
     return;
   }
   if (name.index() >= c.capacity) return;
-  if (came->state == ObjectState::kAnnounced) {  // no client that waits for the move does this
+  if (came->state == ObjectState::kAnnounced) {  // a client that waits for the move never does this
     release(c, *came);
     const uint32_t error =
         new_error("a buffer was renamed before it was there, on host " + std::to_string(options_.host));
@@ -21,7 +23,8 @@ void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
   }
   const Object moved = std::move(*came);
   c.objects.forget(*came);
-  // What moves fails because what it was made of did, who may have told later, but with its maker's name (ERR-1).
+  // A moved buffer fails when the buffer that it was made of failed. The error of the old buffer is preferred, because
+  // it names the computation that failed (ERR-1).
   const Object* old = moved.state == ObjectState::kFailed ? c.objects.find(name) : nullptr;
   const uint32_t error = old != nullptr && old->state == ObjectState::kFailed ? old->error : moved.error;
   Object& object = make_object(c, name, moved.state);
@@ -31,7 +34,7 @@ void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
   object.age = moved.age;
 }
 
-/// Of a client whose runs are over: what is defined here is all that it has here.
+/// Offloads or restores all buffers of a client whose runs are over: it has no buffers here but the defined ones.
 void Executor::offload(uint32_t id, Client& c, CommandKind kind, std::span<const std::byte> payload) {
   std::vector<Object*> objects;
   std::vector<Value> values;

@@ -1,13 +1,12 @@
-/// Network transfers: the bytes of transfers between machines, on their way through a stream of messages.
+/// Network transfers: the bytes of transfers between machines, sent through a stream of messages.
 ///
-/// A message is some chunks, one behind the other; a chunk is a part of one outgoing transfer, all that one host sends
-/// to another in one transfer. The sender gathers an outgoing transfer's bytes from its shards straight into messages,
-/// as there is room; the receiver's incoming transfer scatters them into the blocks of the receive that waits for them.
-/// The stream itself is Python's (pathways/host/network_transfer.py).
+/// An outgoing transfer is all that one host sends to another host in one transfer. A chunk is a part of one outgoing
+/// transfer; a message is one chunk or more, one behind the other. The sender gathers the bytes of an outgoing transfer
+/// from its shards straight into messages, as far as there is room. The receiver's incoming transfer scatters them into
+/// the blocks of the receive that waits for them. The stream itself is in Python (pathways/host/network_transfer.py).
 ///
-///   FAR-1  a chunk is written only where an incoming transfer waits for it, whole and in turn; one that makes no sense
-///   is refused
-///          and writes nothing.
+///   FAR-1  a chunk is written only where an incoming transfer waits for it, only whole, and only in turn. An invalid
+///          chunk is refused, and nothing of it is written.
 ///
 /// Threading: one thread at a time uses an outgoing transfer, or an incoming transfer. Both are used without Python's
 /// lock (GIL-1).
@@ -24,13 +23,14 @@
 
 namespace pathways {
 
-/// Which part of which outgoing transfer follows: `words` 8-byte words, the copy plan, with the first chunk only; then
-/// `bytes` bytes, padded to 8. Of fixed width, in the machines' byte order.
+/// The head of a chunk: which part of which outgoing transfer follows. Behind it come `words` 8-byte words, which are
+/// the copy plan (in the first chunk only), then `bytes` bytes, padded to 8. Of fixed width, in the machines' byte
+/// order.
 struct ChunkRecord {
   uint64_t order;  ///< of the run
   uint32_t node;   ///< global node
-  uint32_t host;   ///< who sends
-  uint64_t at;     ///< bytes of the outgoing transfer that came before
+  uint32_t host;   ///< the sender
+  uint64_t at;     ///< bytes of the outgoing transfer before this chunk
   uint32_t words;
   uint32_t bytes;
 };
@@ -38,16 +38,17 @@ static_assert(sizeof(ChunkRecord) == 32);
 
 class OutgoingTransfer {
  public:
-  /// `sources`: of the copy plan; they must outlive it.
+  /// `sources`: those of the copy plan. They must outlive this object.
   OutgoingTransfer(uint64_t order, uint32_t node, uint32_t host, std::shared_ptr<const CopyPlan> copy_plan,
                    std::vector<const std::byte*> sources);
 
   uint64_t bytes() const { return copy_plan_->bytes(); }
   bool is_over() const { return walk_.is_over(); }
-  /// What a chunk of all that is left would take, and the smallest chunk.
+  /// The bytes that one chunk of all that is left takes in a message, and the bytes that the smallest chunk takes.
   uint64_t room() const;
   uint64_t least() const { return overhead() + 8; }
-  /// Writes one chunk, of as much as there is room for: what it took; 0 when there is no room for any of it.
+  /// Writes one chunk, as large as fits into `out`. Returns the bytes that it takes there; 0: not even the smallest
+  /// chunk fits.
   uint64_t pack(std::span<std::byte> out);
 
  private:
@@ -67,16 +68,17 @@ struct Chunk {
   std::span<const std::byte> bytes;
 };
 
-/// The chunk that a message begins with, and what it takes there. Throws Error(kInvalid) when it is cut off.
+/// The chunk that a message begins with, and the bytes that it takes there. Throws Error(kInvalid) when it is cut off.
 std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message);
 
 class IncomingTransfer {
  public:
-  /// Where the receive's blocks are, and their bytes; nullptr where nothing may be written.
+  /// `blocks`: addresses of the receive's blocks, nullptr where nothing may be written. `bytes`: the blocks' sizes.
   IncomingTransfer(std::vector<std::byte*> blocks, std::vector<uint64_t> bytes)
       : blocks_(std::move(blocks)), bytes_(std::move(bytes)) {}
 
-  /// Throws Error(kInvalid) when it is not the next one (FAR-1).
+  /// Writes the next chunk. Throws Error(kInvalid) when `chunk` is not the next one, or does not fit the blocks; then
+  /// it writes nothing (FAR-1).
   void take(const Chunk& chunk);
   /// Everything is written.
   bool is_over() const { return walk_.has_value() && walk_->is_over(); }

@@ -1,9 +1,9 @@
-/// The buffers of all clients on one host: handle -> value, by index, nothing hashed.
+/// ObjectStore: the buffers of one client on one host, handle -> value, by index and without hashing.
 ///
 /// An object is announced when the run that makes it is prepared, defined when its value exists (XLA may still be
 /// computing it), and forgotten when its client releases the handle. Readers that come before the definition wait.
 ///
-/// Entry: kAbsent -> kAnnounced -> kDefined | kFailed -> kAbsent; kAbsent -> kDefined for puts.
+/// States: kAbsent -> kAnnounced -> kDefined | kFailed -> kAbsent; kAbsent -> kDefined | kFailed for puts.
 /// FUT-3: a handle of an older generation finds nothing.
 /// Threading: the executor's thread only.
 #pragma once
@@ -19,7 +19,7 @@ namespace pathways {
 
 enum class ObjectState : uint8_t { kAbsent, kAnnounced, kDefined, kFailed };
 
-/// Who waits for an object: a value of a run, or a fetch.
+/// What waits for an object: a value of a run, or a fetch.
 struct ObjectWaiter {
   enum class Kind : uint8_t { kRunValue, kFetch } kind;
   uint32_t index;  ///< run slot, or fetch slot
@@ -33,8 +33,8 @@ struct Object {
   uint32_t error = 0;
   Value value = nullptr;
   uint64_t devices = 0;
-  uint64_t age = 0;    ///< of its value, in launches of this host
-  uint64_t maker = 0;  ///< order of the run that makes it; 0: none does
+  uint64_t age = 0;    ///< of its value, as the executor counts ages
+  uint64_t maker = 0;  ///< order of the run that makes it; 0: no run does
   std::vector<ObjectWaiter> waiters;
 };
 
@@ -47,13 +47,13 @@ class ObjectStore {
     return object.state != ObjectState::kAbsent && object.generation == handle.generation() ? &object : nullptr;
   }
 
-  /// Whatever object has this handle's place, of any generation; nullptr when the place is free.
+  /// The object at this handle's index, of any generation; nullptr when the index is free.
   Object* occupant(Handle handle) {
     if (handle.index() >= objects_.size() || objects_[handle.index()].state == ObjectState::kAbsent) return nullptr;
     return &objects_[handle.index()];
   }
 
-  /// Makes a fresh object in state `state`, in a free place.
+  /// Makes a new object in state `state`, at a free index.
   Object& announce(Handle handle, ObjectState state = ObjectState::kAnnounced) {
     if (handle.index() >= objects_.size()) objects_.resize(std::max<size_t>(handle.index() + 1, objects_.size() * 2));
     Object& object = objects_[handle.index()];

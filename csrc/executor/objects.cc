@@ -1,12 +1,14 @@
-/// The executor's half of buffers: define, fail and release the clients' objects; puts, fetches and other commands.
+/// The executor's part of buffers: defines, fails and releases the clients' objects; does puts, fetches and other
+/// commands.
 #include <cstring>
 
 #include "executor/executor.h"
 
 namespace pathways {
 
-/// Takes the object that was given up under this handle before it was defined. It comes before one that has the handle
-/// now: a client may name a handle again (TRUST-1), and each of its objects waits for a definition of its own.
+/// Removes the orphan of this handle, an object that its client released before it was defined, and returns it. The
+/// orphan comes before an object that has the handle now: a client may use a handle again (TRUST-1), and each of its
+/// objects waits for a definition of its own.
 std::optional<Object> Executor::take_orphan(uint32_t id, Handle handle) {
   if (id >= clients_.size() || clients_[id].orphans.empty()) return std::nullopt;
   const auto orphan = clients_[id].orphans.find(handle.raw);
@@ -16,18 +18,19 @@ std::optional<Object> Executor::take_orphan(uint32_t id, Handle handle) {
   return taken;
 }
 
-/// Keeps an announced object that its client has given up for those who wait for its value.
+/// Keeps an announced object that its client has released, because others wait for its value.
 void Executor::keep_orphan(Client& c, Object& object) {
   const auto [kept, is_new] = c.orphans.try_emplace(Handle::make(object.index, object.generation).raw);
   if (is_new) {
     kept->second = std::move(object);
-  } else {  // the handle was given up before: the next definition serves all
+  } else {  // the handle was released before: the next definition serves all waiters
     auto& waiters = kept->second.waiters;
     waiters.insert(waiters.end(), object.waiters.begin(), object.waiters.end());
   }
 }
 
-/// A place that a client names again without having released it is taken from its old object.
+/// Makes the object of a handle. When the client did not release the old object at the same index, that object is
+/// released first.
 Object& Executor::make_object(Client& c, Handle handle, ObjectState state) {
   if (Object* old = c.objects.occupant(handle)) release(c, *old);
   return c.objects.announce(handle, state);
@@ -76,7 +79,7 @@ void Executor::wake_waiters(Object& object) {
 }
 
 void Executor::release(Client& c, Object& object) {
-  if (object.state == ObjectState::kAnnounced) {  // the index may be used again before it is defined
+  if (object.state == ObjectState::kAnnounced) {  // its index may be used again before it is defined
     keep_orphan(c, object);
   } else if (object.value != nullptr) {
     drop(object.value);
@@ -97,7 +100,7 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
   const auto kind = static_cast<CommandKind>(record.header.detail);
   switch (kind) {
     case CommandKind::kPut: {
-      if (record.is_refused != 0) {  // why is said by a kFail behind it
+      if (record.is_refused != 0) {  // a kFail that follows gives the reason
         backend_.refuse_put(id, payload);
         break;
       }
@@ -138,9 +141,9 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
     case CommandKind::kTask:
       task(id, *c, record, payload);
       break;
-    case CommandKind::kFail: {  // ERR-1: what takes it as an argument fails by its words
+    case CommandKind::kFail: {  // ERR-1: what takes it as an argument fails with its text
       if (handle.index() >= c->capacity) break;
-      // FUT-3: the index may mean something younger by now; then nobody can name this handle any more.
+      // FUT-3: the index may belong to a younger handle by now. Then nobody can use this handle any more.
       const Object* there = c->objects.occupant(handle);
       if (there != nullptr && there->generation >= handle.generation()) break;
       Object& object = make_object(*c, handle, ObjectState::kFailed);
@@ -160,7 +163,7 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
       break;
   }
   if (kind != CommandKind::kFetch && kind != CommandKind::kTask)
-    link_.command_done(id, record_bytes);  // these say so themselves
+    link_.command_done(id, record_bytes);  // those two report their end themselves
   drain();
 }
 
@@ -207,7 +210,7 @@ void Executor::refuse_fetch(uint32_t slot, std::string_view why) {
   end_fetch(slot, true);
 }
 
-/// `is_done`: else a task goes on with it.
+/// Frees the slot of a fetch. `is_done`: the command is done; false: a task goes on with it.
 void Executor::end_fetch(uint32_t slot, bool is_done) {
   Fetch& fetch = fetches_[slot];
   if (is_done) link_.command_done(fetch.client, fetch.command);

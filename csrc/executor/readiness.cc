@@ -1,9 +1,9 @@
-/// The executor's pending values: what was enqueued is watched until XLA has computed it, and what waits for that is
-/// moved on.
+/// The executor's pending values: the executor checks each enqueued value until XLA has computed it, and then moves on
+/// what waits for that value.
 ///
 /// Each set of devices has a ready queue of pending values, in the order in which their values were enqueued. `poll`
-/// looks at the front of each ready queue. LOOK-1 says which value a look asks, and GANG-2 what may be settled before
-/// the front.
+/// checks the front of each ready queue. LOOK-1 says which value is asked whether it is ready. GANG-2 says which values
+/// may be settled before the front.
 #include <algorithm>
 
 #include "base/check.h"
@@ -12,7 +12,7 @@
 namespace pathways {
 namespace {
 
-constexpr size_t kMostAtOnce = 64;  // pending values of a ready queue that one look may settle
+constexpr size_t kMostAtOnce = 64;  // pending values of a ready queue that one check may settle
 
 }  // namespace
 
@@ -23,7 +23,7 @@ void Executor::add_pending(uint64_t devices, const PendingValue& item, std::span
                             [&](const ReadyQueue& l) { return l.devices == devices; });
   if (queue == ready_queues_.end()) queue = ready_queues_.insert(queue, ReadyQueue{devices, {}});
   auto& pending = queue->pending;
-  if (pending.empty() || pending.back().age <= item.age) {  // as a rule
+  if (pending.empty() || pending.back().age <= item.age) {  // the usual case
     const bool is_chained = !pending.empty() && pending.back().kind == PendingValue::Kind::kNode &&
                             std::find(input_ages.begin(), input_ages.end(), pending.back().age) != input_ages.end();
     pending.push_back(item);
@@ -32,11 +32,11 @@ void Executor::add_pending(uint64_t devices, const PendingValue& item, std::span
   }
   auto at = std::prev(pending.end());
   while (at != pending.begin() && std::prev(at)->age > item.age) --at;
-  at->chained = false;  // it follows another one now
+  at->chained = false;  // another one comes before it now
   pending.insert(at, item);
 }
 
-/// Adds `by`, which is 1 or its negative, to the number of launches in flight on each device.
+/// Adds `by`, which is 1 or -1 (as unsigned), to the number of launches in flight on each device.
 void Executor::count_in_flight(const PendingValue& item, uint64_t devices, uint32_t by) {
   if (!item.counts) return;
   const bool is_gang = runs_[item.run]->plan->plan.node(item.index).gang != 0;
@@ -47,7 +47,7 @@ void Executor::count_in_flight(const PendingValue& item, uint64_t devices, uint3
   });
 }
 
-/// GANG-3: whether a gang of the other kind is running on a device of this one.
+/// GANG-3: whether a gang of the other kind (one local device, or several) is running on a device of this node.
 bool Executor::conflicts_with_running_gang(const NodeRecord& node) const {
   if (node.gang == 0 || !options_.gangs_block) return false;
   const auto& others = std::has_single_bit(node.devices) ? several_device_gangs_ : one_device_gangs_;
@@ -56,7 +56,7 @@ bool Executor::conflicts_with_running_gang(const NodeRecord& node) const {
   return conflicts;
 }
 
-/// How many pending values from the front on are computed each from the one before.
+/// The length of the chain at the front: each of its pending values was computed from the one before.
 size_t Executor::chain_length(const ReadyQueue& queue) {
   const size_t most = std::min(queue.pending.size(), kMostAtOnce);
   size_t length = 1;
@@ -71,8 +71,8 @@ std::span<const uint32_t> Executor::donated(const Run& run, const NodeRecord& no
   return launches[node.computation].donated;
 }
 
-/// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on they say nothing, so
-/// whatever was watched by one of them is watched otherwise.
+/// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on these values tell
+/// nothing. So a pending value that holds one of them gets another output of its launch, or this launch answers for it.
 void Executor::take_over(const NodeRecord& node, std::span<const uint32_t> positions) {
   const auto queue = std::find_if(ready_queues_.begin(), ready_queues_.end(),
                                   [&](const ReadyQueue& l) { return l.devices == node.devices; });
@@ -94,8 +94,8 @@ void Executor::take_over(const NodeRecord& node, std::span<const uint32_t> posit
   }
 }
 
-/// Watches a launch by an output of it that nobody has taken over, and that of later runs of the plan likewise. False
-/// when there is none.
+/// Gives the pending value of a launch another output of the launch, one that nobody has taken over. Later runs of the
+/// plan use that output too. False when there is none.
 bool Executor::use_another_output(PendingValue& item) {
   if (item.kind != PendingValue::Kind::kNode) return false;
   const Run& run = *runs_[item.run];
@@ -123,18 +123,19 @@ bool Executor::use_another_output(PendingValue& item) {
   return false;
 }
 
-/// LOOK-1: the place of the pending value whose value says how the one at `at` is: its own, or its taker's.
+/// LOOK-1: the position of the pending value that answers for the one at `at`: `at` itself, or the launch that took its
+/// value over.
 size_t Executor::answering(const ReadyQueue& queue, size_t at) {
   while (queue.pending[at].taken_by != 0) {
     const uint64_t age = queue.pending[at].taken_by;
-    while (queue.pending[at].age < age) ++at;  // it is there: pending values are settled from the front on
+    while (queue.pending[at].age < age) ++at;  // it is in the queue: values are settled from the front on
     PW_DCHECK(queue.pending[at].age == age && queue.pending[at].kind == PendingValue::Kind::kNode);
   }
   return at;
 }
 
-/// How the value of a pending value is. One that was taken over with all others of its launch is over when its taker
-/// is, however that fared: nobody can read it any more.
+/// The readiness of a pending value. A value that was taken over, as were all other outputs of its launch, is ready
+/// when its taker is ready or has failed: nobody can read the value any more.
 Readiness Executor::look(size_t queue, size_t at) {
   PendingValue& item = ready_queues_[queue].pending[at];
   if (item.taken_by != 0) {
@@ -143,11 +144,11 @@ Readiness Executor::look(size_t queue, size_t at) {
   }
   const Readiness readiness = backend_.readiness(item.value);
   if (readiness != Readiness::kDeleted) return readiness;
-  taken_.clear();  // deleted by whom is not known here: a launch that failed, or whoever shares the array
+  taken_.clear();  // who deleted it is not known here: a failed launch, or another user of the array
   return use_another_output(item) ? backend_.readiness(item.value) : Readiness::kReady;
 }
 
-/// Settles what is ready at the front of a ready queue. Number of pending values settled.
+/// Settles what is ready at the front of a ready queue. Returns the number of pending values settled.
 uint32_t Executor::settle_ready(size_t queue) {
   uint32_t done = 0;
   while (!ready_queues_[queue].pending.empty()) {
@@ -158,7 +159,7 @@ uint32_t Executor::settle_ready(size_t queue) {
       if (candidate == 0 || candidate == count) continue;
       count = candidate;
       readiness = look(queue, count - 1);
-      // A failure is told of the first that failed, by its own error.
+      // A failure counts only at the front, so that the first value that failed is reported with its own error.
       if (readiness == Readiness::kReady || count == 1) break;
     }
     if (readiness == Readiness::kPending) {
@@ -177,8 +178,8 @@ uint32_t Executor::settle_ready(size_t queue) {
   return done;
 }
 
-/// LOOK-1: the first watch of a ready queue that has a value of its own, if another one further down answers for the
-/// front.
+/// LOOK-1: when a pending value further down answers for the front, the position of the first pending value before that
+/// one which has a value of its own.
 std::optional<size_t> Executor::first_between(const ReadyQueue& queue) {
   const size_t answer = answering(queue, 0);
   for (size_t at = 0; at < answer; ++at) {
@@ -187,9 +188,9 @@ std::optional<size_t> Executor::first_between(const ReadyQueue& queue) {
   return std::nullopt;
 }
 
-/// GANG-2: the launch that answers for the front may be a gang. Another host may need a send from between before it can
-/// launch its part. So a pending value between them is settled out of turn when it is ready, together with those that
-/// it answers for. Number of pending values settled.
+/// GANG-2: the launch that answers for the front may be a gang. Another host may need a send that is pending between
+/// the two before it can launch its part of the gang. So a pending value between the two is settled out of turn when it
+/// is ready, together with those that it answers for. Returns the number of pending values settled.
 uint32_t Executor::settle_between(size_t queue) {
   const std::optional<size_t> own = first_between(ready_queues_[queue]);
   if (!own) return 0;
@@ -204,7 +205,7 @@ uint32_t Executor::settle_between(size_t queue) {
   for (const size_t at : between_) settling_.push_back(pending[at]);
   for (auto at = between_.rbegin(); at != between_.rend(); ++at) {
     pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(*at));
-    if (*at < pending.size()) pending[*at].chained = false;  // it follows another one now
+    if (*at < pending.size()) pending[*at].chained = false;  // another one comes before it now
   }
   for (const PendingValue& item : settling_) {
     --stats_.waiting;
@@ -214,7 +215,7 @@ uint32_t Executor::settle_between(size_t queue) {
   return static_cast<uint32_t>(settling_.size());
 }
 
-/// The error of a value that turned out to have failed: its maker's own, or the one that its maker was given.
+/// The error of a value that has failed: that of a failed input of its maker, if there is one, else its maker's own.
 uint32_t Executor::failure(const PendingValue& item) {
   if (const uint32_t known = failed_at(item.age)) return known;
   if (item.kind != PendingValue::Kind::kNode && item.kind != PendingValue::Kind::kSend) {
@@ -231,7 +232,7 @@ uint32_t Executor::failure(const PendingValue& item) {
     }
   }
   if (error == 0) {
-    (void)backend_.readiness(item.value);  // the last error again, after those of the inputs
+    (void)backend_.readiness(item.value);  // sets last_error() again: the inputs may have changed it
     if (maker != kNone) backend_.explain(context(run, maker));
     error = new_error(std::string(backend_.last_error()));
   }
@@ -245,15 +246,16 @@ uint32_t Executor::failure(const PendingValue& item) {
   return error;
 }
 
-/// The error of the launch of this age, as far as it is known to have failed; else 0. Whatever takes its outputs, in
-/// other runs as well, fails by it (ERR-1), though XLA gives them words of its own.
+/// The error of the launch of this age, if it is known to have failed; else 0. Whatever takes its outputs, in other
+/// runs too, fails with this error (ERR-1), although XLA gives another text for it.
 uint32_t Executor::failed_at(uint64_t age) const {
   const auto found =
       std::find_if(failed_.rbegin(), failed_.rend(), [&](const auto& each) { return each.first == age; });
   return found == failed_.rend() ? 0 : found->second;
 }
 
-/// The call of the plan that made a value, followed through transfers within the host; kNone: an argument, a receive.
+/// The call of the plan that made a value, also when transfers within the host come between. kNone: the value is an
+/// argument, or was received.
 uint32_t Executor::maker_of(const Plan& plan, uint32_t value) {
   const auto nodes = plan.nodes();
   for (uint32_t i = 0; i < nodes.size(); ++i) {
@@ -272,7 +274,7 @@ uint32_t Executor::cause(uint32_t slot, uint32_t value) {
   const Plan& plan = runs_[slot]->plan->plan;
   const uint32_t maker = maker_of(plan, value);
   const uint64_t age = runs_[slot]->ages[value];
-  if (maker == kNone) {  // of another run
+  if (maker == kNone) {  // made by another run
     if (const uint32_t known = failed_at(age)) return known;
   } else if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) {
     return known;
@@ -287,14 +289,14 @@ uint32_t Executor::cause(uint32_t slot, uint32_t value) {
   return 0;
 }
 
-/// READ-1: brings a result that is ready, and that its client wants with the completion, to the client's memory.
+/// READ-1: writes a ready result to the client's memory, if the client wants it with the completion.
 Status Executor::read_back(const Run& run, uint32_t result) {
   const Handle handle{run.results[result]};
   if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
   Client* c = client(run.client);
   const Object* object = c == nullptr ? nullptr : c->objects.find(handle);
   ReadBackSlot slot;
-  // Released, or its client is gone: nobody will read it.
+  // When the handle was released or the client is gone, nobody will read it.
   if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &slot)) {
     return Status::kOk;
   }
@@ -303,7 +305,7 @@ Status Executor::read_back(const Run& run, uint32_t result) {
   return status;
 }
 
-/// A result of a run is settled, ready or with an error.
+/// Completes a result of a run, or fails it with `error`.
 void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
   if (error == 0 && read_back(run, result) != Status::kOk) error = new_error(std::string(backend_.last_error()));
   if (error == 0) {

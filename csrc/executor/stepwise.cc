@@ -1,11 +1,11 @@
-/// The executor's half of sequential dispatch: a stepwise run's nodes are prepared one go after the other.
+/// The executor's part of sequential dispatch: each go prepares the next nodes of a stepwise run.
 #include "executor/executor.h"
 #include "sync/atomic.h"
 
 namespace pathways {
 
-/// Holds every node of a fresh run back. A call waits for the head of its devices' FIFOs in any case, and it is not in
-/// them yet; a transfer that sends waits for one thing more.
+/// Makes every node of a new run wait for its go. A call waits in any case until it heads the FIFOs of its devices, and
+/// its go puts it there. A transfer that sends waits for one thing more, which its go satisfies.
 void Executor::await_goes(uint32_t slot) {
   Run& run = *runs_[slot];
   run.prepared = 0;
@@ -23,7 +23,7 @@ void Executor::on_go(uint64_t order, uint32_t last) {
   const int64_t begin = monotonic_ns();
   const uint32_t slot = found->second;
   Run& run = *runs_[slot];
-  ++run.open;  // one for this function
+  ++run.open;  // one is for this function
   const auto nodes = run.plan->plan.nodes();
   const auto is_step = [&](uint32_t i) {
     return nodes[i].kind == NodeKind::kCall || nodes[i].kind == NodeKind::kTransfer;

@@ -1,13 +1,13 @@
-/// Tasks: work of the backend's that takes long (a checkpoint's shards are written, or read), done beside the order.
+/// Tasks: work of the backend that takes long (writing or reading the shards of a checkpoint), done beside the order.
 ///
-/// A task enters in its place in the order and waits for its buffer as a fetch does; from then on it runs on a thread
-/// of the backend's, and nothing here waits for it (ASY-1): its end is one more event, `on_task_done`. A task that
-/// makes a buffer announces it at once, so who reads the buffer waits for it as for any other, and its failure is
-/// theirs (ERR-1).
+/// A task enters at its place in the order and waits for its buffer as a fetch does. Then it runs on a thread of the
+/// backend, and nothing here waits for it (ASY-1): its end is one more event, `on_task_done`. A task that makes a
+/// buffer announces the buffer at once. So readers wait for this buffer as for any other, and when the task fails they
+/// fail with its error (ERR-1).
 ///
-/// OWN-1: the value of a task is the backend's reference for as long as the task lasts. When the client goes meanwhile,
-/// the buffer that is being made becomes an orphan, as the results of its runs do, and is dropped when it is defined;
-/// a token's completion has nobody to go to.
+/// OWN-1: the backend keeps a reference to the task's value for as long as the task lasts. When the client is gone
+/// meanwhile, the buffer that the task makes is an orphan, as the results of the client's runs are, and is dropped when
+/// it is defined. The completion of a token is then delivered to nobody.
 #include "executor/executor.h"
 
 namespace pathways {
@@ -51,7 +51,7 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
   }
   const Handle future{task.future};
   if (made != nullptr && (!is_known || !task.makes || error)) {
-    backend_.drop(made);  // never told to the ledger
+    backend_.drop(made);  // the ledger has never known it
     made = nullptr;
   }
   if (!is_known) return;

@@ -1,8 +1,8 @@
-/// The executor's half of cross-slice transfers: post where to write, send when the source is ready, count arrivals.
+/// The executor's part of cross-slice transfers: announce receives, send when the source is ready, count receives done.
 ///
-/// A destination takes room when its run is prepared and tells each source where to write (a post); a source writes
-/// straight there once its value is ready, so each byte is copied once, and says so (an arrival). Posts and arrivals
-/// may come before the run itself is prepared here: the exchange is then made by whoever comes first.
+/// A destination takes memory when its run is prepared, and tells each source where to write (receive ready). A source
+/// writes straight there once its value is ready, so each byte is copied once. Then it tells the destination (receive
+/// done). A receive ready may come before the run itself is prepared here; then the exchange is made when it comes.
 #include <algorithm>
 #include <bit>
 
@@ -32,8 +32,8 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
     unsent_.push_back(key);
   }
   if (node.output_count == 0) return;
-  // Room is given in the order of the runs: a younger receive that took the last room could wait for an older one's
-  // consumer, which waits for room.
+  // Receives get memory in the order of the runs. Otherwise a younger receive could take the last memory and wait for
+  // the consumer of an older receive, which waits for memory: a deadlock.
   if (!stalled_receives_.empty() || !announce_receive(key)) stalled_receives_.push_back(key);
 }
 
@@ -80,7 +80,7 @@ void Executor::start_transfer(NodeRef ref) {
   if (error != 0) source_settled(key, error);
 }
 
-/// The source's value is ready, or has failed with `error`.
+/// The source value of an exchange is ready, or has failed with `error`.
 void Executor::source_settled(uint64_t key, uint32_t error) {
   Exchange& exchange = exchanges_.at(key);
   exchange.source_ready = true;
@@ -103,7 +103,7 @@ bool Executor::announce_receive(uint64_t key) {
   if (status == Status::kNoMemory) return false;
   exchange.has_room = status == Status::kOk;
   if (status != Status::kOk) {
-    // The sources still hear from us, with nowhere to write, so that they are done with it.
+    // Announces to the sources a receive without offsets, so that they write nothing and end their part.
     exchange.receive_error = new_error(std::string(backend_.last_error()));
     receives.clear();
     for (uint32_t source : run.plan->plan.sources(node)) receives.push_back({source, {}});
@@ -141,8 +141,8 @@ Status Executor::on_receive_ready(uint64_t order, uint32_t node, uint32_t host, 
   return Status::kOk;
 }
 
-/// This host has no part in a run although others count on it (ERR-1): who ready_receives for it, or has announced,
-/// hears why.
+/// This host refuses a run although other hosts rely on it (ERR-1): a host that has announced a receive for this run,
+/// or announces one later, is told why.
 void Executor::refuse_receives(uint64_t order, const std::string& why) {
   for (auto at = exchanges_.begin(); at != exchanges_.end();) {
     if (at->first >> 20 != order) {
@@ -175,11 +175,11 @@ void Executor::try_send(uint64_t key) {
   if (exchange.source_error != 0) {
     text = error_text(exchange.source_error);
   } else {
-    // One look at the value for all that have announced. The reference stays until the last send is done.
+    // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
     backend_.send(context(*runs_[exchange.run], exchange.node), exchange.source, ready_receives, key, states);
     if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
   }
-  for (size_t i = 0; i < ready_receives.size(); ++i) {  // each may be the last of the exchange
+  for (size_t i = 0; i < ready_receives.size(); ++i) {  // each end_send may end the exchange
     if (states[i] == SendState::kUnderWay) {
       ++under_way_[ready_receives[i].source];
       continue;
@@ -189,7 +189,7 @@ void Executor::try_send(uint64_t key) {
   }
 }
 
-/// What was to be written to `destination` is, or never will be; it is told.
+/// A send is over: everything is written to `destination`, or never will be. Notifies the destination.
 void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.sends_left > 0);
@@ -211,7 +211,7 @@ void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::st
 Status Executor::on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
   const uint64_t key = exchange_key(order, node);
   const auto at = exchanges_.find(key);
-  // We announced before they wrote, so we are prepared.
+  // A source writes only after this host has announced its receive, and this host was prepared then.
   if (at == exchanges_.end() || !at->second.is_prepared || host == options_.host || !has_part(at->second, host, true)) {
     return Status::kInvalid;
   }
@@ -240,7 +240,7 @@ void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
   for (uint64_t key : keys) miss_peer(key, host, true);
 }
 
-/// A run came after peers were lost that have a part in it.
+/// A run came in which lost peers have a part: fails what they owe.
 void Executor::miss_lost_peers(uint32_t slot) {
   const Plan& plan = runs_[slot]->plan->plan;
   const auto nodes = plan.nodes();
@@ -252,16 +252,16 @@ void Executor::miss_lost_peers(uint32_t slot) {
   }
 }
 
-/// Counts what a lost peer still owes to an exchange as failed. `was_told`: it may have been told where to write.
+/// Counts what a lost peer still owes to an exchange as failed. `was_told`: a receive may have been announced to it.
 void Executor::miss_peer(uint64_t key, uint32_t host, bool was_told) {
   auto at = exchanges_.find(key);
-  if (at == exchanges_.end() || !at->second.is_prepared) return;  // of a run to come: that knows the successor
+  if (at == exchanges_.end() || !at->second.is_prepared) return;  // of a later run, which uses the successor
   const auto& [text, state] = lost_peers_.at(host);
   Exchange& exchange = at->second;
   if (has_part(exchange, host, true) &&
       std::find(exchange.done_sources.begin(), exchange.done_sources.end(), host) == exchange.done_sources.end()) {
     exchange.is_written |= was_told && exchange.has_room && state == LostPeer::kAlive;
-    if (exchange.receives_left == 1) std::erase(stalled_receives_, key);  // it needs no room any more
+    if (exchange.receives_left == 1) std::erase(stalled_receives_, key);  // it needs no memory any more
     source_done(key, host, true, text);
     at = exchanges_.find(key);
     if (at == exchanges_.end()) return;
@@ -292,11 +292,11 @@ void Executor::finish_exchange_receive(uint64_t key) {
   }
 }
 
-/// GANG-2: whether the launch of a gang waits in the call.
+/// GANG-2: whether the launch of a gang waits for the other hosts inside the call.
 bool Executor::waits_in_launch(const NodeRecord& node) { return std::has_single_bit(node.devices); }
 
-/// GANG-2: whether a transfer before this call waits for what this host could not do after it. Gangs before it are
-/// launched: it heads their FIFO.
+/// GANG-2: whether a transfer before this call still needs something that this host could not do after the launch.
+/// Earlier gangs are launched already, because this call heads the FIFO of gangs.
 bool Executor::owes_before(const Run& run, const NodeRecord& node) {
   if (node.gang == 0 || !options_.gangs_block || exchanges_.empty()) return false;
   const uint64_t key = exchange_key(run.order, node.global_node);
@@ -306,7 +306,7 @@ bool Executor::owes_before(const Run& run, const NodeRecord& node) {
   return (!stalled_receives_.empty() && stalled_receives_.front() < key) || (!unsent_.empty() && unsent_.front() < key);
 }
 
-/// Takes from the front what needs its source, or its room, no more.
+/// Removes from the fronts of `unsourced_` and `unsent_` the sends that have their source, or are over.
 void Executor::trim_sends() {
   const auto trim = [&](std::deque<uint64_t>& keys, auto&& is_owed) {
     while (!keys.empty()) {
@@ -326,7 +326,7 @@ void Executor::finish_exchange(uint64_t key) {
   if (!exchange.is_prepared || exchange.sends_left != 0 || exchange.receives_left != 0) return;
   const uint32_t slot = exchange.run;
   const NodeRecord& node = runs_[slot]->plan->plan.node(exchange.node);
-  if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part ends before the value is there
+  if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part may end before the value is ready
   exchanges_.erase(at);
   close_step(slot);
 }

@@ -45,7 +45,7 @@ FutureTable* FutureTable::create(void* memory, std::uint32_t capacity, std::uint
     new (&table->lists()[i]) Atomic<std::uint64_t>(0);
     new (&table->links()[i]) Atomic<std::uint32_t>(i + 1 < capacity ? i + 1 : kNone);
   }
-  // The slot that every bad index means.
+  // The slot to which every index out of range is mapped.
   new (&table->words()[capacity]) Atomic<std::uint64_t>(word_of(0, FutureState::kFree, 0));
   new (&table->lists()[capacity]) Atomic<std::uint64_t>(0);
   for (std::uint32_t i = 0; i < bit_words(capacity) + bit_words(bit_words(capacity)); ++i) {
@@ -84,12 +84,12 @@ Status FutureTable::allocate_many(std::span<const std::uint32_t> parts, std::spa
     std::size_t taken = 0;
     for (; taken < out.size() && index != kNone; ++taken) {
       out[taken] = Handle{index};
-      // Acquire keeps the second look at the head, below, behind this one.
+      // Acquire, so that the second load of the head, below, comes after this load.
       index = links()[index].load(std::memory_order_acquire);
     }
     if (taken < out.size()) {
       const std::uint64_t again = free_head_.load(std::memory_order_acquire);
-      if (again == head) return Status::kFull;  // nothing was popped or pushed: it was really that short
+      if (again == head) return Status::kFull;  // nothing was popped or pushed meanwhile: too few slots are free
       head = again;
       continue;
     }
@@ -114,14 +114,14 @@ Status FutureTable::release(Handle handle) noexcept {
   const std::uint32_t next_generation = handle.generation() + 1;
   do {
     if (generation_of(seen) != handle.generation() || state_of(seen) == FutureState::kFree) return Status::kStale;
-    // SYNC future/close: pairs with future/publish; what the completers did came before.
+    // SYNC future/close: pairs with future/publish; what the completers did comes before the release.
   } while (!word.compare_exchange_weak(seen, word_of(next_generation, FutureState::kFree, 0), std::memory_order_acq_rel,
                                        std::memory_order_relaxed));
   in_use_.fetch_sub(1, std::memory_order_relaxed);
   const FutureState last = state_of(seen) == FutureState::kPending ? FutureState::kFree : state_of(seen);
   if ((seen & kNotify) != 0) notify(handle, seen, last);
   if (next_generation == 0) {
-    retired_.fetch_add(1, std::memory_order_relaxed);  // FUT-3: no handle has generation 0, so the slot is closed
+    retired_.fetch_add(1, std::memory_order_relaxed);  // FUT-3: no handle has generation 0, so the slot is retired
   } else {
     push_free(handle.index());
   }
@@ -181,7 +181,7 @@ void FutureView::notify(Handle handle, std::uint64_t word, FutureState state) co
   bool ring = (word & Table::kWaited) != 0;
   if ((word & Table::kListed) != 0) {
     if (owned_ != nullptr && owned_->is_owner()) {
-      // Sleepers first: a waiter may take long.
+      // Wake the sleepers first, because a waiter may take long.
       if (ring) doorbell_->ring();
       ring = false;
       owned_->drain(slot_of(handle), handle, state);
@@ -202,8 +202,8 @@ void FutureView::notify(Handle handle, std::uint64_t word, FutureState state) co
 bool FutureTable::mark(Handle handle, std::uint64_t bit) noexcept {
   Atomic<std::uint64_t>& word = word_at(handle);
   std::uint64_t seen = word.load(std::memory_order_relaxed);
-  // Also when the bit is set already: the exchange orders what the caller did before it (a pushed waiter, a ticket)
-  // against completion.
+  // Exchange also when the bit is set already: this orders what the caller did before (pushed a waiter, took a ticket)
+  // against the completion.
   do {
     if (!is_pending(seen, handle)) return false;
     // SYNC future/mark: pairs with future/publish.
@@ -223,7 +223,7 @@ FutureState FutureTable::wait(Handle handle, std::chrono::nanoseconds timeout, S
     const std::uint32_t ticket = doorbell_.ticket();
     if (!mark_waited(handle)) return poll(handle);
     const auto left = timeout - std::chrono::nanoseconds(monotonic_ns() - start);
-    const Status rung = doorbell_.wait(ticket, left < kRecheck ? left : kRecheck, SpinPolicy::yield_briefly());
+    const Status rung = doorbell_.wait(ticket, left < kRecheck ? left : kRecheck, SpinPolicy::sleep_at_once());
     state = poll(handle);
     if (state != FutureState::kPending) return state;
     if (rung == Status::kTimeout && left <= kRecheck) return state;
@@ -258,7 +258,7 @@ void FutureTable::drain(std::uint32_t index, Handle known, FutureState state) no
     while (waiter != nullptr) {
       model_read(waiter);
       Waiter* const next = waiter->next;
-      // The slot may be released already; what `known` ended as is remembered by the one who ended it.
+      // The slot may be released already, so poll() cannot tell how `known` ended; the caller passes that in `state`.
       const FutureState now = waiter->handle == known ? state : poll(waiter->handle);
       if (now != FutureState::kPending) {
         waiter->run(waiter, now);

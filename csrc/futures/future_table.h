@@ -1,41 +1,41 @@
-// FutureTable: the promises of one client's buffers, in one block of memory, heap or shared. The owner process hands
-// out and releases futures; any process that maps the table completes them.
+// FutureTable: the futures of one client's buffers, in one block of memory, heap or shared. The owner process allocates
+// and releases futures; any process that maps the table completes them.
 //
-// Threading: every call is lock-free and may come from any thread. allocate*(), release(), add_waiter(), run_waiters()
-// and sweep_waiters() only in the process that called create(); the rest in any process that maps the table.
+// Threading: every call is lock-free and may come from any thread. Call allocate*(), release(), add_waiter(),
+// run_waiters() and sweep_waiters() only in the process that called create(); the rest in any process that maps the
+// table.
 //
 // Invariants
-//   FUT-1 (once)   a future leaves pending at most once, to ready or to failed; exactly one complete() or fail() is
-//   told. FUT-2 (waiter) a waiter added before, during or after completion runs exactly once: with kReady or kFailed,
-//   or with
+//   FUT-1 (once)   a future leaves pending at most once, to ready or to failed. Only the one call of complete() or
+//                  fail() that finishes it returns Completion::kReady.
+//   FUT-2 (waiter) a waiter added before, during or after completion runs exactly once: with kReady or kFailed, or with
 //                  kFree when the future was released before the waiter ran (it may have finished before).
-//   FUT-3 (stale)  a handle used after its release is refused. A slot whose 32-bit generation is used up is retired,
-//                  so no generation ever comes back.
-//   FUT-4 (memory) what was written before complete() is visible to whoever sees the future ready, for every part.
+//   FUT-3 (stale)  a handle used after its release is refused. When the 32-bit generation of a slot is used up, the
+//                  slot is retired, so no generation ever comes back.
+//   FUT-4 (memory) whoever sees the future ready sees all that was written before each part's complete().
 //
 // Layout of a slot's word, changed only by compare-exchange once handed out:
 //   63........32   31........4   3        2        1..0
 //   generation     payload       listed   waited   state
-//   payload: pending: parts still to come; failed: the error code; else 0.
-//   waited:  somebody sleeps or will sleep at the table's doorbell: whoever finishes the future rings it.
-//   listed:  the slot may have Waiters: whoever finishes the future runs them, or, in another process, marks the slot
-//   in
-//            the notify bits and rings, and the owner runs them in run_waiters().
+//   payload: pending: the parts still to come; failed: the error code; else 0.
+//   waited:  a thread sleeps, or will sleep, at the table's doorbell. Whoever finishes the future rings the doorbell.
+//   listed:  the slot may have Waiters. If the owner process finishes the future, it runs them. Any other process sets
+//            the slot's notify bit and rings the doorbell, and the owner runs them in run_waiters().
 //
-// Why FUT-2 holds: add_waiter() pushes the waiter on the slot's list and only then sets `listed` by compare-exchange on
-// the same word that completion changes. If that succeeds, completion comes later and sees the bit. If not, the future
-// is no longer pending and add_waiter() itself empties the list. A list is emptied by one exchange, so each waiter is
-// in one hand; a hand that finds a waiter of a later, pending generation adds it again.
+// Why FUT-2 holds: add_waiter() first pushes the waiter on the slot's list. Then it sets `listed` by compare-exchange
+// on the word that completion changes too. If that succeeds, the completion comes later and sees the bit. If it fails,
+// the future is no longer pending, and add_waiter() itself empties the list. One exchange empties a list, so exactly
+// one thread gets each waiter. A thread that gets a waiter of a later, pending generation adds it again.
 //
-// A process killed between finishing a future and ringing delays sleepers by kRecheck at most (wait() looks again), and
-// waiters until sweep_waiters(), which the owner calls when a peer has died.
+// When a process is killed after it finished a future and before it rang, sleepers are late by kRecheck at most (wait()
+// polls again). Waiters are late until sweep_waiters(), which the owner calls when a peer has died.
 //
-// TRUST-1: a process that completes another's futures has a FutureView, which keeps the capacity and the addresses of
-// the arrays privately; whatever the owner writes into the block, a view stays inside what is mapped.
+// TRUST-1: a process that completes another process's futures uses a FutureView, which keeps the capacity and the
+// addresses of the arrays privately. So the view stays inside the mapped memory, whatever the owner writes there.
 //
-// Block: FutureTable header | words | waiter lists (owner's addresses, opaque to others) | free links | notify bits.
-// The free list is a Treiber stack. Its head carries a 32-bit count of pushes: a pop that saw a head finds it unchanged
-// only if no slot came back meanwhile (no ABA).
+// Block: FutureTable header | words | waiter lists (owner's addresses, opaque to others) | notify bits | free links.
+// The free list is a Treiber stack. Its head contains a 32-bit count of pushes, so a pop finds the head unchanged only
+// if no slot was pushed meanwhile (no ABA).
 #pragma once
 
 #include <chrono>
@@ -57,28 +57,29 @@ enum class FutureState : std::uint8_t { kFree, kPending, kReady, kFailed };
 
 /// What complete() and fail() did.
 enum class [[nodiscard]] Completion : std::uint8_t {
-  kPending,  // counted; more parts are to come
-  kReady,    // this call finished the future (to ready by complete(), to failed by fail())
-  kStale,    // nothing: released, already finished, or more parts than were expected
+  kPending,  // the parts are counted; more parts are to come
+  kReady,    // this call finished the future (complete(): ready; fail(): failed)
+  kStale,    // nothing: the future is released or already finished, or `parts` is 0 or more than are missing
 };
 
-/// An intrusive node for add_waiter(). The table owns it from add_waiter() until `run` is called, which may free it.
-/// `run` is called on the thread that finished or released the future, or that runs run_waiters(); it may use the
-/// table.
+/// An intrusive node for add_waiter(). The table owns it from add_waiter() until the table calls `run`, which may free
+/// it. `run` is called on the thread that finished or released the future, or that added a waiter, or that calls
+/// run_waiters() or sweep_waiters(). It may use the table.
 struct Waiter {
   void (*run)(Waiter* self, FutureState state) = nullptr;
-  Waiter* next = nullptr;  // the table's
-  Handle handle{};         // the table's; the future waited for
+  Waiter* next = nullptr;  // for the table
+  Handle handle{};         // for the table: the future waited for
 };
 
 class FutureTable;
 
-/// What whoever completes futures needs of a table. A value; the memory must outlive it. Threading: as the table.
+/// FutureView: the part of a table that completing a future needs. A value; the memory must outlive it. Threading: as
+/// the table.
 class FutureView {
  public:
   FutureView() = default;
-  /// The table at `memory`, of which `room` bytes are mapped. Throws Error(kInvalid) when none is there, or it does not
-  /// fit.
+  /// A view of the table at `memory`, of which `room` bytes are mapped. Throws Error(kInvalid) when no table is there,
+  /// or when it does not fit into `room` bytes.
   FutureView(void* memory, std::size_t room);
 
   [[nodiscard]] bool is_there() const noexcept { return words_ != nullptr; }
@@ -98,7 +99,7 @@ class FutureView {
 
   Atomic<std::uint64_t>* words_ = nullptr;
   DoorbellWord* doorbell_ = nullptr;
-  FutureTable* owned_ = nullptr;  ///< the table, in a view that the owner may have
+  FutureTable* owned_ = nullptr;  ///< the table, when the view was made in the owner process
   std::uint32_t capacity_ = 0;
 };
 
@@ -109,7 +110,7 @@ class FutureTable {
   static constexpr std::uint32_t kMaxError = (std::uint32_t{1} << 24) - 1;
   static constexpr std::chrono::nanoseconds kRecheck = std::chrono::milliseconds(50);
 
-  /// Bytes of memory for `capacity` futures. Throws Error(kInvalid) unless 1 to 2^26.
+  /// Bytes of memory for `capacity` futures. Throws Error(kInvalid) unless `capacity` is 1 to 2^26.
   static std::size_t bytes_for(std::uint32_t capacity);
   /// Makes a table in `memory` (64-byte aligned, bytes_for(capacity) bytes), which must outlive its users. The calling
   /// process is the owner. `first_generation` is for tests of FUT-3.
@@ -117,11 +118,12 @@ class FutureTable {
   /// The table that create() made, perhaps in another process. Throws Error(kInvalid) if `memory` holds none.
   static FutureTable* attach(void* memory);
 
-  /// A pending future of `parts` completions (1 to kMaxParts). kFull when none is free, kInvalid for a wrong `parts`.
+  /// Allocates a pending future of `parts` completions (1 to kMaxParts). Returns kFull when no slot is free, kInvalid
+  /// for a wrong `parts`.
   Status allocate(std::uint32_t parts, Handle* out) noexcept;
-  /// One future per element of `parts`, all or none. Throws nothing; kInvalid also when the sizes differ.
+  /// Allocates one future per element of `parts`, all or none. Returns kInvalid also when the sizes differ.
   Status allocate_many(std::span<const std::uint32_t> parts, std::span<Handle> out) noexcept;
-  /// Gives the slot back under the next generation, pending or not. kStale when already released.
+  /// Frees the slot for its next generation, whether the future is pending or not. kStale when already released.
   Status release(Handle handle) noexcept;
 
   /// Counts `parts` more parts as done. FUT-1.
@@ -136,22 +138,24 @@ class FutureTable {
     return const_cast<FutureTable*>(this)->view().poll(handle);
   }
 
-  /// From now on whoever finishes the future rings doorbell(). False when it is no longer pending.
+  /// From now on whoever finishes the future rings doorbell(). False when the future is no longer pending.
   bool mark_waited(Handle handle) noexcept { return mark(handle, kWaited); }
-  /// The state when no longer pending, or kPending when the time has passed. Never returns late for a lost ring.
+  /// Returns the state when it is no longer pending, or kPending after `timeout`. If a ring is lost (the ringer was
+  /// killed), the result is late by kRecheck at most.
   FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept;
-  /// Rung when a future with the waited bit is finished or released, or one with waiters by another process.
+  /// Rung when a future with the waited bit is finished or released, and when another process finishes a future that
+  /// has waiters.
   DoorbellWord& doorbell() noexcept { return doorbell_; }
 
-  /// FUT-2. The waiter may run before this returns.
+  /// FUT-2. The waiter may run before this call returns.
   void add_waiter(Handle handle, Waiter* waiter) noexcept;
-  /// Runs the waiters of futures that other processes finished; call it when the doorbell has rung.
+  /// Runs the waiters of futures that other processes finished. Call it when the doorbell has rung.
   void run_waiters() noexcept;
-  /// Runs the waiters of every finished future, O(capacity): after a peer died, whose ring may be missing.
+  /// Runs the waiters of every finished future, O(capacity). Call it after a peer died, because its ring may be lost.
   void sweep_waiters() noexcept;
 
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
-  /// Futures handed out and not released: a snapshot.
+  /// The number of futures allocated and not released: a snapshot.
   [[nodiscard]] std::uint32_t in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
   /// True in the process that called create().
   [[nodiscard]] bool is_owner() const noexcept;
@@ -195,8 +199,8 @@ class FutureTable {
     return generation_of(word) == handle.generation() && state_of(word) == FutureState::kPending;
   }
 
-  // The arrays behind the header. Words and lists have one slot more than the capacity: every index out of range means
-  // that one, which stays {generation 0, kFree} and so refuses every handle.
+  // The arrays behind the header. Words and lists have one slot more than the capacity. Every index out of range is
+  // mapped to that last slot, which stays {generation 0, kFree} and so refuses every handle.
   [[nodiscard]] std::byte* block() const noexcept {
     return const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this)) + sizeof(FutureTable);
   }
@@ -209,7 +213,8 @@ class FutureTable {
   [[nodiscard]] Atomic<std::uint64_t>& word_at(Handle handle) const noexcept { return words()[slot_of(handle)]; }
   [[nodiscard]] Atomic<std::uint64_t>* lists() const noexcept { return words() + capacity_ + 1; }
   [[nodiscard]] Atomic<std::uint64_t>* notify_bits() const noexcept { return notify_bits_behind(words(), capacity_); }
-  /// The notify bits of a table of `capacity` futures whose words begin at `words`: behind those and the waiter lists.
+  /// The notify bits of a table of `capacity` futures, whose words begin at `words`. They follow the words and the
+  /// waiter lists.
   static Atomic<std::uint64_t>* notify_bits_behind(Atomic<std::uint64_t>* words, std::uint32_t capacity) noexcept {
     return words + 2 * (std::size_t{capacity} + 1);
   }
@@ -222,7 +227,7 @@ class FutureTable {
   bool mark(Handle handle, std::uint64_t bit) noexcept;
   bool attach_waiter(Waiter* waiter) noexcept;
   void notify(Handle handle, std::uint64_t word, FutureState state) noexcept { view().notify(handle, word, state); }
-  /// The owner's own view: its header is its own.
+  /// The owner's own view. It may trust the header, because only the owner writes it.
   [[nodiscard]] FutureView view() noexcept {
     FutureView view;
     view.words_ = words();
@@ -239,7 +244,7 @@ class FutureTable {
   std::uint32_t capacity_;  // immutable after create
   std::uint64_t owner_;     // immutable after create: process_token() of the owner
   DoorbellWord doorbell_;
-  alignas(kCacheLine) Atomic<std::uint64_t> free_head_;  // owner process: pushes << 32 | index
+  alignas(kCacheLine) Atomic<std::uint64_t> free_head_;  // owner process: count of pushes << 32 | index
   Atomic<std::uint32_t> in_use_;                         // owner process
   Atomic<std::uint32_t> retired_;                        // owner process: slots whose generations are used up
 };

@@ -26,7 +26,8 @@ std::byte* ReadBackArea::slot_in(std::byte* block, uint32_t futures, Handle futu
 
 bool ReadBackArea::try_open(Handle future, size_t bytes) noexcept {
   if (slot(future, bytes) == nullptr) return false;
-  // SYNC read_back/open: pairs with begin_write() and end_write(); a read-modify-write, so that one sees the other.
+  // SYNC read_back/open: pairs with begin_write() and end_write(). A read-modify-write, so that one of the two sides
+  // sees the other.
   return writers_in(block(), future).fetch_add(0, std::memory_order_acq_rel) == 0;
 }
 
@@ -46,7 +47,8 @@ ReadBackView::ReadBackView(void* memory, size_t room) {
 
 bool ReadBackView::begin_write(const FutureView& table, Handle future, ReadBackSlot* slot) const noexcept {
   if (future.index() >= futures_) return false;
-  // SYNC read_back/open: pairs with try_open(): when that came before, the release of the old handle is seen below.
+  // SYNC read_back/open: pairs with try_open(). If try_open() came first, poll() below sees that the old handle was
+  // released.
   (void)ReadBackArea::writers_in(block_, future).fetch_add(1, std::memory_order_acq_rel);
   if (table.poll(future) != FutureState::kPending) {
     end_write(future);
@@ -58,7 +60,7 @@ bool ReadBackView::begin_write(const FutureView& table, Handle future, ReadBackS
 }
 
 void ReadBackView::end_write(Handle future) const noexcept {
-  // SYNC read_back/open: pairs with try_open(): who finds no writer finds the last one's bytes written.
+  // SYNC read_back/open: pairs with try_open(). A client that finds no writer sees the last writer's bytes.
   (void)ReadBackArea::writers_in(block_, future).fetch_sub(1, std::memory_order_acq_rel);
 }
 

@@ -1,22 +1,23 @@
-/// ReadBackArea: where hosts leave small results for the client that asked for them, beside its future table.
+/// ReadBackArea: slots beside a client's future table, into which hosts write small results that the client asked for.
 ///
-/// Each future has a slot. A host writes its share of the value into the slot of the result's future and only then
-/// completes its part; so who sees the future ready (FUT-4) finds the whole value there, without another message.
-/// Values of up to kSmallBytes have a slot for every future; longer ones, up to kLargeBytes, only for the first
-/// kLargeSlots, so that a client which keeps many futures does not keep a page for each.
+/// Each future has a slot. A host first writes its share of the value into the slot of the result's future, and then
+/// completes its part. So a client that sees the future ready (FUT-4) finds the whole value there, without another
+/// message. Every future has a slot for values of up to kSmallBytes. Only the first kLargeSlots futures have a slot for
+/// longer values, up to kLargeBytes, so that a client with many futures does not need a page for each.
 ///
-///   READ-1 (whole)  a slot of a future that is ready holds what the hosts wrote for that future and nothing else.
+///   READ-1 (whole)  when a future is ready, its slot holds what the hosts wrote for that future and nothing else.
 ///
-/// A host may be late: its client has released the handle, and the index is in use again. Why READ-1 holds even so: a
-/// writer counts itself in before it looks whether its future is still pending, and the client opens a slot for a new
-/// use after the release of the old one. Both change the slot's count by read-modify-write; so either the writer comes
-/// later, and sees that its handle is stale, or the client sees the count, and does without the slot for this use. A
-/// host that dies while it writes leaves the count behind: that slot is never opened again.
+/// A host may be late: the client has released the handle, and a new future uses the same index. Why READ-1 holds then:
+/// a writer first adds itself to the slot's count of writers, then checks that its future is still pending. The client
+/// opens the slot for the new future after it released the old one. Both use a read-modify-write of the count. If the
+/// writer's comes later, the writer sees that its handle is stale. If it comes earlier, the client sees the count, and
+/// does not use the slot for this future. A host that dies while it writes never takes its count away: that slot is
+/// never opened again.
 ///
-/// Threading: `try_open` by the client's submitting thread; `begin_write` and `end_write` by any process that maps the
-/// area; reading a slot by the client, between seeing its future ready and releasing it.
+/// Threading: the client's submitting thread calls `try_open`. Any process that maps the area calls `begin_write` and
+/// `end_write`. The client reads a slot after it saw the future ready and before it releases the future.
 ///
-/// TRUST-1: a host has a ReadBackView, which keeps the number of futures privately and stays inside what is mapped.
+/// TRUST-1: a host has a ReadBackView, which keeps the number of futures privately and stays inside the mapped memory.
 ///
 /// Block: header | counts, one per future | small slots | large slots (pages; only what is touched costs memory).
 #pragma once
@@ -31,7 +32,7 @@
 
 namespace pathways {
 
-/// The two slots of one future. A writer picks by the size of the whole value, as the reader does.
+/// The two slots of one future. Writer and reader both choose the slot by the size of the whole value.
 struct ReadBackSlot {
   std::byte* small = nullptr;
   std::byte* large = nullptr;  ///< nullptr: none for this future
@@ -49,9 +50,9 @@ class ReadBackArea {
   /// Throws Error(kInvalid) if `memory` holds none.
   static ReadBackArea* attach(void* memory);
 
-  /// The client may ask for a value of `bytes` bytes in the slot of the future that it has just allocated.
+  /// Call it for a future that was just allocated. True: the client may ask for a value of `bytes` bytes in its slot.
   bool try_open(Handle future, size_t bytes) noexcept;
-  /// The slot of a future for values of `bytes` bytes; nullptr: there is none.
+  /// The slot of a future for values of `bytes` bytes, or nullptr when the future has none.
   std::byte* slot(Handle future, size_t bytes) noexcept { return slot_in(block(), futures_, future, bytes); }
 
  private:
@@ -74,16 +75,17 @@ class ReadBackArea {
   uint32_t futures_;  // immutable after create
 };
 
-/// The area as a writer has it. A value; the memory must outlive it.
+/// ReadBackView: the area as a writer uses it. A value; the memory must outlive it.
 class ReadBackView {
  public:
   ReadBackView() = default;
-  /// The area at `memory`, of which `room` bytes are mapped. Throws Error(kInvalid) when none is there, or it does not
-  /// fit.
+  /// A view of the area at `memory`, of which `room` bytes are mapped. Throws Error(kInvalid) when no area is there, or
+  /// when it does not fit into `room` bytes.
   ReadBackView(void* memory, size_t room);
 
   bool is_there() const noexcept { return block_ != nullptr; }
-  /// Counts a writer in. False: nobody will read it, and nothing may be written. True: `end_write` must follow.
+  /// Adds a writer to the slot's count. True: the caller writes, then calls `end_write`. False: the future is no longer
+  /// pending, so the caller must not write.
   bool begin_write(const FutureView& table, Handle future, ReadBackSlot* slot) const noexcept;
   void end_write(Handle future) const noexcept;
 

@@ -18,7 +18,7 @@ void expect_size(std::span<const std::byte> bytes, uint64_t expected) {
                                     " bytes, expected " + std::to_string(expected));
 }
 
-/// A record of the controller's. Throws Error(kInvalid) when it is shorter.
+/// Reads a record of the controller. Throws Error(kInvalid) when `bytes` is shorter than the record.
 template <typename Record>
 Record read_as(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(Record)) expect_size(bytes, sizeof(Record));
@@ -133,7 +133,7 @@ uint32_t Host::step() {
   for (; done < options_.batch && (done == 0 || monotonic_ns() < end); ++done) {
     const std::span<const std::byte> bytes = inbox_.try_take(record_);
     if (bytes.empty()) break;
-    mailbox_.read();  // what the record needs was registered before it was written
+    mailbox_.read();  // what the record needs was registered before the record was written
     take(bytes);
     inbox_.pop();
   }
@@ -146,7 +146,7 @@ uint32_t Host::step() {
   return done;
 }
 
-/// How long to wait before what is kept in some outbox may go on.
+/// How long to wait until the records that are kept in an outbox may go out.
 std::chrono::nanoseconds Host::overflow_look() const {
   if (distance_ns_ == 0) return kOverflowLook;
   precise_timers();
@@ -163,7 +163,8 @@ Status Host::wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy 
   return block_->doorbell.wait(ticket, timeout, spin);
 }
 
-/// The controller's records are checked like everybody's: its ring lies in memory that other hosts map.
+/// Does a record of the controller. It is checked like a record of anybody else, because the controller's ring lies in
+/// memory that other hosts map.
 void Host::take(std::span<const std::byte> bytes) {
   const auto header = read_as<RecordHeader>(bytes);
   if (!executor_.may_be_client(header.client)) {
@@ -199,7 +200,8 @@ void Host::take(std::span<const std::byte> bytes) {
   }
 }
 
-/// OWN-1: the client's memory goes only here, where the order says so: a completion of what came before may be late.
+/// OWN-1: this host gives up the client's memory only here, when the order passes the client's end. A completion of
+/// earlier work may come late, and it needs that memory.
 void Host::forget_client(uint32_t client) {
   if (client < clients_.size() && clients_[client].futures.is_there()) {
     clients_[client] = {};
@@ -259,7 +261,7 @@ void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
 
 void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
   Outbox& peer = to_peers_.at(host);
-  if (!peer.is_connected()) return;  // it is lost
+  if (!peer.is_connected()) return;  // the peer is lost
   const size_t most = (peer.max_record() - sizeof(ReceiveReadyRecord)) / sizeof(uint64_t);
   do {
     const auto chunk = offsets.first(std::min(most, offsets.size()));
@@ -278,7 +280,7 @@ void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span
 }
 
 void Host::receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
-  if (!to_peers_.at(host).is_connected()) return;  // it is lost
+  if (!to_peers_.at(host).is_connected()) return;  // the peer is lost
   text = text.substr(0, std::min(kMostText, to_peers_.at(host).max_record() - uint32_t{sizeof(ReceiveDoneRecord)} - 8));
   const auto bytes = static_cast<uint32_t>(text.size());
   to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ReceiveDoneRecord)) + padded(bytes), [&](std::byte* out) {

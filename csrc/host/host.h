@@ -1,18 +1,18 @@
-/// A host: its rings, the clients' future tables it completes, and its executor.
+/// A host: its rings, its executor, and the clients' future tables that it completes.
 ///
-/// `step` takes a batch of records, lets the executor do what has become possible, and publishes what is to be said;
-/// `wait` sleeps on the host's doorbell. Whoever owns the enqueue thread calls the two in turn: pathways/_core.pyx with
-/// Python's lock held in `step` and let go in `wait` (GIL-1), the simulation with neither.
+/// `step` takes a batch of records, lets the executor do what has become possible, and publishes the outgoing records.
+/// `wait` sleeps on the host's doorbell. The owner of the enqueue thread calls the two in turn: pathways/_core.pyx
+/// holds Python's lock in `step` and releases it in `wait` (GIL-1); the simulation has no such lock.
 ///
-/// ERR-2: peers that are lost are forgotten when the order says so, with what they wrote before taken in; a successor
-/// is known from `replace_peer` on, with rings as new in both directions (host/losses.cc).
+/// ERR-2: when the order reports a loss, this host takes in what the lost peers wrote before, and then forgets them. It
+/// uses a successor from `replace_peer` on, with new rings in both directions (host/losses.cc).
 ///
-///   PEER-1  a record of another host that makes no sense (corrupt, truncated, of no transfer that both take part in)
-///           closes the channel from it, with an error that names it, and nothing else.
+///   PEER-1  an invalid record of another host (corrupt, truncated, or of a transfer in which not both hosts take part)
+///           closes the channel from that host, with an error that names the host. Nothing else is closed.
 ///
-/// Threading: `step` and `wait` by the owner's thread; `add_plan`, `set_compiled`, `remove_plan`, `attach_client`,
-/// `replace_peer`, `set_faults`, `task_done` and `launched` by any thread, they leave mail that the next step reads
-/// before it takes a record, so what was registered before a record was submitted is known when it comes.
+/// Threading: `step` and `wait` by the owner's thread. `add_plan`, `set_compiled`, `remove_plan`, `attach_client`,
+/// `replace_peer`, `set_faults`, `task_done` and `launched` by any thread: they leave mail, which the owner's thread
+/// reads before it takes a record. So what was registered before a record was submitted is known when the record comes.
 #pragma once
 
 #include <atomic>
@@ -41,38 +41,40 @@ class Host final : private HostLink {
     uint64_t device_bytes = 0;  ///< memory of each device; 0: no bound
     bool gangs_block = false;   ///< see Executor::Options
     uint32_t batch = 64;        ///< records taken in one step
-    /// A step that has lasted so long takes no further record, for a launch may take as long as its computation, and
-    /// what is done is looked at and told at the end of the step: so often that who hears of it has not gone to sleep
-    /// meanwhile (SpinPolicy::yield_long), for waking it costs more than looking; seldom enough to be cheap.
+    /// A step that has lasted so long takes no further record. Why: a launch may take as long as its computation, and
+    /// completions are checked and delivered only at the end of a step. They must come so often that the thread that
+    /// polls for them has not gone to sleep meanwhile (SpinPolicy::serve_stream), because a wake-up costs more than a
+    /// check; and so seldom that the checks are cheap.
     std::chrono::nanoseconds longest_step = std::chrono::microseconds(30);
   };
 
-  /// `hosts`: of all hosts; one that is not there is lost now, and will be replaced.
+  /// `hosts`: the blocks of all hosts, by number. A host that is not there is lost now, and will be replaced.
   Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend);
   ~Host() override;
 
-  /// The plan goes with its client. Throws Error(kInvalid) when the id is taken, or the plan is another host's or moves
-  /// data to hosts that are not there.
+  /// The plan is removed when its client is gone. Throws Error(kInvalid) when the id is taken, when the plan is for
+  /// another host, or when it moves data between this host and a host to which it has no ring.
   void add_plan(uint32_t id, Plan plan, uint32_t client = Executor::kNobody);
   void set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes = {});
-  /// No record that comes after names it. Runs under way go on, see Executor::remove_plan.
+  /// No later record names the plan. Runs under way go on, see Executor::remove_plan.
   void remove_plan(uint32_t id);
-  /// The client's memory stays mapped until the backend is told to forget the client; then nothing here touches it any
-  /// more. A client whose end has passed already is forgotten at once.
+  /// The client's memory must stay mapped until the backend is told to forget the client; after that this host does not
+  /// touch it any more. A client whose end the order has passed already is forgotten at once.
   void attach_client(uint32_t client, const ClientView& view);
   void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
   /// A launch that the backend attended to is over: see Executor::on_launched.
   void launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error);
-  /// A lost peer's successor has `block`. Takes effect when this host has heard of the cluster's loss number `loss` (0:
-  /// at once); then `peers_replaced` goes up by one, and nothing of the predecessor's memory is used any more.
+  /// `block` is that of a lost peer's successor. It takes effect when this host was notified of the cluster's loss
+  /// number `loss` (0: at once) and no send to the predecessor is under way. Then `peers_replaced` goes up by one, and
+  /// this host uses nothing of the predecessor's memory any more.
   void replace_peer(uint32_t peer, const HostView& block, uint64_t loss);
   uint64_t peers_replaced() const { return peers_replaced_.load(std::memory_order_acquire); }
 
-  /// The number of records and completions handled; 0 when there was nothing to do.
+  /// Returns the number of records and completions handled; 0 when there was nothing to do.
   uint32_t step();
-  /// Sleeps until somebody rings since `ticket`.
+  /// `wait` sleeps until the doorbell was rung after `ticket`, or until the timeout.
   uint32_t ticket() const { return block_->doorbell.ticket(); }
   Status wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin);
   /// Clients whose memory this host may still touch. It forgets one when the order tells it that the client is gone.
@@ -112,25 +114,25 @@ class Host final : private HostLink {
   Outbox to_controller_;
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
-  std::vector<std::vector<uint64_t>> partial_receive_ready_;  ///< by peer: the first chunks of a long post
+  std::vector<std::vector<uint64_t>> partial_receive_ready_;  ///< by peer: the first records of a long receive ready
   struct Replacement {
     uint32_t peer;
     HostView block;
     uint64_t loss;
   };
-  std::vector<Replacement> replacements_;  ///< that wait for their loss to be heard of
-  uint64_t losses_ = 0;                    ///< of the cluster, as far as heard of
+  std::vector<Replacement> replacements_;  ///< that have not taken effect yet
+  uint64_t losses_ = 0;                    ///< of the cluster: the number of the last known one
   std::atomic<uint64_t> peers_replaced_{0};
   int64_t distance_ns_ = 0;
   std::jthread speaker_;       ///< see leave()
-  bool has_overflow_ = false;  ///< some record waits for room in a ring; nobody rings for that
+  bool has_overflow_ = false;  ///< some record waits for room in a ring; no doorbell rings for that
   struct Attached {
     FutureView futures;  ///< not there: no such client, or it is gone
     ReadBackView read_back;
   };
   std::vector<Attached> clients_;                ///< by number
-  std::vector<std::byte> record_, peer_record_;  ///< scratch: the record that is looked at, copied (TRUST-1)
-  std::vector<Load> commands_done_;              ///< by client: that the controller has not heard of
+  std::vector<std::byte> record_, peer_record_;  ///< scratch: copy of the record being read (TRUST-1)
+  std::vector<Load> commands_done_;              ///< by client: not reported to the controller yet
   std::atomic<uint32_t> attached_{0};
   Executor executor_;
 

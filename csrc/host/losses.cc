@@ -1,8 +1,8 @@
-/// A host's peers come and go (ERR-2).
+/// How a host loses its peers, and gets their successors (ERR-2).
 ///
-/// The ring from a peer lies in this host's block, so it outlives the peer: what the peer published is taken in, then
-/// the ring is made anew for the successor. The controller starts a successor only after every host has done so, so
-/// nobody else uses the ring meanwhile.
+/// The ring from a peer lies in this host's block, so it outlives the peer. This host takes in what the lost peer
+/// published, and then makes the ring anew for the successor. The controller starts a successor only after every host
+/// has done so. So nobody else uses the ring meanwhile.
 #include <cstring>
 
 #include "base/status.h"
@@ -19,7 +19,7 @@ void Host::lose_peers(std::span<const std::byte> bytes) {
   if (!lost.empty()) std::memcpy(lost.data(), bytes.data() + sizeof record, lost.size() * sizeof(uint32_t));
   const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record + padded(record.hosts * 4));
   for (const uint32_t peer : lost) {
-    if (peer >= from_peers_.size()) continue;  // hosts without rings between them
+    if (peer >= from_peers_.size()) continue;  // there are no rings between hosts
     (void)drain_peer(peer);
     from_peers_[peer] = ByteRing::Consumer();
     to_peers_[peer] = Outbox();

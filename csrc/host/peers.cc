@@ -1,4 +1,4 @@
-/// What hosts say to each other about transfers, and what becomes of one that makes no sense.
+/// The records that hosts send each other about transfers, and what happens when a record is invalid (PEER-1).
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace pathways {
 namespace {
 
-constexpr size_t kMostOffsets = 1u << 20;  // of one post: more blocks than a host lands in one transfer
+constexpr size_t kMostOffsets = 1u << 20;  // of one receive ready: more blocks than a host receives in one transfer
 
 std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
   return std::string(kind) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
@@ -20,14 +20,15 @@ std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
 
 }  // namespace
 
-/// True while some record is kept for want of room in a peer's ring, or of time.
+/// True while some record is kept back, because a peer's ring has no room or the record is not due yet.
 bool Host::flush_peers() {
   bool is_kept = false;
   for (Outbox& peer : to_peers_) is_kept = peer.flush() || is_kept;
   return is_kept;
 }
 
-/// GANG-2: as a rule all that was said goes out at once. What does not is sent by another thread while ours is away.
+/// GANG-2: usually all records go out at once. Otherwise another thread sends the rest while this thread is in a
+/// launch.
 void Host::leave() {
   if (!flush_peers()) return;
   speaker_ = std::jthread([this](const std::stop_token& is_back) {
@@ -66,45 +67,46 @@ uint32_t Host::drain_peer(uint32_t peer) {
   return done;
 }
 
-/// What is wrong with a peer's record; empty when nothing is, and then it was done.
+/// Does a peer's record. Returns what is wrong with it; empty: nothing, and it was done.
 std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
   if (header.kind == RecordKind::kReceiveReady) {
-    if (bytes.size() < sizeof(ReceiveReadyRecord)) return sizes("a post", bytes.size(), sizeof(ReceiveReadyRecord));
+    if (bytes.size() < sizeof(ReceiveReadyRecord)) return sizes("a receive-ready record", bytes.size(), sizeof(ReceiveReadyRecord));
     const auto record = read_record<ReceiveReadyRecord>(bytes);
     const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
-    if (bytes.size() != expected) return sizes("a post", bytes.size(), expected);
-    if (record.host != peer) return "a post names host " + std::to_string(record.host);
+    if (bytes.size() != expected) return sizes("a receive-ready record", bytes.size(), expected);
+    if (record.host != peer) return "a receive-ready record names host " + std::to_string(record.host);
     const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
     std::vector<uint64_t>& partial = partial_receive_ready_.at(peer);
-    if (partial.size() + offsets.size() > kMostOffsets) return "a post has more blocks than any transfer";
+    if (partial.size() + offsets.size() > kMostOffsets) return "a receive-ready record has more blocks than any transfer";
     if (header.detail != 0 || !partial.empty()) partial.insert(partial.end(), offsets.begin(), offsets.end());
-    if (header.detail != 0) return {};  // more of it follows
+    if (header.detail != 0) return {};  // more offsets follow
     const std::vector<uint64_t> whole = std::move(partial);
     partial.clear();
     if (executor_.on_receive_ready(record.order, record.node, peer, whole.empty() ? offsets : std::span(whole)) ==
         Status::kOk) {
       return {};
     }
-    return "a post for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
+    return "a receive-ready record for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
            ", in which it has no such part";
   }
   if (header.kind == RecordKind::kReceiveDone) {
-    if (bytes.size() < sizeof(ReceiveDoneRecord)) return sizes("an arrival", bytes.size(), sizeof(ReceiveDoneRecord));
+    if (bytes.size() < sizeof(ReceiveDoneRecord)) return sizes("a receive-done record", bytes.size(), sizeof(ReceiveDoneRecord));
     const auto record = read_record<ReceiveDoneRecord>(bytes);
     const uint64_t expected = sizeof record + ((uint64_t{record.bytes} + 7) & ~uint64_t{7});
-    if (bytes.size() != expected) return sizes("an arrival", bytes.size(), expected);
-    if (record.host != peer) return "an arrival names host " + std::to_string(record.host);
+    if (bytes.size() != expected) return sizes("a receive-done record", bytes.size(), expected);
+    if (record.host != peer) return "a receive-done record names host " + std::to_string(record.host);
     const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
     if (executor_.on_receive_done(record.order, record.node, peer, header.detail != 0, text) == Status::kOk) return {};
-    return "an arrival for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
+    return "a receive-done record for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
            ", in which it has no such part";
   }
   return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
 }
 
-/// PEER-1: the channel alone goes. What the peer owed has failed with the reason, and so will what runs to come expect.
+/// PEER-1: closes the channel only. What the peer still owes fails with the reason, and so does what later runs expect
+/// from it.
 void Host::close_peer(uint32_t peer, const std::string& fault) {
   const std::string text = "ComputationError: a transfer between host " + std::to_string(peer) + " and host " +
                            std::to_string(options_.host) + " failed: the channel from host " + std::to_string(peer) +

@@ -23,12 +23,12 @@ enum class BlockState : std::uint32_t {
   kSentinel = 0x454e4421
 };
 
-/// The word of references: a count, and above it a bit for each borrower.
+/// The word of references: the count of references, and above it one bit per borrower.
 constexpr unsigned kCountBits = 64 - Arena::kBorrowers;
 constexpr std::uint64_t kMostReferences = (std::uint64_t{1} << kCountBits) - 1;
 constexpr std::uint64_t bit_of(unsigned borrower) noexcept { return std::uint64_t{1} << (kCountBits + borrower); }
 
-constexpr std::uint64_t kTrimBytes = std::uint64_t{8} << 20;  // in one hold of the lock
+constexpr std::uint64_t kTrimBytes = std::uint64_t{8} << 20;  // at most, while the lock is held once
 
 constexpr std::uint64_t round_up(std::uint64_t bytes) noexcept {
   return (bytes + kCacheLine - 1) & ~std::uint64_t{kCacheLine - 1};
@@ -39,14 +39,14 @@ constexpr std::uint64_t round_up(std::uint64_t bytes) noexcept {
 struct alignas(kCacheLine) Arena::Block {
   std::uint64_t bytes;          // with this header; owner, under the lock; constant while live
   std::uint64_t before;         // bytes of the block before, 0 for the first; owner, under the lock
-  std::uint64_t next;           // owner, under the lock: of the free blocks of a class, or of those that were lent
-  std::uint64_t prev;           // the same
-  std::uint64_t next_returned;  // whoever made the last release, until the owner takes the list
+  std::uint64_t next;           // owner, under the lock: in the list of a free size class, or of the leased blocks
+  std::uint64_t prev;           // likewise
+  std::uint64_t next_returned;  // written by the last releaser, until the owner takes the list
   Atomic<std::uint64_t> references;
   Atomic<std::uint32_t> state;  // a BlockState
-  std::uint64_t stamp;          // owner, under the lock: of the lease; 0: never lent
+  std::uint64_t stamp;          // owner, under the lock: of the lease; 0: not leased out since allocate()
 
-  /// `bytes`, read once: it is another process's to write.
+  /// `bytes`, read only once, because another process may write it meanwhile.
   [[nodiscard]] std::uint64_t was_bytes() const noexcept { return *static_cast<const volatile std::uint64_t*>(&bytes); }
   [[nodiscard]] bool is(BlockState wanted) const noexcept {
     return state.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(wanted);
@@ -129,7 +129,7 @@ std::vector<std::uint64_t> Arena::retain_held() {
   for (std::uint64_t at = begin_; at != end_; at += block(at)->bytes) {
     Block* here = block(at);
     if (!here->is(BlockState::kLive)) continue;
-    // Another process may drop the last reference meanwhile: what has none stays so.
+    // Another process may release the last counted reference meanwhile. Then this loop must not add one.
     std::uint64_t word = here->references.load(std::memory_order_relaxed);
     while ((word & kMostReferences) != 0) {
       PW_CHECK((word & kMostReferences) != kMostReferences);
@@ -171,7 +171,7 @@ void Arena::reclaim(unsigned borrower, std::uint64_t stamp) noexcept {
   for (std::uint64_t at = leased_head_; at != 0;) {
     Block* leased = block(at);
     at = leased->next;
-    // Nobody else clears the bit of one that is dead, and no successor was lent what is as old.
+    // A dead borrower cannot clear its bit any more, and all leases of a successor have higher stamps.
     if (leased->stamp <= stamp && (leased->references.load(std::memory_order_relaxed) & bit_of(borrower)) != 0) {
       drop(leased, bit_of(borrower));  // ARENA-5
     }
@@ -179,9 +179,9 @@ void Arena::reclaim(unsigned borrower, std::uint64_t stamp) noexcept {
   lock_.unlock();
 }
 
-/// Takes references back: one of the count, or a borrower's.
+/// Takes one counted reference away (`references` is 1), or a borrower's lease (`references` is its bit).
 void Arena::drop(Block* freed, std::uint64_t references) noexcept {
-  // SYNC arena/release: pairs with itself; the last releaser sees that all others are done with the payload.
+  // SYNC arena/release: pairs with itself; all other releasers' uses of the payload come before the last release.
   const std::uint64_t before = freed->references.fetch_sub(references, std::memory_order_acq_rel);
   PW_CHECK((references == 1 ? before & kMostReferences : before & references) != 0);  // ARENA-2
   if (before != references) return;
@@ -208,12 +208,12 @@ std::uint64_t Arena::trim(std::uint64_t from, std::uint64_t* bytes) noexcept {
     const Block* here = block(at);
     const std::uint64_t stop = at + here->bytes;
     if (stop <= from || !here->is(BlockState::kFree)) continue;
-    // The header stays, and so does what shares a page with a neighbour.
+    // Keep the header, and each page that a neighbour shares.
     const std::uintptr_t first = (base + std::max(at + kHeaderBytes, from) + page - 1) / page * page;
     const std::uintptr_t last = std::min((base + stop) / page * page, first + kTrimBytes);
     if (first >= last) continue;
     auto* pages = reinterpret_cast<void*>(first);
-    // Shared memory loses the pages for everybody; private memory knows only the other way.
+    // MADV_REMOVE frees the pages of shared memory for all processes. Private memory supports MADV_DONTNEED only.
     if (::madvise(pages, last - first, MADV_REMOVE) != 0) (void)::madvise(pages, last - first, MADV_DONTNEED);
     *bytes += last - first;
     reached = last - base;
@@ -293,7 +293,7 @@ bool ArenaView::release(std::uint64_t offset) const noexcept {
   return true;
 }
 
-/// The last reference is gone: the owner takes the block when it looks.
+/// The last reference is gone. The owner takes the block when it next drains the returned list.
 void ArenaView::returned(Arena::Block* freed, std::uint64_t block) const noexcept {
   arena_->in_use_.fetch_sub(freed->was_bytes(), std::memory_order_relaxed);
   freed->become(BlockState::kReturned);
@@ -365,7 +365,7 @@ void Arena::remove_free(Block* taken) noexcept {
 }
 
 Arena::Block* Arena::find_free(std::uint64_t bytes) noexcept {
-  // Every block of a class above that of `bytes` is large enough; of its own class only some are.
+  // Every block of a class above the class of `bytes` is large enough. In the class itself only some blocks are.
   const auto [level, sub] = class_of(bytes);
   const std::uint64_t own = free_heads_[level][sub];
   if (own != 0 && block(own)->bytes >= bytes) return block(own);
@@ -376,7 +376,7 @@ Arena::Block* Arena::find_free(std::uint64_t bytes) noexcept {
     const auto next = static_cast<unsigned>(std::countr_zero(levels));
     return block(free_heads_[next][static_cast<unsigned>(std::countr_zero(sub_bits_[next]))]);
   }
-  for (std::uint64_t at = own; at != 0; at = block(at)->next) {  // the last resort: ARENA-4
+  for (std::uint64_t at = own; at != 0; at = block(at)->next) {  // ARENA-4: at last, search the class itself
     if (block(at)->bytes >= bytes) return block(at);
   }
   return nullptr;
@@ -403,7 +403,7 @@ Arena::Block* Arena::merge(Block* freed) noexcept {
 
 void Arena::drain_returned() noexcept {
   if (returned_.load(std::memory_order_relaxed) == 0) return;
-  // SYNC arena/drain: pairs with arena/return; links and payloads are ours.
+  // SYNC arena/drain: pairs with arena/return; after this the owner may use the links and payloads.
   std::uint64_t at = returned_.exchange(0, std::memory_order_acquire);
   while (at != 0) {
     Block* freed = block(at);

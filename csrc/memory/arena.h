@@ -1,32 +1,31 @@
 // Arena: allocates host buffers inside one region (usually a shared Segment). Use it for array data that JAX and NumPy
-// read in place: payloads are 64-byte aligned.
+// read in place: payloads are 64-byte aligned. A block has counted references, and leases: one per borrower (a host).
 //
-// Threading: allocate() and validate() in the process that called create(), from any thread (a lock inside);
-// retain(), release() and the accessors from any thread of any process that maps the region, lock-free.
+// Threading: call allocate() and validate() in the process that called create(), from any thread (a lock inside). Call
+// retain(), release() and the accessors from any thread of any process that maps the region; they are lock-free.
 //
 // Invariants
 //   ARENA-1 (disjoint)  live blocks do not overlap, and each payload is 64-byte aligned.
-//   ARENA-2 (counted)   a block is reused only after as many release() as 1 + retain(), and when every borrower has
-//   given
-//                       back; one too many aborts.
+//   ARENA-2 (counted)   a block is reused only after one release() for allocate() and one for each retain(), and after
+//                       every borrower has returned its lease. One release too many aborts.
 //   ARENA-3 (merged)    no two neighbouring blocks are both free, so a region with no live block is one free block.
 //   ARENA-4 (fits)      allocate() fails only when no free block is large enough.
-//   ARENA-5 (lent)      reclaim() takes back exactly what a borrower that is dead had been lent by then and had not
-//   given
-//                       back, whenever it died. Why: borrowers have a bit each in the word of the references, so a
-//                       lease is given back in one step; and leases are stamped, so one to a successor is told apart.
-//   TRUST-1 (data)      what an arena's owner writes is data to a process that maps it: an ArenaView stays inside the
-//                       mapped memory, whatever is written there, and never aborts.
-// A process that dies holding references which are no leases leaves them counted.
+//   ARENA-5 (leased)    reclaim() takes back exactly the leases which the dead borrower held, whenever it died: those
+//                       up to the given stamp that it had not returned. Why: each borrower has its own bit in the word
+//                       of references, so one atomic step returns a lease. Each lease has a stamp, so a lease of the
+//                       borrower's successor (the same bit) is not mistaken for a lease of the dead one.
+//   TRUST-1 (data)      what an arena's owner writes is data to another process that maps the arena. An ArenaView stays
+//                       inside the mapped memory and never aborts, whatever is written there.
+// When a process dies, its counted references stay counted; only leases can be reclaimed.
 //
-// The last release() of a block, in whatever process, pushes it on the returned list; allocate() takes that whole list
-// (one exchange, so no ABA), merges the blocks with their free neighbours, and searches.
+// The last release() of a block, in any process, pushes the block on the returned list. allocate() takes the whole list
+// (one exchange, so no ABA), merges its blocks with their free neighbours, and searches.
 //
-// Layout: Arena header | block | block | ... | sentinel, all by offsets from the Arena's address:
-//   block = 64 bytes of header {bytes, bytes of the block before, free-list links, returned link, references, state}
-//   and the payload. An offset given out is that of a payload; 0 is never a block.
-// Source: M. Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems" (2004): free lists by two
-// levels of size class found by two bit scans, O(1); on a miss the exact class is searched too (ARENA-4).
+// Layout: Arena header | block | block | ... | sentinel. All links are offsets from the Arena's address.
+//   block = 64 bytes of header {bytes, bytes of the block before, list links, returned link, references, state, stamp}
+//   and the payload. allocate() gives out the offset of the payload; 0 is never a block.
+// Source: M. Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems" (2004): two levels of size
+// classes, each with a free list, found by two bit scans, O(1). On a miss the exact class is searched too (ARENA-4).
 #pragma once
 
 #include <cstddef>
@@ -45,7 +44,7 @@ class Arena {
   static constexpr std::size_t kAlignment = kCacheLine;
   static constexpr unsigned kBorrowers = 48;
 
-  /// The smallest region: it has room for one payload of 64 bytes.
+  /// The bytes of the smallest region, which has room for one payload of 64 bytes.
   static std::size_t min_bytes() noexcept;
   /// Makes an arena over `bytes` bytes of `memory` (64-byte aligned), which must outlive it and all its blocks. Throws
   /// Error(kInvalid) if too small or misaligned.
@@ -53,36 +52,35 @@ class Arena {
   /// The arena that create() made, perhaps in another process. Throws Error(kInvalid) if `memory` holds none.
   static Arena* attach(void* memory);
 
-  /// A block of at least `bytes` bytes with one reference, its payload at *offset. kNoMemory when it does not fit now,
-  /// kInvalid when it never can. 0 bytes are a block too. The content is whatever was there.
+  /// Allocates a block of at least `bytes` bytes (0 too) with one reference; *offset becomes its payload's offset.
+  /// Returns kNoMemory when the block does not fit now, kInvalid when it can never fit. The payload is not cleared.
   Status allocate(std::size_t bytes, std::uint64_t* offset) noexcept;
-  /// One more reference. The caller holds one already.
+  /// Adds one reference. The caller must hold one already.
   void retain(std::uint64_t offset) noexcept;
-  /// One more reference to each block that has some which are no leases; their payloads' offsets. Owner process;
-  /// O(blocks).
+  /// Adds one reference to each live block that has a counted reference (leases do not count), and returns the offsets
+  /// of their payloads. Owner process; O(blocks).
   std::vector<std::uint64_t> retain_held();
-  /// One reference less. The payload must not be touched through it any more.
+  /// Takes one reference away. The caller must not touch the payload through that reference any more.
   void release(std::uint64_t offset) noexcept;
-  /// Lends the block, once in its life, to each of `borrowers`, a bit each: who gives it back by number. Stamps go up.
-  /// Owner process.
+  /// Leases the block to each borrower whose bit is set in `borrowers`; each returns its lease by its number. Call it
+  /// at most once between allocate() and the last release. A later call must use a higher stamp. Owner process.
   void lease_out(std::uint64_t offset, std::uint64_t borrowers, std::uint64_t stamp) noexcept;
   /// A borrower's release().
   void return_lease(std::uint64_t offset, unsigned borrower) noexcept;
-  /// Gives back in the stead of a borrower that is dead what was lent to it with stamps up to `stamp`. Owner process;
-  /// O(blocks lent).
+  /// Takes back all leases of a dead borrower with stamps up to `stamp`. Owner process; O(leased blocks).
   void reclaim(unsigned borrower, std::uint64_t stamp) noexcept;
 
-  /// Gives pages of free blocks back to the system, from position `from` on (0: the beginning), a few megabytes of them
-  /// with the lock held. Where to go on, or 0 at the end; adds to *bytes what was looked through. Their content is
-  /// zeros afterwards. Owner process.
+  /// Gives pages of a free block back to the system; they read as zeros afterwards. Starts at position `from` (0: the
+  /// beginning), and handles a few megabytes per call, because it holds the lock. Adds the bytes handled to *bytes.
+  /// Returns the position for the next call, or 0 at the end. Owner process.
   std::uint64_t trim(std::uint64_t from, std::uint64_t* bytes) noexcept;
 
-  /// References now, leases included: a stale snapshot.
+  /// The number of references, leases included: a stale snapshot.
   [[nodiscard]] std::uint32_t was_references(std::uint64_t offset) const noexcept;
 
-  /// The payload; valid while the caller holds a reference. Aborts on what allocate() did not give.
+  /// The payload; valid while the caller holds a reference. Aborts when `offset` is not that of a live block.
   [[nodiscard]] std::byte* at(std::uint64_t offset) const noexcept;
-  /// Bytes of the payload: what was asked for, rounded up to 64.
+  /// Bytes of the payload: at least what was asked for, rounded up to 64.
   [[nodiscard]] std::size_t block_bytes(std::uint64_t offset) const noexcept;
 
   /// Payload and header bytes of blocks that hold references.
@@ -98,9 +96,9 @@ class Arena {
     std::uint64_t offset;
     std::uint64_t bytes;
     std::uint32_t references;
-    std::uint64_t borrowers;  ///< a bit each
+    std::uint64_t borrowers;  ///< one bit per borrower
   };
-  /// The live blocks, for who wonders where its memory is. Owner process; O(blocks).
+  /// The live blocks, to find out what holds the memory. Owner process; O(blocks).
   std::vector<Holding> holdings() noexcept;
   /// Checks ARENA-1, ARENA-3 and the free lists; aborts when broken. Owner process; O(blocks).
   void validate() noexcept;
@@ -147,30 +145,32 @@ class Arena {
   std::uint64_t level_bits_ = 0;                        // guarded by lock_: levels with a free block
   std::uint32_t sub_bits_[kLevels] = {};                // guarded by lock_
   std::uint64_t free_heads_[kLevels][kSubs] = {};       // guarded by lock_
-  std::uint64_t leased_head_ = 0;                       // guarded by lock_: blocks that were ever lent
+  std::uint64_t leased_head_ = 0;                       // guarded by lock_: blocks leased out since allocate()
   alignas(kCacheLine) Atomic<std::uint64_t> returned_;  // any process pushes, the owner takes all
   alignas(kCacheLine) Atomic<std::uint64_t> in_use_;
   Atomic<std::uint64_t> high_water_;
 };
 
-/// An arena of another process, of which nothing is believed: its size is what this process mapped. Offsets come from
-/// messages; each is checked, and the answer is an address inside the mapping that no later write can move.
+/// ArenaView: another process's arena, whose content is not trusted. Its size is the size that this process mapped.
+/// Offsets come from messages. The view checks each offset, and returns an address inside the mapping; no later write
+/// of the owner can change that address.
 ///
-/// Threading: as the accessors of Arena. A value; the mapping must outlive it.
+/// Threading: as the accessors of Arena. A view is a value; the mapping must outlive it.
 class ArenaView {
  public:
   ArenaView() = default;
-  /// `bytes` of `memory` are mapped. Throws Error(kInvalid) when no arena fits there, or none begins there.
+  /// `bytes` bytes are mapped at `memory`. Throws Error(kInvalid) when they are too few for an arena, or when no arena
+  /// begins there.
   ArenaView(void* memory, std::size_t bytes);
 
   [[nodiscard]] bool is_there() const noexcept { return arena_ != nullptr; }
-  /// The payload of a live block of at least `bytes` bytes; nullptr when `offset` is none.
+  /// The payload at `offset`, or nullptr when no live block of at least `bytes` bytes is there.
   [[nodiscard]] std::byte* find(std::uint64_t offset, std::uint64_t bytes) const noexcept;
-  /// The same of a block that `borrower` was lent and has not given back.
+  /// As find(), but nullptr also when `borrower` holds no lease of the block.
   [[nodiscard]] std::byte* find_leased(std::uint64_t offset, std::uint64_t bytes, unsigned borrower) const noexcept;
-  /// A borrower's release(). False, and nothing happens, when it holds no such lease.
+  /// A borrower's release(). Does nothing and returns false when the borrower holds no such lease.
   bool return_lease(std::uint64_t offset, unsigned borrower) const noexcept;
-  /// One counted reference less. False, and nothing happens, when there is none.
+  /// Takes one counted reference away. Does nothing and returns false when there is none.
   bool release(std::uint64_t offset) const noexcept;
 
  private:

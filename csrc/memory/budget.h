@@ -20,7 +20,7 @@ class Budget {
  public:
   explicit Budget(std::uint64_t limit_bytes) noexcept : limit_(limit_bytes) {}
 
-  /// kOk, or kNoMemory when `bytes` do not fit beside what is reserved now; kInvalid when they can never fit.
+  /// Returns kOk; kNoMemory when `bytes` do not fit beside what is reserved now; kInvalid when they can never fit.
   Status try_reserve(std::uint64_t bytes) noexcept {
     const std::uint64_t limit = limit_.load(std::memory_order_relaxed);
     if (bytes > limit) return Status::kInvalid;
@@ -33,7 +33,7 @@ class Budget {
     return Status::kOk;
   }
 
-  /// Gives back part or all of what was reserved.
+  /// Releases part or all of what was reserved.
   void release(std::uint64_t bytes) noexcept {
     // SYNC budget/release: pairs with budget/reserve.
     const std::uint64_t before = in_use_.fetch_sub(bytes, std::memory_order_release);
@@ -43,7 +43,7 @@ class Budget {
   [[nodiscard]] std::uint64_t in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t high_water() const noexcept { return high_water_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
-  /// A lower limit than in_use() takes nothing back; it keeps new reservations out.
+  /// A limit below in_use() takes nothing back; it only refuses new reservations.
   void set_limit(std::uint64_t limit_bytes) noexcept { limit_.store(limit_bytes, std::memory_order_relaxed); }
 
  private:

@@ -18,12 +18,12 @@
 namespace pathways {
 namespace {
 
-constexpr uint64_t kLongRow = 4 << 10;      // shorter ones go through the cache: streaming rows of 1 KiB took 1.6 times
-constexpr uint64_t kStreamedJob = 4 << 20;  // what is shorter is still in a cache when its reader comes
+constexpr uint64_t kLongRow = 4 << 10;      // shorter rows use the cache: streaming 1 KiB rows took 1.6 times as long
+constexpr uint64_t kStreamedJob = 4 << 20;  // a shorter job is still in a cache when its reader reads it
 constexpr uint64_t kRegion = Copier::kChunkBytes / 4;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 
-/// memcpy with stores that do not fetch the line first.
+/// memcpy with stores that do not load the cache line first.
 void stream(std::byte* target, const std::byte* source, uint64_t bytes) {
 #if defined(__SSE2__)
   if (const uint64_t head = (16 - reinterpret_cast<uintptr_t>(target) % 16) % 16; head != 0) {
@@ -45,7 +45,8 @@ void stream(std::byte* target, const std::byte* source, uint64_t bytes) {
   if (bytes != 0) std::memcpy(target, source, bytes);
 }
 
-/// SYNC copier/stream: streamed stores are ordered by no release; this makes them visible before one (COPY-2).
+/// SYNC copier/stream: a release does not order streamed stores. Call this before the release, so that they are visible
+/// first (COPY-2).
 void finish_streams() {
 #if defined(__SSE2__)
   _mm_sfence();
@@ -118,7 +119,7 @@ void Copier::run() {
     if (stopping_) return;
     const bool is_short = long_.empty() || (!short_.empty() && short_bytes_ < kChunkBytes);  // COPY-3, COPY-4
     auto& queue = is_short ? short_ : long_;
-    Cursor& cursor = queue.front();  // stays where it is: only this thread takes from the front
+    Cursor& cursor = queue.front();  // its address stays valid: only this thread takes from the front
     const uint64_t bytes = cursor.job.copy_plan->bytes();
     short_bytes_ = is_short ? short_bytes_ + bytes : 0;
     lock.unlock();
@@ -174,7 +175,7 @@ void Copier::touch(std::byte* target, uint64_t bytes) {
     if (touched_.contains(region)) continue;
     const uintptr_t first = std::max(region, begin) & ~(page - 1), last = std::min(region + kRegion, end);
     if (last - first < 2 * page) continue;
-    (void)::madvise(reinterpret_cast<void*>(first), last - first, kPopulateWrite);  // an old kernel takes the faults
+    (void)::madvise(reinterpret_cast<void*>(first), last - first, kPopulateWrite);  // may fail: then pages fault
     if (first <= region && last == region + kRegion) touched_.insert(region);
   }
 }

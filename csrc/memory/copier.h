@@ -1,22 +1,25 @@
-// Copier: writes rectangles of arrays into other memory beside the thread that asks. Use it for the bytes of transfers:
-// a host's enqueue thread says what goes where and goes on; small ones are written at once, by whoever asks.
+// Copier: a thread that writes rectangles of arrays into other memory. Use it for the bytes of transfers, so that a
+// host's enqueue thread does not wait for them: it starts a job and goes on. The caller itself writes small jobs at
+// once.
 //
-// Threading: start(), take_done() and stop() by one thread, the owner; the copies are made by one thread of the
-// copier's own, which is made when it is first needed and knows nothing of Python (GIL-1). `ring` is called on that
-// thread after each completion.
+// Threading: one thread, the owner, calls start(), take_done() and stop(). The copier's own thread makes the copies.
+// The first job that needs this thread creates it; it never uses Python (GIL-1). The thread calls `ring` after each
+// completed job.
 //
 // Invariants
-//   COPY-1 (told)     each job is told exactly once: by start()'s answer, by take_done(), or by stop().
-//   COPY-2 (visible)  who has taken a job's completion sees all that it wrote, and may hand it to another process.
-//   COPY-3 (short)    a job of at most kShortBytes overtakes longer ones: it waits for the chunk (kChunkBytes) of them
-//                     that is being written, and for one more for each kChunkBytes of short ones before it.
-//   COPY-4 (long)     while a long job waits, a chunk of it follows as soon as kChunkBytes of short ones have been
-//                     written since the last: before a long job of n chunks is done, less than 2 n kChunkBytes of
-//                     short ones overtake it. Long jobs take turns in the order of their start.
+//   COPY-1 (reported) the completion of each job is reported exactly once: start() returns true, or take_done() or
+//                     stop() returns the job.
+//   COPY-2 (visible)  a thread that has the completion of a job sees all bytes that the job wrote, and may pass them to
+//                     another process.
+//   COPY-3 (short)    a short job (at most kShortBytes) overtakes long ones. It waits for the chunk (kChunkBytes) of a
+//                     long job that is being written, and for one more chunk per kChunkBytes of short jobs before it.
+//   COPY-4 (long)     while a long job waits, the copier writes its next chunk as soon as kChunkBytes of short jobs
+//                     were written since the last chunk of a long job. So less than 2 n kChunkBytes of short jobs
+//                     overtake a long job of n chunks. Long jobs are written in the order of their start.
 //
-// How it writes: chunks of kChunkBytes, past the cache (non-temporal) where rows are long and the job does not fit into
-// a cache anyway; pages that this process has not touched yet are mapped a chunk at a time, which costs a third of
-// taking a fault for each (measured: benchmarks/results/transfer-*).
+// How it writes: chunks of kChunkBytes. Stores bypass the cache (non-temporal) where rows are long and the job does not
+// fit into a cache anyway. Pages that this process has not touched yet are mapped one region at a time. That takes a
+// third of the time of one page fault for each (measured: benchmarks/results/transfer-*).
 #pragma once
 
 #include <atomic>
@@ -48,9 +51,9 @@ class Copier {
     std::shared_ptr<const CopyPlan> copy_plan;
     std::vector<const std::byte*> sources;  ///< one per source of the copy plan
     std::vector<std::byte*> targets;        ///< one per block; nullptr where nothing is written
-    uint64_t key = 0;                       ///< the owner's, as is `to`
+    uint64_t key = 0;                       ///< for the owner's use, as is `to`
     uint32_t to = 0;
-    void* keep = nullptr;  ///< what keeps the sources alive; the owner lets go of it when the job is told
+    void* keep = nullptr;  ///< what keeps the sources alive; the owner releases it when the job is reported
   };
 
   explicit Copier(std::function<void()> ring) : ring_(std::move(ring)) {}
@@ -58,15 +61,15 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  /// True: it is written. False: under way; take_done() will give it back.
+  /// True: the job is written. False: it is under way, and take_done() will return it.
   [[nodiscard]] bool start(Job& job);
-  /// Moves finished jobs to the end of `out`.
+  /// Appends the finished jobs to `out`.
   void take_done(std::vector<Job>* out);
-  /// Ends the thread, and gives back every job that was not told yet, written or not.
+  /// Ends the thread, and returns every job that was not reported yet, written or not.
   std::vector<Job> stop();
   [[nodiscard]] uint64_t under_way() const { return under_way_; }
 
-  /// Test double, any thread: every job, the smallest too, takes so much longer. 0: none.
+  /// For tests, any thread: every job, even the smallest, takes `delay` longer. 0: no delay.
   void set_delay(std::chrono::nanoseconds delay) { delay_ns_.store(delay.count(), std::memory_order_relaxed); }
 
  private:
@@ -85,14 +88,14 @@ class Copier {
   std::atomic<int64_t> delay_ns_{0};
   uint64_t under_way_ = 0;  // owner
   std::thread thread_;      // owner
-  std::mutex mutex_;        // guards what follows, up to touched_
+  std::mutex mutex_;        // guards the members below, except touched_
   std::condition_variable wake_;
   std::deque<Cursor> short_, long_;
-  uint64_t short_bytes_ = 0;  // of short jobs, begun since the last chunk of a long one
+  uint64_t short_bytes_ = 0;  // bytes of the short jobs begun since the last chunk of a long job
   std::vector<Job> done_;
   std::atomic<bool> has_done_{false};
   bool stopping_ = false;
-  std::unordered_set<uintptr_t> touched_;  // the copier's thread: regions of kChunkBytes / 4 that are mapped
+  std::unordered_set<uintptr_t> touched_;  // the copier's thread only: regions of kChunkBytes / 4 that are mapped
 };
 
 }  // namespace pathways

@@ -30,7 +30,7 @@ struct Words {
   }
 };
 
-/// a * b + c, or too much.
+/// a * b + c, but at most half of the largest value, so that it cannot overflow.
 uint64_t multiply_add(uint64_t a, uint64_t b, uint64_t c) {
   const auto wide = static_cast<unsigned __int128>(a) * b + c;
   return wide > std::numeric_limits<uint64_t>::max() / 2 ? std::numeric_limits<uint64_t>::max() / 2
@@ -53,7 +53,7 @@ CopyPlan CopyPlan::parse(std::span<const uint64_t> words) {
   copy_plan.sources_ = in.list();
   copy_plan.blocks_ = in.list();
   copy_plan.written_.resize(copy_plan.blocks_.size());
-  std::vector<uint64_t> room = copy_plan.blocks_;  // what is not written yet: no byte is written twice
+  std::vector<uint64_t> room = copy_plan.blocks_;  // bytes left per block: the rectangles must not exceed a block
   const uint64_t count = in.next();
   for (uint64_t i = 0; i < count; ++i) {
     Rectangle r;
@@ -64,7 +64,7 @@ CopyPlan CopyPlan::parse(std::span<const uint64_t> words) {
     for (uint64_t d = 0; d < rank; ++d) {
       Dimension dimension{in.next(), in.next(), in.next()};
       if (dimension.count == 0) throw Error(Status::kInvalid, "a copy plan has a rectangle without rows");
-      if (dimension.count == 1) dimension.source_stride = dimension.target_stride = 0;  // nobody goes that far
+      if (dimension.count == 1) dimension.source_stride = dimension.target_stride = 0;  // never used
       last = multiply_add(dimension.count - 1, dimension.source_stride, last);
       end = multiply_add(dimension.count - 1, dimension.target_stride, end);
       r.rows = multiply_add(r.rows, dimension.count, 0);

@@ -1,13 +1,12 @@
 /// CopyPlan: all that one host writes into the blocks of another in one transfer, as rectangles of bytes; and the walk
-/// along it. Use it for whatever moves a transfer's bytes: the copier, which writes them where they belong, and the
-/// network transfers between machines, which gathers them here and scatters them there.
+/// along it. Use it for all code that moves a transfer's bytes: the copier, which writes them into the blocks, and the
+/// network transfers between machines, which gather them on the sender and scatter them on the receiver.
 ///
 /// Threading: a copy plan is immutable; a walk belongs to one thread at a time.
 ///
 ///   COPYPLAN-1 (bounds)  a copy plan that parse() took writes inside its blocks and reads inside its sources only.
 ///   COPYPLAN-2 (order)   every walk along a copy plan meets the same bytes in the same order, however it is cut into
-///   runs;
-///                      so what one gathers another scatters.
+///                        runs; so what one walk gathers another walk scatters.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +16,9 @@
 
 namespace pathways {
 
-/// As words (64 bits each): `direct`; number of sources, bytes of each; number of blocks, bytes of each; number of
-/// rectangles, and each as source, block, offset in the source, offset in the block, bytes in a row, number of
-/// dimensions, and per dimension, outermost first: count, stride in the source, stride in the block (bytes).
+/// The encoding, in words of 64 bits: `direct`; number of sources, bytes of each; number of blocks, bytes of each;
+/// number of rectangles, and for each: source, block, offset in the source, offset in the block, bytes in a row, number
+/// of dimensions, and per dimension, outermost first: count, stride in the source, stride in the block (bytes).
 class CopyPlan {
  public:
   struct Dimension {
@@ -37,7 +36,8 @@ class CopyPlan {
   static CopyPlan parse(std::span<const uint64_t> words);
 
   std::span<const uint64_t> words() const { return words_; }
-  /// Some blocks of the receiver, who is the sender too, are shards as they are: nothing is written there.
+  /// True when the sender is also the receiver, and some of its blocks are its shards as they are: for these nothing is
+  /// written.
   bool has_direct() const { return direct_; }
   uint64_t bytes() const { return bytes_; }
   std::span<const uint64_t> source_bytes() const { return sources_; }
@@ -62,13 +62,13 @@ struct CopyRun {
   uint64_t source_stride, target_stride;
 };
 
-/// How far somebody has come along a copy plan, which must outlive it.
+/// A position in a copy plan, which must outlive the walk.
 class CopyWalk {
  public:
   explicit CopyWalk(const CopyPlan& copy_plan) : copy_plan_(&copy_plan) {}
 
-  /// The next run, of at most `most` bytes, and at least one where `most` is: whole rows of one dimension, or a part of
-  /// one row. False at the end.
+  /// The next run, of 1 to `most` bytes: whole rows of one dimension, or a part of one row. False at the end, or when
+  /// `most` is 0.
   bool next(uint64_t most, CopyRun* run);
   bool is_over() const { return rectangle_ == copy_plan_->rectangles().size(); }
   /// Bytes passed.
@@ -77,8 +77,8 @@ class CopyWalk {
  private:
   const CopyPlan* copy_plan_;
   size_t rectangle_ = 0;
-  uint64_t row_ = 0;     // of the rectangle, counted over all its dimensions
-  uint64_t column_ = 0;  // in bytes
+  uint64_t row_ = 0;     // index in the rectangle, counted over all its dimensions
+  uint64_t column_ = 0;  // offset in the row, in bytes
   uint64_t passed_ = 0;
 };
 
@@ -86,10 +86,11 @@ class CopyWalk {
 void copy_rows(std::byte* target, uint64_t target_stride, const std::byte* source, uint64_t source_stride, uint64_t row,
                uint64_t count);
 
-/// Puts the next bytes of a walk one behind the other, until `out` is full or the walk over; how many.
+/// Copies the next bytes of the walk from the sources into `out`, one after the other, until `out` is full or the walk
+/// is over. Returns how many.
 uint64_t gather(CopyWalk& walk, std::span<const std::byte* const> sources, std::span<std::byte> out);
-/// Puts what was gathered where it belongs, and goes on from there at the next call. `in` must not be more than is
-/// left.
+/// Copies gathered bytes to their places in the blocks; the next call goes on behind them. `in` must not be longer than
+/// the rest of the walk.
 void scatter(CopyWalk& walk, std::span<std::byte* const> blocks, std::span<const std::byte> in);
 
 }  // namespace pathways

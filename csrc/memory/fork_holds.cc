@@ -12,11 +12,11 @@
 
 namespace pathways {
 
-/// Never destroyed: a fork may come while the process ends.
+/// Never destroyed, because a fork may happen while the process ends.
 struct ForkHolds::Registry {
-  std::mutex mutex;  // held over a fork
+  std::mutex mutex;  // held during a fork
   std::vector<ForkHolds*> all;
-  std::vector<int> write_ends;  // during a fork
+  std::vector<int> write_ends;  // non-empty during a fork only
 };
 
 ForkHolds::Registry& ForkHolds::registry() {
@@ -44,7 +44,7 @@ void ForkHolds::after_fork_in_parent() {
   known.mutex.unlock();
 }
 
-/// The write ends stay open for as long as the child lives. What the parent holds is not the child's to give back.
+/// The write ends stay open as long as the child lives. The child must not release the references of the parent.
 void ForkHolds::after_fork_in_child() {
   Registry& known = registry();
   for (ForkHolds* holds : known.all) {

@@ -35,7 +35,7 @@ std::size_t page_rounded(std::size_t bytes, const char* who) {
   return (bytes + page - 1) / page * page;
 }
 
-/// Closes the descriptor unless released: for the throwing paths.
+/// Closes the descriptor unless released: for paths that throw.
 struct OwnedFd {
   explicit OwnedFd(int descriptor) noexcept : fd(descriptor) {}
   OwnedFd(const OwnedFd&) = delete;
@@ -60,14 +60,14 @@ std::byte* map(std::size_t bytes, int flags, int fd, const char* who, int protec
   return static_cast<std::byte*>(data);
 }
 
-/// The mappings that a forked child gets as private ones. Never destroyed: a fork may come while the process ends.
+/// The mappings that a forked child gets as private ones. Never destroyed: a fork may happen while the process ends.
 struct HiddenMappings {
   struct Mapping {
     std::byte* data;
     std::size_t size;
     int fd;
   };
-  std::mutex mutex;  // held over a fork
+  std::mutex mutex;  // held during a fork
   std::vector<Mapping> all;
 };
 
@@ -76,7 +76,7 @@ HiddenMappings& hidden_mappings() {
   return *mappings;
 }
 
-/// FORK-1. Runs in the child inside fork(), where there is one thread: system calls only.
+/// FORK-1. Runs in the child inside fork(), where only one thread exists; so it makes system calls only.
 void map_privately() {
   HiddenMappings& mappings = hidden_mappings();
   for (const auto& [data, size, fd] : mappings.all) {

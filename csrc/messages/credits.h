@@ -1,13 +1,15 @@
-/// What one client may have under way before the controller reads no further record of the client's.
+/// The bounds on the work that one client may have under way. At a bound, the controller reads no further record of
+/// that client.
 ///
-/// FLOW-1: what a client sent costs controller and hosts bounded memory, whatever its library does. A client that goes
-/// past a bound is not read until its earlier work is done: its ring fills up, and its calls wait for room (ASY-1). The
-/// others notice nothing. All that is waited for here is done by hosts, from work that they have or will be granted; so
-/// it ends without a word of the client's. What only the client can end, a memory that its own arrays fill, has bounds
-/// so wide that no sound client meets them, for the releases that make room may come behind.
+/// FLOW-1: a client's work costs the controller and the hosts bounded memory, whatever the client's library does. The
+/// controller does not read a client that is at a bound until earlier work of the client is done. So the client's ring
+/// fills up, and its calls wait for room (ASY-1). The other clients notice nothing. The client waits for work that
+/// hosts have been granted or will be granted, so the wait ends without any action of the client. There is one
+/// exception: only the client can end a wait for memory that its own arrays fill. The bounds for that wait are so wide
+/// that no correct client meets them, because the releases that make room may come behind the waiting records.
 ///
-/// A host says which commands it is done with for many at once, a quarter of what may be under way there; so a client
-/// that is within its bounds costs nobody a message, and one that waits is read on with at least three quarters free.
+/// A host reports done commands in batches: a quarter of the bound at a time. So a client's commands cost few messages,
+/// and at any time at least three quarters of the bound are free for commands that are really under way.
 ///
 /// Threading: constants, and a count for one thread.
 #pragma once
@@ -16,19 +18,19 @@
 
 namespace pathways {
 
-inline constexpr uint64_t kMostRuns = 1u << 14;                       ///< in the order and not over
-inline constexpr uint64_t kMostCommands = 4096;                       ///< given to one host and not done there
-inline constexpr uint64_t kMostCommandBytes = uint64_t{4} << 20;      ///< of their records
+inline constexpr uint64_t kMostRuns = 1u << 14;                       ///< runs in the order and not over
+inline constexpr uint64_t kMostCommands = 4096;                       ///< commands sent to one host and not done there
+inline constexpr uint64_t kMostCommandBytes = uint64_t{4} << 20;      ///< bytes of the records of these commands
 inline constexpr uint64_t kMostWaiting = 4096;                        ///< records in the order that no host was granted
 inline constexpr uint64_t kMostWaitingBytes = uint64_t{4} << 20;      ///< and their bytes
-inline constexpr uint64_t kMostHeld = 1u << 18;                       ///< records that wait for memory, or behind such
+inline constexpr uint64_t kMostHeld = 1u << 18;                       ///< held records: see controller.h
 inline constexpr uint64_t kMostHeldBytes = uint64_t{128} << 20;       ///< and their bytes
-inline constexpr uint64_t kMostUndeliveredBytes = uint64_t{1} << 20;  ///< that it was told and does not read
-inline constexpr uint64_t kMostDefinedBytes = uint64_t{64} << 20;     ///< of descriptions; more puts it out
-inline constexpr uint64_t kCommandsDelivered = kMostCommands / 4;     ///< a host says so when it is done with as many
+inline constexpr uint64_t kMostUndeliveredBytes = uint64_t{1} << 20;  ///< bytes sent to the client that it has not read
+inline constexpr uint64_t kMostDefinedBytes = uint64_t{64} << 20;     ///< bytes of descriptions; more evicts the client
+inline constexpr uint64_t kCommandsDelivered = kMostCommands / 4;     ///< a host reports when it has done so many
 inline constexpr uint64_t kCommandBytesDelivered = kMostCommandBytes / 4;
 
-/// Records, and their bytes.
+/// A number of records, and their bytes.
 struct Load {
   uint64_t count = 0;
   uint64_t bytes = 0;

@@ -1,11 +1,11 @@
-/// The sending end of a ring: never waits, never loses, never reorders.
+/// The sending end of a ring: it never waits, never loses a record, and never reorders records.
 ///
-/// What does not fit in the ring now is kept here and goes first at the next chance, so a slow reader costs its writer
-/// memory and not time. That memory is bounded by the credits of those who cause the records (messages/credits.h).
-/// Records become visible, and the reader is woken, at `flush`: once per batch, not once per record.
+/// The outbox keeps the records that do not fit in the ring now, and sends them first at the next flush. So a slow
+/// reader costs its writer memory and not time. The credits of the clients that cause the records bound that memory
+/// (messages/credits.h). `flush` makes records visible and wakes the reader: once per batch, not once per record.
 ///
-/// `set_distance` makes each record become visible a while after it was sent: processes far apart, on one machine. Who
-/// owns the outbox then flushes again when `due` says.
+/// `set_distance` makes each record visible only some time after it was sent. It models processes that are far apart,
+/// on one machine. The owner of the outbox must then flush again at the time that `due` returns.
 ///
 /// Threading: one writer thread.
 #pragma once
@@ -26,8 +26,8 @@ namespace pathways {
 class Outbox {
  public:
   Outbox() = default;
-  /// `ready_bitmap`, if given, is told between publishing and ringing, so that a reader of many rings knows which to
-  /// look at.
+  /// `ready_bitmap`: if given, `ready_bit` is set there between publishing and ringing, so that a reader of many rings
+  /// knows which rings to read.
   Outbox(ByteRing* ring, DoorbellWord* doorbell, ReadyBitmap* ready_bitmap = nullptr, uint32_t ready_bit = 0)
       : Outbox(ring->claim_producer(), doorbell, ready_bitmap, ready_bit) {}
   Outbox(ByteRing::Producer producer, DoorbellWord* doorbell, ReadyBitmap* ready_bitmap = nullptr,
@@ -58,7 +58,8 @@ class Outbox {
   bool flush() {
     return flush([](uint64_t) {});
   }
-  /// `published(count)` is called when records have become visible, before the reader is woken: how many so far in all.
+  /// Calls `published(count)` when records have become visible, before it wakes the reader. `count`: all records so
+  /// far.
   template <typename Published>
   bool flush(Published&& published) {
     if (!overflow_.empty()) drain();
@@ -72,12 +73,13 @@ class Outbox {
     return !overflow_.empty();
   }
 
-  /// Before anything is sent.
+  /// Call it before anything is sent.
   void set_distance(int64_t ns) { distance_ns_ = ns; }
-  /// When the oldest record that is kept here may go, on the clock of monotonic_ns(); 0: at once, or there is none.
+  /// When the oldest record that is kept here may be sent (monotonic_ns()); 0: at once, or no record is kept.
   int64_t due() const { return due_.empty() ? 0 : due_.front(); }
 
-  /// TRUST-1: the reader makes no sense. What it has not read is dropped, for one last record.
+  /// TRUST-1: the reader's end of the ring is invalid. Drops what the reader has not read, to make room for one last
+  /// record.
   void forget_reader() {
     overflow_.clear();
     overflow_bytes_ = 0;
@@ -87,7 +89,7 @@ class Outbox {
 
   bool is_connected() const { return doorbell_ != nullptr; }
   bool has_overflow() const { return !overflow_.empty(); }
-  /// Of the records that are kept here.
+  /// Bytes of the records that are kept here.
   uint64_t overflow_bytes() const { return overflow_bytes_; }
   /// The longest record that `send` takes.
   uint32_t max_record() const { return producer_.max_record(); }
@@ -114,9 +116,9 @@ class Outbox {
   uint32_t ready_bit_ = 0;
   std::deque<std::vector<std::byte>> overflow_;
   uint64_t overflow_bytes_ = 0;
-  uint64_t in_ring_ = 0;  ///< records that went there, ever
+  uint64_t in_ring_ = 0;  ///< records that were written to the ring, in all
   int64_t distance_ns_ = 0;
-  std::deque<int64_t> due_;  ///< with a distance: of each record in overflow_
+  std::deque<int64_t> due_;  ///< with a distance: when each record of overflow_ may be sent
   bool is_dirty_ = false;
 };
 

@@ -1,14 +1,14 @@
-/// Which of many rings have something new: one bit per writer, in shared memory.
+/// Which of many rings have new records: one bit per writer, in shared memory.
 ///
-/// A reader of thousands of rings looks at a few words instead of at every ring, so that a pass costs what there is to
-/// do and not what there could be (COST-3). A bit carries no data: it says "look at this ring".
+/// A reader of thousands of rings looks at a few words instead of at every ring. So the cost of a pass depends on the
+/// rings that have records, not on the number of rings (COST-3). A bit carries no data: it means "look at this ring".
 ///
-/// READY-1 nothing is missed: a writer publishes its record, then sets its bit in `words`, then its word's bit in
-/// `summary`; the reader clears in the opposite order and looks at the ring last. A bit set after it was cleared is
-/// found at the next look, and whoever posts rings the reader's doorbell after that.
+/// READY-1 no record is missed: a writer publishes its record, then sets its bit in `words`, then the bit of that word
+/// in `summary`, and then rings the reader's doorbell. The reader clears in the opposite order, and reads the ring
+/// last. If a bit is set after the reader cleared it, the reader finds it at its next look.
 ///
-/// Layout: bit i of words[i / 64]; bit w of summary[w / 64] for words[w]. Zero is an empty board.
-/// Threading: `post` by any thread of any process; `collect` by the reader.
+/// Layout: bit i of words[i / 64]; bit w of summary[w / 64] for words[w]. All zeros is an empty bitmap.
+/// Threading: `mark` by any thread of any process; `collect` by the reader.
 #pragma once
 
 #include <bit>
@@ -25,12 +25,12 @@ struct ReadyBitmap {
 
   void mark(uint32_t bit) noexcept {
     const uint32_t word = bit / 64;
-    // SYNC ready/mark: pairs with ready/collect; always written, for a bit seen set may be about to be cleared.
+    // SYNC ready/mark: pairs with ready/collect. Write the bit even if it is set: the reader may be about to clear it.
     words[word].fetch_or(uint64_t{1} << (bit % 64), std::memory_order_acq_rel);
     summary[word / 64].fetch_or(uint64_t{1} << (word % 64), std::memory_order_acq_rel);
   }
 
-  /// Appends the bits posted since the last call, and clears them.
+  /// Appends the bits set since the last call, and clears them.
   void collect(std::vector<uint32_t>* out) {
     for (uint32_t s = 0; s < kBits / 64 / 64; ++s) {
       if (summary[s].load(std::memory_order_relaxed) == 0) continue;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-/// Hands out offsets in a block that is still to be made.
+/// Assigns offsets in a block that will be made afterwards.
 class Layout {
  public:
   explicit Layout(size_t header) { take(header, kCacheLine); }
@@ -48,7 +48,7 @@ Segment make_block(std::string_view name, bool shared, Segment::Others others = 
   return segment;
 }
 
-/// The part of a block that is to begin at `offset`; none for 0 when it may be missing.
+/// The part of a block that begins at `offset`; an empty part if `offset` is 0 and the part may be missing.
 BlockPart part_of(void* block, size_t bytes, size_t header, uint64_t offset, const char* what, bool may_be_missing) {
   if (offset == 0 && may_be_missing) return {};
   if (offset < header || offset >= bytes || offset % kCacheLine != 0) {

@@ -1,21 +1,21 @@
-/// What the processes of a cluster share: blocks of memory, each mapped by who must write or read it and nobody else.
+/// The shared memory of a cluster: blocks, each mapped only by the processes that must write or read it.
 ///
-/// Each block begins with a header of fixed width; everything behind it is found by offsets, so each process may map it
-/// anywhere, and the same layout serves the heap when all of them are one process. A block's doorbell belongs to the
-/// process that the block is named after: whoever publishes to it rings there.
+/// Each block begins with a header of fixed width. Everything behind the header is found by offsets, so each process
+/// may map the block anywhere, and the same layout serves the heap when all parts of the cluster are one process. A
+/// block's doorbell belongs to the process that the block is named after: a process that publishes to it rings there.
 ///
 ///   controller   doorbell, which hosts' rings have records                             controller and hosts
 ///   status       status of the cluster, and the text of its failure                 controller; clients only read
 ///   bell c       the controller's doorbell for client c                             controller and client c
 ///   host h       doorbell, rings controller -> h, h -> controller and g -> h for
 ///                each other host g, arena                                           controller and hosts
-///   client c     rings c -> controller (and one for cancels, which pass what waits
-///                in the other), controller -> c, counters, future table (with c's
-///                doorbell), read-back area, arena                                   client c, controller and hosts
+///   client c     rings c -> controller (and one for cancels, which overtake what
+///                waits in the other), controller -> c, counters, future table (with
+///                c's doorbell), read-back area, arena                               client c, controller and hosts
 ///
-/// TRUST-1: so a client can write nothing that another client reads. What it can write, its own block and bell, is data
-/// to everybody else: a HostView and a ClientView copy a header's offsets out once, check them against what is mapped,
-/// and are all that another process than the owner uses.
+/// TRUST-1: so a client can write nothing that another client reads. A client can write its own block and bell; these
+/// are data to every other process. HostView and ClientView copy the offsets out of a header once, and check them
+/// against the mapped size. A process that is not a block's owner uses the block through such a view only.
 #pragma once
 
 #include <algorithm>
@@ -38,12 +38,12 @@ namespace pathways {
 
 enum class ClusterStatus : uint32_t { kUp = 0, kFailed = 1, kClosed = 2 };
 
-/// What clients read of the controller. Its segment is sealed: who attaches it maps it read-only.
+/// What clients read about the controller. Its segment is sealed: a process that attaches it maps it read-only.
 struct StatusBlock {
   static constexpr uint64_t kMagic = 0x5057535441545553ULL;
   static constexpr size_t kTextBytes = 8192;
   uint64_t magic = kMagic;
-  Atomic<uint32_t> status;  ///< ClusterStatus; leaves kUp once
+  Atomic<uint32_t> status;  ///< ClusterStatus; leaves kUp only once
   uint32_t text_bytes = 0;  ///< written before `status`
   char text[kTextBytes] = {};
 
@@ -57,7 +57,7 @@ struct StatusBlock {
   std::string failure() const { return std::string(text, std::min<size_t>(copied_once(text_bytes), kTextBytes)); }
 };
 
-/// Where one client rings for the controller: alone in its segment.
+/// The doorbell that one client rings for the controller, alone in its segment.
 struct BellBlock {
   static constexpr uint64_t kMagic = 0x505742454c4c3031ULL;
   uint64_t magic = kMagic;
@@ -70,11 +70,11 @@ struct BellBlock {
 struct ControllerBlock {
   static constexpr uint64_t kMagic = 0x5057434f4e54524cULL;
   uint64_t magic = kMagic;
-  int64_t distance_ns = 0;  ///< how long records between controller and hosts are on their way, as if they were far
+  int64_t distance_ns = 0;  ///< delay of records between controller and hosts, as if they were far
                             ///< apart; for measurement; written before anybody else attaches
   DoorbellWord doorbell{};
   ReadyBitmap ready_bitmap{};  ///< hosts whose ring to the controller has records
-  StatusBlock status{};  ///< for clients that are in the controller's own process; others have one in a sealed segment
+  StatusBlock status{};  ///< for clients in the controller's own process; other clients have one in a sealed segment
 
   static Segment make(bool shared);
   static ControllerBlock* attach(Segment& segment);
@@ -97,7 +97,7 @@ struct HostBlock {
   };
   static Segment make(uint32_t host, uint32_t hosts, Sizes sizes, bool shared);
   static HostBlock* attach(Segment& segment);
-  /// For the block's owner, who believes its own header.
+  /// For the block's owner, which trusts its own header.
   ByteRing* ring_from_controller() { return ring(from_controller); }
   ByteRing* ring_to_controller() { return ring(to_controller); }
   ByteRing* ring_from(uint32_t peer) { return ring(from_peers + peer * peer_stride); }
@@ -107,7 +107,7 @@ struct HostBlock {
   ByteRing* ring(uint64_t offset) { return ByteRing::attach(reinterpret_cast<std::byte*>(this) + offset); }
 };
 
-/// A part of a block, and how much is mapped from there on.
+/// A part of a block, and the number of bytes mapped from there on.
 struct BlockPart {
   std::byte* at = nullptr;
   size_t room = 0;
@@ -118,14 +118,14 @@ struct BlockPart {
   ByteRing::Consumer consumer() const { return ring()->claim_consumer(room); }
 };
 
-/// A host's block as every process but its owner has it (TRUST-1). A value; the segment must outlive it.
+/// A host's block, for every process but its owner (TRUST-1). A value; the segment must outlive it.
 class HostView {
  public:
   HostView() = default;
-  /// Throws Error(kInvalid) when `bytes` of `memory` hold no host's block, or one whose parts lie outside of them.
+  /// Throws Error(kInvalid) when `bytes` of `memory` hold no host's block, or a block with parts outside of them.
   HostView(void* memory, size_t bytes);
   explicit HostView(Segment& segment) : HostView(segment.data(), segment.size()) {}
-  /// Of a block that this process made itself. nullptr: none.
+  /// For a block that this process made itself. nullptr: none.
   HostView(HostBlock* own) : HostView() {  // NOLINT(google-explicit-constructor)
     if (own != nullptr) *this = HostView(own, SIZE_MAX - reinterpret_cast<uintptr_t>(own));
   }
@@ -134,15 +134,15 @@ class HostView {
   DoorbellWord* doorbell() const { return &block_->doorbell; }
   ByteRing::Producer to_host() const { return from_controller_.producer(); }
   ByteRing::Consumer from_host() const { return to_controller_.consumer(); }
-  /// The same ends, as the host itself has them.
+  /// The other ends of these rings, which the host itself uses.
   ByteRing::Consumer inbox() const { return from_controller_.consumer(); }
   ByteRing::Producer outgoing() const { return to_controller_.producer(); }
   uint32_t peers() const { return peers_; }
   /// The ring from `peer`, which is below peers().
   BlockPart from(uint32_t peer) const;
-  /// What the host can be sent at most from another one: see ByteRing::bytes_for. 0: no rings between hosts.
+  /// Capacity of the ring from another host, in bytes: see ByteRing::bytes_for. 0: no rings between hosts.
   uint32_t peer_ring_bytes() const { return peer_ring_bytes_; }
-  /// Not there: it has none.
+  /// Its is_there() is false when the host has no arena.
   const ArenaView& arena() const { return arena_; }
   HostBlock* block() const { return block_; }
 
@@ -158,9 +158,9 @@ struct ClientBlock {
   static constexpr uint64_t kMagic = 0x5057434c49454e54ULL;
   uint64_t magic;
   uint64_t to_controller, cancels, from_controller, table, read_back, arena;  ///< offsets in the block; 0: none
-  alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes
-  Atomic<uint64_t> wanted;     ///< ring the doorbell when `retired` reaches it, and clear it; 0: nobody waits
-  Atomic<uint64_t> delivered;  ///< records published to the client; the controller writes, before it rings
+  alignas(kCacheLine) Atomic<uint64_t> retired;  ///< runs over on all their hosts; the controller writes it
+  Atomic<uint64_t> wanted;     ///< the controller rings and clears it when `retired` reaches it; 0: nobody waits
+  Atomic<uint64_t> delivered;  ///< records published to the client; the controller writes it, before it rings
 
   struct Sizes {
     uint32_t futures = 1u << 16;
@@ -170,12 +170,12 @@ struct ClientBlock {
   };
   static Segment make(Sizes sizes, bool shared);
   static ClientBlock* attach(Segment& segment);
-  /// For the client itself, which believes its own header.
+  /// For the client itself, which trusts its own header.
   ByteRing* ring_to_controller() { return ring(to_controller); }
   ByteRing* ring_of_cancels() { return ring(cancels); }
   ByteRing* ring_from_controller() { return ring(from_controller); }
   FutureTable* futures() { return FutureTable::attach(reinterpret_cast<std::byte*>(this) + table); }
-  /// nullptr: it has none.
+  /// nullptr: the client has none.
   ReadBackArea* read_back_area() {
     return read_back == 0 ? nullptr : ReadBackArea::attach(reinterpret_cast<std::byte*>(this) + read_back);
   }
@@ -185,14 +185,14 @@ struct ClientBlock {
   ByteRing* ring(uint64_t offset) { return ByteRing::attach(reinterpret_cast<std::byte*>(this) + offset); }
 };
 
-/// A client's block as controller and hosts have it (TRUST-1). A value; the segment must outlive it.
+/// A client's block, for the controller and the hosts (TRUST-1). A value; the segment must outlive it.
 class ClientView {
  public:
   ClientView() = default;
-  /// Throws Error(kInvalid) when `bytes` of `memory` hold no client's block, or one whose parts lie outside of them.
+  /// Throws Error(kInvalid) when `bytes` of `memory` hold no client's block, or a block with parts outside of them.
   ClientView(void* memory, size_t bytes);
   explicit ClientView(Segment& segment) : ClientView(segment.data(), segment.size()) {}
-  /// Of a block that this process made itself.
+  /// For a block that this process made itself.
   ClientView(ClientBlock* own)  // NOLINT(google-explicit-constructor)
       : ClientView(own, SIZE_MAX - reinterpret_cast<uintptr_t>(own)) {}
 
@@ -201,7 +201,7 @@ class ClientView {
   ByteRing::Consumer cancels() const { return cancels_.consumer(); }
   ByteRing::Producer to_client() const { return from_controller_.producer(); }
   const FutureView& futures() const { return futures_; }
-  /// Not there: it has none. So is its arena.
+  /// Its is_there() is false when the client has no read-back area. The same holds for the arena.
   const ReadBackView& read_back() const { return read_back_; }
   const ArenaView& arena() const { return arena_; }
   Atomic<uint64_t>& retired() const { return block_->retired; }

@@ -54,7 +54,7 @@ void Plan::validate() const {
   require(in_words(h.donated_begin, h.donated), "PLAN-4, the donated arguments leave the table of words");
   for (uint32_t position : donated()) require(position < h.arguments, "PLAN-4, an unknown argument is donated");
   require(h.values <= h.words, "PLAN-4, more values than words to write them with");
-  // The ranges lie one behind the other, so that no word is counted twice and what is derived stays in proportion.
+  // Each range begins where the last one ended, so no word is counted twice and the derived data stays in proportion.
   uint64_t cursor = 0;
   const auto next_range = [&](uint32_t begin, uint32_t count) {
     const bool fits = begin == cursor && in_words(begin, count);
@@ -104,7 +104,7 @@ void Plan::validate() const {
   require(next_range(h.argument_begin, h.arguments) && next_range(h.result_begin, h.results) &&
               next_range(h.donated_begin, h.donated) && cursor == h.words,
           "PLAN-4, the tables do not fill the table of words");
-  // The argument and result nodes restate the two tables; they must agree with them.
+  // The argument and result nodes repeat the two tables, so they must agree with them.
   size_t bound = 0;
   for (uint32_t value : arguments()) {
     if (value == kNoValue) continue;
@@ -128,7 +128,7 @@ void Plan::validate() const {
 void Plan::validate_transfer(uint32_t index) const {
   const NodeRecord& n = nodes_[index];
   const auto from = sources(n), to = destinations(n);
-  // It reads its value exactly when it sends to somebody, and makes one exactly when somebody sends to it.
+  // A transfer has an input exactly when this host sends to some host, and an output exactly when some host sends here.
   if (n.input_count > 1 || n.output_count > 1 || n.input_count + n.output_count == 0 ||
       (n.input_count == 0) != to.empty() || (n.output_count == 0) != from.empty()) {
     refuse(at("node", index) + ": PLAN-4, a transfer moves exactly one value, from its sources to its destinations");

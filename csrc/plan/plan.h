@@ -1,19 +1,20 @@
-/// The flat plan of one host: what a program's nodes look like from there.
+/// The flat plan of one host: the nodes of a program as that host runs them.
 ///
-/// A plan is encoded once (`PlanBuilder`), validated once (`Plan::parse`), then const and shared by all its runs. It is
-/// one block of bytes: a header and six tables, each an array of fixed-width records, so that reading it costs an
-/// index and it can be sent as it is. Everything else here (readers, consumers, initial counters) is derived from the
-/// tables when they are parsed and never sent.
+/// A plan is encoded once (`PlanBuilder`) and validated once (`Plan::parse`). Then it is const, and all its runs share
+/// it. It is one block of bytes: a header, the table of nodes, and the table of words, to whose ranges the header and
+/// the nodes refer. Records have a fixed width, so reading costs an index, and the block can be sent as it is.
+/// Everything else here (readers, consumers, initial counters) is derived from the tables when they are parsed, and
+/// never sent.
 ///
 /// Threading: immutable after parse; any thread reads.
 ///
-/// Invariants, refused by `Plan::parse` with an `Error(kInvalid)` that names the table and the entry:
+/// Invariants; `Plan::parse` refuses a violation with an `Error(kInvalid)` that names the table and the entry:
 ///   PLAN-1  single assignment: each value is the output of exactly one node.
 ///   PLAN-2  order: a node reads only values written by nodes before it.
 ///   PLAN-3  shape: node 0 is the argument node, the last is the result node, and no other node is of these kinds.
-///   PLAN-4  bounds: every index, count and mask lies inside its table; the tables fill the block exactly, and the
-///           ranges of nodes, arguments, results and donated arguments lie in the table of words one behind the other.
-///   COST-2  the size does not depend on the number of shards: devices are a mask, peers appear on transfers only.
+///   PLAN-4  bounds: every index, count and mask lies inside its table. The tables fill the block exactly. The ranges
+///           of nodes, arguments, results and donated arguments lie in the table of words, one behind the other.
+///   COST-2  the size does not depend on the number of shards: devices are a mask, and only transfers name peers.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,7 @@ namespace pathways {
 
 inline constexpr uint32_t kNoValue = 0xffffffffu;
 inline constexpr uint32_t kMaxLocalDevices = 64;
-inline constexpr uint32_t kMaxGlobalNodes = 1u << 20;  ///< of transfers: the executor packs the number into a key
+inline constexpr uint32_t kMaxGlobalNodes = 1u << 20;  ///< for transfers: the executor packs the number into a key
 
 /// What one node asks of a host.
 enum class NodeKind : uint8_t {
@@ -36,19 +37,19 @@ enum class NodeKind : uint8_t {
   kResult = 3,    ///< binds values to the results' handles
 };
 
-/// One node, 64 bytes. Ranges index the plan's table of words.
+/// One node, 64 bytes. Its ranges are ranges of the plan's table of words.
 struct NodeRecord {
   NodeKind kind;
-  uint8_t gang;          ///< 1 when hosts other than this one launch their part of the same call
-  uint16_t spread;       ///< kTransfer: 1 when an end of it has shards on other hosts; it then goes shard by shard
-  uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the route
+  uint8_t gang;          ///< 1 when other hosts launch their part of the same call
+  uint16_t spread;       ///< kTransfer: 1 when one end has shards on other hosts; the transfer then goes shard by shard
+  uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the host's reshard plan
   uint32_t global_node;  ///< the node's number in the program, the same on all hosts
   uint32_t input_begin, input_count;
   uint32_t output_begin, output_count;
   uint32_t source_begin, source_count;            ///< kTransfer: hosts that send to this one, itself included
   uint32_t destination_begin, destination_count;  ///< kTransfer: hosts that this one sends to, itself included
   uint32_t padding;
-  uint64_t devices;        ///< local devices that the node's outputs live on; a call holds them in the order
+  uint64_t devices;        ///< local devices that the node's outputs live on; a call occupies them in the order
   uint64_t input_devices;  ///< kTransfer: local devices that its input lives on
 };
 static_assert(sizeof(NodeRecord) == 64);
@@ -66,14 +67,14 @@ struct PlanHeader {
   uint32_t argument_begin;
   uint32_t results;
   uint32_t result_begin;
-  uint32_t donated;  ///< positions of arguments that a run takes over: nobody else has them from then on (MEM-4)
+  uint32_t donated;  ///< positions of arguments that a run takes over: from then on nobody else has them (MEM-4)
   uint32_t donated_begin;
 };
 static_assert(sizeof(PlanHeader) == 56);
 
 class Plan {
  public:
-  /// Takes a block and validates it. Throws Error(kInvalid) that says what is wrong and where.
+  /// Takes a block and validates it. Throws Error(kInvalid) with what is wrong and where.
   static Plan parse(std::vector<std::byte> block);
 
   uint32_t host() const { return header().host; }
@@ -97,17 +98,18 @@ class Plan {
   std::span<const uint32_t> results() const { return words(header().result_begin, header().results); }
 
   // Derived at parse.
-  /// Nodes (other than the result node) that read a value, once per reading.
+  /// Nodes that read a value, except the result node; a node that reads the value twice is listed twice.
   std::span<const uint32_t> consumers(uint32_t value) const { return slice(consumer_begin_, consumers_, value); }
   /// Result positions that a value is bound to.
   std::span<const uint32_t> results_of(uint32_t value) const { return slice(result_begin_, results_, value); }
-  /// Readings still to come of each value at the start of a run.
+  /// How often each value will be read, at the start of a run.
   std::span<const uint32_t> initial_readers() const { return readers_; }
-  /// What each node still waits for at the start of a run: its inputs, and the head of each device it holds.
+  /// How many things each node waits for at the start of a run: its inputs, and for a call the head of each of its
+  /// devices.
   std::span<const uint32_t> initial_missing() const { return missing_; }
-  /// Nodes of kind kCall and kTransfer: what must have been done before the run is over on this host.
+  /// How many nodes are of kind kCall or kTransfer: all of them must be done before the run is over on this host.
   uint32_t step_count() const { return steps_; }
-  /// Calls that other hosts launch too (GANG-1).
+  /// How many calls other hosts launch too (GANG-1).
   uint32_t gang_count() const { return gangs_; }
 
  private:
@@ -128,7 +130,8 @@ class Plan {
   uint32_t steps_ = 0, gangs_ = 0;
 };
 
-/// Writes the block that `Plan::parse` reads. Nodes in order; the builder adds the argument and the result node.
+/// Writes the block that `Plan::parse` reads. Add the nodes in order; the builder adds the argument and the result
+/// node.
 class PlanBuilder {
  public:
   PlanBuilder(uint32_t host, uint32_t devices, uint32_t values) : host_(host), devices_(devices), values_(values) {}

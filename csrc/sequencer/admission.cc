@@ -70,7 +70,7 @@ void Admission::leave(std::span<const SpaceNeed> needs, uint64_t number) {
     space.eager -= need.eager;
     PW_DCHECK(!space.peaks.empty());
     int64_t height = space.peaks.front().height;
-    if (space.peaks.front().number == number) {  // as a rule
+    if (space.peaks.front().number == number) {  // the usual case
       space.peaks.pop_front();
     } else {
       const auto at = std::find_if(space.peaks.begin(), space.peaks.end(),
@@ -121,7 +121,7 @@ BlockId Admission::add_block(uint32_t client, uint32_t plan, SpaceSetId set, uin
   for (const SpaceId space_id : sets_[set]) {
     Space& space = spaces_[space_id];
     space.live += bytes;
-    if (!is_early) continue;  // the reach of the run that makes it has it, less what the run takes over
+    if (!is_early) continue;  // the run's peak reservation covers the block, less what the run takes over
     space.raised += static_cast<int64_t>(bytes);
     space.look();
   }

@@ -65,7 +65,7 @@ EntryId Sequencer::submit(uint32_t client, GroupId group, EntryKind kind, uint64
   return id;
 }
 
-/// The entry has the host's word: a run takes a place in its window.
+/// The entry is granted to the host: a run takes a place in the host's window.
 void Sequencer::occupy(Host& host, EntryId id) {
   if (!needs_room(entries_[id])) return;
   --host.room;
@@ -121,7 +121,8 @@ bool Sequencer::complete(EntryId id, uint32_t h) {
 bool Sequencer::cancel(EntryId id) {
   Entry& e = entries_[id];
   if (e.state != EntryState::kWaiting) return false;
-  // It asks for nothing any more: where it heads a full or a closed host, it is blocked no longer.
+  // A dropped entry needs no room and no open host: where it heads the FIFO of a full or closed host, it is blocked no
+  // longer.
   uint32_t opened = 0;
   for (uint32_t h : hosts_of(e.group)) {
     if (hosts_[h].fifo.front() == id && !is_open(hosts_[h], e)) ++opened;
@@ -198,7 +199,7 @@ void Sequencer::validate() const {
       queued = queued && std::find(host.fifo.begin(), host.fifo.end(), id) != host.fifo.end();
       if (host.fifo.empty() || host.fifo.front() != id || !is_open(host, e)) ++blocked;
     }
-    // GANG-1: in all of its FIFOs or in none, and never left there unblocked.
+    // GANG-1: an entry is in all of its FIFOs or in none, and no entry stays there unblocked.
     if (queued) PW_CHECK(blocked == e.blocked && blocked > 0);
   }
 }

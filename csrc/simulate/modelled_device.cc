@@ -22,7 +22,7 @@ uint64_t mix(uint64_t h, uint64_t x) {  // splitmix64's finalizer
 uint64_t modelled_hash(uint32_t plan, uint32_t node, uint32_t output, std::span<const uint64_t> inputs) {
   uint64_t h = mix(uint64_t{plan} << 32 | node, output);
   for (const uint64_t input : inputs) h = mix(h, input);
-  return h | 1;  // never 0, which means "nothing was written"
+  return h | 1;  // never 0, because 0 (kNothing) means that nothing was written
 }
 
 // --------------------------------------------------------------------------------------------------------- fabric

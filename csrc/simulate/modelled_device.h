@@ -1,21 +1,24 @@
-/// The modelled device: the executor's seam to devices without JAX, for stress tests, simulations and measurements.
+/// The modelled device: the executor's backend without JAX, for stress tests, simulations and measurements.
 ///
-/// Each local device runs its launches in FIFO, a fixed time per step. A value holds no data but a checksum of how it
-/// was made, so a test can compare any buffer with a sequential oracle: `modelled_hash(plan, node, output, inputs)`.
-/// Records of values are pooled and counted by references; `live_values()` is zero when nothing leaked.
+/// Each local device runs its launches in FIFO order, a fixed time per step. A value holds no data, only a checksum of
+/// how it was made. So a test can compare any buffer with a sequential computation of the same checksum:
+/// `modelled_hash(plan, node, output, inputs)`. Records of values are pooled and reference-counted; `live_values()` is
+/// zero when nothing leaked.
 ///
-/// What it watches for:
-///   ORD-1   the calls on each device come in the cluster's order (order, node): else `order_violations()`.
-///   GANG-1  the k-th launch on a communicator is the same call on all its hosts (`Fabric`). Crossed gangs are counted
-///           and spoil the values, as real collectives do without an error.
+/// What it checks:
+///   ORD-1   the calls on each device come in the cluster's order (order, node). Each call out of order is counted in
+///           `order_violations()`.
+///   GANG-1  the k-th launch on a communicator is the same call on all its hosts (`Fabric`). Crossed gangs are counted,
+///           and give wrong values, as real collectives do without an error.
 ///   MEM-4   a reference dropped twice aborts.
 ///   LOOK-1  a value that is read before its launch has run aborts. A launch deletes the inputs that `donate` names, as
-///           XLA does: nothing is known of them afterwards.
-/// Transfers hand the checksum over through memory whose address travels as the receive's offset: all hosts are in one
-/// process, and ThreadSanitizer sees whether the posts and arrivals order the writes.
+///           XLA does: afterwards their readiness is unknown.
+/// A transfer passes the checksum through memory. The address of that memory is sent as the offset of the receive
+/// buffer, since all hosts are in one process. So ThreadSanitizer checks that the messages "receive ready" and "receive
+/// done" order the writes.
 ///
-/// Threading: a backend belongs to its host's thread, `learn` and the options before it starts; `Fabric` and
-/// `ModelClock` are shared and may be used by any thread.
+/// Threading: a backend belongs to its host's thread. Call `learn` and set the options before that thread starts. Any
+/// thread may use `Fabric` and `ModelClock`.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +36,7 @@
 
 namespace pathways {
 
-/// Time in nanoseconds: the machine's, or one that a driver advances.
+/// Time in nanoseconds: real time, or virtual time that the test advances.
 class ModelClock {
  public:
   enum class Kind : uint8_t { kVirtual, kReal };
@@ -46,12 +49,13 @@ class ModelClock {
   Atomic<int64_t> virtual_ns_{0};
 };
 
-/// The collectives' fabric: pairs the k-th launches of a communicator's hosts, whatever they are.
+/// The interconnect of the collectives: pairs the k-th launches of a communicator's hosts, even if they differ.
 class Fabric {
  public:
   static constexpr uint32_t kNoCommunicator = 0xffffffffu;
   uint32_t add_communicator(std::vector<uint32_t> hosts);
-  /// `host` launches `what` next on the communicator. What it is paired with: `what` itself when nothing is crossed.
+  /// `host` launches `what` next on the communicator. Returns the launch that it is paired with, which is `what` unless
+  /// gangs are crossed.
   uint64_t launch(uint32_t communicator, uint32_t host, uint64_t what);
   uint64_t crossed() const { return crossed_.load(std::memory_order_relaxed); }
   /// Gangs that some host of a communicator has launched and another has not (GANG-1).
@@ -61,7 +65,7 @@ class Fabric {
   struct Communicator {
     std::vector<uint32_t> hosts;
     std::vector<uint64_t> launched;  ///< per host
-    std::deque<uint64_t> log;        ///< what the first to come launched, from `log_begin`
+    std::deque<uint64_t> log;        ///< per k, from `log_begin` on: the launch of the host that came first
     uint64_t log_begin = 0;
   };
   std::mutex mutex_;  ///< guards communicators_
@@ -69,20 +73,20 @@ class Fabric {
   Atomic<uint64_t> crossed_{0};
 };
 
-/// The checksum of output `output` of node `node` (its number in the program).
+/// The checksum of output `output` of node `node` (its number in the whole program).
 uint64_t modelled_hash(uint32_t plan, uint32_t node, uint32_t output, std::span<const uint64_t> inputs);
 
 struct ModelledFaults {
   uint64_t fail_launch = 0;   ///< the n-th launch is refused; 0: none
   uint64_t fail_value = 0;    ///< the outputs of the n-th launch fail when they should be ready
-  uint32_t no_memory = 0;     ///< the first n calls of begin_receive find no room
+  uint32_t no_memory = 0;     ///< the first n calls of begin_receive find no memory
   uint64_t fail_receive = 0;  ///< the n-th begin_receive fails
   uint64_t fail_send = 0;     ///< the n-th send fails
   int64_t send_ns = 0;        ///< how long a send is under way; 0: it is done at once
   uint64_t fail_put = 0;      ///< the n-th put fails
   bool fail_read_back = false;
   bool fail_tasks = false;      ///< no task can be started
-  bool refuse_offload = false;  ///< there is no room for what leaves the devices
+  bool refuse_offload = false;  ///< offload() finds no memory for the values that leave the devices
 };
 
 class ModelledBackend final : public Backend {
@@ -90,15 +94,15 @@ class ModelledBackend final : public Backend {
   struct Options {
     uint32_t host = 0;
     uint32_t devices = 1;
-    int64_t step_ns = 0;      ///< of one launch; 0: outputs are ready as soon as its inputs are
-    int64_t transfer_ns = 0;  ///< from the last arrival to a ready value
+    int64_t step_ns = 0;      ///< of one launch; 0: its outputs are ready as soon as its inputs are
+    int64_t transfer_ns = 0;  ///< from the end of the receive to a ready value
   };
-  /// Payload of a put: what the buffer is.
+  /// Payload of a put: the checksum of the buffer, and its devices.
   struct Put {
     uint64_t hash;
     uint64_t devices;
   };
-  /// Payload of a fetch: where each host writes what it holds, `out[host]`.
+  /// Payload of a fetch: each host writes the checksum that it holds to `out[host]`.
   struct Fetch {
     uint64_t* out;
   };
@@ -106,13 +110,14 @@ class ModelledBackend final : public Backend {
   ModelledBackend(Options options, const ModelClock& clock, Fabric* fabric);
   ~ModelledBackend() override;
 
-  /// `communicators`: one per node, kNoCommunicator where it is no gang; empty: gangs are not paired.
+  /// Registers a plan. `communicators`: one per node, kNoCommunicator where the node is no gang; empty: gangs are not
+  /// paired.
   void learn(uint32_t plan_id, const Plan& plan, std::span<const uint32_t> communicators);
-  /// The call at `node` of a plan takes over its inputs at `positions`.
+  /// The call at `node` of a plan donates (deletes) its inputs at `positions`.
   void donate(uint32_t plan_id, uint32_t node, std::vector<uint32_t> positions) {
     plans_[plan_id][node].donated = std::move(positions);
   }
-  /// Launches of that plan are attended to: see Backend::launch. Whoever models it ends what is in `attended`.
+  /// Launches of that plan are attended: see Backend::launch. The test itself must end each launch in `attended`.
   void attend(uint32_t plan_id) { attends_.push_back(plan_id); }
   struct Attended {
     uint64_t order;
@@ -121,7 +126,7 @@ class ModelledBackend final : public Backend {
   };
   std::vector<Attended>& attended() { return attended_; }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
-  /// Sends go there only; what is posted elsewhere is refused, as by devices whose hosts have arenas.
+  /// From now on a send to an offset outside `receive` is refused, as hosts with arenas refuse an offset outside one.
   void bound_sends(std::span<uint64_t> receive) { landing_ = receive; }
 
   uint64_t live_values() const { return live_; }
@@ -130,19 +135,19 @@ class ModelledBackend final : public Backend {
   uint64_t order_violations() const { return order_violations_; }
   uint64_t open_receives() const { return receives_.size(); }
   uint64_t commands() const { return commands_; }
-  uint64_t looks() const { return looks_; }                              ///< calls of readiness
-  uint64_t offloaded() const { return offloaded_; }                      ///< values off the devices
+  uint64_t looks() const { return looks_; }                              ///< calls of readiness()
+  uint64_t offloaded() const { return offloaded_; }                      ///< values that are offloaded now
   const std::vector<uint32_t>& forgotten() const { return forgotten_; }  ///< plans
   const std::vector<uint32_t>& gone() const { return gone_; }            ///< clients
 
-  /// A task that was started, with a reference of its own to its value: whoever models its end gives that back.
+  /// A task that was started. It holds a reference to its value; the test that ends the task must drop it.
   struct Task {
     uint32_t client;
     uint64_t number;
     Value value;
   };
   std::vector<Task>& tasks() { return tasks_; }
-  /// A value that a task made, ready `after_ns` from now.
+  /// Makes a value as a task does, ready `after_ns` from now.
   Value make_value(uint64_t hash, int64_t after_ns = 0) { return make(hash, clock_.now_ns() + after_ns, false); }
 
   Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) override;
@@ -190,7 +195,7 @@ class ModelledBackend final : public Backend {
   struct Receive {
     std::vector<uint64_t> slots;  ///< one per source; the source writes the checksum there
   };
-  /// A send that is not done: the value is read when it is, as a copier that goes on beside would read it.
+  /// A send under way. Its value is read at the end of the send, as a copier on another thread would do.
   struct UnderWay {
     Sent sent;
     Value input;
@@ -198,7 +203,7 @@ class ModelledBackend final : public Backend {
     int64_t done_ns;
   };
   static constexpr uint64_t kNothing = 0;
-  static constexpr uint64_t kOffDevices = uint64_t{1} << 63;  ///< in the hash of a offloaded value
+  static constexpr uint64_t kOffDevices = uint64_t{1} << 63;  ///< set in the hash of an offloaded value
 
   Record& at(Value value) const { return *static_cast<Record*>(value); }
   Value make(uint64_t hash, int64_t ready_ns, bool fails);

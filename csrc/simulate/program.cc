@@ -196,7 +196,7 @@ ModelledProgram make_random_program(const std::vector<ModelledSlice>& slices, ui
     const uint32_t slice = below(slices.size());
     std::vector<uint32_t> inputs;
     for (uint32_t k = below(4); k > 0 && program.value_count() > 0; --k) {
-      // Mostly recent values, so that chains form; the same one may come twice.
+      // Mostly recent values, so that chains form. The same value may be chosen twice.
       const uint32_t reach = std::min<uint32_t>(program.value_count(), 6);
       uint32_t value = program.value_count() - 1 - below(reach);
       if (program.slice_of(value) != slice) {

@@ -1,8 +1,8 @@
-/// A program of the simulation: calls and transfers on slices, before it is split by host.
+/// A program of the simulation: calls and transfers on slices, before it is split into one plan per host.
 ///
-/// It gives what the compiler gives for real programs: the plan of each host, the group of hosts, how many hosts hold a
-/// part of each result; and besides, what the results must be (`evaluate`), computed one node after the other.
-/// All parts of a value carry the same checksum, on whatever host.
+/// It provides what the compiler provides for real programs: the plan of each host, the group of hosts, and the number
+/// of hosts that hold a part of each result. In addition, `evaluate` computes the correct results, one node after the
+/// other. All parts of a value have the same checksum, on every host.
 ///
 /// Threading: built by one thread, then const.
 #pragma once
@@ -25,7 +25,7 @@ struct ModelledSlice {
 
 class ModelledProgram {
  public:
-  /// How a transfer's parts travel.
+  /// Which source of a transfer sends to which destination.
   enum class Pattern : uint8_t {
     kAllToAll,  ///< each source sends to each destination
     kPairwise,  ///< destination i receives from source i mod n
@@ -33,7 +33,7 @@ class ModelledProgram {
 
   uint32_t add_slice(ModelledSlice slice);
   uint32_t add_argument(uint32_t slice);
-  /// A call on a slice; its inputs must be on it. Returns the first of its `outputs` consecutive values.
+  /// Adds a call on a slice; its inputs must be on that slice. Returns the first of its `outputs` consecutive values.
   uint32_t add_call(uint32_t slice, std::vector<uint32_t> inputs, uint32_t outputs = 1);
   uint32_t add_transfer(uint32_t value, uint32_t slice, Pattern pattern = Pattern::kPairwise);
   void add_result(uint32_t value) { results_.push_back(value); }
@@ -44,15 +44,15 @@ class ModelledProgram {
   std::span<const uint32_t> arguments() const { return arguments_; }
   std::span<const uint32_t> results() const { return results_; }
 
-  /// Hosts of any of its slices that it uses, ascending.
+  /// The hosts of all slices that the program uses, ascending.
   std::vector<uint32_t> hosts() const;
   std::vector<uint32_t> result_parts() const;
-  /// Its nodes in order, with the hosts that each concerns.
+  /// The nodes of the program in order, each with its hosts.
   std::vector<ProgramNode> nodes() const;
   std::vector<std::byte> plan_of(uint32_t host, uint32_t devices) const;
-  /// Per node of a host's plan, its communicator; `by_slice[slice]` names one for slices of several hosts.
+  /// The communicator of each node of a host's plan. `by_slice[slice]`: the communicator of a slice of several hosts.
   std::vector<uint32_t> communicators_of(uint32_t host, std::span<const uint32_t> by_slice) const;
-  /// Results of a run of plan `plan_id`, given the arguments' checksums.
+  /// The checksums of the results of a run of plan `plan_id`, given those of the arguments.
   std::vector<uint64_t> evaluate(uint32_t plan_id, std::span<const uint64_t> arguments) const;
   /// Gang launches of one run on a host.
   uint32_t gangs_of(uint32_t host) const;
@@ -78,10 +78,10 @@ class ModelledProgram {
 
 /// A chain of `calls` calls on one slice: one argument, one result.
 ModelledProgram make_chain(ModelledSlice slice, uint32_t calls);
-/// One call on each slice in turn, a transfer between each two; the result is on the last.
+/// One call on each slice in turn, with a transfer between each two. The result is on the last slice.
 ModelledProgram make_pipeline(std::vector<ModelledSlice> slices, ModelledProgram::Pattern pattern);
-/// `calls` calls with random inputs over random slices, transfers where slices differ; some arguments passed through,
-/// some results given twice. The same seed gives the same program.
+/// `calls` calls with random inputs on random slices, with transfers where slices differ. Some arguments are results
+/// too, and some results are returned twice. The same seed gives the same program.
 ModelledProgram make_random_program(const std::vector<ModelledSlice>& slices, uint32_t calls,
                                     const std::vector<uint32_t>& argument_slices, uint64_t seed);
 

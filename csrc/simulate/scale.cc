@@ -12,7 +12,7 @@
 namespace pathways {
 namespace {
 
-constexpr uint32_t kMostBatch = 48;  // fits a ring of 4 KiB
+constexpr uint32_t kMostBatch = 48;  // so that a batch fits into a ring of 4 KiB
 constexpr uint32_t kClientBatch = 64, kClientRounds = 4000;
 
 double median(std::vector<double> values) {
@@ -36,7 +36,8 @@ int64_t time_of(auto&& work) {
   return monotonic_ns() - start;
 }
 
-/// The client alone: what it submits is taken from its ring and completed at once, as the rest of the cluster would.
+/// Measures the client alone. This function plays the rest of the cluster: it completes each submitted run at once, and
+/// takes the records from the client's ring.
 void measure_client(const ProgramRef& program, ScaleReport* report) {
   Segment controller_segment = ControllerBlock::make(false);
   Segment segment = ClientBlock::make({1024, 1u << 16, 0}, false);

@@ -1,9 +1,9 @@
-/// What the control path costs, from a few shards to a whole machine room, in one process and without JAX (COST-1..3).
+/// Measures the cost of the control path in one process and without JAX, from a few shards to thousands (COST-1..3).
 ///
 /// A cluster of modelled hosts runs a chain of calls over all shards. Each part is timed alone, on one thread, so that
-/// what is measured is work and not waiting: the client's calls, the controller's passes (sequencer and messages, out
-/// and back), the hosts' steps (executor, with a device that takes no time). All hosts share this machine's caches, so
-/// per-host figures of big clusters include cache misses that a real host would not have.
+/// the times contain work and no waiting: the client's calls, the controller's passes (sequencer and messages, out and
+/// back), the hosts' steps (executor, with a device that takes no time). All hosts share this machine's caches, so the
+/// per-host times of big clusters include cache misses that a real host would not have.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace pathways {
 
 struct ScaleOptions {
   uint32_t hosts = 1;
-  uint32_t shards = 4;   ///< in all: a multiple of `hosts`, at most 64 each
+  uint32_t shards = 4;   ///< in total: a multiple of `hosts`, at most 64 per host
   uint32_t calls = 2;    ///< calls chained in the program
   uint32_t batch = 32;   ///< runs that are under way together, 1 to 48
-  uint32_t repeats = 0;  ///< batches timed; 0: as many as take about a second
+  uint32_t repeats = 0;  ///< timed batches; 0: as many as take about a second
 };
 
 struct ScaleReport {
@@ -26,14 +26,14 @@ struct ScaleReport {
   uint32_t repeats = 0;
   // Medians over the repeats, in ns.
   double client_call_ns = 0;             ///< submit: one future, one record
-  double client_call_in_cluster_ns = 0;  ///< the same with caches that the hosts' work has filled
-  double client_release_ns = 0;          ///< giving a buffer back, batched commands included
+  double client_call_in_cluster_ns = 0;  ///< the same, when the caches hold data of the hosts' work
+  double client_release_ns = 0;          ///< release of a buffer, batched commands included
   double controller_out_ns = 0;          ///< per host and run: order, grant, record out
   double controller_in_ns = 0;           ///< per host and run: completion in
   double controller_ns = 0;              ///< their sum: sequencer + message
   double host_ns = 0;                    ///< per host and run: record in, prepare, launches, completion out
   double host_launch_ns = 0;             ///< the same per launch
-  // Exact.
+  // Exact numbers.
   uint64_t bytes_per_buffer = 0;  ///< client: future and handle
   uint64_t plan_nodes = 0;
   uint64_t plan_bytes_per_host = 0;    ///< as sent

@@ -7,7 +7,7 @@
 namespace pathways {
 namespace {
 
-constexpr std::chrono::microseconds kModelPoll{50};  // how often a host looks whether a modelled step has ended
+constexpr std::chrono::microseconds kModelPoll{50};  // how often a host checks whether a modelled step has ended
 constexpr std::chrono::milliseconds kHostLook{20};
 
 }  // namespace
@@ -26,7 +26,7 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
   controller_options.sequential = options.sequential;
   controller_ = std::make_unique<Controller>(std::move(controller_options), controller_block_, blocks);
   Host::Options host_options{.devices = options.devices, .max_in_flight = options.max_in_flight};
-  // In virtual time a host's step takes all there is, however slow the machine.
+  // In virtual time a host's step does all the work there is, however slow the machine is.
   if (options.clock == ModelClock::Kind::kVirtual) host_options.longest_step = std::chrono::hours(1);
   for (uint32_t h = 0; h < options.hosts; ++h) {
     host_options.host = h;

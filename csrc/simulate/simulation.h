@@ -1,9 +1,9 @@
 /// A whole cluster in one process: controller, hosts with modelled devices, clients.
 ///
-/// Two ways to run it: `step` (one thread, everybody in turn, or in a seeded random order, so that interleavings are
-/// explored and can be repeated) and `start` (the controller's own thread and one thread per host).
+/// There are two ways to run it. `step`: one thread steps all parts, in turn, or in a seeded random order, so that
+/// interleavings are explored and can be repeated. `start`: the controller and each host have a thread of their own.
 ///
-/// Threading: building and stepping by one thread; after `start`, each client by one thread at a time.
+/// Threading: one thread builds and steps; after `start`, each client is used by one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -24,14 +24,14 @@ namespace pathways {
 struct SimulationOptions {
   uint32_t hosts = 1;
   uint32_t devices = 1;   ///< per host
-  uint32_t window = 256;  ///< runs granted to a host and not done there
+  uint32_t window = 256;  ///< most runs that are granted to a host and not yet done there
   uint32_t client_window = 1024;
-  uint32_t max_in_flight = 0;  ///< launches per device, 0: no bound
+  uint32_t max_in_flight = 0;  ///< most launches under way per device; 0: no limit
   int64_t step_ns = 0;
   int64_t transfer_ns = 0;
   ModelClock::Kind clock = ModelClock::Kind::kVirtual;
   bool sequential = false;  ///< dispatch node by node
-  bool pair_gangs = true;   ///< a Fabric watches the gangs
+  bool pair_gangs = true;   ///< a Fabric checks the gangs
   uint32_t ring_bytes = 1u << 16;
   uint32_t peer_ring_bytes = 1u << 14;
   uint32_t futures = 1u << 12;
@@ -40,7 +40,7 @@ struct SimulationOptions {
 
 class Simulation {
  public:
-  /// A program that all its hosts know.
+  /// A program that is registered on all its hosts.
   struct Program {
     ModelledProgram program;
     ProgramRef ref;
@@ -54,12 +54,12 @@ class Simulation {
 
   Client& add_client();
   Client& client(uint32_t id) { return *clients_.at(id).client; }
-  /// OWN-1. Returns when controller and hosts no longer touch the client's memory.
+  /// OWN-1. Returns when the controller and the hosts no longer access the client's memory.
   void remove_client(uint32_t id);
   /// Registers a program on its hosts. Only before `start`. The reference lives as long as the simulation.
   const Program& add_program(ModelledProgram program, bool compiled = true);
   void set_compiled(const Program& program, const std::optional<std::string>& error = std::nullopt);
-  /// A group of hosts that no program has, for puts and fetches.
+  /// Adds a group of hosts for puts and fetches, beside the groups of the programs.
   GroupId add_group(std::vector<uint32_t> hosts);
 
   Controller& controller() { return *controller_; }
@@ -70,18 +70,19 @@ class Simulation {
   ControllerBlock* controller_block() { return controller_block_; }
   const SimulationOptions& options() const { return options_; }
 
-  /// One step of everybody; advances a virtual clock. The number of things done.
+  /// One step of the controller, of each host and of each client; advances a virtual clock. Returns the number of
+  /// things done.
   uint32_t step();
-  /// One step of somebody, drawn.
+  /// One step of the controller, a host or a client, chosen at random.
   uint32_t step(std::mt19937_64& random);
-  /// Steps until nothing is left to do. False when that takes more than `most` rounds.
+  /// Steps until nothing is left to do. Returns false when that takes more than `most` rounds.
   bool run_until_idle(uint32_t most = 100000);
   bool is_idle();
 
   void start();
   void stop();
 
-  // Sums over hosts, for tests; only while nobody runs.
+  // Sums over all hosts, for tests. Call them only while no thread runs.
   uint64_t live_values() const;
   uint64_t order_violations() const;
   uint64_t live_objects();

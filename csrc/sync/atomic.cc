@@ -28,7 +28,7 @@ FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected
     until.tv_sec = static_cast<time_t>(deadline_ns / 1'000'000'000);
     until.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000);
   }
-  // FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC time, so interrupted waits need no arithmetic.
+  // FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC time, so a retry after an interrupt uses the same time.
   const long rc = ::syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, expected,
                             deadline_ns == kNoDeadline ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
   if (rc == 0) return FutexResult::kWoken;
@@ -37,7 +37,7 @@ FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected
       return FutexResult::kTimeout;
     case EAGAIN:
       return FutexResult::kChanged;
-    default:  // EINTR: as good as a spurious wake
+    default:  // EINTR: treated as a spurious wake
       return FutexResult::kWoken;
   }
 }
@@ -49,7 +49,7 @@ void futex_wake(const Atomic<std::uint32_t>& word, std::uint32_t count) noexcept
 
 namespace {
 
-// As linux/futex.h of 5.16 has them; older headers know neither.
+// As in linux/futex.h of 5.16; older headers lack both.
 constexpr long kFutexWaitv = 449;
 struct FutexWaitv {
   std::uint64_t val, uaddr;

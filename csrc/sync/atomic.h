@@ -1,13 +1,13 @@
-// The one seam to atomics: Atomic<T>, cpu_relax(), thread_yield(), futex_wait(), futex_wake().
+// The one interface to atomics: Atomic<T>, cpu_relax(), thread_yield(), futex_wait(), futex_wake().
 //
 // Every operation names its memory order; there are no defaults and no bare fences (publish with a release store:
 // ThreadSanitizer of g++ 12 does not understand fences). Normally Atomic<T> is std::atomic<T> and the rest are
 // instructions and system calls. Under PATHWAYS_MODEL the same names come from tests/model, whose scheduler explores
-// every interleaving; model_read/model_write then tell it about plain memory that an atomic protects, and cost
-// nothing otherwise.
+// every interleaving. There model_read/model_write report accesses to plain memory that an atomic protects; otherwise
+// they cost nothing.
 //
-// Threading: everything here may be called from any thread, and Atomic and the futex words from any process that maps
-// them: they are lock-free (checked below), hence address-free, and the futexes are not PRIVATE.
+// Threading: any thread may call everything here. Any process that maps an Atomic or a futex word may use it: they are
+// lock-free (checked below), hence address-free, and the futexes are not PRIVATE.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace pathways {
 
-/// Why futex_wait came back. kWoken may be spurious: the caller looks again.
+/// Why futex_wait returned. kWoken may be spurious, so the caller must check again.
 enum class FutexResult : std::uint8_t { kWoken, kChanged, kTimeout };
 
 /// "No deadline" for futex_wait.
@@ -80,25 +80,25 @@ FutexResult futex_wait(const Atomic<std::uint32_t>& word, std::uint32_t expected
 /// Wakes up to `count` sleepers of the word.
 void futex_wake(const Atomic<std::uint32_t>& word, std::uint32_t count) noexcept;
 
-/// A word, and what it must hold for the thread to sleep.
+/// A word, and the value that it must hold for the thread to sleep.
 struct FutexWait {
   const Atomic<std::uint32_t>* word;
   std::uint32_t expected;
 };
 
-/// Sleeps while each of up to 128 words holds what is expected, at most until `deadline_ns`.
+/// Sleeps while each of up to 128 words holds its expected value, at most until `deadline_ns`.
 FutexResult futex_wait_any(std::span<const FutexWait> waits, std::int64_t deadline_ns) noexcept;
 
-/// Whether the kernel has that: Linux 5.16 and later.
+/// Whether the kernel supports futex_wait_any(): Linux 5.16 and later.
 bool has_futex_waitv() noexcept;
 
 /// Nanoseconds of CLOCK_MONOTONIC, the same in every process of the machine.
 std::int64_t monotonic_ns() noexcept;
 
-/// Lets the calling thread's timed waits end when they should: by default the kernel may add 50 us. For measurement.
+/// Makes the calling thread's timed waits end on time; by default the kernel may add 50 us. For measurement.
 void precise_timers() noexcept;
 
-/// Tell the model checker that plain memory at `where` is read / written. Nothing outside PATHWAYS_MODEL.
+/// Tell the model checker that plain memory at `where` is read / written. They do nothing outside PATHWAYS_MODEL.
 inline void model_read(const void* /*where*/) noexcept {}
 inline void model_write(const void* /*where*/) noexcept {}
 

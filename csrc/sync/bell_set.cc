@@ -7,15 +7,15 @@ namespace pathways {
 
 namespace {
 
-constexpr std::chrono::milliseconds kRelayLook{100};  // it sleeps no longer: whoever removes it need not be heard
+constexpr std::chrono::milliseconds kRelayLook{100};  // longest sleep: the relay may miss the ring of its removal
 
 }  // namespace
 
 BellSet::Relay::Relay(DoorbellWord* from, DoorbellWord* to)
     : from_(from), thread_([this, to, ticket = from->ticket()]() mutable {
         while (!is_over_.load(std::memory_order_acquire)) {
-          if (from_->wait(ticket, kRelayLook, SpinPolicy::yield_briefly()) != Status::kOk) continue;
-          // The next ticket before the ring: what is rung behind it is heard next time, what came before is heard now.
+          if (from_->wait(ticket, kRelayLook, SpinPolicy::sleep_at_once()) != Status::kOk) continue;
+          // Take the next ticket before ringing `to`. A ring before the ticket is passed on now, a later one next time.
           ticket = from_->ticket();
           to->ring();
         }
@@ -44,7 +44,7 @@ void BellSet::add(DoorbellWord* bell) {
   } else {
     ++direct_;
   }
-  // What was rung before it was here was not heard: look once more.
+  // The sleeper missed what was rung before this call. An old ticket makes the next wait() return at once.
   added.ticket = bell->ticket() - DoorbellWord::kStep;
   bells_.push_back(std::move(added));
 }
@@ -66,17 +66,17 @@ bool BellSet::was_rung() const noexcept {
                      [](const Bell& b) { return b.relay == nullptr && b.word->ticket() != b.ticket; });
 }
 
-/// Says in every word that somebody may sleep. False: one was rung.
-bool BellSet::offload() noexcept {
+/// Sets the bit "somebody may sleep" in every word. False: a doorbell was rung.
+bool BellSet::park() noexcept {
   for (Bell& bell : bells_) {
     if (bell.relay == nullptr && !bell.word->try_park(bell.ticket)) return false;
   }
   return true;
 }
 
-void BellSet::restore() noexcept {
+void BellSet::unpark() noexcept {
   for (Bell& bell : bells_) {
-    if (bell.relay == nullptr) bell.word->restore(bell.ticket);
+    if (bell.relay == nullptr) bell.word->unpark(bell.ticket);
   }
 }
 
@@ -105,10 +105,10 @@ Status BellSet::wait(std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept
   if (timeout.count() <= 0) return was_rung() ? Status::kOk : Status::kTimeout;
   const int64_t deadline = monotonic_ns() + std::min<int64_t>(timeout.count(), kNoDeadline / 2);
   while (true) {
-    if (!offload()) return Status::kOk;
+    if (!park()) return Status::kOk;
     const FutexResult result = sleep(deadline);
     if (was_rung() || result == FutexResult::kTimeout) {
-      restore();
+      unpark();
       return was_rung() ? Status::kOk : Status::kTimeout;
     }
   }

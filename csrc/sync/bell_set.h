@@ -1,16 +1,16 @@
-/// BellSet: one sleeper on many doorbells, of which each ringer has its own (TRUST-1): what one scribbles on its
-/// doorbell costs the others nothing.
+/// BellSet: one thread sleeps on many doorbells. Each ringer has its own doorbell (TRUST-1), so a ringer that writes
+/// nonsense into its doorbell does not disturb the others.
 ///
 ///   sleeper:  bells.draw();  if (nothing to do) bells.wait(timeout, spin);      // and look again
 ///
-/// PARK-1 holds for each doorbell by itself: the bit "somebody may sleep" is set in every word, and the kernel compares
-/// every word with (its ticket | offloaded) before it lets the thread sleep. After a wake-up the bits that were not
-/// rung away are taken back, so that who rings meanwhile wakes nobody.
+/// PARK-1 holds for each doorbell by itself: the sleeper sets the bit "somebody may sleep" in every word, and the
+/// kernel compares every word with (its ticket | parked) before it lets the thread sleep. After a wake-up the sleeper
+/// clears the bits that no ring() has cleared, so that a later ring() makes no needless wake call.
 ///
-/// The kernel sleeps on up to 128 words (futex_waitv, Linux 5.16). Doorbells beyond that, and all but the first on an
-/// older kernel, have a thread each, which sleeps there and rings the first one.
+/// The kernel lets a thread sleep on up to 128 words (futex_waitv, Linux 5.16). Each doorbell beyond that number (on an
+/// older kernel, beyond the first) has a relay thread, which sleeps there and rings the first doorbell.
 ///
-/// Threading: one sleeper, who alone adds and removes.
+/// Threading: one sleeper; only the sleeper's thread calls the methods.
 #pragma once
 
 #include <atomic>
@@ -26,22 +26,22 @@ namespace pathways {
 
 class BellSet {
  public:
-  /// `first` is the sleeper's own. `can_wait_on_many` is for tests.
+  /// `first` is the sleeper's own doorbell. `can_wait_on_many` is for tests.
   explicit BellSet(DoorbellWord* first, bool can_wait_on_many = true);
 
-  /// A doorbell may be added several times; it counts until it was removed as often.
+  /// A doorbell may be added several times. It stays in the set until it was removed as many times.
   void add(DoorbellWord* bell);
-  /// Nothing is read or written there any more.
+  /// After the last removal, the set does not read or write the doorbell any more.
   void remove(DoorbellWord* bell);
 
-  /// Takes a ticket of each. BEFORE looking for work.
+  /// Takes a ticket of each doorbell. Call it BEFORE looking for work.
   void draw() noexcept;
   /// kOk when one was rung since draw(), kTimeout otherwise.
   Status wait(std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept;
 
  private:
   static constexpr size_t kMostAtOnce = 128;
-  /// Rings the set's first doorbell whenever its own is rung.
+  /// A thread that rings doorbell `to` whenever doorbell `from` is rung.
   class Relay {
    public:
     Relay(DoorbellWord* from, DoorbellWord* to);
@@ -60,12 +60,12 @@ class BellSet {
   };
 
   bool was_rung() const noexcept;
-  bool offload() noexcept;
-  void restore() noexcept;
+  bool park() noexcept;
+  void unpark() noexcept;
   FutexResult sleep(int64_t deadline_ns) noexcept;
 
   std::vector<Bell> bells_;
-  size_t direct_ = 0;  ///< those that have no relay
+  size_t direct_ = 0;  ///< the number of doorbells without a relay
   const bool can_wait_on_many_;
 };
 

@@ -39,7 +39,7 @@ std::uint32_t claim_role(Atomic<std::uint32_t>& role, Atomic<std::uint32_t>& cla
 }
 
 void hand_role_back(Atomic<std::uint32_t>& role, std::uint32_t claim) noexcept {
-  std::uint32_t mine = claim;  // after reset_roles() the role may be somebody else's: leave it
+  std::uint32_t mine = claim;  // after reset_roles() another claim may hold the role: then leave it
   // SYNC byte_ring/hand_back: pairs with byte_ring/claim.
   role.compare_exchange(mine, 0, std::memory_order_release, std::memory_order_relaxed);
 }
@@ -146,7 +146,7 @@ void ByteRing::Producer::hand_back() noexcept {
 }
 
 bool ByteRing::Producer::refresh(std::uint64_t need) {
-  // SYNC byte_ring/reuse: pairs with byte_ring/release; the consumer no longer reads what we will overwrite.
+  // SYNC byte_ring/reuse: pairs with byte_ring/release; the consumer no longer reads what the producer will overwrite.
   head_seen_ = ring_->head_.load(std::memory_order_acquire);
   if (head_seen_ > write_ || write_ - head_seen_ > block_.capacity) throw_corrupt("head", head_seen_);
   return write_ + need - head_seen_ <= block_.capacity;
@@ -193,7 +193,7 @@ void ByteRing::Consumer::swap(Consumer& other) noexcept {
 
 void ByteRing::Consumer::hand_back() noexcept {
   if (ring_ == nullptr) return;
-  // What was popped stays popped; but after reset_roles() the head may be another consumer's.
+  // Release the popped records. Not after reset_roles(): then the head may be another consumer's.
   if (released_ != read_ && ring_->consumer_claim_.load(std::memory_order_relaxed) == claim_) release();
   hand_role_back(ring_->consumer_claim_, claim_);
   ring_ = nullptr;

@@ -1,21 +1,21 @@
 // ByteRing: a single-producer, single-consumer ring of variable-length records in one block of memory, heap or shared.
 // It is the dispatch queue between two threads or two processes.
 //
-// Threading: one Producer and one Consumer at a time, each used by one thread at a time; the two run concurrently, in
-// one process or two. Roles are types: claim_producer() and claim_consumer() give the only one, its destructor hands
-// the role back. A process that died holding a role keeps it until reset_roles().
+// Threading: one Producer and one Consumer at a time, each used by one thread at a time. The two run concurrently, in
+// one process or two. Each role is an object: claim_producer() and claim_consumer() give the only one, and its
+// destructor frees the role. When a process dies with a role, the role stays taken until reset_roles().
 //
 // Invariants
-//   RING-1 (batch)   a record becomes visible at publish(), all reserved ones by one release store; a producer that
-//                    dies before publish() leaves no trace.
+//   RING-1 (batch)   publish() makes all reserved records visible by one release store. When a producer dies before
+//                    publish(), its reserved records never become visible.
 //   RING-2 (whole)   a record is contiguous and 8-aligned; it never wraps.
 //   RING-3 (bounds)  0 <= tail - head <= capacity; positions only grow (64 bits: they never wrap in practice).
-//   RING-4 (order)   records come out in the order they went in. A consumer that dies before release() leaves its
-//                    popped but unreleased records to the next one.
+//   RING-4 (order)   records come out in the order they went in. When a consumer dies before release(), the next
+//                    consumer gets the popped but unreleased records again.
 //   RING-5 (trust)   nothing read from the block is used before it is checked: a corrupt length or position throws
-//                    Error(kInvalid), it never reads outside the block. TRUST-1: each role keeps the capacity, its own
-//                    position and the block's address privately; of a record that try_take() gave nothing is read again
-//                    from the ring.
+//                    Error(kInvalid) and never causes a read outside the block. TRUST-1: each role keeps the capacity,
+//                    its own position and the block's address privately. try_take() returns a copy of the record, so
+//                    the record is not read from the ring again.
 //
 // Layout: ByteRing header (magic, version, capacity | tail | head | roles: a cache line each), then `capacity` bytes.
 // A record at byte position p lives at offset p & (capacity - 1):
@@ -23,8 +23,9 @@
 //   length        mark          8 bytes of header, then `length` bytes, padded to 8. Mark is kRecord, or kSkip when the
 //                               rest of the block is unused because the next record did not fit before its end.
 //
-// Positions are cached on both sides (Producer keeps the last head it saw, Consumer the last tail), so in the steady
-// state a hop touches one shared line per batch. Source: Rigtorp's SPSCQueue; the skip mark is from LMAX/Aeron.
+// Each side caches the other's position (the Producer keeps the last head it saw, the Consumer the last tail). So in
+// the steady state each side touches one shared line per batch. Source: Rigtorp's SPSCQueue; the skip mark is from
+// LMAX/Aeron.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +48,8 @@ class ByteRing {
   static constexpr std::uint32_t kMinCapacity = 4096;
   static constexpr std::uint32_t kMaxCapacity = std::uint32_t{1} << 30;
 
-  /// Bytes of memory for a ring of `capacity` bytes. Throws Error(kInvalid) unless a power of two in [4096, 2^30].
+  /// Bytes of memory for a ring of `capacity` bytes. Throws Error(kInvalid) unless `capacity` is a power of two in
+  /// [4096, 2^30].
   static std::size_t bytes_for(std::uint32_t capacity);
   /// Makes a ring in `memory` (64-byte aligned, bytes_for(capacity) bytes). The memory must outlive the ring's users.
   static ByteRing* create(void* memory, std::uint32_t capacity);
@@ -55,11 +57,11 @@ class ByteRing {
   /// are mapped, holds none.
   static ByteRing* attach(void* memory, std::size_t room = SIZE_MAX);
 
-  /// Throws Error(kInvalid) when the role is taken, or when the ring does not fit into the `room` bytes that are mapped
-  /// from its address on.
+  /// Takes the role. Throws Error(kInvalid) when it is taken already, or when the ring does not fit into the `room`
+  /// bytes that are mapped from its address on.
   Producer claim_producer(std::size_t room = SIZE_MAX);
   Consumer claim_consumer(std::size_t room = SIZE_MAX);
-  /// Takes both roles back from a process that died. Nobody else may be using the ring.
+  /// Frees both roles after the process that held them died. Nobody else may be using the ring.
   void reset_roles() noexcept;
 
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
@@ -87,14 +89,14 @@ class ByteRing {
   };
   static_assert(sizeof(RecordHeader) == kHeaderBytes);
 
-  /// What a role knows of its ring: where the block lies and how long it is, copied out once and checked (TRUST-1).
+  /// What a role keeps of its ring: the block's address and capacity, copied once and checked (TRUST-1).
   struct Block {
     std::byte* data = nullptr;
     std::uint32_t capacity = 0;
 
     [[nodiscard]] std::uint64_t offset_of(std::uint64_t position) const noexcept { return position & (capacity - 1U); }
     [[nodiscard]] std::byte* header_at(std::uint64_t position) const noexcept { return data + offset_of(position); }
-    /// The length of the record at `position`, skipping over the end of the block; moves `position` to it. RING-5.
+    /// The length of the next record at or behind `position`, checked (RING-5). Moves `position` over a skip to it.
     std::uint32_t checked_length(std::uint64_t& position, std::uint64_t tail) const {
       RecordHeader header = copy_header(position);
       if (header.mark != kRecord) header = behind_skip(header, position, tail);
@@ -104,7 +106,7 @@ class ByteRing {
       }
       return header.length;
     }
-    /// What follows a skip that `header` is to be; moves `position` to it.
+    /// Checks that `header` is a skip, moves `position` over it, and returns the header of the record there.
     RecordHeader behind_skip(RecordHeader header, std::uint64_t& position, std::uint64_t tail) const;
     [[nodiscard]] RecordHeader copy_header(std::uint64_t position) const noexcept {
       RecordHeader header;
@@ -127,11 +129,11 @@ class ByteRing {
   std::uint64_t magic_;                                       // immutable after create
   std::uint32_t version_;                                     // immutable after create
   std::uint32_t capacity_;                                    // immutable after create
-  alignas(kCacheLine) Atomic<std::uint64_t> tail_;            // producer writes: end of what is published
-  alignas(kCacheLine) Atomic<std::uint64_t> head_;            // consumer writes: end of what is given back
-  alignas(kCacheLine) Atomic<std::uint32_t> producer_claim_;  // 0, or the claim's number
+  alignas(kCacheLine) Atomic<std::uint64_t> tail_;            // producer writes: end of the published records
+  alignas(kCacheLine) Atomic<std::uint64_t> head_;            // consumer writes: end of the released records
+  alignas(kCacheLine) Atomic<std::uint32_t> producer_claim_;  // 0, or the number of the claim that holds the role
   Atomic<std::uint32_t> consumer_claim_;                      // likewise
-  Atomic<std::uint32_t> claims_;                              // numbers given so far
+  Atomic<std::uint32_t> claims_;                              // the last claim number given out
 };
 
 /// The one writer. Movable; the moved-from object may only be destroyed or assigned to.
@@ -142,10 +144,9 @@ class ByteRing::Producer {
   Producer& operator=(Producer&& other) noexcept;
   ~Producer() { hand_back(); }
 
-  /// A record of exactly `bytes` bytes (8-aligned, contiguous), or an empty span when there is no room now; then
-  /// publish() what is reserved and wait for the consumer. Throws Error(kInvalid) if bytes > max_record(). A record of
-  /// 0 bytes is refused the same way (its span could not be told from "no room"). The span is the caller's to fill
-  /// until publish().
+  /// Reserves a record of exactly `bytes` bytes (8-aligned, contiguous), which the caller fills before publish().
+  /// Returns an empty span when there is no room now; then publish() what is reserved and wait for the consumer. Throws
+  /// Error(kInvalid) if `bytes` is more than max_record(), or 0 (its span would look like "no room").
   std::span<std::byte> try_reserve(std::uint32_t bytes) {
     if (bytes - 1U >= max_record()) throw_too_big(bytes);
     const std::uint64_t need = footprint(bytes);
@@ -171,7 +172,8 @@ class ByteRing::Producer {
   /// True while this object holds the role.
   [[nodiscard]] bool valid() const noexcept { return ring_ != nullptr; }
 
-  /// For last words to a consumer that makes no sense: whatever it has not read may be written over.
+  /// Treats all records as consumed, so that a final record always fits. Use it when the consumer wrote corrupt
+  /// positions; records that it has not read may be overwritten.
   void forget_consumer() noexcept { head_seen_ = write_; }
 
  private:
@@ -186,8 +188,8 @@ class ByteRing::Producer {
 
   ByteRing* ring_ = nullptr;
   Block block_;
-  std::uint64_t write_ = 0;      // end of what is reserved
-  std::uint64_t head_seen_ = 0;  // the consumer's head when last looked at
+  std::uint64_t write_ = 0;      // end of the reserved records
+  std::uint64_t head_seen_ = 0;  // the consumer's head when last read
   std::uint32_t claim_ = 0;
 };
 
@@ -199,7 +201,7 @@ class ByteRing::Consumer {
   Consumer& operator=(Consumer&& other) noexcept;
   ~Consumer() { hand_back(); }
 
-  /// The oldest record, or an empty span when there is none (then all popped space is given back). Valid until pop().
+  /// The oldest record, or an empty span when there is none (then all popped space is released). Valid until pop().
   /// Throws Error(kInvalid) on a corrupt length or position (RING-5).
   std::span<const std::byte> try_front() {
     if (read_ == tail_seen_ && !refresh()) return {};
@@ -208,8 +210,8 @@ class ByteRing::Consumer {
     return {block_.header_at(read_) + kHeaderBytes, length};
   }
 
-  /// As try_front(), of a copy in `scratch`, which grows to the longest record: what the producer writes afterwards
-  /// changes nothing (TRUST-1). Use it wherever the producer may be somebody else's.
+  /// As try_front(), but returns a copy in `scratch`, which grows to the longest record. What the producer writes
+  /// afterwards does not change the copy (TRUST-1). Use it wherever another process may be the producer.
   std::span<const std::byte> try_take(std::vector<std::byte>& scratch) {
     const std::span<const std::byte> record = try_front();
     if (scratch.size() < record.size()) scratch.resize(record.size());
@@ -217,15 +219,15 @@ class ByteRing::Consumer {
     return {scratch.data(), record.size()};
   }
 
-  /// Steps over the record that try_front() gave; without one it does nothing. Space goes back every 1/8 of the
-  /// capacity.
+  /// Steps over the record that try_front() gave; without one it does nothing. Releases the popped space after each 1/8
+  /// of the capacity.
   void pop() noexcept {
     read_ += front_;
     front_ = 0;
     if (read_ - released_ >= block_.capacity / 8U) release();
   }
 
-  /// Gives all popped space back now.
+  /// Releases all popped space to the producer now.
   void release() noexcept {
     released_ = read_;
     // SYNC byte_ring/release: pairs with byte_ring/reuse; the reads of popped records are done.
@@ -250,8 +252,8 @@ class ByteRing::Consumer {
   ByteRing* ring_ = nullptr;
   Block block_;
   std::uint64_t read_ = 0;       // the next record
-  std::uint64_t tail_seen_ = 0;  // the producer's tail when last looked at
-  std::uint64_t released_ = 0;   // what head_ says
+  std::uint64_t tail_seen_ = 0;  // the producer's tail when last read
+  std::uint64_t released_ = 0;   // the value this role last stored in head_
   std::uint64_t front_ = 0;      // footprint of the record at read_ that try_front() gave, or 0
   std::uint32_t claim_ = 0;
 };

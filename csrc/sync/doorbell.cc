@@ -15,15 +15,15 @@ unsigned usable_cores() noexcept {
 }
 
 SpinPolicy SpinPolicy::adaptive() noexcept {
-  // A pause is 10 to 140 cycles (Skylake and later: 140), a sched_yield with nobody else to run about 0.3 us.
+  // A pause takes 10 to 140 cycles (Skylake and later: 140); a sched_yield about 0.3 us when no other thread can run.
   return usable_cores() > 1 ? SpinPolicy{40, 6} : SpinPolicy{0, 1};
 }
 
-SpinPolicy SpinPolicy::answer() noexcept {
+SpinPolicy SpinPolicy::await_answer() noexcept {
   return usable_cores() > 1 ? SpinPolicy{40, 400, 120'000} : SpinPolicy{0, 4};
 }
 
-SpinPolicy SpinPolicy::yield_long() noexcept {
+SpinPolicy SpinPolicy::serve_stream() noexcept {
   return usable_cores() > 1 ? SpinPolicy{40, 64, 30'000} : SpinPolicy{0, 1};
 }
 

@@ -1,6 +1,6 @@
-// FutexLock: a 4-byte mutex that lives in any memory, for cold paths of structures that are placed in shared segments.
-// Zero-initialised is unlocked. Threading: any thread of the processes that map it. A process killed inside leaves it
-// locked, so take it only in the process whose death ends the structure.
+// FutexLock: a 4-byte mutex in any memory. Use it for cold paths of structures in shared segments. Zero-initialised
+// memory is an unlocked mutex. Threading: any thread of the processes that map it. A process that is killed while it
+// holds the lock leaves it locked, so lock it only in the process whose death ends the structure.
 //
 // State: kFree -> kHeld -> kFree, or kHeld -> kContended -> kFree (then one sleeper is woken).
 // Source: U. Drepper, "Futexes are tricky", mutex 2.

@@ -1,7 +1,8 @@
-/// What other threads leave for the thread that steps: it does all of it at its next look, in the order in which it
-/// came. Use it for registrations, which are rare; what is frequent comes as records on rings.
+/// Mailbox: functions that other threads leave for the stepping thread (of a controller or a host). That thread calls
+/// all of them at its next read(), in the order in which they were posted. Use it for registrations, which are rare;
+/// frequent messages come as records on rings.
 ///
-/// Threading: `post` and `has_mail` by any thread; `read` by the thread that steps.
+/// Threading: any thread calls `post` and `has_mail`; the stepping thread calls `read`.
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,7 @@ namespace pathways {
 
 class Mailbox {
  public:
-  /// `doorbell` wakes the thread that steps.
+  /// `doorbell` wakes the stepping thread.
   explicit Mailbox(DoorbellWord* doorbell) : doorbell_(doorbell) {}
 
   void post(std::function<void()> mail) {
@@ -30,7 +31,7 @@ class Mailbox {
   }
 
   bool has_mail() const {
-    // SYNC mailbox/post: pairs with post(); who sees what a poster wrote afterwards sees its mail.
+    // SYNC mailbox/post: pairs with post(). A thread that sees what the poster wrote after post() also sees its mail.
     return has_mail_.load(std::memory_order_acquire);
   }
 

@@ -1,19 +1,19 @@
 // MpscRing<T>: a bounded ring of fixed-size records with many producers and one consumer, on the heap or in shared
-// memory. Use it where several threads or processes report to one (completions, releases); for one producer ByteRing is
-// cheaper and takes any length.
+// memory. Use it where several threads or processes report to one consumer (completions, releases). For one producer,
+// ByteRing is cheaper and takes records of any length.
 //
 // Threading: try_push() from any thread of any process that maps the ring; try_pop() from one thread at a time.
 //
 // Invariants
 //   MPSC-1 (once)   a pushed record is popped exactly once, whole.
 //   MPSC-2 (order)  records of one producer come out in the order it pushed them.
-//   MPSC-3 (full)   try_push() fails only when `capacity` records were pushed and not yet popped (or the slot's popping
-//                   is still under way).
-// A producer that is killed between taking a cell and filling it (a few instructions) blocks the consumer there for
-// good: share a ring only among processes whose death ends it.
+//   MPSC-3 (full)   try_push() fails only when `capacity` records were pushed and not yet popped (or when the consumer
+//                   is still popping the record in that cell).
+// When a producer is killed after it took a cell and before it filled it (a few instructions), the consumer never gets
+// past that cell. So share a ring only among processes whose death ends the ring.
 //
-// Layout: header, then `capacity` cells {sequence, record}. A cell whose sequence is p is free for the push at position
-// p; p + 1: holds that push; p + capacity: free for the next lap.
+// Layout: header, then `capacity` cells {sequence, record}. For position p, the sequence of its cell is: p: the cell is
+// free for the push at p; p + 1: it holds that record; p + capacity: it is free for the push of the next lap.
 // Source: D. Vyukov, "Bounded MPMC queue".
 #pragma once
 
@@ -36,7 +36,7 @@ class MpscRing {
   static_assert(alignof(T) <= kCacheLine);
 
  public:
-  /// Bytes of memory for `capacity` records. Throws Error(kInvalid) unless a power of two in [2, 2^30].
+  /// Bytes of memory for `capacity` records. Throws Error(kInvalid) unless `capacity` is a power of two in [2, 2^30].
   static std::size_t bytes_for(std::uint32_t capacity) {
     check_capacity(capacity);
     return sizeof(MpscRing) + std::size_t{capacity} * sizeof(Cell);
@@ -47,7 +47,8 @@ class MpscRing {
     check_alignment(memory);
     return new (memory) MpscRing(capacity);
   }
-  /// The ring that create() made, perhaps in another process. Throws Error(kInvalid) if `memory` holds none of this T.
+  /// The ring that create() made, perhaps in another process. Throws Error(kInvalid) if `memory` holds no ring with
+  /// cells of T's size.
   static MpscRing* attach(void* memory) {
     check_alignment(memory);
     auto* ring = std::launder(reinterpret_cast<MpscRing*>(memory));
@@ -155,7 +156,7 @@ class MpscRing {
   std::uint32_t cell_bytes_;                        // immutable after create
   std::uint32_t capacity_;                          // immutable after create
   alignas(kCacheLine) Atomic<std::uint64_t> tail_;  // producers
-  alignas(kCacheLine) Atomic<std::uint64_t> head_;  // the consumer writes; others may look
+  alignas(kCacheLine) Atomic<std::uint64_t> head_;  // the consumer writes; others may read
 };
 
 }  // namespace pathways

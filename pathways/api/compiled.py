@@ -162,7 +162,7 @@ class Closure:
 
 
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): lent to a
+    """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): read by a
     transfer, or the same value under two names."""
     program, kept = bound.program, pinned(bound)
     times = collections.Counter((*program.arguments, *program.results))

@@ -14,7 +14,7 @@ from pathways.bench.report import Report, Table
 from pathways.bench.workloads import CHAIN, Kind, workloads
 
 METHOD = (
-    "Interleaved: for each shape and workload the systems take turns, one busy at a time, the others offloaded. "
+    "Interleaved: for each shape and workload the systems take turns, one busy at a time, the others idle. "
     f"A step is one computation: all-reduce a float32 scalar over all devices and add one, or only add one. OpByOp "
     f"has one step per call, Chained {CHAIN} computations per call, Fused {CHAIN} steps in one computation. "
     "per_second: steps per second of pipelined calls with bounded work in flight, median of the repeats (min, max). "

@@ -1,9 +1,9 @@
-"""Gives the memory of a client's arena back to the machine once it is no longer used.
+"""Returns the memory of a client's arena to the machine when it is no longer used.
 
-The arena keeps what it has had: pages that were written stay, though no block lies on them. So a client that ran far
-ahead once, with big arguments, would hold that memory for ever. When much is in use, a thread begins to look, and some
-time after most of it is free again the thread returns the pages of the free blocks, and ends. Nothing on the way of a
-call waits for it but for the lock of the arena, a few milliseconds at most.
+The arena keeps every page that was written, also when no block lies on it. So a client that ran far ahead once, with
+big arguments, would hold that memory for ever. When much of the arena is in use, a thread starts to sample its use.
+Some time after most of the arena is free again, the thread returns the pages of the free blocks, and ends. A call waits
+for this thread only at the lock of the arena, a few milliseconds at most.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import threading
 import time
 from typing import Any
 
-#: In use before anybody looks, and kept at the least.
+#: The thread starts only when at least this many bytes are in use.
 MUCH_BYTES = 64 << 20
-#: Between two looks; and how many of them in a row must see most of it free.
+#: Seconds between two samples; and how many samples in a row must find most of the arena free.
 SAMPLE_S, CALM_SAMPLES = 0.25, 4
 
 
 class ArenaTrimmer:
-    """Looks after one client's arena, while there is something to look at."""
+    """Trims one client's arena. Its thread runs only after much of the arena was in use."""
 
     def __init__(self, native: Any) -> None:
-        """`native`: the client, with `arena_in_use` and `trim_arena`."""
+        """`native`: the native client, which has `arena_in_use`, `trim_arena` and `closed`."""
         self._native = native
         self._lock = threading.Lock()
         self._is_looking = False  # guarded by _lock
         self.bytes_returned = 0
 
     def block_taken(self) -> None:
-        """A big block was taken."""
+        """Call it when a big block was allocated."""
         if self._is_looking or self._native.arena_in_use() < MUCH_BYTES:
             return
         with self._lock:
@@ -48,5 +48,5 @@ class ArenaTrimmer:
             most = max(most, used)
             calm = calm + 1 if used <= most // 4 else 0
         with self._lock:
-            self._is_looking = False  # what comes from here on is looked at by the next
+            self._is_looking = False  # a block allocated from now on starts the next thread
         self.bytes_returned += self._native.trim_arena()

@@ -1,7 +1,7 @@
-"""The client's side of callbacks: calls the client's functions when hosts ask for it.
+"""The client's side of callbacks: calls the client's functions when hosts request it.
 
-A host's computation calls `Questions.ask` (`pathways.host.callbacks`); the call comes here through the controller, and
-the answer goes back the same way. A client's Python runs in the client's own process, never in a host.
+A host's computation calls `Questions.ask` (`pathways.host.callbacks`). The call comes here through the controller, and
+the answer goes back the same way. A client's Python code runs in the client's own process, never in a host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def call(callbacks: Mapping[int, _jaxlib.Callback], number: int, arrays: Sequenc
     """Calls a function of this process.
 
     Raises:
-        CallbackFailedError: it failed, or gave something else than it promised; names it.
+        CallbackFailedError: the function failed, or returned something else than it declared; the message names it.
     """
     callback = callbacks.get(number)
     if callback is None:
@@ -37,23 +37,23 @@ def call(callbacks: Mapping[int, _jaxlib.Callback], number: int, arrays: Sequenc
 
 
 class Answers:
-    """A client's end: calls its functions as hosts ask. Opened with the first program that has any."""
+    """Calls a client's functions as hosts request it. Opened with the client's first program that has callbacks."""
 
     def __init__(
         self,
         open_stream: Callable[[Iterator[pb.CallbackPart]], Any],
         callbacks: Mapping[int, _jaxlib.Callback],
     ) -> None:
-        """`open_stream(answers)` gives the stream of questions; `callbacks` are the functions by number, and grow."""
+        """`open_stream(answers)` returns the stream of calls. `callbacks`: the functions by number; it may grow."""
         self._callbacks = callbacks
         self._crew = WorkerThreads("pw-callback")
         self._out: queue.SimpleQueue[pb.CallbackPart | None] = queue.SimpleQueue()
         self._stream = open_stream(iter(self._out.get, None))
-        next(self._stream)  # the controller has it
+        next(self._stream)  # the controller has opened the stream
         threading.Thread(target=self._read, name="pw-callbacks", daemon=True).start()
 
     def stop(self) -> None:
-        """Answers nothing more."""
+        """Ends the stream: this client answers no more calls."""
         self._stream.cancel()
         self._out.put(None)
         self._crew.stop()
@@ -67,7 +67,7 @@ class Answers:
                 if part.last:
                     data = b"".join(parts.pop(key))
                     self._crew.do(lambda key=key, data=data: self._answer(key, data))  # type: ignore[misc]
-        except Exception:  # the stream is over; whoever uses the cluster hears why
+        except Exception:  # the stream is over; the next use of the cluster raises the reason
             return
 
     def _answer(self, key: tuple[int, int, int], data: bytes) -> None:

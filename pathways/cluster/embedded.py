@@ -1,6 +1,7 @@
-"""This process as a whole cluster: controller, one host and one client, run by the threads that call.
+"""This process as a whole cluster: controller, one host and one client, which run on the calling threads.
 
-No process is started and no port opened; the rooms are the same as in a cluster of many, over rings on the heap.
+It starts no process and opens no port. The parts are the same as in a cluster of many processes; the rings are on the
+heap.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _local_devices() -> list[jax.Device]:
 
 
 def _levels_to_user() -> int:
-    """The `stacklevel` by which a warning, given by the caller, names the user's line."""
+    """The `stacklevel` with which a warning of the caller names the user's line."""
     package = __name__.partition(".")[0] + "."
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(package):
@@ -77,7 +78,7 @@ class EmbeddedControl:
             jaxlib_version=_jaxlib.VERSION,
         )
         self.client_id = 0
-        # Virtual memory: pages are taken as they are used.
+        # This is virtual memory: the kernel gives a page when it is first used.
         arena = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
         self._controller_segment = _native.controller_segment(shared=False)
         self.status_segment = _native.status_segment(shared=False)
@@ -144,7 +145,7 @@ class EmbeddedControl:
             return number
 
     def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
-        """See `ControlPlane`. Compiles at once: there is nobody to run meanwhile."""
+        """See `ControlPlane`. Returns only when the program is compiled: no other process compiles meanwhile."""
         with self._lock:
             self._programs += 1
             number = self._programs

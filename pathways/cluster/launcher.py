@@ -1,11 +1,12 @@
 """Starts a cluster of real processes on this machine, and ends it.
 
     started = start_local_cluster(islands=2, hosts_per_island=2, devices_per_host=2)
-    started.control      # a RemoteControl, this process being the owner: the cluster goes when it goes
+    started.control      # a RemoteControl; this process is the owner, and the cluster ends when it ends
     started.close()
 
-The launcher starts the supervisor, the supervisor the controller, the controller the hosts; each watches the one above.
-Nothing starts in the terminal's session, so Ctrl-C reaches only the user's own process.
+The launcher starts the supervisor, the supervisor starts the controller, and the controller starts the hosts. Each
+monitors the process that started it. All run in a session of their own, so Ctrl-C in the terminal reaches only the
+user's own process.
 """
 
 from __future__ import annotations
@@ -48,16 +49,17 @@ def start_local_cluster(
 
     Args:
         islands: number of islands.
-        hosts_per_island: host processes of each; more than one are a `jax.distributed` group.
-        devices_per_host: devices of each host.
-        platform: `cpu`, `cuda`, `rocm` or `tpu`; what `JAX_PLATFORMS` or the machine says when not given.
-        progress: a function called with each event of the start; True shows them on stderr, False does not, None does
-            if stderr is a terminal.
+        hosts_per_island: number of host processes per island; more than one form a `jax.distributed` group.
+        devices_per_host: number of devices per host.
+        platform: `cpu`, `cuda`, `rocm` or `tpu`. Default: `JAX_PLATFORMS`, else what the machine has.
+        progress: a function that is called with each event of the start. True shows the events on stderr, False does
+            not, None does if stderr is a terminal.
         **sizes: further fields of `ClusterOptions`.
 
     Raises:
-        ConnectError: the cluster could not start; says why, with the last lines of the log of whoever failed.
-        ValueError: a size that is no positive int.
+        ConnectError: the cluster could not start; the message has the reason, and the last log lines of the process
+            that failed.
+        ValueError: a size is not a positive int.
     """
     check_budget("device_memory", sizes.get("device_memory"))
     check_budget("transfer_memory", sizes.get("transfer_memory"))
@@ -120,11 +122,11 @@ class LocalClusterHandle:
 
     @property
     def supervisor_pid(self) -> int:
-        """The process that outlives all others of this cluster."""
+        """The process id of the supervisor, which ends last of all processes of this cluster."""
         return self._supervisor.pid
 
     def is_alive(self) -> bool:
-        """Whether the cluster still works and this process is the one that owns it."""
+        """Whether the cluster still works and this process owns it."""
         control = getattr(self, "control", None)
         return os.getpid() == self._pid and control is not None and control.alive()
 
@@ -134,7 +136,7 @@ class LocalClusterHandle:
         return {"supervisor": self._supervisor.pid, "controller": self.control.controller_pid, **hosts}
 
     def close(self) -> None:
-        """Ends the cluster: when this returns no process and no file of it is left. Again is nothing."""
+        """Ends the cluster. When this returns, no process and no file of it is left. A second call does nothing."""
         if os.getpid() != self._pid or self._report_fd < 0:
             return
         atexit.unregister(self.close)
@@ -148,7 +150,7 @@ class LocalClusterHandle:
                 asked = True
             control.close()
         if not asked:
-            self._supervisor.terminate()  # passes it on to a controller that is still starting, or did not answer
+            self._supervisor.terminate()  # it terminates a controller that is still starting, or did not answer
         for last_resort in (self._supervisor.terminate, self._supervisor.kill):
             try:
                 self._supervisor.wait(CLOSE_GRACE_S)
@@ -156,7 +158,7 @@ class LocalClusterHandle:
             except subprocess.TimeoutExpired:
                 last_resort()
         self._supervisor.wait()
-        if controller_fd >= 0:  # where somebody killed the supervisor, the controller comes after it
+        if controller_fd >= 0:  # if the supervisor was killed, the controller ends after it
             wait_readable(controller_fd, CLOSE_GRACE_S)
             os.close(controller_fd)
         os.close(self._report_fd)
@@ -171,7 +173,7 @@ class LocalClusterHandle:
             self.control = connect_unix(
                 self.address,
                 progress=tell,
-                # The controller's own limit comes first: it knows who is late.
+                # The controller's own limit ends first, because its error names the host that is late.
                 timeout_s=self.options.start_timeout_s + CLOSE_GRACE_S,
                 native=self.options.native,
             )
@@ -199,7 +201,7 @@ class LocalClusterHandle:
         raise errors.ConnectError(f"the controller did not listen within {self.options.start_timeout_s:g} s")
 
     def _reports(self, timeout_s: float) -> list[dict[str, Any]]:
-        """What supervisor and controller have said since the last call."""
+        """The reports of the supervisor and the controller since the last call."""
         if not wait_readable(self._report_fd, timeout_s):
             return []
         try:
@@ -208,11 +210,11 @@ class LocalClusterHandle:
             return []
         *lines, self._report = self._report.split(b"\n")
         if not lines:
-            time.sleep(0.01)  # every writer is gone; whoever waits will see the supervisor's end
+            time.sleep(0.01)  # every writer is gone; the caller will see that the supervisor ended
         return [json.loads(line) for line in lines]
 
     def _last_words(self) -> str:
-        """How the controller ended, from the supervisor, who saw it."""
+        """How the controller ended, by the supervisor's report."""
         deadline = Deadline(2.0)
         while self._report_fd >= 0 and not deadline.passed:
             for report in self._reports(deadline.left(0.5)):

@@ -1,4 +1,4 @@
-"""A client's way to a running cluster: the control plane over gRPC on a Unix socket, and the news of its end.
+"""A client's connection to a running cluster: the control plane over gRPC on a Unix socket, and the cluster's end.
 
     control = connect_unix("unix:/tmp/pathways-1000-x1/control.sock")
     binding = control.allocate_slice((2, 4), ("data", "model"), island=None)
@@ -6,9 +6,11 @@
     control.wait_compiled(program)
     control.close()
 
-Beside the gRPC channel a client holds one connection on the descriptor socket: over it come its segments and the pidfd
-of the controller, then nothing but, perhaps, the reason of the cluster's end. So `failure()` needs no thread and no
-call: it looks whether that socket has something to read. All methods may be called from any thread.
+Beside the gRPC channel a client holds one connection on the descriptor socket. The controller first sends on it the
+segments that clients map, and the controller's pidfd. Later it sends at most one message, the reason of the cluster's
+end.
+So `failure()` needs no thread and no call: it only checks whether that socket is readable. Any thread may call any
+method.
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ StartupEvent = pb.StartupEvent
 
 
 class ControlPlane(Protocol):
-    """What the API needs of a cluster besides dispatch; of a remote one, or of this process itself."""
+    """What the API needs of a cluster besides dispatch. The cluster is a remote one, or this process itself."""
 
     @property
     def topology(self) -> Topology:
-        """What there is."""
+        """The hosts and devices of the cluster."""
 
     @property
     def client_id(self) -> int:
@@ -67,64 +69,68 @@ class ControlPlane(Protocol):
 
     @property
     def status_segment(self) -> Any:
-        """What clients read of the cluster, a `_native.Segment`."""
+        """The `_native.Segment` with the cluster's status, which clients only read."""
 
     @property
     def bell_segment(self) -> Any:
-        """Where this client rings for the controller, a `_native.Segment`."""
+        """The `_native.Segment` of the doorbell at which this client rings the controller."""
 
     def allocate_slice(
         self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
     ) -> SliceBinding:
-        """Binds a new slice; raises `SliceError` when that is impossible."""
+        """Binds a new slice. Raises `SliceError` when that is impossible."""
 
     def release_slice(self, slice_id: int) -> None:
         """Ends a slice."""
 
     def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
-        """Binds a slice to other devices; raises `SliceError` for what is no such set. Its arrays are ours to move."""
+        """Binds a slice to other devices. Raises `SliceError` when the slice cannot lie on them. The client itself must
+        move the slice's arrays.
+        """
 
     def group(self, hosts: tuple[int, ...]) -> int:
-        """The group of exactly these hosts."""
+        """The number of the group of exactly these hosts."""
 
     def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
-        """Gives a program, bound to devices mesh by mesh, to the hosts concerned; returns while they compile."""
+        """Sends a program, bound to devices mesh by mesh, to its hosts. Returns its number while they still compile."""
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
-        """Waits for the compilers; raises `ComputationError` with host and XLA's message."""
+        """Waits until the program is compiled. Raises `ComputationError` with the host and XLA's message."""
 
     def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
-        """By number of a computation of a compiled program: "memory" and "cost" on one device, as XLA has them."""
+        """XLA's analysis of a compiled program. By number of a computation: "memory" and "cost" on one device."""
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
-        """Drops programs from the controller's books; the hosts are told in the order, by `payloads.forget`."""
+        """Removes programs from the controller's records. The hosts get the command `payloads.forget` in the order."""
 
     def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
-        """Answers the calls of hosts from now on, with these functions by number; the mapping grows."""
+        """Answers the calls of hosts from now on, with these functions by number. The mapping may grow later."""
 
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
-        """Takes a client off the devices; the bytes that left them. `pause(seconds)` makes an embedded cluster run."""
+        """Takes a client off the devices. Returns the bytes that left them. An embedded cluster calls `pause(seconds)`
+        to run meanwhile.
+        """
 
     def resume(self, client: int, pause: Callable[[float], None]) -> int:
-        """Brings it back; the bytes that came back."""
+        """Brings a suspended client back. Returns the bytes that came back to the devices."""
 
     def cluster_stats(self) -> dict[str, Any]:
-        """Numbers for people."""
+        """Statistics of the cluster."""
 
     def alive(self) -> bool:
-        """Whether the cluster still works, as far as a look of a few microseconds can tell."""
+        """Whether the cluster still works, by a check that takes a few microseconds."""
 
     def failure(self) -> errors.PathwaysError | None:
-        """Why the cluster works no more; None while it does."""
+        """Why the cluster no longer works; None while it works."""
 
     def check(self) -> None:
-        """Raises why the cluster works no more; returns while it does."""
+        """Raises the reason if the cluster no longer works."""
 
     def close(self) -> None:
-        """Leaves."""
+        """Leaves the cluster."""
 
     def abandon(self, reason: str) -> None:
-        """In a forked child: every later use is refused with `reason`, and the parent's connection stays as it is."""
+        """For a forked child: refuses every later use with `reason`, and leaves the parent's connection as it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +145,7 @@ class Address:
         """From `unix:/path/control.sock` or `unix:/path`.
 
         Raises:
-            ConnectError: no such address, or nothing there; says what to do.
+            ConnectError: the address is invalid, or no cluster listens there; the message says what to do.
         """
         scheme, _, path = address.partition(":")
         if scheme != "unix" or not path:
@@ -166,17 +172,18 @@ def connect_unix(
     native: str = "pathways._native",
     sizes: ClientSizes | None = None,
 ) -> RemoteControl:
-    """Becomes a client of the cluster at `address`; waits for it when it is still starting.
+    """Becomes a client of the cluster at `address`. Waits for the cluster if it is still starting.
 
     Args:
-        address: what `pathways up` printed, `unix:/…/control.sock`.
+        address: the address that `pathways up` printed, `unix:/…/control.sock`.
         progress: called, on this thread, with each event of the start.
-        timeout_s: how long to wait for the cluster to be ready; as long as it takes when not given.
-        native: the module that makes segments; tests give a double.
-        sizes: of this client's segment.
+        timeout_s: seconds to wait for the cluster to be ready. Default: no limit.
+        native: the module that makes segments; tests pass a double.
+        sizes: the sizes of this client's segment.
 
     Raises:
-        ConnectError: nobody listens, or the cluster could not start; with the reason and the log's last lines.
+        ConnectError: no cluster listens there, or the cluster could not start; the message has the reason and the last
+            log lines.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
     """
     where = Address.parse(address)
@@ -204,7 +211,7 @@ def _open(address: str, where: Address) -> socket.socket:
 
 
 def _first_word(address: str, connection: socket.socket) -> tuple[fd_passing.Message, list[int]]:
-    """What the controller says to whoever opens a connection: who it is by, and the descriptors it may have."""
+    """The controller's first message on a new connection: the connection's secret, and descriptors."""
     try:
         return fd_passing.receive(connection, HELLO_TIMEOUT_S)
     except (fd_passing.Closed, TimeoutError) as error:
@@ -212,10 +219,10 @@ def _first_word(address: str, connection: socket.socket) -> tuple[fd_passing.Mes
 
 
 def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """What `RemoteControl.cluster_stats` says, for somebody who is no client and only looks.
+    """The same as `RemoteControl.cluster_stats`, for a process that is no client.
 
     Raises:
-        ConnectError: nobody listens there, or nobody answers in time.
+        ConnectError: no cluster listens there, or the controller does not answer in time.
     """
     where = Address.parse(address)
     with grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel:
@@ -228,16 +235,18 @@ def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
 
 
 def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
-    """Suspends a client of the cluster at `address`, for somebody who is no client; the bytes that left the devices.
+    """Suspends a client of the cluster at `address`, for a process that is no client. Returns the bytes that left the
+    devices.
 
     Raises:
-        ConnectError: nobody listens there. ResourceExhaustedError: no room; the client goes on.
+        ConnectError: no cluster listens there.
+        ResourceExhaustedError: a host has no room; the client goes on.
     """
     return int(_operate(address, "Suspend", _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
 
 
 def resume(address: str, client: int) -> int:
-    """Resumes a suspended client, for somebody who is no client; the bytes that came back to the devices."""
+    """Resumes a suspended client, for a process that is no client. Returns the bytes that came back to the devices."""
     return int(_operate(address, "Resume", _client_request(pb.ResumeRequest, client)).bytes)
 
 
@@ -274,18 +283,18 @@ class RemoteControl:
     bell_segment: Any
     controller_pid: int
     host_pids: tuple[int, ...]
-    #: pidfd of the controller: readable once it is gone, for those who poll by themselves.
+    #: pidfd of the controller: readable when the controller has ended, for callers that poll it themselves.
     controller_pidfd: int
 
     def __init__(self, address: str, channel: grpc.Channel, connection: Any) -> None:
         self.address = address
         self.controller_pidfd = -1
-        #: Set by who started the cluster: what the controller's log said last.
+        #: Set by the process that started the cluster: returns the last lines of the controller's log.
         self.last_words: Callable[[], str] = lambda: ""
         self._channel = channel
         self._stub = rpc.ControllerStub(channel)
         self._connection = connection
-        self._token = ""  # what the controller knows this connection by
+        self._token = ""  # the secret by which the controller knows this connection
         self._answers: Answers | None = None
         self._failure: errors.PathwaysError | None = None
         self._lock = threading.Lock()
@@ -322,7 +331,7 @@ class RemoteControl:
 
     def _join(self, segment: Any) -> None:
         self.client_segment = segment
-        with contextlib.suppress(fd_passing.Closed):  # the call says why
+        with contextlib.suppress(fd_passing.Closed):  # the call below raises the reason
             fd_passing.send(self._connection, {"kind": "segment"}, [segment.fd])
         reply = self._call(
             self._stub.Join,
@@ -380,7 +389,7 @@ class RemoteControl:
         """See `ControlPlane`.
 
         Raises:
-            TimeoutError: not done after `timeout` seconds; it goes on.
+            TimeoutError: not compiled after `timeout` seconds; the hosts go on compiling.
         """
         self._call(self._stub.WaitCompiled, pb.WaitCompiledRequest(program_id=program_id), timeout)
 
@@ -420,22 +429,22 @@ class RemoteControl:
         return wire.load_stats(self._call(self._stub.Stats, pb.StatsRequest()))
 
     def shutdown(self) -> None:
-        """Asks the controller to end the whole cluster; returns when it has heard."""
+        """Asks the controller to end the whole cluster. Returns when the controller has received the request."""
         self._call(self._stub.Shutdown, pb.ShutdownRequest(), 5.0)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def alive(self) -> bool:
-        """Whether the cluster still works, as far as a look of a few microseconds can tell."""
+        """Whether the cluster still works, by a check that takes a few microseconds."""
         return self.failure() is None
 
     def check(self) -> None:
-        """Raises why the cluster works no more; returns while it does."""
+        """Raises the reason if the cluster no longer works."""
         if (failure := self.failure()) is not None:
             raise failure
 
     def failure(self) -> errors.PathwaysError | None:
-        """Why the cluster works no more; None while it does. Once it is not None it stays what it is."""
+        """Why the cluster no longer works; None while it works. A reason, once returned, never changes."""
         if self._failure is not None:
             return self._failure
         with self._lock:
@@ -452,22 +461,22 @@ class RemoteControl:
             return self._failure
 
     def close(self) -> None:
-        """Leaves the cluster; whatever this client owned there is freed. Again is nothing."""
+        """Leaves the cluster, which frees everything that this client owned. A second call does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         if self.failure() is None:
-            with contextlib.suppress(grpc.RpcError):  # the connection's end says the same
+            with contextlib.suppress(grpc.RpcError):  # closing the connection below has the same effect
                 self._stub.Leave(pb.LeaveRequest(), timeout=LEAVE_TIMEOUT_S, metadata=wire.bearer(self._token))
         self._release()
 
     def abandon(self, reason: str) -> None:
-        """See `ControlPlane`. Who closed the channel here would wait for threads that are the parent's."""
-        self._lock = threading.Lock()  # perhaps one of those threads held it
+        """See `ControlPlane`. Does not close the channel: that would wait for threads that only the parent has."""
+        self._lock = threading.Lock()  # one of those threads may have held the old lock at the fork
         if self._closed:
             return
         self._closed = True
         self._failure = errors.ClusterClosedError(reason)
-        self._connection.close()  # this process's descriptor of it: the controller sees the parent's end in time
+        self._connection.close()  # so the controller can see the parent's end: only the parent's descriptor is left
         if self.controller_pidfd >= 0:
             os.close(self.controller_pidfd)
             self.controller_pidfd = -1
@@ -506,16 +515,16 @@ class RemoteControl:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError(f"no answer from the cluster within {timeout:g} s") from error
             raise self._translated(error) from None
-        except ValueError as error:  # what grpc says of a channel that another thread closed
+        except ValueError as error:  # grpc raises this when another thread closed the channel
             raise errors.ClusterClosedError("this connection to the cluster was closed") from error
 
     def _translated(self, error: grpc.RpcError) -> Exception:
-        """What a failed call means: a refusal, the cluster's end, or a fault of the control plane itself."""
+        """The exception for a failed call: a refusal, the cluster's end, or a fault of the control plane itself."""
         refusal = wire.raised(error)
         if refusal is not None:
             return refusal
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            # The kernel may tell the two sockets' ends a moment apart.
+            # The kernel may report the ends of the two sockets a moment apart.
             deadline = Deadline(1.0)
             while not deadline.passed:
                 if (failure := self.failure()) is not None:

@@ -1,4 +1,4 @@
-"""The start of a cluster on a terminal: one line per stage, filling up as hosts get there."""
+"""Shows the start of a cluster on a terminal: a bar that grows as the hosts pass the stages of their start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STAGES = {
 def shown(
     progress: Callable[[StartupEvent], None] | bool | None, options: ClusterOptions, platform: str
 ) -> Iterator[Callable[[StartupEvent], None] | None]:
-    """What to call with each event: the given function, a bar on stderr, or nothing."""
+    """Yields the function to call with each event: the given function, one that draws a bar on stderr, or None."""
     if callable(progress):
         yield progress
         return

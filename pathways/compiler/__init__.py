@@ -1,8 +1,9 @@
-"""Trace a user's Python with JAX, partition it with jaxlib's MPMD compiler, lower it to a logical program.
+"""Traces a user's Python with JAX, partitions it with jaxlib's MPMD compiler, lowers it to a logical program.
 
-The life of a program here: `placed` tags functions, `trace` runs the user's Python once, `flatten` reads the jaxpr,
-`emit` writes StableHLO + `mpmd`, `pipeline` sends it through jaxlib's compiler, `lower` reads the result into a
-`LogicalProgram`, `donation` says what each step may overwrite. No step needs a device or initialises a backend.
+The steps, in order: `placed` tags functions, `trace` runs the user's Python once, `flatten` reads the jaxpr, `emit`
+writes StableHLO + `mpmd`, `pipeline` sends it through jaxlib's compiler, `lower` reads the result into a
+`LogicalProgram`, `donation` decides which inputs each node may overwrite. No step needs a device or initialises a
+backend.
 """
 
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind, Spec

@@ -1,7 +1,7 @@
 """Bodies: the StableHLO of each distinct computation of a program, lowered once and shared by equal call sites.
 
-A body is keyed by the shape of its equations (JAX's own tracing caches make equal placed calls share one jaxpr) and
-by the constants inside. Used by `emit`, one `Bodies` per program.
+The key of a body is made of its equations and of the constants inside. An inner jaxpr is compared by identity, because
+JAX's own tracing caches make equal placed calls share one jaxpr. Used by `emit`, one `Bodies` per program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathways.compiler.flatten import FlatProgram, Step
 from pathways.compiler.groups import Group
 from pathways.compiler.ir import MeshSpec
 
-_callbacks = itertools.count(1)  # of this process
+_callbacks = itertools.count(1)  # numbers of this process's callbacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Body:
 
 
 class Bodies:
-    """The distinct bodies of one program, in order of first use. `like` lends its debug info to them."""
+    """The distinct bodies of one program, in order of first use. They take their debug info from `like`."""
 
     def __init__(self, program: FlatProgram, platforms: Sequence[str], like: Any) -> None:
         self.constants = program.constants
@@ -40,7 +40,7 @@ class Bodies:
         self.like = like
         self.all: list[Body] = []
         self._known: dict[Any, Body] = {}
-        self._alive: list[Any] = []  # keeps what is keyed by id alive
+        self._alive: list[Any] = []  # keeps alive every object whose id() is in a key
         self.callbacks: dict[int, _jaxlib.Callback] = {}  # by number
 
     def of(self, group: Group) -> Body:
@@ -109,7 +109,7 @@ class Bodies:
 
 
 def _value_key(value: Any) -> Any:
-    """A key that is equal only for values that lower to the same text: by value for plain data, else by identity."""
+    """A key; two values share it only if they lower to the same text. By value for plain data, else by identity."""
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return (type(value).__name__, repr(value))
     if isinstance(value, tuple):

@@ -1,9 +1,9 @@
-"""What a program closes over and lies on a slice already is an argument of it, not a constant baked into its text.
+"""Makes arguments of closed-over arrays that are on a slice already, so that they are not constants in the module.
 
-JAX keeps what a function closes over as constants: of the traced jaxpr, and of each `jax.jit` equation inside, however
-deep (a placed function is one). `lift` takes the wanted ones out and hands them down as arguments. Constants inside
-other constructs' jaxprs (loops, branches) are operands of them already, as JAX makes them; a `jax.jit` within such a
-body keeps its own.
+JAX keeps the values that a function closes over as constants of the traced jaxpr, and of each `jax.jit` equation inside
+at any depth (a placed function is such an equation). `lift` takes the wanted constants out and passes them down as
+arguments. JAX already makes operands of the constants of other constructs (loops, branches). A `jax.jit` within the
+body of such a construct keeps its own constants.
 
 Pure: works on jaxprs only.
 """
@@ -17,14 +17,14 @@ from pathways import _jaxlib
 
 
 def lift(closed: Any, is_wanted: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """`closed` without its wanted constants, which are arguments of it now, after all others; and their values."""
+    """Turns the wanted constants of `closed` into its last arguments. Returns the new jaxpr and these values."""
     return _lift(closed, is_wanted, {})
 
 
 def _lift(
     closed: Any, is_wanted: Callable[[Any], bool], memo: dict[int, tuple[Any, list[Any]]]
 ) -> tuple[Any, list[Any]]:
-    known = memo.get(id(closed))  # equal calls share one jaxpr, and shall go on doing so
+    known = memo.get(id(closed))  # equal calls share one jaxpr, and must still share one afterwards
     if known is None:
         known = memo[id(closed)] = _lift_one(closed, is_wanted, memo)
     return known
@@ -34,7 +34,7 @@ def _lift_one(
     closed: Any, is_wanted: Callable[[Any], bool], memo: dict[int, tuple[Any, list[Any]]]
 ) -> tuple[Any, list[Any]]:
     values: list[Any] = []
-    variables: dict[int, Any] = {}  # by a value's identity: the argument that it is now
+    variables: dict[int, Any] = {}  # by id() of a value: the argument that replaces it
 
     def argument(value: Any, aval: Any) -> Any:
         variable = variables.get(id(value))

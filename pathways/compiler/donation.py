@@ -1,9 +1,9 @@
-"""Which inputs each call may give to its outputs (MEM-4), by liveness in the flat program. Pure.
+"""Decides which inputs each call may donate to its outputs (MEM-4), by liveness in the program. Pure.
 
-jaxlib's partitioner marks the receiver of every transfer as donatable; it cannot know that the runtime may bind two
-slices to one device, where a transfer is no copy. Here a value and all its transferred copies form one class, and an
-input is donated only if this node is the last reader of the whole class, no member is a result, and none is an
-argument that the user keeps.
+jaxlib's partitioner marks the result of every transfer as donatable. It cannot know that the runtime may bind two
+slices to one device, where a transfer makes no copy. So here a value and all its transferred copies form one class. A
+node donates an input only if three things are true: the node is the last reader of the whole class, no member of the
+class is a result, and no member is an argument that the user keeps.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from pathways import _jaxlib
 from pathways.compiler.ir import ArrayType, Calls, Computation, LogicalProgram, MeshSpec, Node, NodeKind
 
-#: A call site gets an executable of its own, donating more than the other sites of its computation, only for this.
+#: If a call site can donate so many bytes more than the other sites of its module, it gets an executable of its own.
 WORTH_A_COMPILE_BYTES = 1 << 20
 _NO_CALLS = Calls()
 
 
 def may_alias(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> tuple[bool, ...]:
-    """For each input, whether some output has its very type."""
+    """For each input, whether some output has exactly its type."""
     return tuple(type in outputs for type in inputs)
 
 
@@ -40,7 +40,7 @@ def finish(
     calls: Calls = _NO_CALLS,
     callbacks: Mapping[int, _jaxlib.Callback] | None = None,
 ) -> LogicalProgram:
-    """The program, without dead transfers and meshes, and with each node's `donates` filled in."""
+    """Makes the program: drops dead transfers and unused meshes, and fills in each node's `donates`."""
     nodes, same = _shorten(nodes, values)
     results = [same.get(v, v) for v in results]
     nodes = _drop_dead(nodes, results)
@@ -58,7 +58,8 @@ def finish(
     ]
     kept = [values[v] for v in live]
     called = [computations[n] for n in used]
-    # Whoever has no part in it hears nothing of it; something must be left to bind a program without any values to.
+    # Drop unused meshes, so that the program does not go to hosts that have no part in it. A program without any values
+    # keeps mesh 0, because it must be bound to something.
     inhabited = sorted({value.mesh for value in kept} | {each.mesh for each in called}) or [0]
     mesh = {old: new for new, old in enumerate(inhabited)}
 
@@ -85,9 +86,9 @@ def finish(
 
 
 def _shorten(nodes: Sequence[Node], values: Sequence[ArrayType]) -> tuple[list[Node], dict[int, int]]:
-    """A transfer of a transferred value reads the original instead; one back to where that lives is the original.
+    """Makes a transfer of a transferred value read the original; drops a transfer that gives the original's type.
 
-    Returns the nodes, and for each value that is gone, the value that it is.
+    Returns the nodes and, for each value that is dropped, the value that replaces it.
     """
     source: dict[int, int] = {}
     same: dict[int, int] = {}
@@ -143,7 +144,8 @@ def _donate(
         if node.kind is not NodeKind.CALL:
             wanted.append(())
             continue
-        # One that calls its client back is launched by a thread beside the order, which must find its inputs.
+        # A computation with callbacks donates nothing: a thread beside the enqueue thread launches it later, and its
+        # inputs must still exist then.
         free = [] if computations[node.computation].callbacks else [values[v] for v in node.outputs]
         chosen = []
         for v in node.inputs:
@@ -157,7 +159,10 @@ def _donate(
 
 
 def agree(nodes: list[Node], wanted: list[tuple[bool, ...]], computations: Sequence[Computation]) -> list[Node]:
-    """Call sites of one module donate alike, so that it compiles once, except where that would waste much."""
+    """Makes call sites of one module donate the same inputs, so that it compiles once.
+
+    A site that would lose `WORTH_A_COMPILE_BYTES` of donations keeps its own.
+    """
     modules = [(computation.fingerprint, computation.inputs, computation.outputs) for computation in computations]
     common: dict[Any, tuple[bool, ...]] = {}
     for node, donates in zip(nodes, wanted, strict=True):

@@ -1,12 +1,12 @@
-"""From a flat program to StableHLO + `mpmd`, and through jaxlib's partitioner to IFRT IR.
+"""From a flat program to StableHLO + `mpmd`, the input of jaxlib's partitioner.
 
 Every group (a placed call, a transfer, a run of plain operations on one slice) becomes an `mpmd.named_computation`
-with a name and a stage of its own, so that the compiler keeps it apart. Arguments that are results, dead arguments
-and repeated results never reach the compiler.
+with a name and a stage of its own, so that the compiler does not merge it with others. Arguments that are only
+returned, dead arguments and repeated results do not go to the compiler.
 
-Shardings flow freely between groups on one slice, but never backwards into a value whose sharding the user declared,
-and never backwards across a transfer: one value would then get two shardings, which the compiler refuses or, between
-slices of different axes, confuses.
+Shardings propagate freely between groups on one slice, with two exceptions. They never propagate backwards into a value
+whose sharding the user declared, and never backwards across a transfer. Otherwise one value would get two shardings:
+the compiler refuses that or, between slices of different axes, confuses them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pathways.compiler.ir import Calls, MeshSpec, Spec
 from pathways.compiler.options import Options
 from pathways.compiler.trace import Traced
 
-#: A mesh unlike any other: it makes the topology heterogeneous, so that the compiler leaves reshards to transfers.
+#: A mesh of another size than all others. It makes the topology heterogeneous: then the compiler reshards by transfers.
 _PAD = "pathways_pad"
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One call site: what a named computation in the module stands for."""
+    """One call site: what a named computation in the module means."""
 
     name: str
     origin: str
@@ -44,10 +44,10 @@ class Site:
 
 @dataclasses.dataclass
 class Emitted:
-    """A module for the partitioner, with all that it does not say.
+    """A module for the partitioner, with what the module itself cannot say.
 
-    `inputs` and `outputs` are the jaxpr variables that are the module's arguments and results; `outvars` are those of
-    the program's results.
+    `inputs` and `outputs` are the jaxpr variables of the module's arguments and results. `outvars` are those of the
+    program's results.
     """
 
     module: ir.Module
@@ -68,7 +68,7 @@ def symbol(number: int) -> str:
 
 
 def collect_meshes(traced: Traced, program: FlatProgram, default: MeshSpec | None) -> tuple[MeshSpec, ...]:
-    """The meshes of a program in order of first appearance; the first is where unplaced things go."""
+    """The meshes of a program in order of first appearance; what has no slice of its own goes to the first."""
     meshes: dict[str, MeshSpec] = {}
     named = [demand.home for step in program.steps for demand in step.demands]
     candidates = [*(a.mesh for a in traced.arguments), *(step.mesh for step in program.steps), *named, default]
@@ -93,7 +93,7 @@ def emit(
     options: Options,
     pinned: frozenset[str] = frozenset(),
 ) -> Emitted:
-    """The module of a program, in the MLIR context that is entered.
+    """Makes the module of a program, in the MLIR context that is entered.
 
     `pinned` names call sites whose undeclared shardings are set to replicated (see `pipeline`).
     """
@@ -146,7 +146,7 @@ def emit(
 
 
 def assignment(emitted: Emitted, options: Options) -> dict[str, Any]:
-    """Name of each named computation -> its mesh, with a stage of its own unless merging is asked for."""
+    """Name of each named computation -> its mesh, with a stage of its own unless the options ask for merging."""
     numbers = {mesh: symbol(n) for n, mesh in enumerate(emitted.meshes)}
     return {
         key: (numbers[site.mesh], stage) if options.keeps_calls else numbers[site.mesh]
@@ -155,7 +155,7 @@ def assignment(emitted: Emitted, options: Options) -> dict[str, Any]:
 
 
 def topology(meshes: Sequence[MeshSpec]) -> list[tuple[str, list[tuple[str, int]]]]:
-    """The meshes as the partitioner wants them, and the pad."""
+    """The meshes as the partitioner wants them and, if there are several, the pad."""
     named = [(symbol(n), list(specs.axes_of(mesh))) for n, mesh in enumerate(meshes)]
     return named if len(named) == 1 else [*named, (_PAD, [(_PAD, 1 + sum(mesh.size for mesh in meshes))])]
 
@@ -170,7 +170,7 @@ def sharding_attr(mesh: str, spec: Spec, rank: int, open_dims: bool = False) -> 
 
 
 def link(module: ir.Module, bodies: Sequence[Body], numbers: dict[MeshSpec, str]) -> None:
-    """Moves the bodies' functions into `module`, each body's `main` as `body_<number>`, on its slice's mesh symbol."""
+    """Moves the bodies' functions into `module`: renames each `main` to `body_<number>`, its mesh to the slice's."""
     for body in bodies:
         source = _jaxlib.parse(body.module)
         table = ir.SymbolTable(source.operation)
@@ -183,7 +183,7 @@ def link(module: ir.Module, bodies: Sequence[Body], numbers: dict[MeshSpec, str]
             else:
                 new = f"body_{body.number}" if name == "main" else f"body_{body.number}_{name}"
                 renames[name] = new
-        # Two passes, so that no new name is taken for an old one.
+        # Two passes, so that a new name is never mistaken for an old one.
         for prefix in ("tmp$", ""):
             for old, new in renames.items():
                 before = old if prefix else "tmp$" + old
@@ -215,7 +215,7 @@ def _tensor(v: Any) -> ir.Type:
 
 
 class _Writer:
-    """Writes groups into the body of `main`; `values` maps jaxpr variables to what holds them."""
+    """Writes groups into the body of `main`; `values` maps jaxpr variables to MLIR values."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _Writer:
     ) -> None:
         self.values = values
         self.declared = declared
-        self.numbers_given = {False: 0, True: 0}  # of transfers, and of all else
+        self.numbers_given = {False: 0, True: 0}  # names given so far: to transfers (True), to all else (False)
         self.sites: dict[str, Site] = {}
         self.numbers = numbers
         self.bodies = bodies

@@ -1,7 +1,8 @@
 """From a traced jaxpr to a flat list of steps: placed calls, transfers, and plain operations between them.
 
-Plain jits, custom derivatives, remat and closed calls that hold placed calls are inlined. Placed calls inside loops,
-branches and shard_maps are refused, naming the construct. Steps that call the client back say so.
+A plain jit, custom derivative, remat or closed call is inlined if it has placed calls inside. Placed calls inside
+loops, branches and shard_maps are refused; the error names the construct. `Step.calls` says whether a step calls the
+client back.
 
 Pure: works on jaxprs only.
 """
@@ -67,9 +68,12 @@ class Step:
 
 @dataclasses.dataclass
 class FlatProgram:
-    """A flat program: `constants` maps variables to the values that the program closes over, `declared` maps variables
-    to the shardings that the user wrote for them. `before` is one more argument of a program that calls its client
-    back in order: what its first such call comes after."""
+    """A flat program.
+
+    `constants` maps variables to the values that the program closes over. `declared` maps variables to the shardings
+    that the user wrote for them. `before` is one more argument, of a program with ordered callbacks only: its first
+    ordered callback comes after it.
+    """
 
     invars: list[Any]
     constants: dict[Any, Any]
@@ -80,11 +84,11 @@ class FlatProgram:
 
 
 def flatten(traced: Traced) -> FlatProgram:
-    """The flat program of a traced one, without dead steps.
+    """The flat program of a traced program, without dead steps.
 
     Raises:
         CallbackError: a callback of a kind that hosts cannot make.
-        TraceError: a traced value that escaped from the function it belongs to.
+        TraceError: a traced value escaped from its function.
         ProgramError: a placed call or a device_put inside a loop, a branch or a shard_map.
     """
     closed = traced.jaxpr
@@ -120,7 +124,7 @@ def flatten(traced: Traced) -> FlatProgram:
 
 
 def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
-    """True if a placed call or a device_put stands anywhere inside."""
+    """True if a placed call or a device_put to a slice is anywhere inside."""
     memo = {} if memo is None else memo
     known = memo.get(id(jaxpr))
     if known is None:
@@ -142,7 +146,10 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
 
 
 def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool) -> None:
-    """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's. `fresh`: it may occur again."""
+    """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's.
+
+    `fresh`: makes new variables, because `jaxpr` may be inlined more than once.
+    """
     memo: dict[int, bool] = {}
     for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
         inputs = [_read(env, v) for v in eqn.invars]
@@ -212,7 +219,7 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
 
 
 def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
-    """One computation runs on one slice: what is placed elsewhere cannot be called inside."""
+    """Refuses calls placed on another slice, and device_puts, inside a placed function: it runs on one slice only."""
     assert outer is not None
     for eqn in jaxpr.eqns:
         inner = _slice_tag(eqn)
@@ -233,7 +240,7 @@ def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
 
 
 def _declared(jaxpr: Any, memo: dict[int, list[Spec | None]]) -> list[Spec | None]:
-    """For each result of a placed function that is a sharding constraint with all dimensions declared, its spec."""
+    """For each result of a placed function: its spec, if it is a sharding constraint of all dimensions; else None."""
     known = memo.get(id(jaxpr))
     if known is None:
         known = memo[id(jaxpr)] = []
@@ -286,7 +293,7 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
             (source,), (result,), uid = step.inputs, step.outputs, step.eqn.params["uid"]
             if step.eqn.params["back"]:
                 target = sources.get(uid)
-                if target is None:  # where it came from is the compiler's choice: so is where it goes back to
+                if target is None:  # the compiler chose where the value came from, so it also chooses where this goes
                     renamed[result] = source
                     continue
                 step.mesh = target[0]
@@ -301,7 +308,7 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
     program.outvars = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in program.outvars]
 
 
-#: Ways to call back that JAX keeps to itself, or that ask for what no host can tell.
+#: Callbacks that hosts cannot make: they are private to JAX, or ask for something that a host does not know.
 _UNKNOWN_CALLBACKS = {
     "buffer_callback": "buffer_callback",
     "outside_call": "host_callback",
@@ -330,7 +337,7 @@ def _refuse_unknown_callbacks(
 
 
 def _refuse_leaks(closed: Any, name: str, where: str | None = None, seen: set[int] | None = None) -> None:
-    """A traced value that escaped by a Python side effect comes back as a constant of some jaxpr."""
+    """Refuses a traced value that escaped by a Python side effect: it is then a constant of some jaxpr."""
     seen = set() if seen is None else seen
     if id(closed) in seen:
         return

@@ -1,10 +1,11 @@
-"""Where plain operations run: groups them into computations of their own, each on one slice.
+"""Chooses the slice of each plain operation, and groups plain operations into computations, each on one slice.
 
-jaxlib's compiler has a mesh inference too, but it refuses a program in which an inferred operation finds no
-neighbour to merge into (an optimiser update after the last placed call), and merging would make equal calls unequal.
-So every operation goes to the compiler with a slice: that of the bytes it reads and of the placed calls that read it.
-Cheap operations on nothing but constants (zeros, iotas, the 1.0 that a gradient starts from) are repeated inside each
-computation that reads them, and never transferred.
+jaxlib's compiler infers meshes too, but it cannot be used for this. It refuses a program in which an inferred operation
+has no neighbour to merge into (an optimiser update after the last placed call). And merging would make equal calls
+unequal. So every operation goes to the compiler with a slice. The slice is chosen by votes, weighted by bytes: what the
+operation reads votes for its own slice, and the placed calls and transfers that read its results vote for theirs. Cheap
+operations on constants only (zeros, iotas, the 1.0 that a gradient starts from) are repeated inside each computation
+that reads them, and never transferred.
 
 Pure.
 """
@@ -31,10 +32,11 @@ _CHEAP_OPERATIONS = 8
 class Group:
     """Steps that become one computation: one placed call, one transfer, or a run of plain operations.
 
-    `steps` starts with the cheap constant operations it repeats; a transfer that nobody wrote has none. `inputs` and
-    `outputs` are the steps' variables; `reads` are the variables that the inputs stand for here, on this mesh.
-    Where steps call the client back, one more output, `after`, is there when that is over; and where its order is
-    promised, one more input, `before`, is the `after` of the calls before.
+    `steps` starts with the cheap constant operations that the group repeats. A transfer that the user did not write has
+    no steps. `inputs` and `outputs` are the steps' variables. `reads[i]` is the variable that input i reads on this
+    mesh: the input itself, or a transferred copy of it. If steps have callbacks, there is one more output `after`,
+    which exists when the callbacks are over. If the callbacks are ordered, there is one more input `before`: the
+    `after` of the previous ordered group.
     """
 
     kind: StepKind
@@ -49,9 +51,12 @@ class Group:
 
 @dataclasses.dataclass
 class Grouped:
-    """A program as groups in a valid order. `homes` says which slice each variable lives on; `outvars` are the results,
-    with what a placed function merely passes through replaced by what it got, and behind them what
-    says that the client has been called back: see `Calls`."""
+    """A program as groups in a valid order.
+
+    `homes` maps each variable to its slice. `outvars` are the program's results; a result that a placed function only
+    passes through is replaced by the function's input. After them come the `after` variables of groups with callbacks:
+    see `Calls`.
+    """
 
     groups: list[Group]
     homes: dict[Any, MeshSpec]
@@ -60,7 +65,7 @@ class Grouped:
 
 
 def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> Grouped:
-    """Groups a program. A value read on another slice than its own is moved there by a transfer, once per slice."""
+    """Groups a program. If a value is read on another slice than its own, one transfer per slice moves it there."""
     homes = {v: a.mesh for v, a in zip(program.invars, arguments, strict=True) if a.mesh is not None}
     moved: dict[tuple[Any, MeshSpec], Any] = {}
     passed: dict[Any, Any] = {}
@@ -78,7 +83,7 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
             (effects if any(_jaxlib.has_effects(step.eqn) for step in g.steps) else pure).append(g.after)
         for number, v in enumerate(g.reads):
             v = g.reads[number] = passed.get(v, v)
-            home = homes.setdefault(v, g.mesh)  # an argument that lives nowhere goes where it is read first
+            home = homes.setdefault(v, g.mesh)  # an argument without a slice goes to the slice that reads it first
             if home != g.mesh and g.kind is not StepKind.TRANSFER:
                 here = moved.get((v, g.mesh))
                 if here is None:
@@ -102,7 +107,7 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
 
 
 def _passed_through(g: Group) -> dict[Any, Any]:
-    """Outputs of a placed call that are inputs of it, and what they are."""
+    """The outputs of a placed call that are inputs of it, each with the variable that the input reads."""
     step = g.steps[-1]
     jaxpr = step.eqn.params["jaxpr"].jaxpr
     reads = dict(zip(g.inputs, g.reads, strict=True))
@@ -183,7 +188,7 @@ def _readers(program: FlatProgram, cheap: Mapping[Any, Step]) -> dict[Any, set[i
 def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
     """Variables made from constants by few plain operations, and the step that writes each.
 
-    Not what the user transfers: that is made once, on the slice that it goes to.
+    Variables that the user transfers are left out: such a value is made once, on the slice that it goes to.
     """
     cheap: dict[Any, Step] = {}
     cost: dict[Any, int] = {}
@@ -259,7 +264,7 @@ def _infer(
                     votes[mesh] = votes.get(mesh, 0) + weight
             meshes[id(step)] = _fitting(step, max(votes, key=votes.__getitem__), all_meshes)
             known.update((v, meshes[id(step)]) for v in step.outputs)
-    for step in reversed(plain):  # what reads nothing that is placed goes to where it is read first
+    for step in reversed(plain):  # a step that reads nothing placed runs on the slice of its first reader
         if id(step) not in meshes:
             readers = [mesh for v in step.outputs for mesh in wanted.get(v, {})]
             meshes[id(step)] = _fitting(step, readers[-1] if readers else default, all_meshes)
@@ -272,7 +277,7 @@ def _infer(
 
 
 def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec:
-    """`mesh`, or where the step can run if that lacks the axes it names: the slice of its sharding, or the only one."""
+    """`mesh`; or, if `mesh` lacks axes that the step names: the slice of its sharding, or the only slice that fits."""
     if all(demand.fits(mesh) for demand in step.demands):
         return mesh
     named = [demand.home for demand in step.demands if demand.home is not None]
@@ -284,8 +289,10 @@ def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec
 
 
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
-    """A run of plain steps as few pieces, each on one mesh, in an order in which each reads only earlier ones, and in
-    which those that call the client back in order do so."""
+    """Splits a run of plain steps into few parts, each on one mesh.
+
+    The parts are in an order in which each reads only earlier parts, and in which ordered callbacks keep their order.
+    """
     level: dict[Any, tuple[int, MeshSpec]] = {}
     order = (0, meshes[id(run[0])])
     pieces: dict[tuple[int, MeshSpec], list[Step]] = {}

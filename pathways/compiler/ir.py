@@ -1,8 +1,8 @@
-"""What the compiler hands to the runtime: a program on virtual slices, free of any physical device.
+"""What the compiler gives to the runtime: a program on virtual slices, which names no physical device.
 
-A `LogicalProgram` is the location-agnostic program of the design: flat, immutable, and the same whatever devices its
-slices are bound to. `pathways.compiler.lower` writes it from IFRT IR; `pathways.plan.binding` binds it to
-physical devices and cuts it into one plan per host.
+A `LogicalProgram` is the location-agnostic program of the design: flat, immutable, and independent of the devices that
+its slices are bound to. `pathways.compiler.lower` makes it from IFRT IR. `pathways.plan.binding` binds it to physical
+devices and cuts it into one plan per host.
 
 Conventions:
     * A *value* is one logical array; values are numbered 0..V-1 and each is written once (single assignment).
@@ -27,7 +27,7 @@ Spec = tuple[tuple[str, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class MeshSpec:
-    """A virtual slice as the compiler sees it: a name, and named axes with their sizes."""
+    """A virtual slice as the compiler sees it: a name, and named axes with sizes."""
 
     name: str
     axes: tuple[tuple[str, int], ...]
@@ -42,7 +42,7 @@ class MeshSpec:
 class ArrayType:
     """Shape, dtype and placement of one logical array.
 
-    `dtype` is the physical element type (a PRNG key array is seen as its uint32 words). `mesh` indexes
+    `dtype` is the physical element type (of a PRNG key array, that of its uint32 words). `mesh` indexes
     `LogicalProgram.meshes`.
     """
 
@@ -61,10 +61,10 @@ class ArrayType:
 class Computation:
     """One compiled function, SPMD over the devices of one mesh.
 
-    `module` is StableHLO as portable bytecode, its function `main` takes and returns *logical* (global) shapes;
-    equal modules have equal bytes, so hosts compile each `fingerprint` once.
-    `donated[i]` says that input i may be given to the outputs: the runtime still decides (MEM-4).
-    `callbacks` are the numbers of what it calls in its client.
+    `module` is StableHLO as portable bytecode; its function `main` takes and returns *logical* (global) shapes.
+    Equal modules have equal bytes, so a host compiles each `fingerprint` once.
+    `donated[i]` says that input i may be donated to the outputs; each node still decides (MEM-4).
+    `callbacks` are the numbers of the client's functions that it calls.
     """
 
     name: str
@@ -88,9 +88,9 @@ class NodeKind(enum.Enum):
 class Node:
     """One step of a program. `computation` indexes `LogicalProgram.computations` and is -1 for a transfer.
 
-    `name` is the call site's own name, `origin` the placed function's, `transposes` 0 for a forward step and 1 for
-    a backward one. `donates[i]` refines the computation's donation for this call site: true only where input i has
-    no later reader, is no argument the user keeps, and is not returned.
+    `name` is the call site's own name, `origin` the placed function's name. `transposes` is 0 for a forward step and 1
+    for a backward step. `donates[i]` refines the computation's donation for this call site: true only if input i has no
+    later reader, is not an argument that the user keeps, and is not returned.
     """
 
     kind: NodeKind
@@ -105,9 +105,13 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """What a program's computations call in its client: behind the user's results, `count` more come when such a
-    computation is over; the first `effects` of them do more than to give values. Where calls have an order, the last
-    argument comes before the first, and of these results number `last` after the last; it is -1 elsewhere."""
+    """The results by which a client knows that its program's callbacks are over.
+
+    After the user's results there are `count` more, one per computation with callbacks, which exists when that
+    computation is over. The first `effects` of them are of computations whose callbacks have side effects. If callbacks
+    are ordered, one more argument comes before the first ordered callback, and the result number `last` of these comes
+    after the last one. Otherwise `last` is -1.
+    """
 
     count: int = 0
     effects: int = 0
@@ -122,8 +126,8 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
-    The client alone knows the rest: `calls`, for which there may be one more argument and more results than the
-    user's; and `callbacks`, whom those numbers call.
+    Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
+    the user's. `callbacks`: the function of each callback number.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """From a partitioned module and its IFRT IR to a `LogicalProgram`.
 
-The partitioned module says what each call is and how each value is cut, by axis name; its IFRT IR holds one
-StableHLO module per distinct fragment. Fragments that only pass values through are transfers; transfers that change
-nothing disappear.
+The partitioned module says what each call is and by which axes each value is cut. Its IFRT IR has one StableHLO module
+per distinct fragment. A fragment that only passes values through becomes transfers. A transfer that changes nothing is
+left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathways.compiler.flatten import FlatProgram, StepKind
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 from pathways.compiler.trace import Traced
 
-#: Arrays longer than this are elided in `mpmd_text` and `ifrt_text`.
+#: Arrays of more elements are elided in `mpmd_text` and `ifrt_text`.
 _TEXT_ELEMENTS = 32
 
 
@@ -36,8 +36,11 @@ class _Op:
 
 @dataclasses.dataclass
 class Partitioned:
-    """What the partitioned module says. `split_axes` are call sites of which a value is cut as no `Spec` can say: by
-    part of an axis, or by the axes of another mesh."""
+    """What was read from the partitioned module.
+
+    `split_axes` are the call sites that have a value cut in a way that no `Spec` can express: by part of an axis, or by
+    the axes of another mesh.
+    """
 
     types: list[types.TensorOnMesh]
     arguments: int
@@ -48,7 +51,7 @@ class Partitioned:
 
 
 def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
-    """Reads `main` of a partitioned module, before it is lowered to IFRT IR in place."""
+    """Reads `main` of a partitioned module. Call it before the module is lowered to IFRT IR, which is done in place."""
     main = _function(module, "main")
     block = main.regions[0].blocks[0]
     numbers: dict[Any, int] = {}
@@ -93,14 +96,14 @@ def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
 def to_logical(
     traced: Traced, program: FlatProgram, emitted: Emitted, partitioned: Partitioned, ifrt: ir.Module
 ) -> LogicalProgram:
-    """The logical program; `ifrt` is the partitioned module, lowered."""
+    """Makes the logical program; `ifrt` is the partitioned module after lowering."""
     builder = _Builder(emitted, partitioned, ifrt)
     positions = {v: n for n, v in enumerate(emitted.inputs)}
     arguments: list[int] = []
     for v, argument in zip(program.invars, traced.arguments, strict=True):
         if v in positions:
             arguments.append(builder.argument(positions[v]))
-        else:  # never reaches the compiler: dead, or only returned
+        else:  # this argument never went to the compiler: it is dead, or only returned
             shape, dtype = _jaxlib.physical(v.aval)
             mesh = emitted.meshes.index(argument.mesh) if argument.mesh is not None else 0
             spec = argument.spec if argument.mesh is not None and argument.spec is not None else ()
@@ -228,7 +231,7 @@ class _Builder:
         self._transfers += 1
 
     def _fragment(self, op: _Op) -> tuple[bytes, str, tuple[int, ...]]:
-        """The portable module that a call runs, its fingerprint, and what it calls back."""
+        """The portable module that a call runs, its fingerprint, and the numbers of its callbacks."""
         key = (op.callee, op.mesh)
         loaded = self._loaded.get(key)
         if loaded is None:
@@ -241,7 +244,7 @@ class _Builder:
 
 
 def canonicalize(module: ir.Module) -> None:
-    """Makes equal computations equal bytes: one name for the mesh, no module name, no donation, no locations."""
+    """Makes the bytes of equal computations equal: one mesh name, no module name, no donation, no locations."""
     table = ir.SymbolTable(module.operation)
     for op in module.body.operations:
         if op.operation.name == "sdy.mesh":
@@ -250,7 +253,7 @@ def canonicalize(module: ir.Module) -> None:
             op.attributes["sym_name"] = ir.StringAttr.get("mesh")
     main = _function(module, "main")
     for op in list(main.regions[0].blocks[0].operations):
-        if op.operation.name == "sdy.propagation_barrier":  # it has done its work
+        if op.operation.name == "sdy.propagation_barrier":  # the partitioner has used it; no more needed
             op.operation.results[0].replace_all_uses_with(op.operation.operands[0])
             op.operation.erase()
     if "arg_attrs" in main.attributes:
@@ -275,7 +278,7 @@ def _function(module: ir.Module, name: str) -> Any:
 
 
 def _passes(module: ir.Module) -> list[int] | None:
-    """For a module whose results are its arguments, perhaps resharded: which argument each result is."""
+    """Which argument each result is, if every result is an argument, perhaps resharded; else None."""
     block = _function(module, "main").regions[0].blocks[0]
     origin: dict[Any, int] = {argument: n for n, argument in enumerate(block.arguments)}
     for op in block.operations:

@@ -1,9 +1,9 @@
-"""Programs that were compiled before: traced again from other Python, but the same equation by equation.
+"""Remembers compiled programs, so that a program which is traced again from other Python is not compiled again.
 
-`key_of` describes a traced program by value. Two programs of one key give the same `LogicalProgram`: so a lambda that
-is made and placed anew in each round of a loop is partitioned and lowered once. It says None for what it cannot
-describe by value: effects, big constants, functions among an equation's parameters, and big programs. Those are
-compiled each time. Nothing here keeps a user's array or function alive.
+`key_of` describes a traced program by value. Two programs of one key give the same `LogicalProgram`. So a lambda that
+is made and placed anew in each round of a loop is partitioned and lowered once. `key_of` returns None for a program
+that it cannot describe by value: one with effects, with big constants, with functions among an equation's parameters,
+or with too many equations. Such a program is compiled each time. Nothing here keeps a user's array or function alive.
 
 Called by `pipeline`. `Memo` may be used from any thread.
 """
@@ -23,12 +23,12 @@ from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.primitives import transfer_p
 from pathways.compiler.trace import Traced
 
-#: Programs kept, and the most equations of one: what a user places inline is small.
+#: How many programs are kept, and how many equations one may have: a function that a user places inline is small.
 KEPT = 256
 MOST_EQUATIONS = 256
-#: The biggest constant that is part of a key by its value.
+#: The biggest constant that a key may have.
 MOST_CONSTANT_BYTES = 1 << 10
-#: Parameters that say how to differentiate: of no use in a jaxpr that is to be lowered.
+#: Parameters that say how to differentiate. They do not matter in a jaxpr that is about to be lowered.
 _RULES = {
     "custom_jvp_call": frozenset({"jvp_jaxpr_fun", "jvp_jaxpr_thunk"}),
     "custom_vjp_call": frozenset({"fwd_jaxpr_thunk", "bwd", "fwd"}),
@@ -36,11 +36,11 @@ _RULES = {
 
 
 class _NoKey(Exception):
-    """This cannot be described by value."""
+    """The program cannot be described by value."""
 
 
 def key_of(traced: Traced) -> Hashable | None:
-    """A description that only equal programs have; None: there is none."""
+    """A key that only equal programs share; None: the program cannot be described by value."""
     try:
         jaxpr = _Describer().jaxpr(traced.jaxpr)
     except _NoKey:
@@ -57,11 +57,11 @@ def key_of(traced: Traced) -> Hashable | None:
 
 
 class _Describer:
-    """Describes one jaxpr, with those inside it. An inner one that comes again is named by its number."""
+    """Describes one jaxpr and the jaxprs inside it. An inner jaxpr that comes again is described by its number."""
 
     def __init__(self) -> None:
         self._jaxprs: dict[int, int] = {}
-        self._pairs: dict[int, int] = {}  # numbers that a transfer and the one of its cotangent share, in order
+        self._pairs: dict[int, int] = {}  # numbers in order, by uid; a transfer and that of its cotangent share a uid
         self._equations = 0
 
     def jaxpr(self, closed: Any) -> Hashable:
@@ -101,7 +101,7 @@ class _Describer:
         kind = type(value)
         if value is None or kind in (bool, int, str, bytes):
             return (kind, value)
-        if isinstance(value, float | complex):  # 0.0 is not -0.0
+        if isinstance(value, float | complex):  # by repr, because 0.0 == -0.0
             return (kind, repr(value))
         if isinstance(value, np.ndarray | np.generic) or _jaxlib.is_concrete(value):
             return self._array(value)
@@ -115,7 +115,7 @@ class _Describer:
             return (kind, tuple((self.value(name), self.value(item)) for name, item in value.items()))
         if _jaxlib.is_jaxpr(value):
             return self.jaxpr(value)
-        if _jaxlib.is_plain_parameter(value):  # shardings of equal meshes may be of different slices
+        if _jaxlib.is_plain_parameter(value):  # with the slice: equal shardings may be of different slices
             return (kind, value, getattr(getattr(value, "slice", None), "mesh_spec", None))
         raise _NoKey
 
@@ -129,14 +129,14 @@ class _Describer:
 
 
 class Memo:
-    """The programs compiled last, by key."""
+    """The programs used last, by key."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: collections.OrderedDict[Hashable, LogicalProgram] = collections.OrderedDict()  # guarded by _lock
 
     def get(self, key: Hashable) -> LogicalProgram | None:
-        """The program of this key, if it is still kept."""
+        """The program of this key, or None if it is not kept."""
         with self._lock:
             known = self._known.get(key)
             if known is not None:
@@ -144,7 +144,7 @@ class Memo:
             return known
 
     def put(self, key: Hashable, program: LogicalProgram) -> None:
-        """Keeps a program; the one not used for longest goes."""
+        """Keeps a program; drops the least recently used one if there are too many."""
         with self._lock:
             self._known[key] = program
             if len(self._known) > KEPT:

@@ -1,8 +1,9 @@
-"""The meshes that operations speak of by themselves, and whether a slice has them.
+"""The mesh axes that operations name themselves, and whether a slice has these axes.
 
-A sharding constraint, a `jax.jit` with shardings or a `shard_map` names axes of a mesh. The compiler knows the axes of
-the slice that the operation runs on, and dies of any other; so they are compared here, before it sees them. A sharding
-of `Slice.sharding` knows its slice, which says where an operation outside of placed functions runs.
+A sharding constraint, a `jax.jit` with shardings or a `shard_map` names axes of a mesh. The compiler knows only the
+axes of the slice that the operation runs on, and any other axis kills it. So the axes are compared here, before the
+compiler sees them. A sharding made by `Slice.sharding` has its slice; an operation with such a sharding, outside of
+placed functions, can run on that slice.
 
 Pure.
 """
@@ -23,7 +24,7 @@ _CALLED = {"sharding_constraint": "jax.lax.with_sharding_constraint", "shard_map
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """Axes that an operation needs its slice to have, of these sizes; `device`: one that is no slice's at all."""
+    """The axes, with sizes, that an operation needs on its slice. `device`: a sharding over this process's devices."""
 
     called: str
     axes: tuple[tuple[str, int], ...]
@@ -31,13 +32,13 @@ class Demand:
     device: str = ""
 
     def fits(self, mesh: MeshSpec) -> bool:
-        """Whether a slice has them."""
+        """Whether a slice has these axes."""
         sizes = dict(mesh.axes)
         return not self.device and all(sizes.get(name) == size for name, size in self.axes)
 
 
 def demands_of(eqn: Any, memo: dict[int, tuple[Demand, ...]]) -> tuple[Demand, ...]:
-    """What an equation and all inside of it demand; `memo` by jaxpr, for as long as the jaxprs live."""
+    """The demands of an equation and of everything inside it. `memo` is by id() of jaxprs, so these must stay alive."""
     found = list(_own(eqn))
     for sub in _jaxlib.sub_jaxprs(eqn.params):
         known = memo.get(id(sub))
@@ -50,7 +51,7 @@ def demands_of(eqn: Any, memo: dict[int, tuple[Demand, ...]]) -> tuple[Demand, .
 
 
 def check(demands: tuple[Demand, ...], mesh: MeshSpec, where: str) -> None:
-    """Raises `ShardingError` for what a slice has not."""
+    """Raises `ShardingError` if the slice does not meet a demand."""
     for demand in demands:
         if demand.device:
             raise errors.ShardingError(

@@ -26,8 +26,8 @@ COMPILER_KEYS = (
 class Options:
     """How to compile a program.
 
-    `merge` lets neighbours on one slice become one computation; without it, and without a `schedule`, every call site
-    stays a computation of its own. `platforms` are those of the hosts, never of the client.
+    `merge` lets neighbouring call sites on one slice become one computation. Without `merge` and without a `schedule`,
+    every call site stays a computation of its own. `platforms` are the platforms of the hosts, not of the client.
     """
 
     merge: bool = False
@@ -37,7 +37,7 @@ class Options:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | Options | None) -> Options:
-        """Options from a mapping, checked.
+        """Checks a mapping and makes options of it.
 
         Raises:
             OptionError: an unknown key or schedule, or a value of the wrong type.

@@ -1,4 +1,4 @@
-"""The whole way from a traced program to a `LogicalProgram`: flatten, emit, partition, lower.
+"""All steps from a traced program to a `LogicalProgram`: flatten, emit, partition, lower.
 
 `compile_traced` is what the runtime calls; it needs no device and initialises no backend.
 """
@@ -16,7 +16,8 @@ from pathways.compiler.memo import Memo, key_of
 from pathways.compiler.options import Options
 from pathways.compiler.trace import Traced
 
-#: How often to compile again with more shardings pinned, when the compiler cut a value by part of an axis.
+#: How often to compile at most. After a round in which the compiler cut a value by part of an axis, the shardings of
+#: those call sites are pinned to replicated, and the program is compiled again.
 _MAX_ROUNDS = 4
 
 _memo = Memo()
@@ -27,11 +28,11 @@ def compile_traced(
 ) -> LogicalProgram:
     """Partitions and lowers a traced program.
 
-    `default_mesh` is where a program runs that names no slice at all.
+    `default_mesh` is the mesh of a program that names no slice at all.
 
     Raises:
         OptionError: an unknown option or schedule.
-        PlacementError: no slice to run on, or two of one name.
+        PlacementError: no slice to run on, or two slices of one name.
         CallbackError, ProgramError: see `flatten`.
         CompileError: jaxlib's compiler refused the program.
     """

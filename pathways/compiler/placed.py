@@ -1,10 +1,11 @@
 """Placed functions: `jax.jit` of the user's function under a tagged name that says which slice it runs on.
 
-JAX carries the name of a jit equation through JVP, partial evaluation, transposition and batching, so in the jaxpr of
-a whole program every step still says where it runs; `flatten` looks the tag up here. No differentiation rule is ours.
+JAX keeps the name of a jit equation through JVP, partial evaluation, transposition and batching. So in the jaxpr of a
+whole program the name of every step still says where the step runs; `flatten` looks the tag up here. We define no
+differentiation rule.
 
-Shardings become ordinary `with_sharding_constraint`s on the function's arguments and results, inside the jit: JAX's
-own rules then give cotangents the sharding of what they belong to, and leave a batched dimension uncut.
+Shardings become ordinary `with_sharding_constraint`s on the function's arguments and results, inside the jit. Then
+JAX's own rules give a cotangent the sharding of its value, and leave a batched dimension uncut.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MARK = "__pw"
 
 @dataclasses.dataclass(frozen=True)
 class SliceTag:
-    """What a tag stands for: the user's name for the function, and the slice it runs on."""
+    """What a tag means: the user's name for the function, and the slice it runs on."""
 
     name: str
     mesh: MeshSpec
@@ -53,21 +54,24 @@ def _tag(slice_tag: SliceTag) -> str:
 
 
 def lookup(jit_name: str) -> SliceTag | None:
-    """The slice_tag that a jit equation of this name has, or None for a plain jit."""
+    """The slice tag of a jit equation with this name, or None for a plain jit."""
     return _slice_tags.get(jit_name) if _MARK in jit_name else None
 
 
 def staged(fun: Callable[..., Any], name: str, static_argnums: Sequence[int], static_argnames: Sequence[str]) -> Any:
-    """A program's function as a jit whose name says what it is. JAX may trace it, but nobody may lower it."""
+    """A program's function as a jit whose name marks it as a program.
+
+    JAX may trace it, but must not lower it for this process: `refuse_elsewhere` prevents that.
+    """
     body = functools.wraps(fun, updated=())(functools.partial(fun))
     body.__name__ = body.__qualname__ = f"{name}{_MARK}_program"
     return jax.jit(body, static_argnums=tuple(static_argnums) or None, static_argnames=tuple(static_argnames) or None)
 
 
 def refuse_elsewhere(jit_name: str) -> None:
-    """Raises for a jit equation that is a placed function, or a program, and is about to be lowered for this process.
+    """Raises if a jit equation that JAX is about to lower for this process is a placed function or a program.
 
-    Tracing one is harmless (`jax.eval_shape`, `jax.make_jaxpr`); running it here would be in the wrong place.
+    Tracing one is harmless (`jax.eval_shape`, `jax.make_jaxpr`). But it must run on its slice, not in this process.
     """
     slice_tag = lookup(jit_name)
     name, mark, rest = jit_name.rpartition(_MARK)
@@ -84,9 +88,9 @@ def refuse_elsewhere(jit_name: str) -> None:
 
 
 class TaggedFunction:
-    """A function placed on a slice. Called under trace, it is one named computation of the program.
+    """A function placed on a slice. A call under trace becomes one named computation of the program.
 
-    Called on concrete arrays it is that plain `jax.jit` call: running it on its slice is the caller's business.
+    A call on concrete arrays is a plain `jax.jit` call: the caller must make it run on its slice.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class TaggedFunction:
         self.__doc__ = getattr(fun, "__doc__", None)
         self.__wrapped__ = fun
 
-        @functools.wraps(fun, updated=())  # so that JAX's messages name the user's function and file
+        @functools.wraps(fun, updated=())  # then JAX's messages name the user's function and file
         def body(*args: Any, **kwargs: Any) -> Any:
             return _call(self, *args, **kwargs)
 
@@ -132,7 +136,7 @@ class TaggedFunction:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The call as JAX traces it."""
+        """Calls the function as JAX traces it."""
         if self.static_argnums or self.static_argnames:
             dynamic = set(self.dynamic(len(args)))
             args = tuple(arg if n in dynamic else Static(arg) for n, arg in enumerate(args))
@@ -140,11 +144,11 @@ class TaggedFunction:
         return self._jit(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """JAX's own trace of it, a `jax.stages.Traced`."""
+        """JAX's own trace of the function, a `jax.stages.Traced`."""
         return self._jit.trace(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets the traces that JAX keeps of it."""
+        """Forgets the traces of the function that JAX keeps."""
         self._jit.clear_cache()
 
     def __repr__(self) -> str:
@@ -169,7 +173,7 @@ def placed(
 ) -> TaggedFunction:
     """`fun` placed on `mesh`. Shardings are pytree prefixes of PartitionSpecs; None leaves the choice to the compiler.
 
-    `in_shardings` speaks of the positional arguments that are not static, as one spec for all or a tuple.
+    `in_shardings` is for the positional arguments that are not static: one spec for all, or a tuple.
     """
     return TaggedFunction(
         fun,
@@ -185,9 +189,9 @@ def placed(
 def both_forms(
     fun: Callable[..., Any], numbers: int | Sequence[int] | None, names: str | Sequence[str] | None
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Arguments meant by their numbers or by their names, as both: so it does not matter how a call gives them.
+    """Both the numbers and the names of arguments, so that a call may give them by position or by keyword.
 
-    As in `jax.jit`, only what is not given at all is found out from the other.
+    As in `jax.jit`: if only one of the two is given, the other is computed from it; if both are given, they stay.
     """
     numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
     names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
@@ -205,11 +209,11 @@ def both_forms(
 
 
 def function_name(fun: Callable[..., Any]) -> str:
-    """A function's name for plans and messages; lambdas are told apart by where they stand."""
+    """A function's name for plans and messages; the name of a lambda has its file and line."""
     name = str(getattr(fun, "__name__", type(fun).__name__))
     if name != "<lambda>":
         return name
-    code = getattr(inspect.unwrap(fun), "__code__", None)  # of the user's own lambda, also inside `jax.grad`
+    code = getattr(inspect.unwrap(fun), "__code__", None)  # finds the user's own lambda inside `jax.grad` too
     if code is None:
         return name
     return f"<lambda> at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
@@ -222,9 +226,9 @@ def check_arguments(
     static: tuple[Any, Any, Sequence[int], Sequence[str]],
     donate: tuple[Any, Any, Sequence[int], Sequence[str]],
 ) -> None:
-    """Refuses names of arguments that a function does not take, and arguments that are static and donated at once.
+    """Refuses names of arguments that a function does not take, and arguments that are both static and donated.
 
-    `static` and `donate` are numbers and names as they were given, then as `both_forms` made them.
+    `static` and `donate` each have the numbers and the names as the user gave them, then as `both_forms` made them.
     """
     try:
         parameters = list(inspect.signature(fun).parameters.values())
@@ -250,7 +254,7 @@ def check_arguments(
 
 
 def positional_parameters(fun: Callable[..., Any]) -> int | None:
-    """How many positional arguments a function takes at most; None: any number, or nobody knows."""
+    """How many positional arguments a function takes at most; None: any number, or not known."""
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (ValueError, TypeError):
@@ -277,7 +281,7 @@ def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
 
 
 def _call(self: TaggedFunction, *args: Any, **kwargs: Any) -> Any:
-    """The body of a placed function, as JAX traces it. What goes wrong in it says so."""
+    """The body of a placed function, as JAX traces it. It adds to an exception a note that names the function."""
     args = tuple(arg.value if type(arg) is Static else arg for arg in args)
     kwargs = {key: arg.value if type(arg) is Static else arg for key, arg in kwargs.items()}
     try:
@@ -289,7 +293,7 @@ def _call(self: TaggedFunction, *args: Any, **kwargs: Any) -> Any:
 
 
 _NOTE = "This happened while tracing placed function"
-#: Arguments of which a note gives the types.
+#: How many arguments a note shows, with their types.
 _SHOWN = 8
 
 

@@ -1,8 +1,8 @@
 """The one primitive that Pathways adds to JAX: `transfer`, the identity that moves a value to a slice.
 
 JAX differentiates, batches and partially evaluates it like any linear identity; only `flatten` reads it.
-A cotangent goes back to where the value came from: its equation carries the same `uid` with `back=True`, and
-`flatten` knows from the forward equation which mesh that was.
+A cotangent goes back to the slice that the value came from. Its equation has the same `uid` as the forward equation,
+with `back=True`, and `flatten` finds that slice's mesh by the forward equation.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ _uids = itertools.count()
 
 
 def transfer(x: Any, mesh: MeshSpec, spec: Spec) -> Any:
-    """`x` moved to `mesh`, cut by `spec`; only under trace."""
+    """Moves `x` to `mesh`, cut by `spec`; only under trace."""
     return transfer_p.bind(x, mesh=mesh, spec=spec, uid=next(_uids), back=False)
 
 
 def as_transfers(eqn: Any) -> list[Any]:
-    """The equations that stand for one: of `jax.device_put`, each value that goes to a slice is a transfer."""
+    """Splits a `jax.device_put` to slices into one equation per value, a transfer for each value that goes to a slice.
+
+    Any other equation is returned as it is.
+    """
     if eqn.primitive.name != "device_put" or not any(map(specs.slice_mesh, eqn.params["devices"])):
         return [eqn]
     out = []
@@ -45,7 +48,7 @@ def as_transfers(eqn: Any) -> list[Any]:
 
 
 def refuse_here() -> NoReturn:
-    """Raises for a transfer that is about to be lowered for this process."""
+    """Raises an error: JAX is about to lower a transfer for this process."""
     raise errors.TraceError(
         "a value is put to a slice inside a function that jax.jit (or scan, or the like) compiles for this process. "
         "Put it there outside (of a jnp function with device=, put the result), or make the whole a program: "

@@ -11,10 +11,10 @@ from pathways.compiler.trace import Argument
 
 
 def signature(in_tree: Any, arguments: Sequence[Argument], static: Sequence[Hashable] = ()) -> Hashable:
-    """Pytree structure, shapes, dtypes, weak types and placements of the arguments, static values, x64 mode and the
-    other JAX modes that change what a trace gives.
+    """The pytree structure, shapes, dtypes, weak types and placements of the arguments, the static values, the x64 mode
+    and the other JAX modes that change the result of a trace.
 
-    Numbers that JAX calls weakly typed are told from arrays of the same dtype.
+    A number, which JAX calls weakly typed, has another signature than an array of the same dtype.
     """
     return (in_tree, tuple(arguments), tuple(static), *modes())
 

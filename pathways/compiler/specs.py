@@ -17,7 +17,7 @@ from pathways.compiler.ir import MeshSpec, Spec
 
 
 def axes_of(mesh: MeshSpec) -> tuple[tuple[str, int], ...]:
-    """The mesh's axes; a slice without any has one of size 1, since a mesh has at least one."""
+    """The mesh's axes. For a slice without axes: one axis of size 1, because a mesh has at least one axis."""
     return mesh.axes or (("_one", 1),)
 
 
@@ -84,7 +84,7 @@ def normalize(spec: PartitionSpec | NamedSharding | None, shape: Sequence[int], 
 
 
 def slice_mesh(sharding: Any) -> MeshSpec | None:
-    """The mesh of the slice that a sharding, or the format of an array, is over; None when it knows of no slice."""
+    """The mesh of the slice of a sharding, or of an array's format; None if it has no slice."""
     slice_ = getattr(getattr(sharding, "sharding", sharding), "slice", None)
     mesh = getattr(slice_, "mesh_spec", None)
     return mesh if isinstance(mesh, MeshSpec) else None
@@ -96,7 +96,7 @@ def to_partition_spec(spec: Spec) -> PartitionSpec:
 
 
 def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
-    """One entry of the pytree prefix `prefix` per leaf of `tree`. None and PartitionSpec are leaves of a prefix."""
+    """One entry of the pytree prefix `prefix` per leaf of `tree`. None and shardings are leaves of a prefix."""
     flat: list[Any] = []
 
     def leaf(x: Any) -> bool:

@@ -1,7 +1,8 @@
-"""Static arguments as keys: two are one only if a trace cannot tell them apart.
+"""Keys of static arguments: two arguments have the same key only if a trace cannot tell them apart.
 
-`2`, `2.0`, `True` and `np.float32(2)` may be equal and are not the same; nor are `0.0` and `-0.0`. `jax.jit` looks at
-the type of the argument itself; here the types inside of tuples, frozensets and dataclasses count as well.
+`2`, `2.0` and `np.float32(2)` are equal for Python but different for a trace; so are `1` and `True`, and `0.0` and
+`-0.0`. `jax.jit` compares only the type of the argument itself. Here the types inside tuples, frozensets and
+dataclasses are compared too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 
 def key_of(value: Any) -> Hashable:
-    """A key that only values have which are the same to a trace. Hashable if the value is."""
+    """A key that two values share only if they are the same to a trace. Hashable if the value is."""
     kind = type(value)
     if kind is float:
         return kind, struct.pack("d", value)
@@ -38,7 +39,7 @@ def key_of(value: Any) -> Hashable:
 
 
 class Static:
-    """A static argument on its way through `jax.jit`: equal to those of equal key."""
+    """A static argument inside a `jax.jit` call: two are equal if their keys are."""
 
     __slots__ = ("key", "value")
 

@@ -1,6 +1,7 @@
 """From the user's Python to a jaxpr: `trace` runs a program once under JAX, on abstract arguments.
 
-The arguments may be anything JAX takes, `jax.ShapeDtypeStruct`s, or `Argument`s, which also say where a value lives.
+The arguments may be anything JAX takes, `jax.ShapeDtypeStruct`s, or `Argument`s. An `Argument` also says on which slice
+a value is.
 Nothing executes, and no backend is initialised.
 """
 
@@ -21,7 +22,7 @@ from pathways.compiler.ir import MeshSpec, Spec
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """One array argument of a program, abstractly. `mesh` and `spec` say where it lives; None: anywhere."""
+    """The abstract value of one array argument of a program. `mesh` and `spec` say where it is; None: anywhere."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -30,19 +31,20 @@ class Argument:
     spec: Spec | None = None
 
     def struct(self) -> jax.ShapeDtypeStruct:
-        """As JAX knows it."""
+        """The same as a `jax.ShapeDtypeStruct`."""
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
 
 
-#: What a program that calls its client back in order takes, and gives, beside what the user wrote.
+#: A program with ordered callbacks takes one more argument of this type, and gives one more result of it.
 ORDER = Argument((), np.dtype(np.bool_))
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A traced program: its jaxpr, its pytrees and where its arguments live. Input of `partition`.
+    """A traced program: its jaxpr, its pytrees and where its arguments are. Input of `compile_traced`.
 
-    `in_tree` is that of the arguments of a call; after them come those of the jaxpr that are `closed_over`, by value.
+    `in_tree` is the pytree of a call's arguments. In the jaxpr, the closed-over arrays come after these arguments;
+    `closed_over` has their values.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Traced:
         return len(self.arguments) - len(self.closed_over)
 
     def in_order(self) -> Traced:
-        """With `ORDER` as one more argument behind those that a call gives."""
+        """The same program with `ORDER` as one more argument, after the arguments that a call gives."""
         at = self.given
         return dataclasses.replace(
             self,
@@ -73,8 +75,10 @@ class Traced:
 
 
 class _Nothing:
-    """Where a pytree of results has a float0, the derivative of an integer: it has a shape and no bytes, and is made
-    here, as `jax.jit` makes it."""
+    """Stands for a float0, the derivative of an integer, in a pytree of results.
+
+    A float0 has a shape and no bytes, so the client makes it itself when it unflattens the results, as `jax.jit` does.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -125,10 +129,10 @@ def trace(
     """Traces `fun(*args, **kwargs)`; calls of placed functions inside become its computations.
 
     Leaves of the arguments that are not static are `Argument`s, `jax.ShapeDtypeStruct`s, arrays or numbers.
-    `closed_over` says of a value that the function closes over which argument it shall be; None: a constant.
+    `closed_over(value)` returns the argument that a closed-over value becomes; None: the value stays a constant.
 
     Raises:
-        ProgramError: an argument or a result that is no array; names it.
+        ProgramError: an argument or a result is no array; the error names it.
         Whatever JAX or the user's own code raises while it is traced.
     """
     kwargs = dict(kwargs or {})
@@ -171,11 +175,12 @@ def trace(
         return [leaf for _, leaf in paths]
 
     flat.__name__ = flat.__qualname__ = name
-    # So that JAX's messages name the user's function, file and arguments.
+    # With these two, JAX's messages name the user's function, file and arguments.
     flat.__wrapped__ = fun  # type: ignore[attr-defined]
     flat.__signature__ = _without(fun, [parameters[n] for n in static], static_kwargs)  # type: ignore[attr-defined]
     structs = jax.tree_util.tree_unflatten(in_tree, [argument.struct() for argument in arguments])
-    # A placed function is a jit; and a mesh that the user has set for this process is none of a slice.
+    # Jit must be on, because a placed function is a jit. And no mesh may be set: a mesh that the user has set for this
+    # process is not the mesh of a slice.
     with jax.disable_jit(False), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         try:
             jaxpr = jax.make_jaxpr(flat)(*structs[0], **structs[1])
@@ -233,9 +238,10 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
 def which(
     numbers: int | Sequence[int], names: str | Sequence[str], parameters: Sequence[str], most: int | None = 0
 ) -> set[int]:
-    """Which positional arguments of a call are meant by those numbers and names.
+    """The positional arguments of a call that those numbers and names mean.
 
-    Of the function's `most` positional parameters (None: any number), a call may leave out some, or name them.
+    The function has `most` positional parameters (None: any number). A number below `most` is valid even if the call
+    does not give that argument by position.
     """
     numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     count = len(parameters)
@@ -249,8 +255,8 @@ def which(
 def device_put(x: Any, mesh: MeshSpec, spec: Any = None, within: str = "") -> Any:
     """Under trace: the pytree `x` moved to `mesh`. `spec` is a pytree prefix of PartitionSpecs; None replicates.
 
-    `within` is the path of `x` in a bigger pytree, for messages. Differentiable: a cotangent goes back to where the
-    value came from.
+    `within` is the path of `x` in a bigger pytree, for messages. Differentiable: a cotangent goes back to the slice
+    that the value came from.
     """
     wanted = specs.broadcast(spec, x, f"shardings of device_put to slice {mesh.name!r}")
     leaves, treedef = jax.tree_util.tree_flatten_with_path(x)

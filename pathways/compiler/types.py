@@ -48,10 +48,10 @@ _AXIS = re.compile(r'"([^"]*)"(:\(\d+\)\d+)?')
 
 @dataclasses.dataclass(frozen=True)
 class TensorOnMesh:
-    """One value's type: `mesh` is the compiler's symbol, `of` that of the mesh whose axes cut it.
+    """One value's type. `mesh` is the compiler's symbol of its mesh, `of` the symbol of the mesh whose axes cut it.
 
-    `split` is true if the value is cut by part of an axis, which no `Spec` can say; `spec` then leaves those dimensions
-    cut by the axes before the part.
+    `split` is true if the value is cut by part of an axis, which no `Spec` can express. In `spec`, such a dimension
+    then has only the axes before that part.
     """
 
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ def mesh_tensor(text: str) -> TensorOnMesh:
 
 
 def sharding_text(text: str, rank: int) -> tuple[Spec, bool]:
-    """Parses `[{"x"}, {"y", ?}], replicated={...}` into a spec, and whether part of an axis cuts something."""
+    """Parses `[{"x"}, {"y", ?}], replicated={...}`: the spec, and whether part of an axis cuts some dimension."""
     if "unreduced=" in text:
         raise errors.ShardingError(
             f"a value crosses computations as unreduced partial sums ({text}), which is not "

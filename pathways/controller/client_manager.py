@@ -1,11 +1,13 @@
-"""Clients and what they own: connections, segments, slices, programs; the controller's second half beside `cluster.py`.
+"""Clients and what they own: connections, segments, slices, programs. `cluster_manager.py` keeps the hosts.
 
-A connection on the descriptor socket is a client's lifeline. The controller learns of a client's end from the kernel:
-by the process's pidfd, or by the socket's closing, whichever comes first (a forked child of the client may hold the
-socket open). Everything the client owned goes with it (OWN-1).
+Each client keeps one connection on the descriptor socket open for as long as it lives. The kernel reports the client's
+end to the controller in two ways, and the first one counts: the pidfd of the process, and the closing of the socket.
+The socket alone is not enough, because a forked child of the client may hold it open. When a client ends, the
+controller frees everything that the client owned (OWN-1).
 
-TRUST-1: whose a call is follows from the secret that the controller gave its connection, and from nothing that the call
-says. Another process of the cluster's user that has not joined is an operator: it may look, suspend, resume and end.
+TRUST-1: the controller gives each connection a secret, and finds the caller of a call by the secret alone. It trusts
+nothing else that the call contains. A process of the cluster's user that has not joined is an operator: it may inspect
+the cluster, suspend and resume clients, and end the cluster.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways import errors
-from pathways.controller.cluster_manager import Cluster
-from pathways.controller.records import Client, Connection, Host, Program
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.records import ClientRecord, Connection, HostRecord, ProgramRecord
 from pathways.controller.suspend import Suspension
 from pathways.process import fd_passing
 from pathways.process.children import resident_bytes
@@ -31,19 +33,20 @@ ATTACH_TIMEOUT_S = 20.0
 STATS_TIMEOUT_S = 2.0
 
 
-class Membership:
+class ClientManager:
     """Owned by the controller's event loop thread."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterManager) -> None:
         self.cluster = cluster
         self.connections: dict[int, Connection] = {}
         self._by_token: dict[str, Connection] = {}
-        self.clients: dict[int, Client] = {}
-        self.programs: dict[int, Program] = {}
-        # What hosts are asked and have not answered: by what, host, its incarnation, and a number.
+        self.clients: dict[int, ClientRecord] = {}
+        self.programs: dict[int, ProgramRecord] = {}
+        # Requests that hosts have not answered yet. The key: kind of request, host, its incarnation, a number.
         self._asked: dict[tuple[str, int, int, int], asyncio.Future[str]] = {}
         self._suspension = Suspension(cluster, self.clients)
-        # Calls of clients' functions that are not answered yet: who is to answer, by host, its incarnation, and number.
+        # Calls of clients' functions that have no answer yet. The key: host, its incarnation, number of the call. The
+        # value: the client that must answer.
         self._calls: dict[tuple[int, int, int], int] = {}
         self._last = {"connection": 0, "client": 0, "program": 0, "stats": 0}
         self._loop = asyncio.get_running_loop()
@@ -59,7 +62,7 @@ class Membership:
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            return  # it went away again
+            return  # the other end has closed the connection already
         pid, uid = fd_passing.peer(connection)
         try:
             if uid != os.getuid():
@@ -84,7 +87,7 @@ class Membership:
             self._tell_end(self.cluster.failure)
 
     def _read(self, connection: Connection) -> None:
-        """Takes the one message that a client sends, its segment; anything else is its end."""
+        """Takes the only message that a client may send: its segment. After any other message it is disconnected."""
         fds: list[int] = []
         try:
             message, fds = fd_passing.receive(connection.socket, 0.0)
@@ -101,7 +104,7 @@ class Membership:
             self._lost(connection)
 
     def _lost(self, connection: Connection) -> None:
-        """Its process or its socket ended, or it is not to be trusted."""
+        """Closes a connection: its process ended, its socket closed, or it sent something wrong."""
         if self.connections.pop(connection.number, None) is None:
             return
         self._by_token.pop(connection.token, None)
@@ -119,10 +122,10 @@ class Membership:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def connection(self, token: str) -> Connection:
-        """The open connection that was given this secret.
+        """The open connection to which the controller gave this secret.
 
         Raises:
-            PermissionDeniedError: there is none.
+            PermissionDeniedError: no open connection has this secret.
         """
         try:
             return self._by_token[token]
@@ -131,11 +134,12 @@ class Membership:
                 "the call came by no open connection to this cluster: connect first, and again when that was closed"
             ) from None
 
-    def caller(self, token: str) -> Client:
+    def caller(self, token: str) -> ClientRecord:
         """The client whose call came with this secret.
 
         Raises:
-            ClusterClosedError: the connection has not joined, or its client is gone. PermissionDeniedError: no such.
+            ClusterClosedError: the connection has not joined, or its client is gone.
+            PermissionDeniedError: no open connection has this secret.
         """
         connection = self.connection(token)
         if connection.client is None or connection.client.number not in self.clients:
@@ -143,10 +147,10 @@ class Membership:
         return connection.client
 
     def check_operator(self, token: str, doing: str, number: int | None = None) -> None:
-        """Client `number` itself, who started the cluster, and an operator may do it.
+        """Allows the call for client `number` itself, for the client that started the cluster, and for an operator.
 
         Raises:
-            PermissionDeniedError: the call is another client's.
+            PermissionDeniedError: another client made the call.
         """
         connection = self.connection(token)
         same = (each for each in self.clients.values() if each.connection.pid == connection.pid)
@@ -156,12 +160,13 @@ class Membership:
                 f"client {client.number} may not {doing}: who started the cluster may, and `pathways` on a command line"
             )
 
-    async def join(self, token: str, request: pb.JoinRequest) -> Client:
-        """Makes a client of an open connection on which its segment has come: every host maps that.
+    async def join(self, token: str, request: pb.JoinRequest) -> ClientRecord:
+        """Makes a client of an open connection that has sent its segment. Every host maps the segment.
 
         Raises:
-            UnsupportedVersionError: the client runs another jax or jaxlib than the hosts. ConnectError: it sent no
-                segment, or one that makes no sense, or has joined before. PermissionDeniedError: no such connection.
+            UnsupportedVersionError: the client runs another jax or jaxlib than the hosts.
+            ConnectError: the connection sent no segment or an invalid one, or has joined before.
+            PermissionDeniedError: no open connection has this secret.
         """
         self._check_versions(request)
         connection = self.connection(token)
@@ -169,17 +174,17 @@ class Membership:
             self._read(connection)
         if connection.segment is None or connection.client is not None or connection.number not in self.connections:
             raise errors.ConnectError("this connection has brought no memory to share, or has joined before")
-        client = Client(self._new("client"), connection, connection.pid == self.cluster.config.owner_pid)
+        client = ClientRecord(self._new("client"), connection, connection.pid == self.cluster.config.owner_pid)
         connection.client = client
         self.clients[client.number] = client
         try:
-            # A host that is starting gets every client when it is ready.
+            # A host that is still starting gets every client when it is ready: see `serve`.
             served = [host for host in self.cluster.hosts if host.is_served]
             await asyncio.gather(*(self._attach(host, client) for host in served))
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
             self.cluster.controller.add_client(client.number, connection.segment, connection.bell)
-        except (RuntimeError, ValueError) as error:  # what the native controller says of the segment
+        except (RuntimeError, ValueError) as error:  # the native controller refused the segment
             self.remove(client.number)
             raise errors.ConnectError(f"the memory that the client shares makes no sense: {error}") from error
         except BaseException:
@@ -187,17 +192,17 @@ class Membership:
             raise
         return client
 
-    async def _attach(self, host: Host, client: Client) -> None:
+    async def _attach(self, host: HostRecord, client: ClientRecord) -> None:
         request = pb.HostRequest(attach_client=pb.AttachClient(client=client.number))
         message: fd_passing.Message = {"kind": "client", "client": client.number}
         if (segment := client.connection.segment) is None:
-            return  # it left meanwhile
+            return  # the client has left meanwhile
         if error := await self._hand_over(host, "attach", client.number, request, message, segment, ATTACH_TIMEOUT_S):
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
 
     async def _hand_over(
         self,
-        host: Host,
+        host: HostRecord,
         what: str,
         number: int,
         request: pb.HostRequest,
@@ -205,22 +210,23 @@ class Membership:
         segment: Any,
         timeout_s: float,
     ) -> str:
-        """Gives a host a segment; its answer, an error's text or empty. A host that is lost has no objections."""
+        """Gives a host a segment. Returns the host's error text; empty for success, and for a host that is lost."""
         try:
             if not host.is_lost:
                 fd_passing.send(host.socket, message, [segment.fd])
-        except fd_passing.Closed:  # its process's end is about to be seen
+        except fd_passing.Closed:  # the process has ended; the controller is about to notice
             return ""
         try:
             return await self._ask(host, what, number, request, timeout_s)
         except TimeoutError:
             return f"no answer in {timeout_s:g} s"
 
-    async def _ask(self, host: Host, what: str, number: int, request: pb.HostRequest, timeout_s: float) -> str:
-        """A host's answer; empty when it is lost.
+    async def _ask(self, host: HostRecord, what: str, number: int, request: pb.HostRequest, timeout_s: float) -> str:
+        """Sends a host a request and returns its answer; empty when the host is lost.
 
         Raises:
-            TimeoutError: no answer. PathwaysError: the cluster ended.
+            TimeoutError: the host did not answer in time.
+            PathwaysError: the cluster ended.
         """
         if host.is_lost:
             return ""
@@ -232,11 +238,11 @@ class Membership:
         finally:
             del self._asked[key]
 
-    def _answered(self, host: Host, what: str, number: int, answer: str) -> None:
+    def _answered(self, host: HostRecord, what: str, number: int, answer: str) -> None:
         _settle(self._asked.get((what, host.number, host.incarnation, number)), answer)
 
     def remove(self, number: int) -> None:
-        """Frees everything a client owned (OWN-1); again is nothing."""
+        """Frees everything that a client owned (OWN-1). A second call does nothing."""
         client = self.clients.pop(number, None)
         if client is None:
             return
@@ -249,15 +255,16 @@ class Membership:
         self._suspension.client_gone(number)
         self.stop_answering(client)
         if not self.cluster.done.done():
-            self.cluster.controller.remove_client(number)  # who tells the hosts, in the order
-        # Unmapped and closed now: the two name each other, and would wait for the collector.
+            self.cluster.controller.remove_client(number)  # it notifies the hosts, in the order
+        # Unmap and close the segments now. Client and connection refer to each other, so without this the memory would
+        # stay until Python's garbage collector runs.
         client.connection.segment = client.connection.bell = None
 
-    def client(self, number: int) -> Client:
+    def client(self, number: int) -> ClientRecord:
         """The client of this number.
 
         Raises:
-            ClusterClosedError: there is none.
+            ClusterClosedError: the cluster has no such client.
         """
         try:
             return self.clients[number]
@@ -284,8 +291,8 @@ class Membership:
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
-    async def register(self, client: Client, request: pb.RegisterProgramRequest) -> int:
-        """Sends a client's program to the hosts of its bindings; returns its number once all have stored it."""
+    async def register(self, client: ClientRecord, request: pb.RegisterProgramRequest) -> int:
+        """Sends a client's program to the hosts of its bindings. Returns its number when all of them have stored it."""
         topology = self.cluster.topology
         devices = tuple(device for binding in request.bindings for device in binding.devices)
         if not devices or min(devices) < 0 or max(devices) >= topology.devices:
@@ -294,7 +301,7 @@ class Membership:
             )
         hosts = topology.hosts_of(devices)
         number = self._new("program")
-        program = Program(
+        program = ProgramRecord(
             number,
             client.number,
             pb.HostRequest(
@@ -312,16 +319,19 @@ class Membership:
         self.programs[number] = program
         client.programs.add(number)
         for host in hosts:
-            if self.cluster.hosts[host].is_served:  # else it gets every program when it is ready
+            if self.cluster.hosts[host].is_served:  # any other host gets every program when it is ready
                 self.cluster.hosts[host].requests.put_nowait(program.request)
         for host, stored in program.stored.items():
             if error := await self.cluster.unless_ended(stored):
                 raise errors.PlanError(f"host {host} refused the program: {error}")
         return program.number
 
-    def forget_programs(self, client: Client, numbers: Sequence[int]) -> None:
-        """The client cannot call them any more. Runs that wait may: a host's successor is told of a program until the
-        order has passed the client's command that it is forgotten (ERR-2)."""
+    def forget_programs(self, client: ClientRecord, numbers: Sequence[int]) -> None:
+        """Removes programs from the client's own; the client calls them no more.
+
+        Runs that still wait may use them. So a lost host's successor gets such a program too, until the client's
+        command to forget it has been granted in the order (ERR-2).
+        """
         client.programs.difference_update(numbers)
         self._drop_forgotten()
 
@@ -331,10 +341,10 @@ class Membership:
             if program is not None and program.client in self.clients:
                 self.clients[program.client].programs.discard(number)
 
-    # -- callbacks, see callbacks.py ---------------------------------------------------------------------------------
+    # -- callbacks, see pathways/host/callbacks.py and pathways/cluster/callbacks.py ---------------------------------
 
-    def _ask_client(self, host: Host, part: pb.CallbackPart) -> None:
-        """A host calls a function of a client's."""
+    def _ask_client(self, host: HostRecord, part: pb.CallbackPart) -> None:
+        """Passes a host's call of a client's function to that client."""
         client = self.clients.get(part.client)
         if client is None or client.questions is None:
             if part.last:
@@ -344,8 +354,8 @@ class Membership:
         self._calls[host.number, host.incarnation, part.call] = client.number
         client.questions.put_nowait(part)
 
-    def answer_host(self, client: Client, part: pb.CallbackPart) -> None:
-        """A client has answered; only what it was asked."""
+    def answer_host(self, client: ClientRecord, part: pb.CallbackPart) -> None:
+        """Passes a client's answer to the host that asked. An answer to a call of another client is ignored."""
         key = (part.host, part.incarnation, part.call)
         if self._calls.get(key) != client.number:
             return
@@ -355,8 +365,8 @@ class Membership:
         if not host.is_lost and host.incarnation == part.incarnation:
             host.requests.put_nowait(pb.HostRequest(callback=part))
 
-    def stop_answering(self, client: Client) -> None:
-        """A client answers no more: what it was asked has failed, and what it is asked from now on."""
+    def stop_answering(self, client: ClientRecord) -> None:
+        """Fails every call that a client has not answered, and every call that hosts make to it from now on."""
         if client.questions is not None:
             client.questions.put_nowait(None)
             client.questions = None
@@ -367,24 +377,25 @@ class Membership:
                 self._refuse_call(host, key[2], f"client {client.number}, which was to answer, is gone")
 
     @staticmethod
-    def _refuse_call(host: Host, call: int, why: str) -> None:
+    def _refuse_call(host: HostRecord, call: int, why: str) -> None:
         host.requests.put_nowait(pb.HostRequest(callback=pb.CallbackPart(call=call, last=True, error=why)))
 
-    # -- suspension, see suspension.py -------------------------------------------------------------------------------
+    # -- suspension, see suspend.py ----------------------------------------------------------------------------------
 
     async def suspend(self, client: int, to_disk: bool) -> int:
-        """Takes a client off the devices; the bytes that left them."""
+        """Takes a client off the devices. Returns the bytes that left the devices."""
         return await self._suspension.suspend(self.client(client), to_disk)
 
     async def resume(self, client: int) -> int:
-        """Brings it back; the bytes that came back."""
+        """Brings a suspended client back. Returns the bytes that came back to the devices."""
         return await self._suspension.resume(self.client(client))
 
-    async def wait_compiled(self, client: Client, number: int) -> None:
-        """Waits until every host concerned has compiled a program of the client's.
+    async def wait_compiled(self, client: ClientRecord, number: int) -> None:
+        """Waits until every host that runs a program of the client's has compiled it.
 
         Raises:
-            ComputationError: one could not; with XLA's own message.
+            PlanError: the client has no such program.
+            ComputationError: a host could not compile it; contains XLA's own message.
         """
         program = self.programs.get(number)
         if program is None or program.client != client.number:
@@ -400,11 +411,14 @@ class Membership:
 
     @property
     def youngest_client(self) -> int:
-        """The number of the client that came last."""
+        """The number of the client that joined last."""
         return self._last["client"]
 
-    def hosts_lost(self, hosts: Sequence[Host]) -> None:
-        """Nobody waits any more for what these hosts were asked; what their successors will answer is awaited."""
+    def hosts_lost(self, hosts: Sequence[HostRecord]) -> None:
+        """Completes every open request to these hosts, so that nothing waits for a lost host.
+
+        A program that they had stored counts as not stored, until their successors have stored it.
+        """
         for host in hosts:
             self._suspension.host_lost(host.number)
             self._calls = {key: whose for key, whose in self._calls.items() if key[0] != host.number}
@@ -417,15 +431,16 @@ class Membership:
                     program.stored[host.number] = self._loop.create_future()
 
     async def replace_peers(
-        self, host: Host, segments: Mapping[int, Any], streams: Mapping[int, str], loss: int
+        self, host: HostRecord, segments: Mapping[int, Any], streams: Mapping[int, str], loss: int
     ) -> None:
-        """Tells a host of lost hosts' successors, and where those take network transfers from it, if they are on other
-        machines; returns when it uses nothing of the predecessors', or is lost too.
+        """Gives a host the segments of lost hosts' successors. For a successor on another machine it also gives the
+        address where the successor receives network transfers. Returns when the host uses no memory of the
+        predecessors any more, or is lost too.
 
         Raises:
-            HostLostError: it does not answer.
+            HostLostError: the host does not answer, or refuses.
         """
-        limit = self.cluster.config.options.start_timeout_s  # it may itself be starting
+        limit = self.cluster.config.options.start_timeout_s  # the host itself may still be starting
         for peer, segment in segments.items():
             replace = pb.ReplacePeer(host=peer, loss=loss, stream=streams.get(peer, ""))
             request = pb.HostRequest(replace_peer=replace)
@@ -433,11 +448,11 @@ class Membership:
             if error := await self._hand_over(host, "peer", peer, request, message, segment, limit):
                 raise errors.HostLostError(f"{host.name} could not take the successor of host {peer}: {error}")
 
-    async def serve(self, hosts: Sequence[Host]) -> None:
-        """Gives hosts that are new every client and every living program that concerns them."""
+    async def serve(self, hosts: Sequence[HostRecord]) -> None:
+        """Gives new hosts every client, and every living program that they take part in."""
         self._drop_forgotten()
         for host in hosts:
-            host.is_served = True  # what comes from now on is sent as it comes
+            host.is_served = True  # from now on it gets new clients and programs at once
         for program in self.programs.values():
             for host in hosts:
                 if host.number in program.stored:
@@ -455,10 +470,10 @@ class Membership:
 
     # -- what hosts report -------------------------------------------------------------------------------------------
 
-    def report(self, host: Host, report: pb.HostReport) -> None:
+    def report(self, host: HostRecord, report: pb.HostReport) -> None:
         """Takes in one report of a host's session."""
         if self.cluster.hosts[host.number] is not host:
-            return  # it has a successor
+            return  # a report of a lost host, which has a successor
         what = report.WhichOneof("report")
         if what == "stage":
             self.cluster.host_stage(host, report.stage)
@@ -486,17 +501,17 @@ class Membership:
     # -- statistics --------------------------------------------------------------------------------------------------
 
     async def host_stats(self) -> Sequence[str]:
-        """Every host's driver statistics as JSON; of a host that does not answer in time, `{}`."""
+        """The driver statistics of every host as JSON; `{}` for a host that does not answer in time."""
         return await asyncio.gather(*(self._ask_stats(host) for host in self.cluster.hosts))
 
-    async def analyze(self, client: Client, number: int) -> Sequence[str]:
-        """What XLA says of a client's compiled program, from each host that runs it, as JSON."""
+    async def analyze(self, client: ClientRecord, number: int) -> Sequence[str]:
+        """XLA's analysis of a client's compiled program, from each host that runs it, as JSON."""
         program = self.programs.get(number)
         if program is None or program.client != client.number:
             raise errors.PlanError(f"no program {number} of this client")
         return await asyncio.gather(*(self._ask_stats(self.cluster.hosts[host], number) for host in program.compiled))
 
-    async def _ask_stats(self, host: Host, program: int = 0) -> str:
+    async def _ask_stats(self, host: HostRecord, program: int = 0) -> str:
         if not host.ready.is_set():
             return "{}"
         number = self._new("stats")
@@ -507,7 +522,7 @@ class Membership:
             return "{}"
 
     def client_stats(self) -> list[pb.ClientStats]:
-        """Who is connected, and with what."""
+        """Every client, with its memory and the number of its slices and programs."""
         return [
             pb.ClientStats(
                 client=client.number,

@@ -1,15 +1,16 @@
-"""The cluster as its controller sees it: starts the hosts, watches everybody, and keeps the books.
+"""The cluster in the controller process: starts the hosts, monitors all processes, and holds the cluster's state.
 
-Life: `start` -> all hosts ready -> ... -> `fail` or `end`, once, whichever comes first; then `tear_down`.
+Life: `start` -> all hosts ready -> ... -> `fail` or `end`, whichever comes first, once; then `tear_down`.
 
-    a host ends       -> `islands.py` starts its island anew, and everybody else goes on (ERR-2); it calls `fail` when
-                         that fails again and again. During start-up `fail(ConnectError)`
-    the owner ends    -> `end`: the cluster goes with it
-    a client ends     -> nothing here: `membership.py` removes it, the others see nothing (OWN-1)
+    a host ends          -> `recovery.py` starts its island again, and everything else goes on (ERR-2). It calls `fail`
+                            when the start fails again and again. During start-up: `fail(ConnectError)`
+    the owner ends       -> `end`: the cluster ends with its owner
+    a client ends        -> nothing here: `client_manager.py` removes the client, the others notice nothing (OWN-1)
     the supervisor ends  -> `end`, and the controller removes the directory itself
 
-One thread, the event loop's, runs all of it; it is the process's main thread, because the kernel ties the hosts' lives
-to the thread that started them. Nothing here is on the dispatch path: that is the native controller's own thread.
+Everything here runs on one thread, the event loop's. This must be the main thread of the process, because the kernel
+kills the hosts when the thread that started them ends. Nothing here is on the dispatch path, which runs on the native
+controller's own thread.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pathways import errors
-from pathways.controller.records import Host, Program
+from pathways.controller.records import HostRecord, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import Bindings, BoundProgram, concerned
 from pathways.plan.memory_profile import UNLIMITED, ledger_entries
@@ -42,25 +43,28 @@ from pathways.protocol.serialization import load_program
 from pathways.protocol.wire import Stage
 
 STOP_GRACE_S = 2.0
-#: The members of an island follow each other so quickly.
+#: When one host of an island ends, the others that abort because of it end within this time, in seconds.
 FOLLOW_S = 0.02
-#: A process that ends closes its session first; by then its end is seen.
+#: A process that ends closes its session first. Within this time, in seconds, the end of the process is seen too.
 END_SEEN_S = 0.25
 
 _T = TypeVar("_T")
 
 
-def first_lost(ended: Host, hosts: Sequence[Host]) -> Host:
-    """Which of `hosts` was lost when `ended` did: the one that did not abort because another was."""
-    if ended.process.poll() is None:  # it is on another machine, and silent
+def first_lost(ended: HostRecord, hosts: Sequence[HostRecord]) -> HostRecord:
+    """The host that was lost first: of the hosts that have ended, one that did not abort.
+
+    The other hosts of an island abort (SIGABRT) when they lose a peer.
+    """
+    if ended.process.poll() is None:  # it is on another machine, and does not answer
         return ended
     time.sleep(FOLLOW_S)
     lost = [host for host in hosts if host.process.poll() is not None]
     return min(lost, key=lambda host: host.process.returncode == -signal.SIGABRT)
 
 
-class Cluster:
-    """Everything the controller process knows. Made and used on the event loop's thread."""
+class ClusterManager:
+    """The state of the controller process. Made and used on the event loop's thread."""
 
     def __init__(self, config: ControllerConfig, native: Any) -> None:
         self.config = config
@@ -75,19 +79,19 @@ class Cluster:
             machines=config.options.machine_of_hosts,
         )
         self.resources = ResourceManager(self.topology)
-        self.hosts: list[Host] = []
+        self.hosts: list[HostRecord] = []
         self.startup: list[pb.StartupEvent] = []
         self.ready = False
         self.failure: errors.PathwaysError | None = None
         self.on_end: list[Callable[[errors.PathwaysError], None]] = []
-        self.on_host_ended: Callable[[Host], None] = lambda host: None  # once the cluster is ready
+        self.on_host_ended: Callable[[HostRecord], None] = lambda host: None  # called only once the cluster is ready
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._startup_events = asyncio.Event()
         self._native_groups: set[int] = set()
         self._space_sets: dict[tuple[int, ...], int] = {}
-        self._services: dict[int, Any] = {}  # by island: its group's coordination service
+        self._services: dict[int, Any] = {}  # by island: the coordination service of its group
         self._segment: Any = None
         self._status_segment: Any = None
         self._controller: Any = None
@@ -95,12 +99,12 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address at which clients connect."""
         return f"unix:{self.config.directory}/control.sock"
 
     @property
     def far_address(self) -> str:
-        """Where hosts on other machines connect: there, who does not answer is taken for lost."""
+        """The address at which hosts on other machines connect. A host that stops answering there counts as lost."""
         return f"unix:{self.config.directory}/far.sock"
 
     # -- start -------------------------------------------------------------------------------------------------------
@@ -127,7 +131,7 @@ class Cluster:
             self._segment,
             segments,
             [self.topology.island_of(host) for host in range(count)],
-            # Of its devices' memory a host tells when it is ready.
+            # A host reports the memory of its devices when it is ready: see `host_stage`.
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             spaces=self._spaces(),
             sequential=sizes.sequential,
@@ -138,7 +142,7 @@ class Cluster:
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
     def _spaces(self) -> list[str]:
-        """Names of the memory spaces that memory is counted by: devices, then hosts' memory for transfers."""
+        """The names of the memory spaces, in the order of their numbers: devices, then hosts' memory for transfers."""
         each = self.topology.devices_per_host
         devices = [f"device {number} of host {number // each}" for number in range(self.topology.devices)]
         return devices + [f"host {host}'s memory for transfers" for host in range(self.topology.hosts)]
@@ -149,7 +153,9 @@ class Cluster:
         return self.native.host_segment(host, self.topology.hosts, sizes.host_ring_bytes, sizes.host_arena_bytes)
 
     def start_coordinator(self, island: int, incarnation: int) -> None:
-        """A coordination service of its own for each incarnation of an island's group: nothing of the old is left."""
+        """Starts a new coordination service for an incarnation of an island's group, and stops the old one, so that no
+        state of the old group remains.
+        """
         if self.config.options.hosts_per_island == 1:
             return
         from pathways import _jaxlib
@@ -164,12 +170,13 @@ class Cluster:
         return f"unix:{self.config.directory}/island-{island}-{incarnation}.sock"
 
     def stream_of(self, host: int, incarnation: int) -> str:
-        """Where an incarnation of a host takes network transfers from other machines."""
+        """The address where an incarnation of a host receives network transfers from other machines."""
         return f"unix:{self.config.directory}/stream-{host}-{incarnation}.sock"
 
     def _streams_for(self, host: int, segments: Sequence[Any], incarnation: int) -> Iterator[str | None]:
-        """Where each host takes network transfers from `host`, which starts with the rest of its island; see
-        `HostConfig`.
+        """The address where each host receives network transfers from `host`; see `HostConfig.streams`.
+
+        All hosts of an island start together, so they have the same incarnation.
         """
         topology = self.topology
         for peer, segment in enumerate(segments):
@@ -189,8 +196,16 @@ class Cluster:
         incarnation: int = 0,
         predecessor_failure: str = "",
         predecessor_client: int = 0,
-    ) -> Host:
-        """Starts a host process. `segments`: of all hosts, None for one that is lost; the rest: see `HostConfig`."""
+    ) -> HostRecord:
+        """Starts a host process.
+
+        Args:
+            number: the host's number.
+            segments: the segment of each host, None for a host that is lost.
+            incarnation: see `HostConfig`, also for the arguments that follow.
+            predecessor_failure: see `HostConfig`.
+            predecessor_client: see `HostConfig`.
+        """
         island = self.topology.island_of(number)
         members = self.topology.islands[island]
         ours, theirs = fd_passing.pair()
@@ -232,13 +247,13 @@ class Cluster:
         ours.setblocking(False)
         token = secrets.token_hex(16)
         fd_passing.send(ours, {"kind": "token", "token": token})
-        host = Host(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path, token)
+        host = HostRecord(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path, token)
         self._loop.add_reader(host.pidfd, self._host_ended, host)
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
         return host
 
-    def end_host(self, host: Host) -> None:
-        """Kills a host, if it still lives, and forgets its process."""
+    def end_host(self, host: HostRecord) -> None:
+        """Kills a host if it still runs, waits for its end, and closes what the controller holds of it."""
         host.is_lost, host.is_served = True, False
         self._loop.remove_reader(host.pidfd)
         host.process.kill()
@@ -248,7 +263,7 @@ class Cluster:
         host.socket.close()
 
     def announce(self, event: pb.StartupEvent) -> None:
-        """Tells everybody who watches the start; nothing else is of interest to them."""
+        """Reports an event of the start to all watchers. A cluster that is ready reports only that, and its failure."""
         if self.ready and event.stage not in (Stage.CLUSTER_READY, Stage.FAILED):
             return
         event.hosts = self.topology.hosts
@@ -260,8 +275,8 @@ class Cluster:
         """Waits for the next event."""
         await self._startup_events.wait()
 
-    def host_stage(self, host: Host, report: pb.HostStage) -> None:
-        """A host got further in its start; the last one makes the cluster ready."""
+    def host_stage(self, host: HostRecord, report: pb.HostStage) -> None:
+        """A host reports a stage of its start. The cluster is ready when all hosts are."""
         if report.stage == Stage.HOST_READY and report.device_bytes:
             first = host.config.first_device
             for device in range(first, first + host.config.devices_per_host):
@@ -293,7 +308,7 @@ class Cluster:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def fail(self, failure: errors.PathwaysError) -> None:
-        """Ends the cluster with an error that everybody is told; the first end counts."""
+        """Ends the cluster with an error, which goes to every client and watcher. Only the first end counts."""
         if self.done.done():
             return
         self.failure = failure
@@ -307,14 +322,15 @@ class Cluster:
         self.done.set_result(None)
 
     def end(self, reason: str) -> None:
-        """Ends the cluster in order; the first end counts."""
+        """Ends the cluster in order. Only the first end counts."""
         self.fail(errors.ClusterClosedError(f"the cluster was closed: {reason}"))
 
     async def unless_ended(self, future: asyncio.Future[_T], timeout_s: float | None = None) -> _T:
         """The future's result.
 
         Raises:
-            PathwaysError: the cluster ended first. TimeoutError: neither came in time.
+            PathwaysError: the cluster ended first.
+            TimeoutError: neither happened in time.
         """
         both: list[asyncio.Future[Any]] = [future, self.done]
         await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -332,7 +348,7 @@ class Cluster:
         self._loop.remove_reader(self._supervisor_fd)
         self.end("its supervisor process is gone")
 
-    def _host_ended(self, host: Host) -> None:
+    def _host_ended(self, host: HostRecord) -> None:
         self._loop.remove_reader(host.pidfd)
         if self.done.done():
             return
@@ -341,18 +357,22 @@ class Cluster:
         else:
             self.fail(errors.ConnectError(f"the cluster did not start: {first_lost(host, self.hosts).exit_report()}"))
 
-    def session_ended(self, host: Host) -> None:
-        """A host's session is over. On this machine its process tells more; on another, nothing else does."""
+    def session_ended(self, host: HostRecord) -> None:
+        """A host's session is closed. For a host on this machine, the end of its process is reported by its pidfd. For
+        a host on another machine, the session is the only sign.
+        """
         if host.config.machine:
             self._loop.call_later(END_SEEN_S, self._fell_silent, host)
 
-    def _fell_silent(self, host: Host) -> None:
+    def _fell_silent(self, host: HostRecord) -> None:
         if not host.is_lost and host.process.poll() is None and not self.done.done():
             host.error = host.error or f"nothing has been heard of it for {wire.HEARTBEAT_S + wire.SILENCE_S:g} s"
             self._host_ended(host)
 
     async def tear_down(self) -> None:
-        """After `done`: ends every host, in order where there is one, and whatever has a name in the file system."""
+        """Call it after `done`. Ends every host. When the cluster was closed in order, the hosts first get a request to
+        stop, and some seconds. Removes the directory if the supervisor is gone.
+        """
         if isinstance(self.failure, errors.ClusterClosedError):
             for host in self.hosts:
                 host.requests.put_nowait(pb.HostRequest(stop=pb.Stop()))
@@ -372,7 +392,7 @@ class Cluster:
     # -- the native controller ---------------------------------------------------------------------------------------
 
     def group(self, hosts: Iterable[int]) -> int:
-        """The group of exactly these hosts, which the sequencer knows."""
+        """The number of the group of exactly these hosts; the sequencer knows the group."""
         key = tuple(sorted(set(hosts)))
         number = self.resources.group(key)
         if number not in self._native_groups:
@@ -381,23 +401,23 @@ class Cluster:
         return number
 
     def space_set(self, devices: Iterable[int]) -> int:
-        """The native controller's number of exactly these memory spaces, in any order."""
+        """The native controller's number for the set of exactly these memory spaces, in any order."""
         key = tuple(sorted(set(devices)))
         if key not in self._space_sets:
             self._space_sets[key] = self._controller.add_space_set(list(key))
         return self._space_sets[key]
 
     def bind(self, binding: SliceBinding) -> SliceBinding:
-        """A slice's binding with what the native controller knows its hosts and devices by."""
+        """The binding, with the native controller's number for its devices; the controller knows its group."""
         self.group(binding.hosts)
         return dataclasses.replace(binding, space_set=self.space_set(binding.devices))
 
-    def own_plan(self, program: Program) -> None:
-        """Tells the native controller whose runs may name a program, and which hosts they go to (TRUST-1)."""
+    def own_plan(self, program: ProgramRecord) -> None:
+        """Gives the native controller the client whose runs may name a program, and the hosts of its runs (TRUST-1)."""
         self._controller.register_plan(program.number, program.client, self.group(program.stored))
 
-    def admit_by(self, program: Program) -> None:
-        """Tells the native controller what runs of a program take, as its hosts worked it out (MEM-2)."""
+    def admit_by(self, program: ProgramRecord) -> None:
+        """Gives the native controller the memory that a run of a program takes, as its hosts computed it (MEM-2)."""
         parts = [part for _, part in sorted(program.memory.items())]
         if not parts:
             return
@@ -411,7 +431,9 @@ class Cluster:
         )
 
     def register_plan(self, number: int, program: bytes, bindings: Bindings) -> None:
-        """Tells the sequencer whom each node of a program concerns, where it dispatches node by node."""
+        """Gives the sequencer the hosts of each node of a program. Only a cluster that dispatches node by node
+        (`sequential`) needs this.
+        """
         if self.config.options.sequential:
             bound = BoundProgram(load_program(program), bindings, self.topology.devices_per_host)
             self._controller.add_plan(number, concerned(bound))
@@ -428,5 +450,5 @@ class Cluster:
 
     @property
     def status_segment(self) -> Any:
-        """What clients read of the controller, and cannot write."""
+        """The controller's segment that clients can read but not write."""
         return self._status_segment

@@ -1,8 +1,8 @@
 """The controller process: `python -m pathways.controller.main CONFIG LOCK_FD`, started by the supervisor.
 
-Resource manager, native sequencer and the control plane's server, on one event loop; the sequencer has a native thread
-of its own. It imports JAX for its versions only and initialises no backend. Ends with status 0 when it was closed in
-order, 1 when the cluster failed.
+The resource manager and the control plane's server run on one event loop. The native controller, with the sequencer,
+runs on a native thread of its own. The process imports JAX, but initialises no backend. It ends with status 0 when the
+cluster was closed in order, with status 1 when the cluster failed.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import sys
 import grpc.aio
 
 from pathways import errors
-from pathways.controller.client_manager import Membership
-from pathways.controller.cluster_manager import Cluster
+from pathways.controller.client_manager import ClientManager
+from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.recovery import Islands
 from pathways.controller.service import ControllerService, HostsService
 from pathways.process.config import ControllerConfig, load_controller
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
 
-# How long calls in flight have to bring their refusals home.
+# At the end, calls that are under way have this long, in seconds, to receive their error.
 LAST_WORDS_S = 0.5
 
 
 async def run(config: ControllerConfig) -> int:
     """Runs a cluster from start to end; returns the exit status."""
-    cluster = Cluster(config, importlib.import_module(config.options.native))
+    cluster = ClusterManager(config, importlib.import_module(config.options.native))
     server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
     far = grpc.aio.server(options=wire.FAR_OPTIONS)  # for hosts on other machines
     try:
         cluster.start()
-        membership = Membership(cluster)
-        Islands(cluster, membership)
-        rpc.add_ControllerServicer_to_server(ControllerService(membership), server)
+        client_manager = ClientManager(cluster)
+        Islands(cluster, client_manager)
+        rpc.add_ControllerServicer_to_server(ControllerService(client_manager), server)
         for each in (server, far):
-            rpc.add_HostsServicer_to_server(HostsService(membership), each)
+            rpc.add_HostsServicer_to_server(HostsService(client_manager), each)
         old = os.umask(0o177)
         try:
             server.add_insecure_port(cluster.address)
@@ -69,7 +69,7 @@ def main() -> None:
         os.set_inheritable(fd, False)
     status = asyncio.run(run(config))
     sys.stderr.flush()
-    # Not by way of destructors: the coordination services would wait for members that are gone.
+    # Run no destructors: the coordination services would wait for members that are gone.
     os._exit(status)
 
 

@@ -1,6 +1,6 @@
-"""The controller's records of who takes part: hosts, clients, programs. Data only; `cluster.py` acts on it.
+"""The controller's records of hosts, connections, clients and programs. Data only; the managers act on it.
 
-Everything here belongs to the controller's one event loop thread.
+Only the controller's event loop thread uses them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathways.protocol.wire import Stage
 
 
 @dataclasses.dataclass
-class Host:
+class HostRecord:
     """One host process."""
 
     config: HostConfig
@@ -30,14 +30,14 @@ class Host:
     pidfd: int
     socket: socket.socket
     log_path: str
-    token: str  # what its session says who it is by
+    token: str  # the secret by which its session identifies itself
     requests: asyncio.Queue[pb.HostRequest | None] = dataclasses.field(default_factory=asyncio.Queue)
     stage: int = Stage.HOST_STARTED
     error: str = ""
     ready: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    is_served: bool = False  # it is told of clients and programs as they come
+    is_served: bool = False  # it gets new clients and programs at once
     is_lost: bool = False
-    opened_at: int = -1  # how many losses the cluster had had when it entered the order; -1: it has not
+    opened_at: int = -1  # number of losses in the cluster before it entered the order; -1: not entered
 
     @property
     def number(self) -> int:
@@ -46,12 +46,12 @@ class Host:
 
     @property
     def incarnation(self) -> int:
-        """How often it was started anew."""
+        """How often the host was started again."""
         return self.config.incarnation
 
     @property
     def state(self) -> str:
-        """For people."""
+        """The host's state, for people: `lost`, `up` or `starting`."""
         return "lost" if self.is_lost else "up" if self.opened_at >= 0 else "starting"
 
     @property
@@ -60,7 +60,7 @@ class Host:
         return f"host {self.number} (pid {self.process.pid})"
 
     def exit_report(self) -> str:
-        """How it ended, and why: the error that it reported, else the last lines of its log."""
+        """How the host ended, and why: the error that it reported, else the last lines of its log."""
         returncode = self.process.poll()
         end = "stopped answering" if returncode is None else describe_exit(returncode)
         if self.error:
@@ -70,16 +70,16 @@ class Host:
 
 @dataclasses.dataclass
 class Connection:
-    """An open connection on the descriptor socket; becomes a client by joining."""
+    """An open connection on the descriptor socket. It becomes a client by joining."""
 
     number: int
     socket: socket.socket
     pid: int
     pidfd: int
-    token: str  # what its calls say whose they are by
-    bell: Any  # the segment where it rings
+    token: str  # the secret by which its calls identify themselves
+    bell: Any  # the segment of the doorbell at which it rings the controller
     segment: Any = None
-    client: Client | None = None
+    client: ClientRecord | None = None
 
     def tell(self, message: fd_passing.Message) -> None:
         """Sends a message if the other end still takes one."""
@@ -88,8 +88,8 @@ class Connection:
 
 
 @dataclasses.dataclass
-class Client:
-    """One client: what it owns goes with it (OWN-1)."""
+class ClientRecord:
+    """One client. What it owns is freed when it ends (OWN-1)."""
 
     number: int
     connection: Connection
@@ -97,22 +97,22 @@ class Client:
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
     suspended: bool = False
-    #: What hosts ask of it, while its stream of callbacks is open; None: that ends.
+    #: Calls from hosts to the client's functions, while its stream of callbacks is open. An item None ends the stream.
     questions: asyncio.Queue[pb.CallbackPart | None] | None = None
-    #: Held by who suspends or resumes it.
+    #: Held while the client is being suspended or resumed.
     moving: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 
 @dataclasses.dataclass
-class Program:
-    """One registered program, and what each host concerned has done with it."""
+class ProgramRecord:
+    """One registered program, and what each of its hosts has done with it."""
 
     number: int
     client: int
-    request: pb.HostRequest  # what hosts are told of it
-    stored: dict[int, asyncio.Future[str]]  # by host: an error's text, or empty
+    request: pb.HostRequest  # the request by which hosts store it
+    stored: dict[int, asyncio.Future[str]]  # by host: the error text, empty for success
     compiled: dict[int, asyncio.Future[str]]
     name: str = ""
     bindings: tuple[tuple[int, ...], ...] = ()
     memory: dict[int, ProgramMemory] = dataclasses.field(default_factory=dict)  # by host
-    is_admitted: bool = False  # the native controller knows what it takes
+    is_admitted: bool = False  # the native controller has the memory that its runs take

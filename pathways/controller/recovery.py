@@ -1,17 +1,20 @@
-"""Islands that are lost and come back (ERR-2): a lost host costs its island what it held, and nobody anything else.
+"""Recovery of lost islands (ERR-2). A lost host costs its island the values that the island held; nothing else is lost.
 
-An island's hosts are one collective group, which cannot be mended; so with one of them all are lost. Life of an island:
+The hosts of an island are one collective group. A group that lost one member cannot be repaired, so all hosts of the
+island are lost with it. The controller then starts the island again. States of an island:
 
-    up -> lost        a host's process ended. The others are killed; the native controller takes the island out of the
-                      order, and fails what depended on it; the surviving hosts hear of it in the order.
-    lost -> starting  every other host has taken the new segments in, for the old rings may be torn; then new processes
-                      are started, on a coordination service of their own.
-    starting -> up    they are ready, and know every client and every living program: then the order is opened to them.
-    starting -> lost  a host ended, or was not ready in time: again, up to `MOST_FAILED_STARTS` times in a row. Then
-                      the cluster fails.
+    up -> lost        The process of one host ended. The controller kills the other hosts of the island. The native
+                      controller removes the island from the order and fails what depended on it. The surviving hosts
+                      are notified of the loss in the order.
+    lost -> starting  Every other host maps the new segments, because the old rings may hold half-written records. Then
+                      the controller starts new processes, with a coordination service of their own.
+    starting -> up    The new hosts are ready, and know every client and every living program. Then the controller
+                      opens the order to them.
+    starting -> lost  A host ended, or was not ready in time. The controller tries again. After `MOST_FAILED_STARTS`
+                      failures in a row the cluster fails.
 
-While an island is away, its clients' work for it waits in the order, unread by anybody; slices, groups and programs
-stay what they are. All of it runs on the controller's event loop.
+While an island is lost or starting, the clients' work for it waits in the order, and no host reads it. Slices, groups
+and programs stay as they are. Everything here runs on the controller's event loop.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ import traceback
 from typing import Any
 
 from pathways import errors
-from pathways.controller.client_manager import Membership
-from pathways.controller.cluster_manager import Cluster, first_lost
-from pathways.controller.records import Host
+from pathways.controller.client_manager import ClientManager
+from pathways.controller.cluster_manager import ClusterManager, first_lost
+from pathways.controller.records import HostRecord
 
 MOST_FAILED_STARTS = 3
 
@@ -39,21 +42,22 @@ class Island:
     is_up: bool = True
     incarnation: int = 0
     failed_starts: int = 0  # in a row
-    loss: int = 0  # the cluster's number of its last loss
-    predecessor_failure: str = ""  # the failure reason of it then
-    predecessor_client: int = 0  # the youngest client that there was
+    loss: int = 0  # the number of the island's last loss, counted over the cluster
+    predecessor_failure: str = ""  # the failure reason of that loss
+    predecessor_client: int = 0  # the youngest client at that loss
     task: asyncio.Task[None] | None = None
 
 
 class Islands:
     """Owned by the controller's event loop thread."""
 
-    def __init__(self, cluster: Cluster, membership: Membership) -> None:
+    def __init__(self, cluster: ClusterManager, client_manager: ClientManager) -> None:
         self.cluster = cluster
-        self.membership = membership
+        self.client_manager = client_manager
         self.islands = [Island(number, hosts) for number, hosts in enumerate(cluster.topology.islands)]
         self._losses = 0
-        # One island at a time exchanges its segments with the others, so that no two wait for each other's old ones.
+        # Only one island at a time exchanges its segments with the other hosts. Two could wait for each other's old
+        # segments.
         self._exchanging = asyncio.Lock()
         cluster.on_host_ended = self._host_ended
         cluster.on_end.append(self._stop)
@@ -65,29 +69,29 @@ class Islands:
 
     # -- up, starting -> lost ----------------------------------------------------------------------------------------
 
-    def _host_ended(self, host: Host) -> None:
+    def _host_ended(self, host: HostRecord) -> None:
         if host.is_lost:
             return
         island = self.islands[self.cluster.topology.island_of(host.number)]
         self._lose(island, first_lost(host, self._members(island)).exit_report())
 
-    def _members(self, island: Island) -> list[Host]:
+    def _members(self, island: Island) -> list[HostRecord]:
         return [self.cluster.hosts[number] for number in island.hosts]
 
     def _lose(self, island: Island, exit_report: str) -> None:
-        """Ends what is left of an island, and begins to start it anew."""
+        """Kills the remaining hosts of an island, and begins to start the island again."""
         print(f"island {island.number} is lost: {exit_report}", file=sys.stderr, flush=True)
         if island.task is not None:
             island.task.cancel()
         members = [member for member in self._members(island) if not member.is_lost]
         for member in members:
-            self.cluster.end_host(member)  # before anything else: from here on nobody writes for them
-        self.membership.hosts_lost(members)
+            self.cluster.end_host(member)  # first: from here on no process writes in their name
+        self.client_manager.hosts_lost(members)
         if island.is_up:
             island.is_up = False
             island.failed_starts = 0
             island.predecessor_failure = f"{errors.HostLostError.__name__}: {exit_report}"
-            island.predecessor_client = self.membership.youngest_client
+            island.predecessor_client = self.client_manager.youngest_client
             island.loss = self._losses = self.cluster.controller.lose_hosts(
                 list(island.hosts), island.predecessor_failure
             )
@@ -106,7 +110,7 @@ class Islands:
     # -- lost -> starting -> up --------------------------------------------------------------------------------------
 
     async def _start(self, island: Island) -> None:
-        hosts: list[Host] = []
+        hosts: list[HostRecord] = []
         try:
             async with self._exchanging:
                 hosts = await self._start_hosts(island)
@@ -117,7 +121,7 @@ class Islands:
                 late = next(host for host in hosts if not host.ready.is_set())
                 self._lose(island, f"{late.name} was not ready after {limit:g} s. {late.exit_report()}")
                 return
-            await self.membership.serve(hosts)
+            await self.client_manager.serve(hosts)
             for host in hosts:
                 self.cluster.controller.restore_host(host.number, host.segment)
                 host.opened_at = self._losses
@@ -130,7 +134,7 @@ class Islands:
             traceback.print_exc()
             self._lose(island, f"island {island.number} could not be started: {type(error).__name__}: {error}")
 
-    async def _start_hosts(self, island: Island) -> list[Host]:
+    async def _start_hosts(self, island: Island) -> list[HostRecord]:
         cluster = self.cluster
         segments: dict[int, Any] = {number: cluster.new_segment(number) for number in island.hosts}
         others = [host for host in cluster.hosts if not host.is_lost]
@@ -138,7 +142,7 @@ class Islands:
         everyone = [segments.get(host.number, None if host.is_lost else host.segment) for host in cluster.hosts]
         island.incarnation += 1
         cluster.start_coordinator(island.number, island.incarnation)
-        started: list[Host] = []
+        started: list[HostRecord] = []
         for number in island.hosts:
             cluster.hosts[number] = cluster.start_host(
                 number, everyone, island.incarnation, island.predecessor_failure, island.predecessor_client
@@ -146,12 +150,16 @@ class Islands:
             started.append(cluster.hosts[number])
         return started
 
-    async def _introduce(self, other: Host, island: Island, segments: dict[int, Any]) -> None:
-        """Gives `other` the new segments; returns when it uses nothing of the old ones, or is lost itself."""
+    async def _introduce(self, other: HostRecord, island: Island, segments: dict[int, Any]) -> None:
+        """Gives `other` the new segments. Returns when `other` uses none of the old segments, or is lost itself.
+
+        A host that was in the order at the loss replaces the segments only after it is notified of the loss; it gets
+        the number of the loss. Any other host gets 0, and replaces them at once.
+        """
         has_been_told = 0 <= other.opened_at < island.loss
         streams = {
             number: self.cluster.stream_of(number, island.incarnation + 1)
             for number in segments
             if self.cluster.topology.machine_of(number) != other.config.machine
         }
-        await self.membership.replace_peers(other, segments, streams, island.loss if has_been_told else 0)
+        await self.client_manager.replace_peers(other, segments, streams, island.loss if has_been_told else 0)

@@ -1,14 +1,15 @@
 """Which devices a slice gets: pure bookkeeping, no I/O, no threads, no clock. Owned by the controller.
 
-An island's mesh is the grid hosts x devices_per_host. A slice of n devices takes a rectangle of it, walked row-major,
-so neighbours in the slice are neighbours in the grid; where no rectangle of n devices fits (5 on 2 x 4), it takes a
-run of consecutive devices. Devices may be shared by any number of slices.
+The mesh of an island is the grid hosts x devices_per_host. A slice of n devices takes a rectangle of the grid, in
+row-major order, so that neighbours in the slice are neighbours in the grid. Where no rectangle of n devices fits (5 on
+2 x 4), the slice takes a run of consecutive devices. Any number of slices may share a device.
 
-Choices, in this order (each is a tie-breaker of the one before):
-    1. island:  the fewest slice-devices per device of its own, among those that are big enough;
-    2. place:   the least load under it;
-    3. form:    rectangle before run, then the last axis unbroken by a host's edge, then fewest hosts;
-    4. corner:  aligned to its own size, then first.
+The manager chooses in this order; each rule only breaks the ties of the rule before:
+    1. island:    the lowest load per device, among the islands that are big enough;
+    2. position:  the lowest total load of the devices that the slice would take;
+    3. form:      a rectangle before a run; then one whose columns divide the slice's last axis or are divided by it, so
+                  that the edge of a host does not break that axis; then the fewest hosts;
+    4. corner:    aligned to the rectangle's own size, then the first.
 
 Invariants, checked by `validate()`:
     RM-1 (load)   the load of a device is the number of live slices bound to it.
@@ -30,14 +31,14 @@ _Load = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class ResourceManager:
-    """Allocates slices on a `Topology`. Not thread-safe: it has one owner."""
+    """Allocates slices on a `Topology`. Not thread-safe: only its owner may call it."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._load: list[_Load] = [
             np.zeros((len(hosts), topology.devices_per_host), np.int64) for hosts in topology.islands
         ]
-        # Island and row of its mesh, by host; immutable.
+        # By host: its island, and its row in the island's mesh; immutable.
         self._row = {host: (i, row) for i, hosts in enumerate(topology.islands) for row, host in enumerate(hosts)}
         self._slices: dict[int, SliceBinding] = {}
         # Group 0 is all hosts.
@@ -46,7 +47,7 @@ class ResourceManager:
 
     @property
     def topology(self) -> Topology:
-        """The cluster it manages."""
+        """The cluster whose slices it allocates."""
         return self._topology
 
     @property
@@ -65,7 +66,7 @@ class ResourceManager:
             island: the island to use; the least loaded one that is big enough when not given.
 
         Raises:
-            SliceError: the request makes no sense or fits nowhere; says what was asked and what there is.
+            SliceError: the request is invalid or fits on no island; the message names the request and the inventory.
         """
         sizes, names = self._checked(shape, axis_names)
         count = math.prod(sizes)
@@ -76,7 +77,7 @@ class ResourceManager:
         return binding
 
     def release(self, slice_id: int) -> None:
-        """Ends a slice: its load is gone at once."""
+        """Ends a slice, and removes its load at once."""
         self._add_load(self._get(slice_id).devices, -1)
         del self._slices[slice_id]
 
@@ -101,11 +102,11 @@ class ResourceManager:
         return self._bind(slice_id, old.shape, old.axis_names, homes.pop(), new)
 
     def binding(self, slice_id: int) -> SliceBinding:
-        """Where a slice lies now."""
+        """The current binding of a slice."""
         return self._get(slice_id)
 
     def group(self, hosts: Iterable[int]) -> int:
-        """The number of the group of exactly these hosts; the next free number the first time (RM-3)."""
+        """The number of the group of exactly these hosts. A new group gets the next free number (RM-3)."""
         key = tuple(sorted(set(hosts)))
         if not key or key[0] < 0 or key[-1] >= self._topology.hosts:
             raise SliceError(f"a group is of hosts 0..{self._topology.hosts - 1}, got {list(key)}")
@@ -183,7 +184,8 @@ class ResourceManager:
     def _choose_place(self, island: int, sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
         load = self._load[island]
         hosts, width = load.shape
-        # sums[i, j] is the load of the rectangle above and left of (i, j), so any rectangle costs four look-ups.
+        # sums[i, j] is the load of the rectangle above and left of (i, j). The load of any rectangle is then a sum of
+        # four of these.
         sums = np.zeros((hosts + 1, width + 1), np.int64)
         sums[1:, 1:] = load.cumsum(0).cumsum(1)
         best: tuple[tuple[int, ...], list[int]] | None = None

@@ -1,7 +1,7 @@
-"""The gRPC services of the controller: requests become calls of `Membership`, errors become refusals.
+"""The gRPC services of the controller. They turn requests into calls of `ClientManager`, and errors into refusals.
 
-TRUST-1: whose a call is says its connection's secret, see `Membership.caller`; only `Suspend` and `Resume` name a
-client.
+TRUST-1: the secret of the caller's connection says which client makes a call, see `ClientManager.caller`. Only the
+requests of `Suspend` and `Resume` name a client.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import grpc
 
 from pathways import errors
-from pathways.controller.client_manager import Membership
-from pathways.controller.cluster_manager import Cluster
-from pathways.controller.records import Client
+from pathways.controller.client_manager import ClientManager
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.records import ClientRecord
 from pathways.process.children import resident_bytes
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
@@ -45,14 +45,14 @@ def _refusing(handler: _Handler[_Reply]) -> _Handler[_Reply]:
 
 
 class ControllerService(rpc.ControllerServicer):
-    """What clients ask."""
+    """The requests of clients."""
 
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-        self._cluster = membership.cluster
+    def __init__(self, client_manager: ClientManager) -> None:
+        self._client_manager = client_manager
+        self._cluster = client_manager.cluster
 
-    def _caller(self, context: Any) -> Client:
-        return self._membership.caller(wire.token_of(context))
+    def _caller(self, context: Any) -> ClientRecord:
+        return self._client_manager.caller(wire.token_of(context))
 
     async def WatchStartup(self, request: pb.WatchStartupRequest, context: Any) -> AsyncIterator[pb.StartupEvent]:  # noqa: D102
         sent = 0
@@ -67,7 +67,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:  # noqa: D102
-        client = await self._membership.join(wire.token_of(context), request)
+        client = await self._client_manager.join(wire.token_of(context), request)
         return pb.JoinReply(
             client=client.number,
             topology=wire.dump_topology(self._cluster.topology),
@@ -77,7 +77,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:  # noqa: D102
-        self._membership.remove(self._caller(context).number)
+        self._client_manager.remove(self._caller(context).number)
         return pb.LeaveReply()
 
     @_refusing
@@ -115,31 +115,31 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
-        return pb.RegisterProgramReply(program_id=await self._membership.register(self._caller(context), request))
+        return pb.RegisterProgramReply(program_id=await self._client_manager.register(self._caller(context), request))
 
     @_refusing
     async def WaitCompiled(self, request: pb.WaitCompiledRequest, context: Any) -> pb.WaitCompiledReply:  # noqa: D102
-        await self._membership.wait_compiled(self._caller(context), request.program_id)
+        await self._client_manager.wait_compiled(self._caller(context), request.program_id)
         return pb.WaitCompiledReply()
 
     @_refusing
     async def Analyze(self, request: pb.AnalyzeRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
-        return pb.AnalyzeReply(host_json=await self._membership.analyze(self._caller(context), request.program_id))
+        return pb.AnalyzeReply(host_json=await self._client_manager.analyze(self._caller(context), request.program_id))
 
     @_refusing
     async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> pb.ForgetProgramsReply:  # noqa: D102
-        self._membership.forget_programs(self._caller(context), request.program_ids)
+        self._client_manager.forget_programs(self._caller(context), request.program_ids)
         return pb.ForgetProgramsReply()
 
     @_refusing
     async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.SuspendReply:  # noqa: D102
-        self._membership.check_operator(wire.token_of(context), f"suspend client {request.client}", request.client)
-        return pb.SuspendReply(bytes=await self._membership.suspend(request.client, request.disk))
+        self._client_manager.check_operator(wire.token_of(context), f"suspend client {request.client}", request.client)
+        return pb.SuspendReply(bytes=await self._client_manager.suspend(request.client, request.disk))
 
     @_refusing
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:  # noqa: D102
-        self._membership.check_operator(wire.token_of(context), f"resume client {request.client}", request.client)
-        return pb.ResumeReply(bytes=await self._membership.resume(request.client))
+        self._client_manager.check_operator(wire.token_of(context), f"resume client {request.client}", request.client)
+        return pb.ResumeReply(bytes=await self._client_manager.resume(request.client))
 
     async def Callbacks(  # noqa: D102
         self, answers: AsyncIterator[pb.CallbackPart], context: Any
@@ -155,14 +155,14 @@ class ControllerService(rpc.ControllerServicer):
         async def read() -> None:
             try:
                 async for answer in answers:
-                    self._membership.answer_host(client, answer)
+                    self._client_manager.answer_host(client, answer)
             finally:
                 if client.questions is questions:
-                    self._membership.stop_answering(client)
+                    self._client_manager.stop_answering(client)
 
         reader = asyncio.ensure_future(read())
         try:
-            yield pb.CallbackPart()  # it is open
+            yield pb.CallbackPart()  # tells the client that the stream is open
             while (question := await questions.get()) is not None:
                 yield question
         finally:
@@ -177,11 +177,11 @@ class ControllerService(rpc.ControllerServicer):
             controller_pid=os.getpid(),
             controller_resident_bytes=resident_bytes(os.getpid()),
             uptime_s=time.monotonic() - self._cluster.started_at,
-            clients=self._membership.client_stats(),
+            clients=self._client_manager.client_stats(),
             device_load=self._cluster.resources.device_load(),
             native_json=json.dumps(self._cluster.controller.stats(), default=str),
         )
-        for host, driver in zip(self._cluster.hosts, await self._membership.host_stats(), strict=True):
+        for host, driver in zip(self._cluster.hosts, await self._client_manager.host_stats(), strict=True):
             reply.hosts.add(
                 host=host.number,
                 island=topology.island_of(host.number),
@@ -196,11 +196,11 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:  # noqa: D102
-        self._membership.check_operator(wire.token_of(context), "end the cluster")
-        connection = self._membership.connection(wire.token_of(context))
+        self._client_manager.check_operator(wire.token_of(context), "end the cluster")
+        connection = self._client_manager.connection(wire.token_of(context))
         who = "an operator" if connection.client is None else f"client {connection.client.number}"
         reason = f"{who} (pid {connection.pid}) asked it to end"
-        # After this reply, so that who asked gets it.
+        # End the cluster after this reply, so that the caller receives it.
         asyncio.get_running_loop().call_later(0.01, self._cluster.end, reason)
         return pb.ShutdownReply()
 
@@ -208,9 +208,9 @@ class ControllerService(rpc.ControllerServicer):
 class HostsService(rpc.HostsServicer):
     """The hosts' sessions."""
 
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-        self._cluster: Cluster = membership.cluster
+    def __init__(self, client_manager: ClientManager) -> None:
+        self._client_manager = client_manager
+        self._cluster: ClusterManager = client_manager.cluster
 
     async def Session(  # noqa: D102
         self, reports: AsyncIterator[pb.HostReport], context: Any
@@ -225,10 +225,10 @@ class HostsService(rpc.HostsServicer):
         async def read() -> None:
             try:
                 async for report in reports:
-                    self._membership.report(host, report)
+                    self._client_manager.report(host, report)
             finally:
                 self._cluster.session_ended(host)
-                host.requests.put_nowait(None)  # its end of the stream is closed: so is ours
+                host.requests.put_nowait(None)  # the host has closed its end of the stream, so close ours
 
         reader = asyncio.ensure_future(read())
         try:

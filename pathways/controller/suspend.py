@@ -1,12 +1,13 @@
-"""Clients off the devices: the controller takes no more of their work, their runs end, the hosts offload their buffers.
+"""Suspends clients: takes a client off the devices, and brings it back. The steps, in order:
 
-    held      the native controller leaves what the client sends in its ring
-    quiet     every run that it took before is over, on all hosts
-    offloaded    a command in the order made every host move the client's buffers off its devices; each has said so
-    resumed   a command made them bring everything back; each has said so; then the client's records are taken again
+    held       the native controller takes no more records from the client; they stay in the client's ring
+    quiet      every run that the controller took before is over, on all hosts
+    offloaded  a command in the order made every host move the client's buffers off its devices; every host has answered
+    resumed    a command made every host bring the buffers back; every host has answered; then the controller takes the
+               client's records again
 
-SUSP-1: a client is suspended on all hosts or on none. Where one host cannot, the others undo what they did, and the
-client is as it was before, with nothing lost.
+SUSP-1: a client is suspended on all hosts or on none. When one host fails, the other hosts undo their part. The client
+is then in the state before, and has lost nothing.
 """
 
 from __future__ import annotations
@@ -16,43 +17,45 @@ import itertools
 from collections.abc import Mapping
 
 from pathways import errors
-from pathways.controller.cluster_manager import Cluster
-from pathways.controller.records import Client
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.records import ClientRecord
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import payloads
 
-#: How often the controller is asked whether a client's runs are over.
+#: Seconds between two checks whether a client's runs are over.
 QUIET_LOOK_S = 0.002
 
 
 class Suspension:
     """Owned by the controller's event loop thread."""
 
-    def __init__(self, cluster: Cluster, clients: Mapping[int, Client]) -> None:
+    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord]) -> None:
         """`clients`: those that there are now, by number; the client manager changes it."""
         self._cluster = cluster
         self._clients = clients
         self._requests = itertools.count(1)
-        #: By host and request: whose buffers, and the answer.
+        #: By host and request: the client whose buffers move, and the host's answer.
         self._answers: dict[tuple[int, int], tuple[int, asyncio.Future[pb.ClientOffloaded]]] = {}
 
-    async def suspend(self, client: Client, to_disk: bool) -> int:
-        """Off the devices; the bytes that left them. Of a suspended client: nothing.
+    async def suspend(self, client: ClientRecord, to_disk: bool) -> int:
+        """Takes a client off the devices. Returns the bytes that left them; 0 when the client is suspended already.
 
         Raises:
             ResourceExhaustedError: a host has no room; the client goes on.
         """
         return await asyncio.shield(asyncio.ensure_future(self._suspend(client, to_disk)))
 
-    async def resume(self, client: Client) -> int:
-        """Back to the devices; the bytes that came. Of a client that is not suspended: nothing.
+    async def resume(self, client: ClientRecord) -> int:
+        """Brings a client back to the devices. Returns the bytes that came back; 0 when the client is not suspended.
 
         Raises:
-            ComputationError: a device has no room; the client stays suspended.
+            ResourceExhaustedError: the budgets have no room for the client; the client stays suspended.
+            ComputationError: a host could not bring the buffers back, for example because a device has no room; the
+                client stays suspended.
         """
         return await asyncio.shield(asyncio.ensure_future(self._resume(client)))
 
-    async def _suspend(self, client: Client, to_disk: bool) -> int:
+    async def _suspend(self, client: ClientRecord, to_disk: bool) -> int:
         async with client.moving:
             if client.suspended:
                 return 0
@@ -71,7 +74,7 @@ class Suspension:
             client.suspended = True
             return nbytes
 
-    async def _resume(self, client: Client) -> int:
+    async def _resume(self, client: ClientRecord) -> int:
         async with client.moving:
             if not client.suspended:
                 return 0
@@ -87,14 +90,14 @@ class Suspension:
             controller.resume(client.number)
             return nbytes
 
-    async def _everywhere(self, client: Client, kind: int, undo: int, to_disk: bool) -> int:
+    async def _everywhere(self, client: ClientRecord, kind: int, undo: int, to_disk: bool) -> int:
         answers = await self._ask(client, kind, to_disk)
         if failures := [answer.error for answer in answers if answer.error]:
             await self._ask(client, undo, False)
             raise errors.from_text(failures[0], errors.ComputationError)
         return sum(answer.bytes for answer in answers)
 
-    async def _ask(self, client: Client, kind: int, to_disk: bool) -> list[pb.ClientOffloaded]:
+    async def _ask(self, client: ClientRecord, kind: int, to_disk: bool) -> list[pb.ClientOffloaded]:
         if client.number not in self._clients:
             raise _gone(client.number)
         request = next(self._requests)
@@ -111,19 +114,19 @@ class Suspension:
                 self._answers.pop((host.number, request), None)
 
     def report(self, host: int, report: pb.ClientOffloaded) -> None:
-        """A host's answer."""
+        """Takes in the answer of a host."""
         _, future = self._answers.get((host, report.request), (0, None))
         if future is not None and not future.done():
             future.set_result(report)
 
     def host_lost(self, host: int) -> None:
-        """It has nothing of anybody's any more, and says nothing (ERR-2)."""
+        """A lost host holds no buffers and answers nothing (ERR-2): its open requests complete with 0 bytes."""
         for (number, _), (_, future) in self._answers.items():
             if number == host and not future.done():
                 future.set_result(pb.ClientOffloaded())
 
     def client_gone(self, client: int) -> None:
-        """Hosts say nothing of a client that is gone (OWN-1): who waits for their word hears it here."""
+        """Hosts do not answer for a client that is gone (OWN-1): its open requests fail here."""
         for owner, future in self._answers.values():
             if owner == client and not future.done():
                 future.set_exception(_gone(client))

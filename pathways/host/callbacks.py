@@ -1,14 +1,15 @@
-"""Functions of a client that its computations call: a host asks, the client's process answers.
+"""Callbacks: functions of a client that its computations call. A host asks, the client's process answers.
 
-    XLA's thread --ask--> Questions (host) --pieces, by way of the controller--> Answers (client) --> the function
+    XLA's thread --ask--> Questions (host) --chunks, through the controller--> Answers (client) --> the function
 
-A computation that calls back is launched by a thread beside the enqueue thread (`Attendants`), which may wait for as
-long as the client takes: nothing else is launched on its devices meanwhile, all else on the host goes on. Its results
-exist when it is over, so a failed call fails exactly what depends on it (ERR-1).
+A computation with callbacks is launched by a thread beside the enqueue thread (`JaxBackend.attend`). That thread may
+wait as long as the client takes. Meanwhile the host launches nothing else on the computation's devices; everything else
+on the host goes on. The computation's results exist only when it is over, so a failed call fails exactly what depends
+on the computation (ERR-1).
 
-A client's Python runs in the client's own process, never in a host. What a host reads in an answer is checked against
-what the computation was compiled for, and what a client may answer follows from its own stream (the controller looks).
-A client that is gone has answered everything: with an error, now and in what is asked later (OWN-1).
+A client's Python runs in the client's own process, never in a host. The host checks each answer against the shapes and
+dtypes that the computation was compiled for. The controller checks, by the client's own stream, what a client may
+answer. When a client is gone, each of its calls fails: the open ones now, and later ones at once (OWN-1).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathways import errors
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.callback_messages import Kind, chunks, pack, unpack
 
-#: Calls that a computation on several devices may make after one of its calls failed, before its host gives up.
+#: After a failed call, a computation on several devices may make so many more calls. Then its host gives up.
 MOST_VAIN_CALLS = 10_000
 
 
@@ -31,30 +32,30 @@ class _Question:
 
     def __init__(self, client: int, limit: int) -> None:
         self.client = client
-        self.limit = limit  # bytes that an answer can have
+        self.limit = limit  # bytes that the answer may still have
         self.parts: list[bytes] = []
         self.error: str | None = None
         self.answered = threading.Event()
 
 
 class Questions:
-    """One host's calls. Any thread."""
+    """One host's open calls. Any thread may use it."""
 
     def __init__(self, host: int) -> None:
         self._host = host
-        #: Sends chunks to the client; None: the client is this process, and `local` calls its functions.
+        #: Sends a chunk of a call to the client. None: the client is this process, and `local` calls its functions.
         self.send: Callable[[pb.CallbackPart], None] | None = None
         self.local: Callable[[int, Sequence[np.ndarray]], list[np.ndarray]] | None = None
         self._lock = threading.Lock()
-        self._open: dict[int, _Question] = {}  # guarded by _lock, as is what follows
+        self._open: dict[int, _Question] = {}  # guarded by _lock, as are the fields below
         self._gone: set[int] = set()
         self._last = 0
 
     def ask(self, client: int, number: int, arrays: Sequence[np.ndarray], kinds: Sequence[Kind]) -> list[np.ndarray]:
-        """Calls a function of a client; waits for what it gives, arrays of these kinds.
+        """Calls function `number` of a client and waits for its results, arrays of shapes and dtypes `kinds`.
 
         Raises:
-            CallbackFailedError: it failed, gave something else, or its client is gone.
+            CallbackFailedError: the function failed, gave something else, or its client is gone.
         """
         if self.send is None:
             assert self.local is not None, "an embedded cluster sets it before the first program"
@@ -82,7 +83,7 @@ class Questions:
         return answer
 
     def answer(self, part: pb.CallbackPart) -> None:
-        """A piece of an answer has come."""
+        """Takes a chunk of an answer."""
         with self._lock:
             question = self._open.get(part.call)
             if question is None:
@@ -99,7 +100,7 @@ class Questions:
         question.answered.set()
 
     def forget(self, client: int) -> None:
-        """The client is gone (OWN-1)."""
+        """Fails all calls of a client that is gone (OWN-1)."""
         with self._lock:
             self._gone.add(client)
             over = [number for number, question in self._open.items() if question.client == client]
@@ -110,11 +111,11 @@ class Questions:
 
 
 class Asker:
-    """What the callbacks of one executable ask by, through one launch after the other.
+    """Makes the calls of one executable, for one launch after the other.
 
-    A call that failed ends the computation of one device there and then. Where several devices compute together the
-    others would wait for this one in vain: so the computation goes on, with zeros for what its calls should give, and
-    fails when it is over.
+    On one device, a failed call ends the computation at once. On several devices the other devices would then wait
+    forever for this one. So there the computation goes on, with zeros as the results of its calls, and fails when it is
+    over.
     """
 
     def __init__(self, ask: Callable[..., list[np.ndarray]], devices: int, give_up: Callable[[str], None]) -> None:
@@ -125,12 +126,12 @@ class Asker:
         self._vain = 0
 
     def begin(self) -> None:
-        """A launch begins."""
+        """Prepares for a new launch."""
         self.failure = None
         self._vain = 0
 
     def __call__(self, number: int, arrays: Sequence[np.ndarray], kinds: Sequence[Kind]) -> list[np.ndarray]:
-        """What XLA's thread calls."""
+        """Answers a call. XLA's thread runs this."""
         if self.failure is None:
             try:
                 return self._ask(number, arrays, kinds)

@@ -1,19 +1,20 @@
-"""A host's tasks: what a checkpoint asks of it, done on threads of its own beside the enqueue thread.
+"""A host's tasks: the steps of checkpoints, done on threads beside the enqueue thread.
 
-A save is a *job*: the client first stages each array, in the order, so that the value is this host's own whatever
-becomes of the client's handle; then it has the host write them; then it has the job committed, and ends it. Each
-distinct shard is written by the one host whose device is its replica 0. With OCDBT the writes of a job are one
-transaction, so a job that is given up leaves nothing but unreferenced bytes. A restore's tasks read the regions of
-this host's own shards and make the array of them; they share what tensorstore caches through their job.
+A save is a *job*, in four steps. First the client stages each array, in the order: the host keeps the value, even if
+the client then drops its handle. Then the client asks the host to write the arrays, then to commit the job, and then it
+ends the job. Each distinct shard is written by one host: the host whose device holds its replica 0. With OCDBT the
+writes of a job are one transaction, so a job that is given up leaves only unreferenced bytes. A restore is a job too:
+its tasks read the regions of this host's own shards and make the array of them. The tasks of one job share what
+tensorstore caches.
 
-How an array is laid out in files is the client's affair, who says it as tensorstore specs (see
-`pathways.api.orbax_handler`); this side knows tensorstore only, and imports it when the first task comes.
+The client decides how an array is laid out in files, and sends that as tensorstore specs (see
+`pathways.api.orbax_handler`). This module knows tensorstore only, and imports it when the first task comes.
 
-JOB-1 (nothing left under way): a job's first error reaches the client while other hosts may still be writing. Who gives
-a job up asks each host for its end, which comes when nothing of the job is under way there any more, so that what is
-written next to the same place meets nobody.
+JOB-1 (nothing left under way): when a client gives up a job, it asks each host to end the job. A host answers when
+nothing of the job is under way there any more. Reason: a job's first error reaches the client while other hosts may
+still write. If the client did not wait for the answers, those writes could mix with its next writes to the same place.
 
-OWN-1: `forget` gives up every job of a client that is gone; what its tasks are doing then ends unheard.
+OWN-1: `forget` gives up every job of a client that is gone. Its running tasks still end, and nobody is notified.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from pathways import _jaxlib, errors
 from pathways.plan.resharding import Region, slices
 from pathways.protocol import payloads
 
-#: Threads that do tasks; tensorstore has its own for the work itself.
+#: Threads that run tasks; tensorstore has threads of its own for reading and writing.
 THREADS = 4
-#: So many jobs of a client a host remembers as given up, the newest; no task of an older one is still on its way.
+#: Given-up jobs that a host remembers per client, the newest ones; no task of an older job is still to come.
 GIVEN_UP = 1024
 _MOST_WORDS = 1500
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a restored array shall be on this host."""
+    """What a restored array must be on this host."""
 
     shape: tuple[int, ...]
     sharding: jax.sharding.NamedSharding
-    shards: Sequence[tuple[Region, list[jax.Device]]]  # each distinct region of this host once, with who shows it
+    shards: Sequence[tuple[Region, list[jax.Device]]]  # each distinct region of this host, with its devices
     mask: int  # of local devices
 
 
@@ -60,21 +61,21 @@ class _Job:
 
 
 class Tasks:
-    """The tasks of one host. `stage`, `submit` and `read` by the enqueue thread, the rest by any."""
+    """The tasks of one host. The enqueue thread calls `stage`, `submit` and `read`; any thread may call the rest."""
 
     def __init__(self, core: Any, host: int, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """`wrap` decorates what a worker runs (which types are on is a matter of threads)."""
+        """`wrap` decorates what a worker thread runs (JAX's 64-bit mode is per thread)."""
         self._core = core
         self._host = host
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = 0
         self._wrap = wrap
         self._lock = threading.Lock()
-        self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as is all below
-        #: Jobs that ended while tasks of theirs could still come, by client, the oldest first.
+        self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as are all fields below
+        #: Jobs that ended while tasks of them could still come, by client, the oldest first.
         self._given_up: dict[int, dict[int, None]] = {}
-        self._running: dict[tuple[int, int], int] = {}  # tasks under way, by job
-        self._waiting: dict[tuple[int, int], list[int]] = {}  # tasks that are done when none is, by job
+        self._running: dict[tuple[int, int], int] = {}  # number of tasks under way, by job
+        self._waiting: dict[tuple[int, int], list[int]] = {}  # end tasks, done when no task of the job is under way
         self._gone: set[int] = set()
         self.bytes_written = 0
         self.bytes_read = 0
@@ -87,7 +88,7 @@ class Tasks:
         self._core.task_done(task, None, 0, None)
 
     def submit(self, client: int, task: int, fields: dict[str, Any]) -> None:
-        """Writes staged arrays, or commits a job; later."""
+        """Writes staged arrays, or commits a job, on a worker thread."""
         job = self._job(client, fields["job"]) if fields["op"] == "write" else None
 
         def do() -> tuple[None, int]:
@@ -100,7 +101,7 @@ class Tasks:
         self._start(client, task, fields["job"], job, do)
 
     def end(self, client: int, task: int, fields: dict[str, Any]) -> None:
-        """Gives a job up; done when nothing of it is under way."""
+        """Gives a job up. The task is done when nothing of the job is under way (JOB-1)."""
         self.drop(client, fields["job"], True)
         key = (client, fields["job"])
         with self._lock:
@@ -110,12 +111,12 @@ class Tasks:
         self._core.task_done(task, None, 0, None)
 
     def read(self, client: int, task: int, fields: dict[str, Any], target: Target) -> None:
-        """Makes an array of stored regions; later."""
+        """Makes an array of stored regions, on a worker thread."""
         job = self._job(client, fields["job"])
         self._start(client, task, fields["job"], job, lambda: (self._read(job, fields, target), target.mask))
 
     def refuse(self, task: int, problem: BaseException) -> None:
-        """The task cannot be started."""
+        """Fails a task that cannot be started."""
         self._core.task_done(task, None, 0, self._words(problem))
 
     def _start(self, client: int, task: int, number: int, job: _Job | None, do: Callable[[], tuple[Any, int]]) -> None:
@@ -130,7 +131,7 @@ class Tasks:
                 value, mask = do()
             except BaseException as problem:
                 error = self._words(problem)
-            if self._is_given_up(client, number):  # what it has begun since then would hold its arrays
+            if self._is_given_up(client, number):  # meanwhile; a transaction begun since would keep the arrays alive
                 _abort(job)
             with self._lock:
                 self._running[key] -= 1
@@ -151,12 +152,12 @@ class Tasks:
     def _loop(self) -> None:
         while (work := self._work.get()) is not None:
             work()
-            del work  # its values
+            del work  # so that its values are freed
 
     # ---- from any thread
 
     def drop(self, client: int, job: int, early: bool) -> None:
-        """The client needs nothing more of a job. `early`: tasks of it may still be on their way."""
+        """Drops a job of which the client needs nothing more. `early`: tasks of the job may still come."""
         with self._lock:
             if early:
                 given_up = self._given_up.setdefault(client, {})
@@ -167,7 +168,7 @@ class Tasks:
         _abort(ended)
 
     def forget(self, client: int) -> None:
-        """The client is gone, and with it its jobs (OWN-1)."""
+        """Gives up all jobs of a client that is gone (OWN-1)."""
         with self._lock:
             self._gone.add(client)
             ended = [self._jobs.pop(key) for key in list(self._jobs) if key[0] == client]
@@ -176,12 +177,12 @@ class Tasks:
             _abort(job)
 
     def stop(self) -> None:
-        """Ends the threads as they come out of their work."""
+        """Ends each thread when its work is over."""
         for _ in range(self._threads):
             self._work.put(None)
 
     def stats(self) -> dict[str, int]:
-        """Numbers for people."""
+        """Statistics, for people to read."""
         return {
             "checkpoint_jobs": len(self._jobs),
             "checkpoint_bytes_written": self.bytes_written,
@@ -200,7 +201,7 @@ class Tasks:
         return client in self._gone or job in self._given_up.get(client, ())
 
     def _open_job(self, job: _Job, fields: dict[str, Any]) -> Any:
-        """tensorstore, with the job's context made."""
+        """Makes the job's context, if it has none yet, and returns the module tensorstore."""
         ts = _tensorstore(self._host)
         with self._lock:
             if job.context is None:
@@ -219,7 +220,7 @@ class Tasks:
                 raise self._lost(f"writing {name!r}")
             spec = ts.Spec(json.loads(json.dumps(spec).replace(payloads.HOST, str(self._host))))
             opened.append((name, spec, value))
-        if fields["lead"] == self._host:  # one host writes how the array is laid out
+        if fields["lead"] == self._host:  # this one host writes the metadata: how the array is laid out
             _all_done("creating", [(n, s, ts.open(s, create=True, open=True, **how)) for n, s, _ in opened], self._host)
         writes = []
         for name, spec, value in opened:
@@ -229,7 +230,7 @@ class Tasks:
             store = ts.open(spec, open=True, assume_metadata=True, **how).result()
             for shard in shards:
                 data, index = np.asarray(shard.data), shard.index
-                if _jaxlib.is_complex(store.dtype.numpy_dtype):  # ours are parts, in a dimension of their own
+                if _jaxlib.is_complex(store.dtype.numpy_dtype):  # our shards have a last dimension (real, imaginary)
                     data, index = _jaxlib.from_physical(data, store.dtype.numpy_dtype), index[:-1]
                 writes.append((name, spec, store[index].write(data, can_reference_source_data_indefinitely=True)))
                 with self._lock:
@@ -239,9 +240,9 @@ class Tasks:
     def _commit(self, client: int, fields: dict[str, Any]) -> None:
         with self._lock:
             job = self._jobs.get((client, fields["job"]))
-            if job is None:  # else the checkpoint would be finished without what this host was to add
+            if job is None:  # fail: otherwise the checkpoint would be finished without this host's part
                 raise self._lost(f"committing {fields['name']!r}")
-            # Each group of hosts that has a part is asked, and this host may be in several.
+            # The client asks each group of hosts that has a part, and this host may be in several. Commit once.
             transaction, job.transaction = job.transaction, None
         if transaction is not None:
             _all_done("committing", [(fields["name"], None, transaction.commit_async())], self._host)
@@ -256,7 +257,7 @@ class Tasks:
         regions = [region[:-1] if is_complex else region for region, _ in target.shards]
         reads = []
         for region in regions:
-            there = tuple(  # what is stored of it; the rest is zeros, where the client said that this is right
+            there = tuple(  # the stored part of the region; the rest becomes zeros, which the client has allowed
                 (min(start, size), min(stop, size)) for (start, stop), size in zip(region, store.shape, strict=True)
             )
             reads.append((name, fields["spec"], store[slices(there)].read()))
@@ -276,7 +277,7 @@ class Tasks:
         return jax.make_array_from_single_device_arrays(target.shape, target.sharding, arrays)
 
     def _lost(self, doing: str) -> errors.PathwaysError:
-        """The error for a job that this process does not know: the process before it was lost, with what it had."""
+        """The error for a job that this process does not know: its predecessor was lost, and the job with it."""
         return errors.HostLostError(
             f"{doing}: host {self._host} was started anew with its island after the save had begun; what it had is gone"
         )
@@ -303,12 +304,12 @@ def _all_done(doing: str, work: Sequence[tuple[str, Any, Any]], host: int) -> li
         try:
             raise first
         finally:
-            first = None  # the error knows this frame, and by it the arrays: they must not wait for the collector
+            first = None  # the error refers to this frame and so to the arrays: break the cycle, to free them at once
     return out
 
 
 def _path(spec: Any) -> str:
-    """ " at /where/it/is", as far as a spec says it."""
+    """ " at /the/path", if the spec has a path; else ""."""
     found = spec if isinstance(spec, dict) or spec is None else spec.to_json()
     while isinstance(found, dict):
         if "path" in found and found.get("driver") not in ("ocdbt",):

@@ -1,8 +1,8 @@
 """The host's side of a computation: compiled ahead, then called at the speed of `jax.jit`'s C++ fast path.
 
-`load` inlines the computation's StableHLO into one `jax.jit` over the slice's mesh, so that one call is one XLA launch,
-donation and multi-process meshes are JAX's own, and JAX's persistent compilation cache is honoured.
-Called by a host's enqueue threads; loading may happen on any thread.
+`load` inlines the computation's StableHLO into one `jax.jit` over the slice's mesh. So one call is one XLA launch, JAX
+itself handles donation and multi-process meshes, and JAX's persistent compilation cache works.
+A host's enqueue thread calls an executable; any thread may load one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathways.compiler.ir import ArrayType, Computation
 from pathways.host.callbacks import Asker
 
 _REPLICATED_AXIS = "_devices"
-#: While one device of several calls the client back the others wait for it, which XLA must not take for a deadlock.
+#: While one device of several calls the client back, the others wait for it. XLA must not take that for a deadlock.
 _PATIENCE = dict.fromkeys(
     (
         "xla_cpu_collective_timeout_seconds",
@@ -37,7 +37,7 @@ _PATIENCE = dict.fromkeys(
 
 @dataclasses.dataclass(frozen=True)
 class _Module:
-    """A computation's module as a parameter of the primitive: compared by fingerprint."""
+    """A computation's module as a parameter of the primitive; compared by its fingerprint."""
 
     fingerprint: str
     module: bytes = dataclasses.field(compare=False, repr=False)
@@ -105,7 +105,7 @@ def _module_axes(key: _Module) -> tuple[tuple[str, int], ...]:
 
 
 def mesh_axes(computation: Computation) -> tuple[tuple[str, int], ...]:
-    """Names and sizes of the mesh axes that the computation's module speaks of; () if everything is replicated."""
+    """Names and sizes of the mesh axes that the computation's module names; () if everything is replicated."""
     return _module_axes(_Module(computation.fingerprint, computation.module))
 
 
@@ -116,7 +116,7 @@ def sharding(type: ArrayType, mesh: Mesh) -> NamedSharding:
 
 @dataclasses.dataclass(frozen=True)
 class Attended:
-    """A launch that a thread of its own is to make and to see to its end: `run` it there."""
+    """A launch to be made by a thread beside the enqueue thread, which calls `run` and waits for the end."""
 
     call: Callable[..., tuple[jax.Array, ...]]
     asker: Asker
@@ -125,10 +125,11 @@ class Attended:
     gang_devices: tuple[jax.Device, ...] = ()
 
     def run(self) -> tuple[jax.Array, ...]:
-        """The results, which are ready.
+        """Launches, waits, and returns the results, which are ready.
 
         Raises:
-            CallbackFailedError: what it called back failed. What XLA raises.
+            CallbackFailedError: a call to the client failed.
+            Whatever XLA raises.
         """
         self.asker.begin()
         try:
@@ -146,12 +147,12 @@ def load_executable(
 ) -> Executable:
     """Compiles `computation` for `devices` (C order of the slice's shape) without executing anything.
 
-    `donate[i]` gives input i's buffer to the outputs; () donates none. On a mesh of several processes every process
-    calls this with the same arguments. A computation that calls its client back does so by `ask`, and its `call` gives
-    an `Attended` instead of results.
+    `donate[i]` gives input i's buffer to the outputs; () donates none. On a mesh of several processes, every process
+    calls this with the same arguments. A computation with callbacks makes its calls by `ask`, and its `call` returns an
+    `Attended` instead of results.
 
     Raises:
-        ComputationError: XLA refused the module; carries its message.
+        ComputationError: XLA refused the module; the error has XLA's message.
     """
     if computation.callbacks and ask is None:
         raise errors.PlanError(f"computation {computation.name!r} calls its client back, and nobody carries that")
@@ -172,8 +173,8 @@ def load_executable(
         raise errors.ComputationError(
             f"XLA could not compile computation {computation.name!r} for {len(devices)} devices: {error}"
         ) from error
-    # Arrays of less than a byte per element carry layouts that an ahead-of-time call refuses; jit's own cache already
-    # holds what was just compiled.
+    # Arrays of less than a byte per element have layouts that an ahead-of-time call refuses. For them call the jit:
+    # its own cache already holds what was just compiled.
     if computation.callbacks:
         assert ask is not None
         local = tuple(device for device in devices if device.process_index == jax.process_index())
@@ -242,12 +243,12 @@ def _memory(compiled: Any) -> MemoryStats:
 def load(
     computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """`load_executable`, but only the callable."""
+    """As `load_executable`, but returns only the callable."""
     return load_executable(computation, devices, donate).call
 
 
 class ExecutableCache:
-    """One executable per (fingerprint, devices, donation). Thread-safe: of several who ask, one compiles."""
+    """One executable per (fingerprint, devices, donation). Thread-safe: of several threads that ask, one compiles."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -261,7 +262,10 @@ class ExecutableCache:
         client: int = 0,
         asker: Callable[[int], Asker] | None = None,
     ) -> Executable:
-        """As `load_executable`; equal modules compile once, or once per client whom they call by `asker(devices)`."""
+        """As `load_executable`, but equal modules compile once; those with callbacks, once per client.
+
+        `asker(devices)` makes the `Asker` by which they call their client.
+        """
         donate = tuple(donate) if any(donate) else ()
         whose = client if computation.callbacks else None
         where = tuple(d.id for d in devices)
@@ -286,12 +290,12 @@ class ExecutableCache:
         return len(self._loaded)
 
     def forget(self, client: int) -> None:
-        """Forgets what calls this client: it is gone."""
+        """Forgets the executables that call a client, because the client is gone."""
         with self._lock:
             for key in [key for key in self._loaded if key[0] == client]:
                 del self._loaded[key]
 
     def clear(self) -> None:
-        """Forgets every executable; those in use stay alive with their users."""
+        """Forgets every executable; an executable in use lives as long as its user."""
         with self._lock:
             self._loaded.clear()

@@ -1,4 +1,4 @@
-"""How a host makes an array of a client's bytes: prepared once per placement, then a few microseconds per array."""
+"""Makes an array of a client's bytes: preparation once per placement, then a few microseconds per array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathways.plan.shard_packing import Packing
 
 
 class Inputs:
-    """A placement as one host needs it: which cells its devices show, and which devices they are."""
+    """A placement as one host needs it: the host's devices, and the cell that each of them shows."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Inputs:
         device: Callable[[int], jax.Device],
         sharding: NamedSharding,
     ) -> None:
-        """`device` gives this host's devices by their global numbers."""
+        """`device(number)` returns this host's device of that global number."""
         self.packing: Packing = placed.packing
         self.sharding = sharding
         here = [
@@ -40,12 +40,12 @@ class Inputs:
         self._aval = _jaxlib.shaped_array(placed.type.shape, placed.type.dtype, False)
 
     def unpack(self, memory: Any) -> jax.Array:
-        """An array of packed memory, which stays as it is; on CPU the array is that memory."""
+        """Makes an array of packed memory, which must stay unchanged: on CPU the array uses that memory."""
         cells: Any = self.packing.view(memory)
         return _jaxlib.assemble(self._aval, self.sharding, [cells[(*cell, ...)] for cell in self._cells], self._devices)
 
     def cut(self, whole: np.ndarray) -> jax.Array:
-        """An array of the whole value in C order."""
+        """Makes an array of the whole value in C order."""
         full: Any = whole
         step = self.packing.cell
         parts = [

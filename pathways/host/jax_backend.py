@@ -1,8 +1,8 @@
-"""A host's rare half: registers programs, compiles them, and does what the executor asks beside launches.
+"""The Python half of a host: registers programs, compiles them, and does what the executor asks beside launches.
 
-`pathways._core.Host` owns the enqueue loop and calls in here with Python's lock held, from one thread; registration
-comes from control threads, compilation runs on threads of its own. Values are `jax.Array`s over the devices of a slice,
-of which this process sees its own shards.
+`pathways._core.Host` owns the enqueue loop. It calls this module from one thread, the enqueue thread, with the GIL
+held. Control threads call the registration methods. Compilation runs on a thread of its own. A value is a `jax.Array`
+over the devices of a slice; this process sees its own shards of it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from pathways.process.worker_threads import WorkerThreads
 from pathways.protocol import payloads
 from pathways.protocol.payloads import Mode
 
-#: Launches that a CPU device takes before the enqueue itself blocks, other devices' too (32, less one).
+#: Launches in flight per CPU device. XLA takes 32; then the enqueue call blocks, for other devices too. So 32 less one.
 CPU_IN_FLIGHT = 31
-#: How long an error that smells of a lost peer waits for the controller's word.
+#: When an error looks as if a peer was lost, the host waits so long for the controller before it reports the error.
 PEER_LOST_GRACE_S = 1.0
 _PEER_LOST = re.compile(r"gloo|nccl|connection (was )?(reset|closed|refused)|socket closed", re.IGNORECASE)
 
@@ -48,7 +48,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def all_dtypes(function: F) -> F:
-    """Runs `function` with 64-bit types on: which types a program has was settled by the client's x64 mode."""
+    """Runs `function` with 64-bit types on: the client's x64 mode has already decided the types of a program."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class Program:
 
 
 class JaxBackend:
-    """One host on JAX. `run` is the enqueue thread's loop."""
+    """One host that runs on JAX. `run` is the loop of the enqueue thread."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class JaxBackend:
         transfer_bytes: int = 0,
         directory: str | None = None,
     ) -> None:
-        """`devices` are this host's, `all_devices` the island's in global order from number `first_device` on.
+        """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
 
-        `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host that
-        transfers may land in. `directory` is the cluster's: files without a name lie there.
+        `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
+        the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
         """
         self.host = host
         self.device_bytes = device_bytes
@@ -100,7 +100,7 @@ class JaxBackend:
         self._all_devices = tuple(all_devices)
         self._first_device = first_device
         self._platform = devices[0].platform
-        # A host of one CPU device runs what it enqueues inline, so nothing is ever in flight there.
+        # On a host with one CPU device, the enqueue call itself runs the computation, so nothing is ever in flight.
         bound = CPU_IN_FLIGHT if self._platform == "cpu" and len(devices) > 1 else 0
         self.core = _core.Host(
             self,
@@ -110,30 +110,31 @@ class JaxBackend:
             list(segments),
             controller,
             device_bytes=device_bytes,
-            # Measured: XLA computes a cheap gang on one device in the call, and those on several one after the other.
+            # Measured on CPU: XLA runs a cheap gang on one device inside the launch call, and runs the gangs on several
+            # devices one after the other. So a gang holds up later launches (GANG-2).
             gangs_block=self._platform == "cpu",
         )
         self._programs: dict[int, Program] = {}
         self._executables = executables.ExecutableCache()
         self._placements: dict[tuple[int, int], Placement] = {}  # by client and number
-        self._inputs: dict[tuple[int, int], Inputs] = {}  # the same, as puts need them
+        self._inputs: dict[tuple[int, int], Inputs] = {}  # the same placements, prepared for puts
         self._shardings: dict[Any, NamedSharding] = {}
-        self._targets: dict[int, Any] = {}  # by a passage's identity: abstract value, sharding, devices, itself
-        self._receives: dict[tuple[int, int, int], ReceiveAllocation] = {}  # by order, plan and route
+        self._targets: dict[int, Any] = {}  # by id() of a host reshard plan: abstract value, sharding, devices, plan
+        self._receives: dict[tuple[int, int, int], ReceiveAllocation] = {}  # by order, plan and reshard plan (`route`)
         self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._compiler_thread: threading.Thread | None = None
         self._watchers = Watchers(self.core)
         self._tasks = Tasks(self.core, host, all_dtypes)
         self.callbacks = Questions(host)
         self._attendants = WorkerThreads("pw-attend")
-        self._fence: Fence | None = None  # GANG-3, where launches of several threads meet
-        #: Called when a computation cannot be brought to its end, with the reason; may end the process.
+        self._fence: Fence | None = None  # GANG-3; made when gangs may be launched by two threads
+        #: Called with the reason when a computation cannot come to its end; may end the process.
         self.give_up: Callable[[str], None] = lambda why: None
         self._streams: Streams | None = None  # to hosts on other machines
-        self._local_bytes = 0  # by transfers within this host
+        self._local_bytes = 0  # moved by transfers within this host
         self._compiles = CompileCounter()
-        self.local: dict[int, Any] = {}  # embedded: objects handed over between client and host
-        #: Told of each offload: (request, error or None, bytes that left the devices or came back).
+        self.local: dict[int, Any] = {}  # embedded: objects that client and host hand to each other, by key
+        #: Called after each offload or restore: (request, error or None, bytes that left the devices or came back).
         self.on_offloaded: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
         self.directory = directory
 
@@ -144,18 +145,22 @@ class JaxBackend:
         self.core.attach_client(client, segment)
 
     def succeed(self, predecessor_failure: str, youngest_client: int) -> None:
-        """This host succeeds a lost one: what is missing here fails with `predecessor_failure` (ERR-2). Before
-        `run`.
+        """Tells this host that it replaces a lost one (ERR-2). Call it before `run`.
+
+        From then on, a use of a buffer that is not here fails with `predecessor_failure`, if the buffer's client is not
+        younger than `youngest_client`: the lost host may have had that buffer.
         """
         self.core.set_predecessor_failure(predecessor_failure, youngest_client)
 
     def open_streams(self, address: str, far: Mapping[int, str]) -> None:
-        """Some hosts are on other machines; see `Streams`. Before `run`."""
+        """Opens the streams to the hosts `far` on other machines; see `Streams`. Call it before `run`."""
         self._streams = Streams(self.core, address, far)
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str = "") -> None:
-        """A lost host's successor has `segment`, and takes network transfers at `stream`; returns when nothing of its
-        predecessor's is used any more."""
+        """Replaces lost host `host` by its successor, which has `segment` and takes network transfers at `stream`.
+
+        Returns when this host uses nothing of the predecessor's any more.
+        """
         self.core.replace_peer(host, segment, loss)
         if self._streams is not None:
             self._streams.replace(host, stream)
@@ -168,7 +173,7 @@ class JaxBackend:
         bindings: Bindings,
         on_compiled: Callable[[int, str | None, ProgramMemory | None], None],
     ) -> None:
-        """Stores a program and compiles it in the background; then `on_compiled(program_id, error, memory)`."""
+        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(self._devices))
         registered = Program(client, bound, host_plan(bound, self.host, self._platform == "cpu"), self.host)
         self._programs[program_id] = registered
@@ -186,7 +191,10 @@ class JaxBackend:
         self._compiler.put(lambda: self._compile(program_id, registered, on_compiled))
 
     def client_gone(self, client: int) -> None:
-        """The order has passed a client's end (OWN-1); enqueue thread. Its programs follow with their last runs."""
+        """Drops what a client owned, because the order has passed the client's end (OWN-1). Enqueue thread.
+
+        The client's programs go when their last runs are over.
+        """
         self._tasks.forget(client)
         self.callbacks.forget(client)
         self._executables.forget(client)
@@ -195,7 +203,7 @@ class JaxBackend:
             self._inputs.pop(key, None)
 
     def program_gone(self, program_id: int) -> None:
-        """The last run that named a removed program is over; enqueue thread."""
+        """Drops a removed program, because its last run is over. Enqueue thread."""
         registered = self._programs.pop(program_id, None)
         for plan_here in registered.host_reshard_plans if registered is not None else ():
             self._targets.pop(id(plan_here), None)
@@ -228,7 +236,7 @@ class JaxBackend:
 
     @all_dtypes
     def compile_now(self, registered: Program) -> tuple[executables.Executable, ...]:
-        """A program's launches; equal modules are compiled once per host."""
+        """Compiles a program's launches; equal modules are compiled once per host."""
         bound = registered.bound
         loaded = []
         for launch in registered.plan.launches:
@@ -244,7 +252,7 @@ class JaxBackend:
         return Asker(functools.partial(self.callbacks.ask, client), devices, lambda why: self.give_up(why))
 
     def analyze(self, program_id: int) -> dict[str, Any]:
-        """By number of a computation of a compiled program: its memory and cost on one device, as XLA has them."""
+        """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""
         registered = self._programs.get(program_id)
         if registered is None:
             return {}
@@ -267,7 +275,7 @@ class JaxBackend:
             self.close()
 
     def close(self) -> None:
-        """Ends this host's threads and drops every value; on the enqueue thread."""
+        """Ends this host's threads and drops every value. Enqueue thread."""
         self._watchers.stop()
         if self._streams is not None:
             self._streams.stop()
@@ -277,11 +285,11 @@ class JaxBackend:
         self.core.clear()
 
     def stop(self) -> None:
-        """Makes `run` return; any thread."""
+        """Makes `run` return. Any thread."""
         self.core.stop()
 
     def stats(self) -> dict[str, Any]:
-        """Numbers for people."""
+        """Statistics, for people to read."""
         stats = self.core.stats()
         for account in stats["memory"]["accounts"]:
             known = self._programs.get(account["plan"])
@@ -296,19 +304,19 @@ class JaxBackend:
         }
 
     def set_faults(self, swap_every: int = 0, slow_copies_s: float = 0.0) -> None:
-        """Test hook: makes this host break the order, or take so much longer over each copy to another host."""
+        """Test hook: this host breaks the order, or each of its copies to another host takes `slow_copies_s` longer."""
         self.core.set_faults(swap_every, int(slow_copies_s * 1e9))
 
     def describe(self, doing: str, error: BaseException | None, plan: int, node: int) -> str:
-        """One line of an error for the client: what failed, where, and XLA's own words (ERR-1)."""
+        """One line of error text for the client: what failed, where, and XLA's own text (ERR-1)."""
         name = ""
         if plan in self._programs and node > 0:
             program = self._programs[plan].bound.program
             name = self._node_name(plan, node)
             name = f" of computation {name!r} of program {program.name!r}" if name else f" of program {program.name!r}"
         if len(self._all_devices) > len(self._devices) and _PEER_LOST.search(str(error)):
-            # The collective library often hears of a peer's death before the controller does, who knows which host it
-            # was and ends this one; give it the time to say so.
+            # The collective library often notices a peer's death before the controller does. But the controller knows
+            # which host was lost, and ends this process. Wait, so that the controller can report the loss first.
             time.sleep(PEER_LOST_GRACE_S)
         devices = ", ".join(str(device) for device in self._devices)
         kind = type(error).__name__ if isinstance(error, errors.PathwaysError) else "ComputationError"
@@ -322,7 +330,7 @@ class JaxBackend:
         return registered.bound.program.nodes[nodes[node]["node"]].name if node < len(nodes) - 1 else ""
 
     def attend(self, order: int, plan: int, node: int, launch: executables.Attended) -> None:
-        """Makes a launch on a thread of its own, for it calls its client back; `core.launched` hears of its end."""
+        """Launches on another thread a computation that calls its client back; calls `core.launched` at its end."""
         earlier = self._fence.now(launch.gang_devices) if self._fence is not None and launch.gang_devices else None
 
         @all_dtypes
@@ -341,7 +349,7 @@ class JaxBackend:
 
     @all_dtypes
     def placeholder(self, plan: int, node: int, index: int) -> jax.Array:
-        """Zeros in place of a failed input, so that a gang stays whole (GANG-1)."""
+        """Zeros in place of a failed input, so that this host still launches its part of the gang (GANG-1)."""
         from pathways import _native
 
         registered = self._programs[plan]
@@ -350,33 +358,36 @@ class JaxBackend:
         return self._prepare(placed).cut(np.zeros(placed.type.shape, placed.type.dtype))
 
     def arm(self, values: list[jax.Array]) -> None:
-        """Sees to it that the host's doorbell rings when one of `values` is ready."""
+        """Makes the host's doorbell ring when one of `values` is ready."""
         self._watchers.arm(values)
 
     def block(self, value: jax.Array) -> None:
-        """Embedded: waits for a value; its error is found when it is looked at."""
-        try:  # noqa: SIM105  (on the way of every embedded wait, where a context manager would cost more)
+        """Embedded: waits until a value is ready or failed; the executor finds an error when it polls the value."""
+        try:  # noqa: SIM105  (every embedded wait runs this line; a context manager would cost more)
             value.block_until_ready()
-        except Exception:  # deleted, or failed: the executor's look will tell
+        except Exception:  # deleted or failed: the executor finds out when it polls the value
             pass
 
     # ------------------------------------------------------------------------------------------------------ transfers
 
     def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
-        """A transfer whose two ends are on this host alone: shards that fit are shown as they are, or copied from one
-        device to another (MEM-4)."""
+        """Runs a transfer whose source and target are both on this host alone.
+
+        If every shard fits as it is, the result shows the same shards, or copies of whole shards on other devices
+        (MEM-4). Otherwise JAX reshards the value.
+        """
         plan_here = self._programs[plan].host_reshard_plans[route]
         if all(plan_here.direct):
             self._local_bytes += plan_here.copied
             return self._show(plan_here, _jaxlib.shards_of(value), [])
-        if value.size == 0:  # JAX itself cannot reshard one without elements onto other devices
+        if value.size == 0:  # JAX cannot reshard an array without elements onto other devices
             kind = plan_here.target.type
             return self._prepare(plan_here.target).cut(np.zeros(kind.shape, kind.dtype))
         self._local_bytes += value.nbytes
         return jax.device_put(value, self._sharding(plan_here.target))
 
     def begin_receive(self, order: int, plan: int, route: int) -> tuple[tuple[int, ...], list[int]] | None:
-        """Takes room for what comes: who sends, and the offsets of all blocks; or None: no room now."""
+        """Allocates a receive's blocks. Returns the sending hosts and the offsets of all blocks; None: no room now."""
         plan_here = self._programs[plan].host_reshard_plans[route]
         receive = allocate_receive(self.core, self.host, plan_here, self.transfer_bytes)
         if receive is None:
@@ -387,16 +398,19 @@ class JaxBackend:
         return plan_here.sources, receive.offsets
 
     def transfer_number(self, plan: int, route: int) -> int:
-        """What all hosts know a transfer by: its number in the program."""
+        """The number by which all hosts know a transfer: its number in the program."""
         return self._programs[plan].plan.numbers[route]
 
     def send_remote(self, outgoing: Any) -> None:
-        """Brings a host on another machine what it is sent; `core.remote_send_done` hears of the end."""
+        """Sends an outgoing transfer to a host on another machine; `core.remote_send_done` is called at its end."""
         assert self._streams is not None
         self._streams.send(outgoing)
 
     def shards(self, plan: int, route: int, value: jax.Array) -> tuple[Any, list[int]]:
-        """The ready source shards that the route's copy plans read: what keeps them, and their addresses."""
+        """The source shards, already ready, that the transfer's copy plans read.
+
+        Returns an object that keeps the shards alive, and their addresses.
+        """
         plan_here = self._programs[plan].host_reshard_plans[route]
         shards = _jaxlib.shards_of(value)
         if self._platform == "cpu" and not _jaxlib.is_sub_byte(plan_here.target.type.dtype):
@@ -405,11 +419,11 @@ class JaxBackend:
         return copies, [copy.__array_interface__["data"][0] for copy in copies]
 
     def direct(self, order: int, plan: int, route: int, value: jax.Array) -> None:
-        """This host receives shards of its own value as they are."""
+        """Gives a receive the shards of this host's own value, which it shows as they are."""
         self._receives[order, plan, route].shards = _jaxlib.shards_of(value)
 
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
-        """Makes an array of blocks that are all written; on CPU the array is the blocks."""
+        """Makes an array of a receive's blocks, which are all written; on CPU the array uses the blocks' memory."""
         receive = self._receives.pop((order, plan, route))
         plan_here = self._programs[plan].host_reshard_plans[route]
         self._local_bytes += plan_here.copied
@@ -432,18 +446,17 @@ class JaxBackend:
         return _jaxlib.assemble(known[0], known[1], parts, known[2])
 
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
-        """Gives the room of a failed transfer back."""
+        """Returns the memory of a failed transfer's receive."""
         self._receives.pop((order, plan, route), None)
         if self._streams is not None:
             self._streams.forget(
                 order, self.transfer_number(plan, route), self._programs[plan].host_reshard_plans[route].sources
             )
 
-    # ---------------------------------------------------------------------------------------------- the client's
-    # commands
+    # ------------------------------------------------------------------------------------------- the client's commands
 
     def command(self, client: int, payload: bytes) -> None:
-        """A placement's description, or the end of a program, of a save or of a restore."""
+        """Does a client's command: stores a placement's description, or ends a program, a save or a restore."""
         if payload[:1] == b"E":
             self._tasks.drop(client, *payloads.parse_end(payload))
             return
@@ -461,7 +474,7 @@ class JaxBackend:
         self._placements[client, number] = placed
 
     def start_task(self, client: int, task: int, value: jax.Array | None, payload: bytes) -> None:
-        """A step of a save or restore; `core.task_done` hears of its end."""
+        """Starts a step of a save or restore; `core.task_done` is called at its end."""
         fields = payloads.parse_task(payload)
         try:
             if fields["op"] == "stage":
@@ -476,7 +489,7 @@ class JaxBackend:
             self._tasks.refuse(task, problem)
 
     def _target(self, placed: Placement) -> Target:
-        """What an array of this placement is here."""
+        """What an array of this placement is on this host."""
         shards: dict[Region, list[jax.Device]] = {}
         first = self.host * len(self._devices)
         for device, cell in zip(placed.devices, placed.cells, strict=True):
@@ -487,7 +500,7 @@ class JaxBackend:
 
     @all_dtypes
     def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
-        """Makes a buffer of a client's bytes, on CPU without another copy; and says on which local devices."""
+        """Makes a buffer of a client's bytes, on CPU without another copy. Returns it and the mask of local devices."""
         number, _, what = payloads.parse_put(payload)
         placed = self._placements.get((client, number))
         if placed is None:
@@ -504,16 +517,16 @@ class JaxBackend:
             value = self.local.pop(what, None)
             if value is None:
                 raise ValueError(f"nothing was handed over under key {what}")
-            if isinstance(value, jax.Array):  # the caller's own, and may be donated here (MEM-4)
+            if isinstance(value, jax.Array):  # the caller keeps it, so copy it: this buffer may be donated (MEM-4)
                 if not value.devices().isdisjoint(known.sharding.device_set):
-                    value = value.copy()  # `may_alias=False` is not heeded here
+                    value = value.copy()  # `device_put` ignores `may_alias=False` here
                 return jax.device_put(value, known.sharding), known.mask
             return known.unpack(value), known.mask
         full = np.frombuffer(what, placed.type.dtype) if what else np.empty(0, placed.type.dtype)
         return known.cut(full.reshape(placed.type.shape)), known.mask
 
     def refuse_put(self, client: int, payload: bytes) -> None:
-        """Gives back the client's memory of a put that nobody has room for."""
+        """Returns the client's memory of a put that was refused because there is no room for its buffer."""
         _, _, what = payloads.parse_put(payload)
         if isinstance(what, tuple):  # Mode.ARENA
             self.core.client_block(client, *what)
@@ -525,10 +538,10 @@ class JaxBackend:
 
     @all_dtypes
     def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
-        """Writes this host's share of a ready buffer where the client reads it: each distinct part once."""
+        """Writes this host's share of a ready buffer into the client's memory: each distinct part once."""
         mode, what = payloads.parse_fetch(payload)
         if mode is Mode.LOCAL:
-            if what[0] in self.local:  # else its reader is gone
+            if what[0] in self.local:  # else the reader is gone
                 self.local[what[0]] = read_back.whole(value)
             return
         offset, nbytes = what
@@ -537,18 +550,21 @@ class JaxBackend:
 
     @all_dtypes
     def read_back_recipe(self, value: jax.Array) -> read_back.Recipe:
-        """How `_core` reads back arrays like `value`."""
+        """The recipe by which `_core` reads back arrays like `value`."""
         return read_back.recipe(value, self._platform)
 
     @all_dtypes
     def read_back(self, value: jax.Array, memory: memoryview) -> None:
-        """Writes this host's share of a small result where the client reads it."""
+        """Writes this host's share of a small result into `memory`, where the client reads it."""
         read_back.write(value, memory)
 
     @all_dtypes
     def offload(self, client: int, values: list[Any], payload: bytes, away: bool) -> list[Any] | None:
-        """What stands for a client's values while they are off the devices, or the values again; None: it failed, and
-        they stay as they are. Says so in either case."""
+        """Offloads a client's values from the devices (`away`), or restores them.
+
+        Returns what replaces each value, or None: it failed, and the values stay as they are. Calls `on_offloaded` in
+        both cases.
+        """
         request, to_disk = payloads.parse_offload(payload)
         try:
             if away:
@@ -564,7 +580,7 @@ class JaxBackend:
         return moved
 
     def refuse_fetch(self, client: int, payload: bytes) -> None:
-        """Gives back the client's memory of a fetch of nothing."""
+        """Returns the client's memory of a fetch whose buffer was deleted or has failed."""
         mode, what = payloads.parse_fetch(payload)
         if mode is Mode.ARENA:
             self.core.client_block(client, *what)
@@ -613,20 +629,20 @@ class Fence:
 
 
 class Watchers:
-    """Threads that sleep in `block_until_ready` so that the enqueue thread need not.
+    """Threads that sleep in `block_until_ready`, so that the enqueue thread can sleep on its doorbell instead.
 
-    The enqueue thread, when it has nothing else to do, names the oldest value of each lane; a watcher waits for it with
-    Python's lock released and then rings the host's doorbell.
+    When the enqueue thread has nothing else to do, it gives `arm` one pending value of each ready queue. A watcher
+    waits for that value with the GIL released, then rings the host's doorbell.
     """
 
     def __init__(self, core: Any) -> None:
         self._core = core
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._watched: set[int] = set()  # ids of values being waited for; they are kept alive by their waiter
+        self._watched: set[int] = set()  # id() of each value that a watcher waits for; the watcher keeps it alive
         self._threads = 0
 
     def arm(self, values: list[Any]) -> None:
-        """Sees to it that the doorbell rings when one of `values` is ready. Enqueue thread only."""
+        """Makes the doorbell ring when one of `values` is ready. Enqueue thread only."""
         for value in values:
             if id(value) in self._watched:
                 continue
@@ -637,7 +653,7 @@ class Watchers:
             self._work.put(value)
 
     def stop(self) -> None:
-        """Ends the threads as they come out of their waits."""
+        """Ends each thread when its wait is over."""
         for _ in range(self._threads):
             self._work.put(None)
 
@@ -645,7 +661,7 @@ class Watchers:
         while (value := self._work.get()) is not None:
             try:
                 value.block_until_ready()
-            except Exception:  # failed or donated: the executor's look will tell
+            except Exception:  # failed or donated: the executor finds out when it polls the value
                 pass
             except BaseException:
                 traceback.print_exc()

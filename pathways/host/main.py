@@ -1,8 +1,9 @@
 """A host process: `python -m pathways.host.main CONFIG`, started by the controller.
 
-Its main thread joins the island's group, starts the driver and then runs the driver's loop; one control thread takes
-the controller's commands from the session stream. It dies with its controller (the kernel sends SIGKILL), and ends in
-order when told to stop. Whatever ends it early goes to the controller in words, or stands in its log.
+The main thread joins the island's group, starts the driver and then runs the driver's loop. One control thread takes
+the controller's requests from the session stream. The process dies with its controller (the kernel sends SIGKILL), and
+ends in good order when the controller asks it to stop. If something ends it earlier, it reports the error text to the
+controller, or the text is in its log.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ class Driver(Protocol):
     on_offloaded: Callable[[int, str | None, int], None]
 
     def attach_client(self, client: int, segment: Any) -> None:
-        """Starts taking a client's work, until the order has passed the client's end; from the control thread."""
+        """Starts to take a client's work, until the order has passed the client's end. Control thread."""
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
-        """A lost host's successor has another segment, and takes network transfers at `stream`; from the control
-        thread, returns
-        when that is in force."""
+        """Replaces a lost host by its successor, which has `segment` and takes network transfers at `stream`.
+
+        Returns when the change is in force. Control thread.
+        """
 
     def register_program(
         self,
@@ -65,20 +67,20 @@ class Driver(Protocol):
         """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
 
     def run(self) -> None:
-        """The loop of the main thread, until `stop`."""
+        """Runs the main thread's loop until `stop`."""
 
     def stop(self) -> None:
-        """Makes `run` return; from the control thread."""
+        """Makes `run` return. Control thread."""
 
     def analyze(self, program_id: int) -> dict[str, Any]:
-        """By number of a computation of a compiled program: its memory and cost, as XLA has them."""
+        """Memory and cost of a compiled program's computations, from XLA; by computation number."""
 
     def stats(self) -> dict[str, Any]:
-        """Numbers for people; from the control thread."""
+        """Statistics, for people to read. Control thread."""
 
 
 def default_device_bytes(device: Any, devices: int) -> int:
-    """Memory of a device that may be used: what it says, on CPU one of `devices` parts of the machine's; 0: unknown."""
+    """Memory of a device that may be used: its own limit; on CPU, the machine's memory / `devices`; 0: unknown."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -141,18 +143,18 @@ def start_jax_driver(
         driver.open_streams(config.stream, far)
     if config.predecessor_failure:
         driver.succeed(config.predecessor_failure, config.predecessor_client)
-    # Test hook: "host:every" makes one host break the order (ORD-1) in every so many runs.
+    # Test hook: "host:n" makes that host break the order (ORD-1) at each n-th pair of runs.
     host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
     if host == str(config.host):
         driver.set_faults(swap_every=int(every))
-    # Test double of a slow channel: seconds that each copy to another host takes longer.
+    # Test hook for a slow channel: each copy to another host takes so many seconds longer.
     if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
         driver.set_faults(slow_copies_s=float(slow))
     return driver
 
 
 class HostProcess:
-    """One host's life. `run` is called once, on the main thread."""
+    """One host process. Call `run` once, on the main thread."""
 
     def __init__(self, config: HostConfig) -> None:
         self._config = config
@@ -163,8 +165,8 @@ class HostProcess:
         self._stopping = False
 
     def run(self) -> int:
-        """Starts, serves until told to stop; returns the exit status."""
-        far = self._config.machine != 0  # from the controller
+        """Starts, and serves until the controller asks it to stop. Returns the exit status."""
+        far = self._config.machine != 0  # on another machine than the controller
         channel = grpc.insecure_channel(self._config.address, options=wire.FAR_OPTIONS if far else wire.CHANNEL_OPTIONS)
         self._report(
             pb.HostReport(
@@ -174,7 +176,7 @@ class HostProcess:
                 )
             )
         )
-        token, _ = fd_passing.receive(self._socket, FD_TIMEOUT_S)  # who it is, on a socket that nobody else has
+        token, _ = fd_passing.receive(self._socket, FD_TIMEOUT_S)  # proves who this host is; nobody else has the socket
         requests = rpc.HostsStub(channel).Session(
             iter(self._reports.get, None), wait_for_ready=True, metadata=wire.bearer(token["token"])
         )
@@ -210,7 +212,7 @@ class HostProcess:
         return driver
 
     def _say_last(self, error: str, requests: Any) -> None:
-        """Reports what ends this host, and waits a little until the controller has it."""
+        """Reports the error that ends this host, and waits up to `LAST_WORDS_S` until the controller has it."""
         self._report(pb.HostReport(error=pb.HostError(error=pb.Error(type="HostLostError", message=error))))
         self._reports.put(None)
         over = threading.Event()
@@ -323,7 +325,7 @@ def main() -> None:
     status = HostProcess(config).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not by way of destructors: the group's shutdown would wait for members that are gone, and XLA's threads may run.
+    # Skip all destructors: the group's shutdown would wait for members that are gone, and XLA's threads may still run.
     os._exit(status)
 
 

@@ -1,16 +1,17 @@
 """Network transfers between machines: one gRPC stream from each host to each host on another machine that it sends to.
 
-A message is chunks of outgoing transfers (csrc/executor/network_transfer.h): what is queued goes at once when the
-stream is idle, and as many chunks as fit into `MESSAGE_BYTES` share a message when it is busy; short outgoing transfers
-go before long ones. A receiver answers for each outgoing transfer that it is all there, or why it never will be. What a
-stream that breaks was carrying has failed; the next outgoing transfer opens a new one. Who is silent for `SILENCE_S` is
-taken for gone: HTTP/2 pings see to that.
+A message is a sequence of chunks of outgoing transfers (csrc/executor/network_transfer.h). When the stream is idle, a
+queued transfer goes at once. When it is busy, as many chunks as fit into `MESSAGE_BYTES` share a message. Short
+outgoing transfers go before long ones. For each outgoing transfer the receiver answers once: it is written completely,
+or why it never will be. When a stream breaks, all its unanswered transfers have failed; the next outgoing transfer
+opens a new stream. HTTP/2 pings detect a dead peer: a host that is silent for `wire.SILENCE_S` counts as gone.
 
-`jax.experimental.transfer` is not used: what it offers to a host that is then lost stays in the sender's memory for
-ever, for no call takes an offer back; and on CPU it moves large arrays more slowly (benchmarks/results/transfer-*).
+`jax.experimental.transfer` is not used, for two reasons. It has no call to withdraw an offer, so what a sender offers
+to a host that is then lost stays in the sender's memory for ever. And on CPU it moves large arrays more slowly
+(benchmarks/results/transfer-*).
 
-Streams go over Unix sockets in the cluster's directory, which only its user can enter: the machines of a
-`LocalCluster` are modelled, see `LocalCluster.machines`.
+Streams use Unix sockets in the cluster's directory, which only its user can enter, because the machines of a
+`LocalCluster` are modelled; see `LocalCluster.machines`.
 """
 
 from __future__ import annotations
@@ -30,25 +31,29 @@ from pathways.protocol import wire
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
 _SERVICE, _METHOD = "pathways.Streams", "Carry"
-_TOLD = struct.Struct("<QII")  # order, node, bytes of the error's text; 0: it is there
+_TOLD = struct.Struct("<QII")  # order, node, bytes of the error text that follows; 0: the transfer is complete
 
 
 class Streams:
-    """Both ends of one host's streams. `send`, `expect` and `forget` by the enqueue thread; `replace` by any."""
+    """Both ends of one host's streams.
+
+    The enqueue thread calls `send`, `expect` and `forget`; any thread may call `replace`.
+    """
 
     def __init__(self, core: Any, address: str, far: Mapping[int, str]) -> None:
         """Listens at `address`. `far`: where the hosts on other machines listen, "" for one that is lost now.
 
         Raises:
-            RuntimeError: the address is not to be had.
+            RuntimeError: cannot listen at the address.
         """
         self._core = core
         self._streams_out = {peer: _HostStream(core, there) for peer, there in far.items()}
-        self._waiting: dict[tuple[int, int, int], Any] = {}  # deliveries by order, node and sender
+        self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.set_far(peer)
         handler = grpc.stream_stream_rpc_method_handler(self._receive)
-        # A stream takes a thread as long as it lives, and a successor's may come before its predecessor's is over.
+        # A stream holds a thread as long as it lives. A successor's stream may come before its predecessor's is over,
+        # so there are two threads per host.
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * len(far), thread_name_prefix="pw-stream"),
             options=wire.FAR_OPTIONS,
@@ -58,28 +63,28 @@ class Streams:
         self._server.start()
 
     def send(self, outgoing: Any) -> None:
-        """Takes an outgoing transfer to its destination; `core.remote_send_done` hears of its end."""
+        """Sends an outgoing transfer to its destination; calls `core.remote_send_done` at its end."""
         self._streams_out[outgoing.destination].send(outgoing)
 
     def expect(self, order: int, node: int, sources: Sequence[int], views: list[Any]) -> None:
-        """A receive waits for what its sources on other machines send. Before they are told that they may."""
+        """Makes a receive wait for its sources on other machines. Call it before the receive is announced to them."""
         for source in sources:
             if source in self._streams_out:
                 self._waiting[order, node, source] = _core.IncomingTransfer(views)
 
     def forget(self, order: int, node: int, sources: Sequence[int]) -> None:
-        """A receive waits no longer: what still comes for it is refused (FAR-1)."""
+        """Makes a receive wait no longer: a chunk that still comes for it is refused (FAR-1)."""
         for source in sources:
             self._waiting.pop((order, node, source), None)
 
     def replace(self, host: int, address: str) -> None:
-        """A lost host's successor listens at `address`."""
+        """Ends the stream to a lost host; its successor listens at `address`."""
         if host in self._streams_out:
             self._streams_out[host].stop()
             self._streams_out[host] = _HostStream(self._core, address)
 
     def stop(self) -> None:
-        """Ends all streams. What they carried is told of no more."""
+        """Ends all streams. Nobody is notified of the ends of their transfers any more."""
         for stream_out in self._streams_out.values():
             stream_out.stop()
         self._server.stop(None)
@@ -96,12 +101,12 @@ class Streams:
 
 
 class _HostStream:
-    """The way to one host: outgoing transfers that wait, and those of which the other end has not answered yet."""
+    """The sending end to one host: outgoing transfers that are queued, and those that the host has not answered yet."""
 
     def __init__(self, core: Any, address: str) -> None:
         self._core = core
         self._address = address
-        self._lock = threading.Condition()  # guards what follows
+        self._lock = threading.Condition()  # guards the fields below
         self._short: list[Any] = []
         self._long: list[Any] = []
         self._open: dict[tuple[int, int], Any] = {}  # not answered yet, by order and node
@@ -130,7 +135,7 @@ class _HostStream:
             stream.cancel()
 
     def next_message(self, stream: _Stream) -> bytes | None:
-        """Waits for something to send; None: this stream is over."""
+        """Waits until there is something to send, and returns the next message; None: this stream is over."""
         with self._lock:
             while not self._short and not self._long and self._stream is stream and not self._stopped:
                 self._lock.wait()
@@ -144,14 +149,14 @@ class _HostStream:
         return message
 
     def delivered(self, order: int, node: int, error: str | None) -> None:
-        """The other end has said how an outgoing transfer ended."""
+        """Takes the other end's answer: how an outgoing transfer ended."""
         with self._lock:
             outgoing = self._open.pop((order, node), None)
         if outgoing is not None:
             self._core.remote_send_done(outgoing, error)
 
     def broken(self, stream: _Stream, why: str) -> None:
-        """A stream is over; what it had not brought there never will be."""
+        """Fails all unanswered transfers of a stream that is over."""
         with self._lock:
             if self._stream is not stream:
                 return
@@ -169,7 +174,7 @@ class _HostStream:
 
 
 class _Stream:
-    """One connection: gRPC's thread takes messages from the way, one of ours hears the answers."""
+    """One connection. gRPC's thread takes messages from the `_HostStream`; a thread of ours reads the answers."""
 
     def __init__(self, stream_out: _HostStream, address: str) -> None:
         self._stream_out = stream_out
@@ -190,13 +195,13 @@ class _Stream:
             if self._address:
                 with grpc.insecure_channel(self._address, options=wire.FAR_OPTIONS) as channel:
                     why = self._converse(channel)
-        except Exception as error:  # nothing that was sent may stay untold
+        except Exception as error:  # every transfer that was sent must get an answer, so report any error
             why = f"{type(error).__name__}: {error}"
             print(f"a stream to {self._address} broke: {why}", file=sys.stderr, flush=True)
         self._stream_out.broken(self, why)
 
     def _converse(self, channel: Any) -> str:
-        """Until the stream is over; why."""
+        """Sends messages and reads answers until the stream is over. Returns why it ended."""
         messages = iter(lambda: self._stream_out.next_message(self), None)
         self._call = call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(messages)
         if self._cancelled:

@@ -1,7 +1,7 @@
-"""Buffers off their devices: in host memory, or in a file without a name, and back bit by bit.
+"""Offloads buffers from their devices to host memory or to a file without a name, and restores them bit by bit.
 
-A offloaded value holds each distinct shard of this host once, and knows on which devices it lay. Nothing of it needs
-cleaning up: memory goes with the object, and a file was unlinked before its first byte was written.
+An offloaded value holds each distinct shard of this host once, and knows on which devices the shard was. It needs no
+cleanup: memory is freed with the object, and a file is unlinked before its first byte is written.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 class _Store(Protocol):
     def write(self, data: np.ndarray) -> Any:
-        """Keeps the bytes; a key to find them by."""
+        """Keeps the bytes; returns a key for `read`."""
 
     def read(self, key: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """What was written under `key`."""
+        """Returns what was written under `key`."""
 
 
 class _Memory:
@@ -68,7 +68,7 @@ class _File:
 
 
 def write_at(fd: int, data: memoryview, at: int) -> int:
-    """`os.pwrite`; tests put a full disk here."""
+    """`os.pwrite`; tests replace this function by a full disk."""
     return os.pwrite(fd, data, at)
 
 
@@ -78,7 +78,7 @@ class OffloadedValue:
     def __init__(self, array: jax.Array, store: _Store) -> None:
         self._shape, self._dtype, self._sharding = array.shape, array.dtype, array.sharding
         self._store = store
-        self.nbytes = 0  # on the devices
+        self.nbytes = 0  # that it took on the devices
         self._shards: list[tuple[jax.Device, Any, tuple[int, ...]]] = []
         kept: dict[Any, Any] = {}
         for shard in array.addressable_shards:
@@ -89,7 +89,7 @@ class OffloadedValue:
             self._shards.append((shard.device, kept[where], shard.data.shape))
 
     def restore(self) -> jax.Array:
-        """The array on its devices again."""
+        """Puts the array back on its devices and returns it."""
         shards = [
             jax.device_put(self._store.read(key, shape, self._dtype), device) for device, key, shape in self._shards
         ]
@@ -97,13 +97,13 @@ class OffloadedValue:
 
 
 def offload(values: Sequence[Any], directory: str | None, to_disk: bool) -> tuple[list[Any], int]:
-    """What stands for each value, and the bytes that leave the devices. What is offloaded already stays so.
+    """Returns what replaces each value, and the bytes that leave the devices. An offloaded value stays offloaded.
 
     Raises:
         OSError, MemoryError: no room; nothing has changed.
     """
     store: _Store = _File(directory) if to_disk else _Memory()
-    known: dict[int, Any] = {}  # two names of one value stay that
+    known: dict[int, Any] = {}  # by id(): a value that is there twice stays one value
     for value in values:
         if id(value) not in known:
             known[id(value)] = value if isinstance(value, OffloadedValue) else OffloadedValue(value, store)
@@ -111,7 +111,7 @@ def offload(values: Sequence[Any], directory: str | None, to_disk: bool) -> tupl
 
 
 def restore(values: Sequence[Any]) -> tuple[list[Any], int]:
-    """The values again, once they are on their devices, and the bytes that came back."""
+    """Returns the restored values, when they are on their devices, and the bytes that came back."""
     known: dict[int, Any] = {}
     for value in values:
         if id(value) not in known:

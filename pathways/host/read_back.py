@@ -1,8 +1,8 @@
-"""How a host brings a small result to its client: its share of the value, as one C-ordered array (READ-1).
+"""Reads a small result back to its client: this host's share of the value, as part of one C-ordered array (READ-1).
 
-Shards that lie in this process's memory as the whole array has them are copied by `_core` itself, by a recipe that is
-made once per sharding, shape and dtype; what lies otherwise (on another device, packed, or cut across) goes through
-NumPy.
+If each shard is one contiguous part of the whole array in this process's memory, `_core` itself copies the shards, by a
+recipe that is made once per sharding, shape and dtype. Other shards (on an accelerator, packed, or not contiguous in
+the whole) go through NumPy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from pathways import _jaxlib
 
-#: The whole value's bytes; per part that this host writes (shard, offset in the whole, bytes), or None: use `write`;
-#: and how to get at the shards, None for an array of one shard.
+#: Three things. The bytes of the whole value. For each part that this host writes: (shard, offset in the whole, bytes);
+#: or None: use `write`. The function that gets the shards; None for an array of one shard.
 Recipe = tuple[int, tuple[tuple[int, int, int], ...] | None, Callable[[Any], Sequence[Any]] | None]
 
 
 def recipe(value: jax.Array, platform: str) -> Recipe:
-    """How to read back arrays like `value`."""
+    """The recipe for reading back arrays like `value`."""
     nbytes = value.size * value.dtype.itemsize
     if platform != "cpu" or _jaxlib.is_sub_byte(value.dtype):
         return nbytes, None, None
@@ -36,7 +36,8 @@ def recipe(value: jax.Array, platform: str) -> Recipe:
         starts, sizes = [], shard.data.shape
         for axis, cut in enumerate(shard.index):
             starts.append(cut.start or 0)
-            # In C order a part is in one piece when all dimensions behind the first of more than one row are whole.
+            # In C order a part is contiguous if every dimension after its first dimension of more than one row is
+            # whole.
             if sizes[axis] != value.shape[axis] and math.prod(sizes[:axis]) > 1:
                 return nbytes, None, None
         start = int(np.ravel_multi_index(starts, value.shape)) if starts and value.size else 0
@@ -45,7 +46,7 @@ def recipe(value: jax.Array, platform: str) -> Recipe:
 
 
 def whole(value: jax.Array) -> np.ndarray:
-    """All of a value whose shards are all here. XLA's empty shards need not have the shape that they should."""
+    """The whole of a value whose shards are all here. XLA's empty shards may have a wrong shape, so make those anew."""
     return np.asarray(value) if value.size else np.empty(value.shape, value.dtype)
 
 

@@ -1,9 +1,10 @@
 """The memory of one receive: a block per part of the value, in the shared memory that senders' copiers write into.
 
-On CPU, JAX takes a block as it is; the block goes back to its arena when the last array on it is gone.
+On CPU, JAX uses a block's memory as it is. The block returns to its arena when the last array on it is gone.
 
-Receives are posted ahead of the order, so room is what the budget for transfers leaves: the order admits only what fits
-into it, so the first that waits gets its room when those before it are done (MEM-2).
+A receive allocates its blocks when its run is prepared, before the run's turn to execute. It gets memory only within
+the budget for transfers. The controller admits only runs that fit into this budget, so the first receive that waits
+gets its memory when the receives before it are done (MEM-2).
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from pathways.plan.memory_profile import block_bytes
 
 
 class ReceiveAllocation:
-    """The room of one receive: per block, an array on shared memory (None where shards are shown), and its offset."""
+    """The memory of one receive. Per block: an array on shared memory, or None where shards are shown; its offset."""
 
     __slots__ = ("offsets", "shards", "views")
 
     def __init__(self, views: list[np.ndarray | None], offsets: list[int]) -> None:
         self.views = views
         self.offsets = offsets
-        self.shards: list[Any] = []  # the host's own source shards, once they are there
+        self.shards: list[Any] = []  # this host's own source shards, once they exist
 
 
 def allocate_receive(core: Any, host: int, plan_here: HostReshardPlan, budget: int) -> ReceiveAllocation | None:
-    """Room for every block, or None when there is not enough now of the `budget` in bytes.
+    """Allocates every block, or returns None when the `budget` (bytes) has not enough left now.
 
     Raises:
-        ResourceExhaustedError: there never will be.
+        ResourceExhaustedError: the blocks are larger than the whole budget.
     """
     capacity = core.arena_capacity()
     if capacity > 0 and sum(block_bytes(nbytes) for nbytes, _ in plan_here.spans if nbytes) > budget:
@@ -49,7 +50,7 @@ def allocate_receive(core: Any, host: int, plan_here: HostReshardPlan, budget: i
         elif nbytes == 0:
             views.append(np.empty(shape, dtype))
             offsets.append(0)
-        elif capacity == 0:  # embedded: no other process writes here
+        elif capacity == 0:  # embedded: no other process writes here, so private memory will do
             raw = np.empty(nbytes + 64, np.uint8)
             at = -raw.ctypes.data % 64
             views.append(raw[at : at + nbytes].view(dtype).reshape(shape))

@@ -1,7 +1,7 @@
-"""Binding: a logical program on physical devices, cut into one plan per host.
+"""Binding: puts a logical program on physical devices, and cuts it into one plan per host.
 
-The map from virtual to physical is data: `bind` is the only step that runs again when it changes. Hosts bind for
-themselves, from the same program and the same map, so what travels is the program, once.
+The map from virtual to physical devices is data: when it changes, only the binding runs again. Each host binds its own
+part, from the same program and the same map, so the client sends only the program, once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathways.compiler.donation import agree
 from pathways.compiler.ir import LogicalProgram, Node, NodeKind
 from pathways.plan.resharding import Placement, ReshardPlan, reshard_plan
 
-#: Pairs of hosts that the text of one transfer names.
+#: The most pairs of hosts that the text of one transfer names.
 _PAIRS_SHOWN = 8
 
 Bindings = tuple[tuple[int, ...], ...]  # per mesh of the program: global device numbers, row-major
@@ -23,7 +23,7 @@ Bindings = tuple[tuple[int, ...], ...]  # per mesh of the program: global device
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One launchable of a plan: a computation, where, and which inputs it may take over (MEM-4)."""
+    """One launchable of a plan: a computation, and for each of its inputs whether the launch donates it (MEM-4)."""
 
     computation: int
     donates: tuple[bool, ...]
@@ -31,10 +31,11 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class HostPlan:
-    """What one host needs of a bound program: the encoded plan, and what its numbers mean.
+    """One host's part of a bound program: the encoded plan, and the meaning of the numbers in it.
 
-    `launches[n.computation]` is meant by a call, `routes[n.computation]` by a transfer. `transfers[i]` is the node of
-    route i, and `numbers[i]` its number in the program; `values` maps a local value to the program's.
+    A call n launches `launches[n.computation]`; a transfer n follows the reshard plan `routes[n.computation]`. The node
+    of `routes[i]` is `transfers[i]`, and its number in the program is `numbers[i]`. `values` maps a value of the plan
+    to the value of the program. `calls` are the call nodes of this host, in the order of the program.
     """
 
     block: bytes
@@ -48,14 +49,14 @@ class HostPlan:
 
 @dataclasses.dataclass(frozen=True)
 class BoundProgram:
-    """A logical program and its map."""
+    """A logical program and its map to physical devices."""
 
     program: LogicalProgram
     bindings: Bindings
     devices_per_host: int
 
     def placed(self, value: int) -> Placement:
-        """A value's type on physical devices."""
+        """The placement of a value: its type on physical devices."""
         kind = self.program.values[value]
         return Placement(kind, self.program.meshes[kind.mesh], self.bindings[kind.mesh])
 
@@ -68,17 +69,17 @@ class BoundProgram:
         return self.hosts_of_mesh(self.program.values[value].mesh)
 
     def hosts(self) -> tuple[int, ...]:
-        """All hosts concerned."""
+        """All hosts that take part in the program."""
         return hosts_of([device for devices in self.bindings for device in devices], self.devices_per_host)
 
 
 def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
-    """Hosts of those devices, ascending."""
+    """The hosts of these devices, ascending."""
     return tuple(sorted({device // devices_per_host for device in devices}))
 
 
 def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
-    """Per node of the program: whether it is a call, and the hosts with devices at either end of it."""
+    """Per node of the program: whether it is a call, and the hosts with devices of its inputs or outputs."""
     out = []
     for node in bound.program.nodes:
         is_call = node.kind is NodeKind.CALL
@@ -91,8 +92,10 @@ def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
 
 
 def pinned(bound: BoundProgram) -> frozenset[int]:
-    """Values that must not be donated (MEM-4): a transfer may read them after the launches that follow it, or they and
-    the other end of a transfer share memory, because the two slices share a device."""
+    """The values that must not be donated (MEM-4), for one of two reasons. A transfer may read its source after the
+    launches that follow the transfer. The source and target of a transfer may share memory, when their slices share a
+    device.
+    """
     out: set[int] = set()
     for node in bound.program.nodes:
         if node.kind is NodeKind.TRANSFER:
@@ -104,7 +107,7 @@ def pinned(bound: BoundProgram) -> frozenset[int]:
 
 
 def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
-    """Per node, which inputs its outputs may take over: what the compiler allows, less what is lent."""
+    """Per node, which inputs it may donate to its outputs: those that the compiler allows, less the pinned values."""
     program, kept = bound.program, pinned(bound)
     nodes = [
         dataclasses.replace(
@@ -118,7 +121,7 @@ def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _CallStep:
-    """A call node of a host's plan, still to be written."""
+    """A call node of a host's plan, before it is written."""
 
     launch: int
     node: int
@@ -133,7 +136,7 @@ class _CallStep:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _TransferStep:
-    """A transfer node of a host's plan, still to be written."""
+    """A transfer node of a host's plan, before it is written."""
 
     route: int
     node: int
@@ -160,10 +163,11 @@ class _TransferStep:
 
 
 def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPlan:
-    """The plan of one host. Its work and its size follow from the host's own part (COST-2).
+    """The plan of one host. The plan's size, and the work to make it, depend only on the host's own part (COST-2).
 
-    A transfer within the host is left to its devices, unless the host `assembles` arrays in its own memory: then that
-    goes shard by shard where shards do not fit as they are.
+    JAX does a transfer within one host, from device to device. If the host `assembles` arrays in its own memory, this
+    holds only when each target shard is a whole source shard; otherwise the host copies shard by shard, as it does
+    between hosts.
     """
     program = bound.program
     holders = [frozenset(bound.hosts_of_mesh(mesh)) for mesh in range(len(program.meshes))]
@@ -176,7 +180,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     def is_here(value: int) -> bool:
         return host in holders[program.values[value].mesh]
 
-    # First find out what is here: values are numbered in the order of their making.
+    # First find out which values are on this host. They are numbered in the order in which they are made.
     for value in program.arguments:
         if is_here(value):
             number(value)
@@ -204,7 +208,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             resharding = reshard_plan(bound.placed(source), bound.placed(target), bound.devices_per_host, host)
             sends, receives = resharding.destinations(host), resharding.sources(host) if is_here(target) else ()
             if not sends and not is_here(target):
-                continue  # a replica of the source that nobody reads from
+                continue  # this host has only a replica of the source, which no host reads
             inputs = [number(source)] if sends else []
             outputs = [number(target)] if is_here(target) else []
             steps.append(
@@ -238,7 +242,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
 
 
 def local_mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
-    """Which of a host's devices are among these, as a bit mask."""
+    """The devices of a host among these devices, as a bit mask."""
     mask = 0
     for device in devices:
         if device // devices_per_host == host:
@@ -247,9 +251,9 @@ def local_mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
 
 
 def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
-    """The physical plan as text: where each node runs, and each transfer's route. What `as_text("plan")` prints.
+    """The physical plan as text: where each node runs, and how each transfer moves its bytes; see `as_text("plan")`.
 
-    `machines`: of each host; none given: all on one.
+    `machines`: the machine of each host; empty: all hosts are on one machine.
     """
     program = bound.program
     donates = donations(bound)
@@ -285,7 +289,7 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
 
 
 def _route_text(resharding: ReshardPlan, itemsize: int, machines: Sequence[int]) -> str:
-    """How the bytes of a transfer travel: each kind of way that it takes, the bytes on it, and between whom."""
+    """How the bytes of a transfer move: for each kind of transport, the bytes, and the pairs of hosts or devices."""
     kept = moved = pairs = 0
     for block in (block for blocks in resharding.blocks.values() for block in blocks):
         for device, shard in zip(block.devices, block.shards, strict=False):

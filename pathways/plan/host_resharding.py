@@ -1,7 +1,8 @@
-"""What one host does of a resharding: worked out once, when its plan is registered. Pure.
+"""One host's part of a resharding: computed once, when the host's plan is registered. Pure.
 
-A receiver takes one 64-byte-aligned block per part; senders' native copiers (csrc/memory/copier.h) write their
-rectangles straight into it. Shards that change neither device nor extent are not copied (MEM-4).
+A receiver allocates one block, aligned to 64 bytes, per cell that it receives. The senders' native copiers
+(csrc/memory/copier.h) write their rectangles directly into the block. A shard that changes neither device nor extent is
+not copied (MEM-4).
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from pathways.plan.resharding import Placement, ReshardPlan, rectangle
 
 @dataclasses.dataclass(frozen=True)
 class HostReshardPlan:
-    """One route at one host. Positions count the host's own devices of an end, in the order of that end's devices.
+    """The part of one host in a reshard plan.
 
-    `reads` are the positions of source shards that are copied from; `copy plans` what is written, per destination host,
-    as `csrc/memory/copier.h` reads it. Of the receiving half: `spans` gives each block's bytes (0: it takes no memory)
-    and shape, `direct` whether shards are shown for it, `shows` for each local target device its block, and the source
-    position that it shows instead or -1; `copied` are the bytes that devices copy among themselves.
+    A position is the number of one of the host's own devices among the source's (or target's) devices on this host.
+
+    Sending: `reads` are the positions of the source shards that are read. `copy_plans` gives for each destination host
+    what is written there, as the words that `csrc/memory/copy_plan.h` reads.
+
+    Receiving: `spans` gives the bytes (0: the block takes no memory) and the shape of each block. `direct` says for
+    each block whether source shards are used in its place. `shows` gives for each target device of this host, in the
+    order of `devices`, its block, and the position of the source shard used in place of the block, or -1. `sources` are
+    the hosts that send. `copied` counts the bytes that devices of this host copy to each other.
     """
 
     target: Placement
@@ -36,14 +42,14 @@ class HostReshardPlan:
 
     @property
     def total(self) -> int:
-        """Bytes that land here."""
+        """Bytes of the receive buffers on this host."""
         return sum(nbytes for nbytes, _ in self.spans)
 
 
 def host_reshard_plan(
     resharding: ReshardPlan, source: Placement, target: Placement, host: int, devices_per_host: int
 ) -> HostReshardPlan:
-    """What `host` does of a route."""
+    """The part of `host` in a reshard plan."""
     itemsize = target.type.dtype.itemsize
     own = [device for device in source.devices if device // devices_per_host == host]
     position = {device: number for number, device in enumerate(own)}

@@ -1,10 +1,10 @@
-"""What a bound program takes where: bytes by device and by host, worked out from its nodes in their order.
+"""The memory that a bound program takes on each device and host, computed from its nodes in their order.
 
-Every host works out its own part once its compiler has said what the launches need beside their inputs and outputs; the
-controller admits runs by it (MEM-2) and the host's executor counts by it (MEM-1). Pure; sizes are in bytes.
+Each host computes its own part when its compiler has reported the temporary memory of each launch. The controller
+admits runs by these numbers (MEM-2), and the host's executor counts by them (MEM-1). Pure; sizes are in bytes.
 
-On CPU what comes from other hosts is left where it landed, in the host's memory for transfers, and takes nothing of the
-device's; elsewhere it passes through there on its way to the device.
+On CPU, a value received from other hosts stays in its receive buffer, in the host's memory for transfers, and takes no
+device memory. On other platforms the value passes through the memory for transfers on its way to the device.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations
 from pathways.plan.resharding import reshard_plan
 from pathways.plan.topology import Topology
 
-#: A budget that nothing reaches; `kUnlimited` of csrc/sequencer/admission.h.
+#: A budget that no reservation reaches; `kUnlimited` of csrc/sequencer/admission.h.
 UNLIMITED = 1 << 62
-_ALIGNMENT = 64  # of blocks that transfers land in
-_BLOCK = 128  # header of such a block, and what may be left of the free one that it was cut from
+_ALIGNMENT = 64  # of receive buffers
+_BLOCK = 128  # the header of such a block, and the rest that may be lost of the free block from which it was cut
 _NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceNeed:
-    """What a run needs on one device beside its arguments.
+    """The memory that a run needs on one device beside its arguments.
 
-    `peak` is the most at any point of its order, less what donated arguments gave back by then; `eager` comes on top,
-    at any time: copies between devices of the host, which are made as soon as their source is there.
+    `peak` is the most bytes at any point in the order of the nodes, less the bytes of donated arguments that are free
+    by then. `eager` adds to this at any time: these are the outputs of transfers on the device, which are made as soon
+    as their source exists.
     """
 
     device: int
@@ -40,9 +41,11 @@ class DeviceNeed:
 
 @dataclasses.dataclass(frozen=True)
 class ResultMemory:
-    """What a result keeps: `bytes` on each device of its mesh, or on each of its hosts where it landed there.
+    """The memory that a result keeps: `bytes` on each device of its mesh; or, with `on_host`, on each of its hosts,
+    because the result stays in its receive buffers.
 
-    `argument` is the argument whose buffer it is, `same_as` the earlier result that is the same value; else -1.
+    `argument` is the argument whose buffer the result is, else -1. `same_as` is the earlier result that is the same
+    value, else -1.
     """
 
     mesh: int
@@ -54,7 +57,11 @@ class ResultMemory:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramMemory:
-    """What a run of a program takes, as one host sees it. `results` and `donated` are the same on all hosts."""
+    """The memory that a run takes, computed by one host. `results` and `donated` are the same on all hosts.
+
+    `receive_peak` is the most that the host's memory for transfers holds of the run; `biggest` names the biggest
+    buffers.
+    """
 
     devices: tuple[DeviceNeed, ...]
     receive_peak: int
@@ -64,7 +71,7 @@ class ProgramMemory:
 
 
 class Profile:
-    """Sizes of one host's part of a program."""
+    """The sizes of one host's part of a program."""
 
     def __init__(self, bound: BoundProgram, host: int, receives_on_host: bool) -> None:
         self._bound = bound
@@ -72,12 +79,12 @@ class Profile:
         self._receives_on_host = receives_on_host
         program = bound.program
         self._last_use = {value: number for number, node in enumerate(program.nodes) for value in node.inputs}
-        self._receive_bytes_of = {  # values that come to this host from others, by what they take where they land
+        self._receive_bytes_of = {  # values received in this host's memory for transfers: the bytes they take there
             node.outputs[0]: self._receive_bytes(node.outputs[0])
             for node in program.nodes
             if node.kind is NodeKind.TRANSFER and self._received_here(node.inputs[0], node.outputs[0])
         }
-        self._same = {  # transfers that move nothing
+        self._same = {  # outputs of transfers that move no bytes
             node.outputs[0]
             for node in program.nodes
             if node.kind is NodeKind.TRANSFER
@@ -86,7 +93,7 @@ class Profile:
         }
 
     def device_bytes(self, value: int) -> int:
-        """What a value takes on each device that holds a part of it."""
+        """The bytes that a value takes on each device that holds a part of it."""
         if value in self._same or (value in self._receive_bytes_of and self._receives_on_host):
             return 0
         return self._share(value)
@@ -96,7 +103,9 @@ class Profile:
         return [self.device_bytes(value) for value in plan.values]
 
     def memory(self, plan: HostPlan, temporaries: Sequence[int]) -> ProgramMemory:
-        """What a run takes here; `temporaries[i]`: bytes per device that launch i of the plan needs while it runs."""
+        """The memory that a run takes here. `temporaries[i]`: bytes per device that launch i of the plan needs while it
+        runs.
+        """
         program, first = self._bound.program, self._host * self._bound.devices_per_host
         number_of = {launch: number for number, launch in enumerate(plan.launches)}
         donates = donations(self._bound)
@@ -110,7 +119,7 @@ class Profile:
             meshes = frozenset(mesh for mesh, devices in enumerate(self._bound.bindings) if device in devices)
             if not meshes:
                 continue
-            if meshes not in known:  # devices under the same meshes see the same
+            if meshes not in known:  # devices in the same meshes need the same
                 known[meshes] = self._device_walk(meshes, temporary)
             needs.append(DeviceNeed(device, *known[meshes]))
         return ProgramMemory(
@@ -150,7 +159,7 @@ class Profile:
                         taken += size(value)
             peak = max(peak, live + made - taken)
             live += made - sum(size(value) for value in dying)
-            # What nobody reads is gone at once.
+            # An output that no node reads, and that is no result, is freed at once.
             live -= sum(
                 size(v) for v in dict.fromkeys(node.outputs) if v not in self._last_use and v not in kept | early
             )
@@ -188,7 +197,7 @@ class Profile:
         return out
 
     def _biggest(self) -> str:
-        """The program's biggest buffers in words: what they are, and who makes them."""
+        """The program's biggest buffers as text: type, shape, the node that makes each, and bytes."""
         program = self._bound.program
         maker = {value: f"made by {node.name or node.kind.value!r}" for node in program.nodes for value in node.outputs}
         sizes = sorted(((self._share(value), -value) for value in range(len(program.values))), reverse=True)
@@ -211,7 +220,9 @@ class Profile:
         return self._host in self._hosts(target) and self._takes_a_receive(source, target)
 
     def _takes_a_receive(self, source: int, target: int) -> bool:
-        """Whether a transfer takes memory of its hosts: between hosts, or where one host assembles it itself."""
+        """Whether a transfer takes receive buffers on its hosts: it is between hosts, or one host assembles the array
+        in its own memory.
+        """
         concerned = self._hosts(source) | self._hosts(target)
         if len(concerned) > 1:
             return True
@@ -220,7 +231,7 @@ class Profile:
         return self._receives_on_host and not resharding.is_direct(host)
 
     def _is_received(self, value: int) -> bool:
-        """Whether a value lies in memory for transfers of its hosts, this one or others."""
+        """Whether a value lies in the memory for transfers of its hosts, this host or others."""
         for node in self._bound.program.nodes:
             if node.kind is NodeKind.TRANSFER and node.outputs[0] == value:
                 return self._takes_a_receive(node.inputs[0], value)
@@ -248,11 +259,11 @@ def ledger_entries(
     space_set: Callable[[Sequence[int]], int],
     group: Callable[[Sequence[int]], int],
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]:
-    """What the native controller admits by, of the parts that the `hosts` worked out.
+    """The numbers by which the native controller admits a run, from the parts that the `hosts` computed.
 
-    A memory space is a device by its number, or, after those, a host's memory for transfers. `space_set` and `group`
-    give the controller's numbers of memory spaces and of hosts. Returns (space, peak, eager) of the run, and of each
-    result (group, space set, bytes, argument, same as).
+    Memory spaces are numbered: first the devices by their numbers, then each host's memory for transfers. `space_set`
+    and `group` give the controller's number of a set of memory spaces and of a set of hosts. Returns (space, peak,
+    eager) for each space of the run, and (group, space set, bytes, argument, same as) for each result.
     """
     needs = [(need.device, need.peak, need.eager) for part in parts for need in part.devices]
     needs += [
@@ -283,7 +294,7 @@ def check_budget(what: str, value: int | None) -> None:
 def sizes_of(
     plan: HostPlan, profile: Profile, temporaries: Sequence[int]
 ) -> tuple[list[int], list[tuple[int, list[int]]]]:
-    """What the executor counts by: bytes of the plan's values; temporaries and donated inputs of its launches."""
+    """The sizes by which the executor counts: of the plan's values; of its launches, temporaries and donated inputs."""
     launches = [
         (temporary, [position for position, given in enumerate(launch.donates) if given])
         for launch, temporary in zip(plan.launches, temporaries, strict=True)

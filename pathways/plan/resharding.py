@@ -1,10 +1,11 @@
-"""Shard-level routes: which bytes of which source shard go where, for any pair of shardings and device counts.
+"""Reshard plans: which bytes of which source shard go where, for any pair of shardings and device counts.
 
 Pure functions of two placements. A *cell* is one distinct part of an array under a sharding; replicas of a cell lie on
-several devices. A destination host lands each of its cells once, in one *block*, whatever the number of its devices
-that show it; each block is filled from source cells that overlap it, each byte once, from a replica on the same host
-where there is one, else from replicas spread over the destinations. A block that is a whole cell of its own host's
-source is no copy at all: the shards themselves are shown (MEM-4).
+several devices. A destination host receives each of its cells once, in one *block*, also when several of its devices
+show the cell (use the block's memory as their shard). The source cells that overlap a block fill it, each byte once. A
+source cell is read from a replica on the same host if there is one; otherwise the destinations read from different
+replicas. A block that is a whole source cell of its own host needs no block memory: the devices show the source shards
+themselves (MEM-4).
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class Placement:
     devices: tuple[int, ...]
 
     def parts(self) -> tuple[int, ...]:
-        """Per dimension, the number of pieces it is cut into."""
+        """Per dimension, the number of parts into which it is cut."""
         sizes = dict(self.mesh.axes)
         return tuple(math.prod(sizes[axis] for axis in axes) for axes in self.type.spec)
 
     @functools.cached_property
     def packing(self) -> Packing:
-        """How its bytes travel from a client to the hosts."""
+        """The packed form in which a client sends the bytes to the hosts."""
         return Packing(self.type.shape, self.type.dtype, self.parts())
 
     def region(self, cell: Sequence[int]) -> Region:
-        """The part of the array that a cell is."""
+        """The region of the array that a cell covers."""
         steps = [size // parts for size, parts in zip(self.type.shape, self.parts(), strict=True)]
         return tuple((at * step, (at + 1) * step) for at, step in zip(cell, steps, strict=True))
 
@@ -65,7 +66,7 @@ class Placement:
 
     @functools.cached_property
     def replicas(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Global devices that hold each cell."""
+        """By cell, the global numbers of the devices that hold it."""
         holders: dict[tuple[int, ...], list[int]] = {}
         for device, cell in zip(self.devices, self.cells, strict=True):
             holders.setdefault(cell, []).append(device)
@@ -74,10 +75,11 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One receive place on a destination host: a cell, and the devices there that show it.
+    """One receive buffer on a destination host: a cell, and the devices there that show it.
 
-    Where the host holds that very cell of the source, `shards` says per device which device's shard it shows: its own,
-    as it is, or a neighbour's, by a copy between devices. Nothing then lands.
+    If the host holds the same cell of the source, `shards` gives for each device the device whose source shard it
+    shows: its own shard as it is, or the shard of another device of the host, by a copy between the devices. No bytes
+    are then received in the block.
     """
 
     region: Region
@@ -86,13 +88,13 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extent per dimension."""
+        """The block's size per dimension."""
         return tuple(stop - start for start, stop in self.region)
 
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """One rectangle, from within a source device's shard to within a block."""
+    """One rectangle: copied from a source device's shard into a block."""
 
     device: int
     source: Region  # relative to the shard
@@ -101,13 +103,13 @@ class Copy:
 
     @property
     def elements(self) -> int:
-        """Array elements in it."""
+        """Number of array elements in the rectangle."""
         return math.prod(stop - start for start, stop in self.target)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReshardPlan:
-    """A whole transfer: blocks by destination host, copies by (source host, destination host)."""
+    """A whole transfer: the blocks by destination host, the copies by (source host, destination host)."""
 
     blocks: dict[int, tuple[Block, ...]]
     copies: dict[tuple[int, int], tuple[Copy, ...]]
@@ -122,29 +124,29 @@ class ReshardPlan:
 
     @property
     def elements(self) -> int:
-        """Array elements that cross from one host to another."""
+        """Number of array elements that go from one host to another."""
         return sum(
             copy.elements for (source, target), copies in self.copies.items() if source != target for copy in copies
         )
 
     def is_direct(self, host: int) -> bool:
-        """Whether all that `host` receives are whole shards of its own."""
+        """Whether every block of `host` is a whole source shard of its own, or empty."""
         return all(block.shards or not math.prod(block.shape) for block in self.blocks.get(host, ()))
 
 
 def reshard_plan(source: Placement, target: Placement, devices_per_host: int, host: int | None = None) -> ReshardPlan:
-    """The route of one array from one placement to another.
+    """The reshard plan of one array from one placement to another.
 
-    Every host of the target has at least one source, if only to hear from it that the value exists (ERR-1 and order
-    travel the same way as bytes): a target without bytes to get hears from the source's first host.
+    Every host of the target has at least one source host, because the source host also reports that the value exists,
+    or its error (ERR-1). When the array has no elements, the source's first host is the source of every target host.
 
-    With `host`, only that host's part: its copies, whom it hears from (their copies are left out), and the blocks at
-    the ends that concern it. The work then follows from that host's own shards.
+    With `host`, the result is only that host's part: its copies; its source hosts, without their copies; and the blocks
+    of the host itself and of the hosts that it sends to. The work then depends only on that host's own shards.
     """
     if source.type.shape != target.type.shape:
         raise ValueError(f"a route keeps the shape: {source.type.shape} is not {target.type.shape}")
     shape, each = source.type.shape, devices_per_host
-    blocks: dict[int, dict[tuple[int, ...], list[int]]] = {}  # by host and cell; the order numbers them
+    blocks: dict[int, dict[tuple[int, ...], list[int]]] = {}  # by host and cell; their order gives their numbers
     for device, cell in zip(target.devices, target.cells, strict=True):
         blocks.setdefault(device // each, {}).setdefault(cell, []).append(device)
     numbers = {receiver: {cell: number for number, cell in enumerate(cells)} for receiver, cells in blocks.items()}
@@ -156,7 +158,7 @@ def reshard_plan(source: Placement, target: Placement, devices_per_host: int, ho
         holders.setdefault(cell, {}).setdefault(device // each, device)
 
     def shards(receiver: int, there: tuple[int, ...], devices: Sequence[int]) -> tuple[int, ...]:
-        """The devices whose shards a receiver's devices show as they are; () when its block must be put together."""
+        """Per device of the receiver, the device whose source shard it shows; () when the block must be assembled."""
         region = target.region(there)
         if math.prod(shape) == 0:
             return ()
@@ -209,7 +211,7 @@ def reshard_plan(source: Placement, target: Placement, devices_per_host: int, ho
 
 
 def _overlapping(region: Region, shape: Sequence[int], parts: Sequence[int]) -> itertools.product[tuple[int, ...]]:
-    """Cells of a uniform grid that share elements with `region`."""
+    """The cells of a uniform grid that share elements with `region`."""
     ranges = []
     for (start, stop), size, count in zip(region, shape, parts, strict=True):
         step = size // count
@@ -222,14 +224,18 @@ def _relative(region: Region, origin: Region) -> Region:
 
 
 def _choose(holders: Mapping[int, int], receiver: int) -> int:
-    """The receiver's own device if it holds the cell; else one of a host that differs from receiver to receiver."""
+    """The device from which `receiver` reads a cell: its own device if that holds the cell; else one of another host,
+    chosen by the receiver's number, so that the receivers read from different replicas.
+    """
     own = holders.get(receiver)
     return own if own is not None else tuple(holders.values())[receiver % len(holders)]
 
 
 def rectangle(copy: Copy, shard: Sequence[int], block: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """A copy as `csrc/memory/copier.h` takes it: byte offsets in the shard and in the block, bytes in a row, the number
-    of dimensions above rows, and of each, outermost first: count, and strides in the shard and in the block."""
+    """A copy as the numbers of a rectangle in `csrc/memory/copy_plan.h`: byte offsets in the shard and in the block,
+    bytes in a row, and the number of dimensions above rows; then for each dimension, outermost first: its count, and
+    its strides in the shard and in the block.
+    """
     dimensions: list[tuple[int, int, int]] = []
     offsets, strides = [0, 0], [itemsize, itemsize]
     extents = [stop - start for start, stop in copy.target]
@@ -238,7 +244,7 @@ def rectangle(copy: Copy, shard: Sequence[int], block: Sequence[int], itemsize: 
         offsets[1] += copy.target[axis][0] * strides[1]
         if extents[axis] != 1:
             inner = dimensions[-1] if dimensions else (1, itemsize, itemsize)
-            if strides == [inner[0] * inner[1], inner[0] * inner[2]]:  # follows the one inside without a gap
+            if strides == [inner[0] * inner[1], inner[0] * inner[2]]:  # no gap to the inner dimension
                 dimensions[-1:] = [(inner[0] * extents[axis], inner[1], inner[2])]
             else:
                 dimensions.append((extents[axis], strides[0], strides[1]))
@@ -251,5 +257,5 @@ def rectangle(copy: Copy, shard: Sequence[int], block: Sequence[int], itemsize: 
 
 
 def slices(region: Region) -> tuple[slice, ...]:
-    """A region as NumPy indexes it."""
+    """A region as an index of NumPy."""
     return tuple(slice(start, stop) for start, stop in region)

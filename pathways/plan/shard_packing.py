@@ -1,8 +1,9 @@
-"""How an array's bytes travel from a client to the hosts: cell after cell, so that a host takes its shards as they are.
+"""The packed form in which a client sends an array to the hosts: cell after cell, so that a host uses its shards as
+they are.
 
-A *cell* is one distinct part of the array under its sharding (see `routes`). Packed, cells follow each other in C order
-of their place in the grid; each is in C order itself and begins at a multiple of 64 bytes, which is what XLA asks of
-memory that a CPU device shall show without a copy.
+A *cell* is one distinct part of the array under its sharding (see `resharding`). In the packed form the cells follow
+each other in C order of their position in the grid. Each cell is in C order itself and begins at a multiple of 64
+bytes, because XLA uses memory on a CPU device without a copy only when it is aligned so.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class Packing:
         return (*outer, *inner)
 
     def view(self, memory: Any) -> np.ndarray:
-        """Packed memory as an array of `grid`, and behind it the dimensions of a cell: `view(m)[cell]` is a cell."""
+        """Packed memory as an array with the dimensions of `grid`, then those of a cell: `view(m)[cell]` is a cell."""
         if self.nbytes == 0:
             return np.empty((*self.grid, *self.cell), self.dtype)
         return np.ndarray((*self.grid, *self.cell), self.dtype, memory, 0, self._strides)
 
     def pack(self, source: Any, memory: Any) -> None:
-        """Writes an array of this shape into packed memory; every byte once. A sharded `jax.Array` shard by shard."""
+        """Writes an array of this shape into packed memory, every byte once; a sharded `jax.Array` shard by shard."""
         target = self.view(memory)
         if isinstance(source, jax.Array) and source.is_fully_addressable and not source.is_fully_replicated:
             for shard in source.addressable_shards:
@@ -90,7 +91,7 @@ class Packing:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Private memory of this process that XLA takes as it is."""
+    """Private memory of this process, aligned so that XLA uses it without a copy."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     first = -raw.ctypes.data % ALIGNMENT
     return raw[first : first + nbytes]

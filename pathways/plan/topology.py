@@ -1,7 +1,7 @@
-"""What a cluster is made of, as plain data: its hosts and devices, and where a slice lies on them.
+"""The parts of a cluster as plain data: its hosts and devices, and where a slice lies on them.
 
-Devices have global numbers: `host * devices_per_host + local index`. Hosts are numbered island after island.
-Shared by the resource manager, the processes and the clients; imports nothing of theirs.
+Devices have global numbers: `host * devices_per_host + local index`. Hosts are numbered island after island. The
+resource manager, the processes and the clients use this module; it imports none of them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The physical cluster: the hosts of each island, how many devices each drives, and what they run."""
+    """The physical cluster: the hosts of each island, the devices per host, and the platform and versions they run."""
 
     islands: tuple[tuple[int, ...], ...]
     devices_per_host: int
     platform: str = "cpu"
     jax_version: str = ""
     jaxlib_version: str = ""
-    device_bytes: int = 0  # budget of each device; 0: none is known
-    machines: tuple[int, ...] = ()  # of each host; none given: all on one
+    device_bytes: int = 0  # budget of each device; 0: not known
+    machines: tuple[int, ...] = ()  # the machine of each host; empty: all on one
 
     @classmethod
     def grid(cls, islands: int, hosts_per_island: int, devices_per_host: int, **what: Any) -> Topology:
-        """Islands of equal size; `what` sets platform and versions."""
+        """A topology of islands of equal size. `what` sets the other fields."""
         for name, value in (
             ("islands", islands),
             ("hosts_per_island", hosts_per_island),
@@ -76,10 +76,10 @@ class Topology:
 
 @dataclasses.dataclass(frozen=True)
 class SliceBinding:
-    """Where a slice lies now: entry i of `devices` is the physical device under the slice's i-th virtual one.
+    """Where a slice lies now: `devices[i]` is the physical device of the slice's virtual device i.
 
-    Virtual devices are counted in C order of `shape`. `group` is the controller's group of exactly `hosts`,
-    `space_set` its number of exactly `devices`, by which it counts memory.
+    Virtual devices are counted in C order of `shape`. `group` is the controller's number for the group of exactly these
+    `hosts`. `space_set` is the controller's number for exactly these `devices`, by which it counts memory.
     """
 
     slice_id: int

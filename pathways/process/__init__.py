@@ -1,1 +1,1 @@
-"""What every process of a cluster needs of its machine: configuration, environment, children, descriptors, folders."""
+"""What every process of a cluster needs on its machine: configuration, environment, children, descriptors, folders."""

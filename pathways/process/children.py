@@ -1,6 +1,6 @@
-"""Small helpers about processes on Linux: who is alive, who was killed by what, and what a log said last.
+"""Small helpers for processes on Linux: whether a process is alive, how it ended, and the last lines of its log.
 
-Processes are watched by pidfd, which never means another process, unlike a number that the kernel gives again.
+A process is monitored by its pidfd. A pidfd always means the same process; the kernel may use a pid again for another.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ LOG_TAIL_LINES = 15
 
 
 class ParentLost(Exception):
-    """The parent was gone before the tie to it could be made."""
+    """The parent had ended before `die_with_parent` could ask the kernel for the signal."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when the thread that started it ends: the parent's main one, for us.
+    """Asks the kernel to kill this process when the thread that started it ends; here that is the parent's main thread.
 
     Raises:
         ParentLost: `parent` is no longer the parent, so the kernel would never send the signal.
@@ -33,14 +33,14 @@ def die_with_parent(parent: int) -> None:
 
 
 def is_readable(fd: int) -> bool:
-    """Whether a descriptor has something for us now; for a pidfd: whether its process has ended. A few microseconds."""
+    """Whether a descriptor is readable now; for a pidfd: whether its process has ended. Takes a few microseconds."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))
 
 
 def wait_readable(fd: int, timeout_s: float) -> bool:
-    """Waits until `fd` is readable; false when `timeout_s` passed before."""
+    """Waits until `fd` is readable; False when `timeout_s` passed first."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(max(0.0, timeout_s) * 1e3))
@@ -57,7 +57,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def log_tail(path: str | None, lines: int = LOG_TAIL_LINES) -> str:
-    """The last lines of a log, indented, under a heading; a plain sentence where there are none."""
+    """The last lines of a log, indented, under a heading. When there are none, a sentence that says why."""
     if path is None:
         return "It has no log."
     try:
@@ -89,7 +89,7 @@ def children(pid: int) -> list[int]:
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat") as stat:
-                    # The name, in parentheses, may hold anything; state and parent follow the last one.
+                    # The name, in parentheses, may contain any character. State and parent follow the last ")".
                     parent = int(stat.read().rpartition(")")[2].split()[1])
             except (OSError, ValueError, IndexError):
                 continue
@@ -99,7 +99,7 @@ def children(pid: int) -> list[int]:
 
 
 class Deadline:
-    """A moment some seconds from now; none at all for None."""
+    """A moment some seconds from now. With None it never comes."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else time.monotonic() + seconds

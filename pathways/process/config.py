@@ -1,4 +1,4 @@
-"""What a local cluster is started with; travels to its processes as JSON on their command lines."""
+"""The configuration of a local cluster. Its processes receive it as JSON on their command lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-# Raised with every change that an older client or host would misread.
+# Increase it with every change that an older client or host would misread.
 PROTOCOL_VERSION = 3
 
 
@@ -14,10 +14,11 @@ PROTOCOL_VERSION = 3
 class ClusterOptions:
     """Shape, platform and sizes of a local cluster.
 
-    Segments are sized for the most they may ever hold; the kernel gives memory only to pages that are touched.
-    `device_memory` is the budget of each device in bytes (None: what the device says that it has, on CPU its share of
-    the machine's memory), `transfer_memory` that of each host's arena, into which transfers land.
-    `native` and `driver` name the code that the processes run (`module` and `module:function`): tests give doubles.
+    A segment is as large as the most it may ever hold; the kernel gives memory only to the pages that are touched.
+    `device_memory` is the budget of each device in bytes; None: the memory that the device reports, on CPU its share of
+    the machine's memory. `transfer_memory` is the budget of each host's arena, which holds the receive buffers of
+    transfers. `native` and `driver` name the code that the processes run (`module` and `module:function`); tests name
+    doubles.
     """
 
     islands: int = 1
@@ -28,20 +29,22 @@ class ClusterOptions:
     host_ring_bytes: int = 1 << 20
     device_memory: int | None = None
     transfer_memory: int | None = None
-    machines: int = 1  # that the hosts are spread over, as many on each
-    sequential: bool = False  # dispatch node by node: to be measured against, see csrc/controller/stepper.h
-    distance_us: int = 0  # how long records between controller and hosts are on their way: for measurement
+    machines: int = 1  # over which the hosts are spread, the same number on each
+    sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
+    distance_us: int = 0  # for measurement: added delay of each record between controller and hosts
     native: str = "pathways._native"
     driver: str = "pathways.host.main:start_jax_driver"
 
     @property
     def transfer_bytes(self) -> int:
-        """Budget of a host's memory for transfers."""
+        """The budget of a host's memory for transfers."""
         return self.transfer_memory or 1 << 30
 
     @property
     def host_arena_bytes(self) -> int:
-        """Room for that: twice as much, so that what is free is found in one piece; untouched pages cost nothing."""
+        """The size of a host's arena: twice the budget, so that free memory is found in one block. Untouched pages cost
+        nothing.
+        """
         return 2 * self.transfer_bytes + (1 << 20)
 
     @property
@@ -65,7 +68,7 @@ class ClusterOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ClientSizes:
-    """Sizes of a client's own segment, which it makes itself."""
+    """The sizes of a client's own segment, which the client makes itself."""
 
     futures: int = 1 << 16
     ring_bytes: int = 1 << 20
@@ -74,7 +77,7 @@ class ClientSizes:
 
 @dataclasses.dataclass(frozen=True)
 class ControllerConfig:
-    """What the controller process is told. The descriptors are inherited."""
+    """The configuration of the controller process. It inherits the descriptors."""
 
     options: ClusterOptions
     platform: str
@@ -86,10 +89,11 @@ class ControllerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HostConfig:
-    """What a host process is told. The descriptors are inherited; `coordinator` is empty on an island of one host.
+    """The configuration of a host process, which inherits the descriptors.
 
-    `segment_fds` has -1 for a host that is lost now. A host that succeeds a lost one is told in `predecessor_failure`
-    the failure reason of that one, and in `predecessor_client` the number of the youngest client that there was then.
+    `coordinator` is empty on an island of one host.
+    `segment_fds` has -1 for a host that is lost now. For the successor of a lost host, `predecessor_failure` is the
+    failure reason of the loss, and `predecessor_client` is the number of the youngest client at the loss.
     """
 
     host: int
@@ -112,8 +116,8 @@ class HostConfig:
     predecessor_failure: str = ""
     predecessor_client: int = 0
     machine: int = 0
-    stream: str = ""  # where it takes network transfers from other machines; empty: there are none
-    streams: tuple[str | None, ...] = ()  # where each host does; None: it is on this machine; empty: it is lost now
+    stream: str = ""  # address where it receives network transfers; empty: there is only one machine
+    streams: tuple[str | None, ...] = ()  # that address of each host; None: on this machine; empty: lost now
 
     @property
     def first_device(self) -> int:
@@ -122,7 +126,7 @@ class HostConfig:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Every descriptor it inherits."""
+        """Every descriptor that the host process inherits."""
         return (self.socket_fd, self.controller_fd, *(fd for fd in self.segment_fds if fd >= 0))
 
 

@@ -1,4 +1,4 @@
-"""Where commands print: a terminal, in its width; or a pipe or file, which has none, so nothing is cut or wrapped."""
+"""The console of the commands. A terminal has a width; a pipe or file has none, so its output is not cut or wrapped."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 
 from rich.console import Console
 
-#: Wider than any table here; tables take what they need.
+#: Columns; wider than any table here. A table takes only the width that it needs.
 _UNBOUNDED = 10_000
 
 
 def standard_output() -> Console:
     """A console on standard output."""
     console = Console()
-    if not sys.stdout.isatty():  # whatever the environment says of colors
+    if not sys.stdout.isatty():  # also when the environment asks for colors
         console.width = _UNBOUNDED
     return console

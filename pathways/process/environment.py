@@ -1,7 +1,7 @@
-"""How a host process is told, by its environment, which devices are its own. Pure functions on dictionaries.
+"""The environment of a host process, which tells it which devices are its own. Pure functions on dictionaries.
 
-The client and the controller must seize no device, so platforms are chosen from what the machine shows (device files
-and variables), never by asking JAX.
+The client and the controller must not take a device. So these functions choose the platform from device files and
+variables, and never ask JAX.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _DEVICE_FILES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/dri/renderD*", "tpu"
 _PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin"),
             "tpu": ("libtpu",)}  # fmt: skip
 _ALIASES = {"gpu": "cuda"}
-# How the chips of one process lie on a TPU host, by their number.
+# The arrangement of the chips of one process on a TPU host, by the number of chips.
 _CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _TPU_FIRST_PORT = 8476
 THREADS_PER_DEVICE = 2
-# What glibc keeps of memory that was freed. Messages of streams come and go; with the defaults each faults its pages
-# in anew, which took half of a transfer's time (4 MiB: 630 -> 310 us per MiB).
+# How much freed memory glibc keeps. Messages of streams are allocated and freed all the time. With the defaults each
+# message has page faults for all its pages, which took half of a transfer's time (4 MiB: 630 -> 310 us per MiB).
 _KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": 64 << 20, "MALLOC_MMAP_THRESHOLD_": 32 << 20}
 
 
 def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
-    """The platform of the hosts: what was asked, else `JAX_PLATFORMS`, else an accelerator that is there, else cpu."""
+    """The platform of the hosts: `asked`, else `JAX_PLATFORMS`, else an accelerator of this machine, else cpu."""
     first = (asked or environ.get("JAX_PLATFORMS", "")).split(",")[0].strip().lower()
     if first:
         platform = _ALIASES.get(first, first)
@@ -47,9 +47,9 @@ def choose_platform(asked: str | None, environ: Mapping[str, str]) -> str:
 
 
 def check_shared_memory(options: ClusterOptions) -> None:
-    """Raises ConnectError when the hosts' memory for transfers, if all of it were used, is more than the machine has.
+    """Raises ConnectError when the hosts' memory for transfers, fully used, would be more than the machine has.
 
-    It is made with memfd_create, so the size of /dev/shm does not matter, only what the kernel can give at all.
+    The memory is made with memfd_create. So the size of /dev/shm does not matter, only the memory of the machine.
     """
     needed = options.hosts * options.transfer_bytes
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -64,7 +64,7 @@ def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, 
     """Refuses a cluster that needs more accelerators than the machine has.
 
     Raises:
-        ConnectError: says what was asked and what there is.
+        ConnectError: the message names the devices asked for and those of the machine.
     """
     if platform == "cpu":
         return
@@ -77,23 +77,25 @@ def check_devices(options: ClusterOptions, platform: str, environ: Mapping[str, 
 
 
 def cpu_threads(devices: int) -> int:
-    """The size that XLA's thread pool needs on a host of so many CPU devices; XLA reads it from `NPROC`.
+    """The size that XLA's thread pool needs on a host with this number of CPU devices; XLA reads it from `NPROC`.
 
-    By default it is the number of cores. A collective holds a thread while it waits for its peers: with as few threads
-    as devices, steps enqueued ahead deadlock (seen with jaxlib 0.10.2, 2 devices on 2 cores) or crawl (0.12). More
-    threads than needed cost steps without collectives dearly.
+    By default the size is the number of cores. A collective holds a thread while it waits for its peers. With only one
+    thread per device, steps enqueued ahead deadlock (seen with jaxlib 0.10.2, 2 devices on 2 cores) or are very slow
+    (0.12). More threads than needed make steps without collectives much slower.
     """
     return max(os.cpu_count() or 1, THREADS_PER_DEVICE * devices if devices > 1 else 1)
 
 
 def asked_cpu_devices(configured: int, environ: Mapping[str, str]) -> int:
-    """How many CPU devices a process will have by JAX's setting `jax_num_cpu_devices` and by its environment."""
+    """The number of CPU devices that a process will have. `configured` is JAX's setting `jax_num_cpu_devices`; when it
+    is not set, the environment decides.
+    """
     flags = re.findall(rf"{_DEVICE_COUNT}=(\d+)", environ.get("XLA_FLAGS", ""))
     return configured if configured > 0 else int(flags[-1]) if flags else 1
 
 
 def has_cpu_threads(devices: int, environ: Mapping[str, str]) -> bool:
-    """Whether XLA's thread pool, as it makes it by itself, is large enough for collectives of so many CPU devices."""
+    """Whether XLA's own thread pool is large enough for collectives of this number of CPU devices."""
     named = environ.get("NPROC", "")
     threads = int(named) if named.isdecimal() else len(os.sched_getaffinity(0))
     return devices <= 1 or threads >= THREADS_PER_DEVICE * devices
@@ -101,10 +103,10 @@ def has_cpu_threads(devices: int, environ: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def enough_cpu_threads(devices: int, environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Inside, XLA makes a CPU backend with as many threads as a host of so many devices has.
+    """Inside this context, XLA makes a CPU backend with as many threads as a host with `devices` devices has.
 
-    XLA reads `NPROC` when it makes the backend, and never again. So the variable is gone afterwards: processes that
-    this one starts have other devices.
+    XLA reads `NPROC` when it makes the backend, and never again. The variable is removed afterwards, because processes
+    that this process starts have other devices.
     """
     if has_cpu_threads(devices, environ):
         yield
@@ -117,9 +119,9 @@ def enough_cpu_threads(devices: int, environ: MutableMapping[str, str]) -> Itera
 
 
 def host_environment(options: ClusterOptions, platform: str, host: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of host number `host`: the given one, with this host's devices and no other's."""
+    """The environment of host number `host`: the given environment, with only this host's devices."""
     env = dict(environ)
-    # What would say something else about devices, or about another group, than we do.
+    # These would contradict our settings of the devices and the group.
     for name in ("JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORM_NAME"):
         env.pop(name, None)
     flags = [flag for flag in env.pop("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT)]
@@ -139,23 +141,23 @@ def host_environment(options: ClusterOptions, platform: str, host: int, environ:
     if options.machines > 1:
         for name, nbytes in _KEPT_MEMORY.items():
             env.setdefault(name, str(nbytes))
-    # 64-bit values reach the devices as what they are, whatever mode their client is in.
+    # 64-bit values stay 64-bit on the devices, in any mode of their client.
     env["JAX_ENABLE_X64"] = "1"
-    # The client looks at results itself, see `pathways.api.value_checks`.
+    # The client checks results itself, see `pathways.api.value_checks`.
     env["JAX_DEBUG_NANS"] = env["JAX_DEBUG_INFS"] = "0"
     env["PYTHONUNBUFFERED"] = "1"
     return quiet_environment(env)
 
 
 def quiet_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the C++ libraries' chatter off, unless the user set it: logs are shown when things fail."""
+    """The environment with the C++ libraries' logging reduced, unless the user set it. Logs are shown on failure."""
     return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR", **environ}
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the controller: the given one, in which the same `pathways` is found, and JAX's settings.
+    """The environment of the controller: the given one, with the path of the same `pathways`, and JAX's settings.
 
-    What the user set by `jax.config` rather than by a variable is said again as a variable.
+    A setting that the user made by `jax.config`, not by a variable, becomes a variable.
     """
     env = dict(environ)
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -175,7 +177,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _visible(platform: str, environ: Mapping[str, str]) -> list[str]:
-    """The devices that this environment may use, as the platform's variable names them."""
+    """The devices that this environment may use, by the names that the platform's variable uses."""
     listed = environ.get(_VISIBLE[platform])
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
@@ -184,7 +186,7 @@ def _visible(platform: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _tpu_group(options: ClusterOptions, host: int) -> dict[str, str]:
-    """One machine's TPU chips split between processes: what libtpu asks of each. Not yet tried on a TPU."""
+    """The variables that libtpu needs when processes share one machine's TPU chips. Not yet tried on a TPU."""
     island, rank = divmod(host, options.hosts_per_island)
     first = island * options.hosts_per_island
     ports = [_TPU_FIRST_PORT + first + member for member in range(options.hosts_per_island)]

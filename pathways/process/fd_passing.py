@@ -1,8 +1,8 @@
 """Small JSON messages with file descriptors beside them, over a Unix SOCK_SEQPACKET socket.
 
-Two uses: the socket pair between controller and host, and the socket on which the controller hands a client its
-segments and which tells both sides, by closing, that the other is gone. One message is one packet: never torn, never
-merged. Received descriptors are close-on-exec and belong to the receiver.
+Two uses. One is the socket pair between the controller and a host. The other is the descriptor socket, on which the
+controller gives a client its segments; when it closes, each side knows that the other side is gone. One message is one
+packet, so it is never split and never merged. Received descriptors are close-on-exec and belong to the receiver.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def connect(path: str) -> socket.socket:
     """Connects to `listen(path)`.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
     """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -59,10 +59,11 @@ def connect(path: str) -> socket.socket:
 
 
 def send(connection: socket.socket, message: Message, fds: list[int] | None = None) -> None:
-    """Sends one message; the descriptors stay open here. Long text under `message` is cut rather than refused.
+    """Sends one message. The descriptors stay open here. A text under `message` that is too long is cut, not refused.
 
     Raises:
-        Closed: the other end is closed. BlockingIOError: a non-blocking socket is full.
+        Closed: the other end is closed.
+        BlockingIOError: a non-blocking socket is full.
     """
     packet = json.dumps(message).encode()
     if len(packet) > MAX_MESSAGE_BYTES:
@@ -78,7 +79,9 @@ def receive(connection: socket.socket, timeout_s: float | None = None) -> tuple[
     """Waits for one message and its descriptors.
 
     Raises:
-        Closed: the other end is closed. TimeoutError: nothing came in `timeout_s` seconds.
+        Closed: the other end is closed.
+        TimeoutError: no message came in `timeout_s` seconds.
+        ValueError: the message or its descriptors were cut.
     """
     if timeout_s is not None and not wait_readable(connection.fileno(), timeout_s):
         raise TimeoutError(f"no message within {timeout_s:g} s")
@@ -105,7 +108,7 @@ def receive(connection: socket.socket, timeout_s: float | None = None) -> tuple[
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user id of who opened the other end."""
+    """The process id and user id of the process that opened the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     return pid, uid

@@ -1,7 +1,7 @@
-"""Where clusters have their sockets: one directory each, and how to find the live ones and sweep the dead.
+"""The directories of clusters, with their sockets: finds those of live clusters, and removes those of dead ones.
 
-`<tmp>/pathways-<uid>-<random>/` holds `control.sock`, `fds.sock`, the islands' sockets, `logs/` and `lock`. The lock is
-held (flock) while the cluster lives; nobody else ever takes it for longer than a look.
+`<tmp>/pathways-<uid>-<random>/` holds `control.sock`, `fds.sock`, the islands' sockets, `logs/` and `lock`. The cluster
+holds the lock (flock) while it lives. Other processes take the lock only for a moment, to check it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import shutil
 import tempfile
 import time
 
-# A Unix socket's path has at most 107 bytes; the longest name inside is `island-<n>.sock`.
-_LONGEST_BASE = 60
-# A directory younger than this may not have its lock yet.
+# A Unix socket's path has at most 107 bytes; the longest names inside are `stream-<host>-<incarnation>.sock`.
+_LONGEST_BASE = 52
+# A directory younger than this, in seconds, may not have its lock yet.
 _SETTLED_S = 30.0
 
 
@@ -26,7 +26,7 @@ def _bases() -> list[str]:
 
 
 def new_directory() -> str:
-    """A path for a new cluster; nothing is made."""
+    """A path for a new cluster's directory. Makes nothing."""
     base = next(base for base in _bases() if len(os.fsencode(base)) <= _LONGEST_BASE or base == "/tmp")
     return os.path.join(base, f"pathways-{os.getuid()}-{secrets.token_hex(4)}")
 
@@ -38,9 +38,7 @@ def live_clusters() -> list[str]:
 
 
 def sweep() -> None:
-    """Removes directories whose cluster is dead: only after somebody killed a cluster's supervisor, too, is there
-    one.
-    """
+    """Removes the directories of dead clusters. One exists only when a cluster's supervisor was killed as well."""
     for path in _candidates():
         try:
             if time.time() - os.stat(path).st_mtime > _SETTLED_S and not _is_locked(path):

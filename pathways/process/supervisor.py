@@ -1,17 +1,20 @@
-"""The supervisor: starts the controller, outlives it, and leaves nothing behind. A script of the standard library only.
+"""The supervisor: starts the controller, lives longer than it, and removes everything. Uses only the standard library.
 
-It is the parent of the controller and the reaper of all its descendants, so whatever is killed, in whatever order and
-at whatever moment, somebody who is not killed with it knows every process and the one directory, and removes them:
+The supervisor is the parent of the controller, and the kernel makes it the parent of every descendant that loses its
+own parent. So when any other process is killed, at any moment, the supervisor knows every process and the directory of
+the cluster, and removes them:
 
-    owner gone        the controller, which watches the owner too, gets some seconds to end in order, then SIGKILL
-    controller gone   every descendant left is killed and reaped, the directory removed
-    supervisor killed    the controller ends in order and removes the directory; the next start sweeps what is left
+    owner ended        the controller, which monitors the owner too, gets some seconds to end in order, then SIGKILL
+    controller ended   the supervisor kills and reaps every remaining descendant, and removes the directory
+    supervisor killed  the controller ends in order and removes the directory; the next start of a cluster removes what
+                       is left
 
-It makes the directory itself, after it has seen its owner alive, so there is no moment at which a directory exists and
-nobody would remove it. While a cluster lives its lock file is held (flock); that tells live directories from stale.
+The supervisor makes the directory itself, when it has seen that its owner is alive. So the directory never exists
+without a process that will remove it. While the cluster lives, the supervisor and the controller hold the lock file
+(flock); a directory with a free lock is stale.
 
-Called with one JSON argument: `directory`, `command` (the controller's; the lock's descriptor is appended), `owner_fd`
-(pidfd of the owner), `report_fd` (pipe to the launcher, one JSON object per line), `grace_s`.
+Called with one JSON argument: `directory`, `command` (the controller's; the supervisor appends the lock's descriptor),
+`owner_fd` (pidfd of the owner), `report_fd` (pipe to the launcher, one JSON object per line), `grace_s`.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ _REAP_S = 5.0
 
 
 def main(argument: str) -> int:
-    """Runs a cluster's life; returns the controller's exit status."""
+    """Runs a cluster from start to end; returns the controller's exit status."""
     config = json.loads(argument)
     directory, owner_fd, report_fd = config["directory"], config["owner_fd"], config["report_fd"]
     if _ended(owner_fd, 0.0):
         return 0
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Handlers rather than SIG_IGN, which children would inherit.
+    # Handlers, not SIG_IGN: children would inherit SIG_IGN.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     told: list[int] = []
@@ -74,7 +77,7 @@ def main(argument: str) -> int:
 
 
 def _watch(controller: subprocess.Popen[bytes], owner_fd: int, grace_s: float) -> int:
-    """Waits for the controller's end; brings it about when the owner ends and it does not follow."""
+    """Waits until the controller ends. Kills it when the owner ends and the controller does not end in `grace_s`."""
     controller_fd = os.pidfd_open(controller.pid)
     poller = select.poll()
     poller.register(controller_fd, select.POLLIN)
@@ -92,7 +95,7 @@ def _ended(pidfd: int, timeout_s: float) -> bool:
 
 
 def _end_descendants() -> None:
-    """Kills and reaps every child; the children of a killed child become ours, so until there is none."""
+    """Kills and reaps every child. The children of a killed child become ours, so repeat until there is no child."""
     deadline = time.monotonic() + _REAP_S
     while time.monotonic() < deadline:
         for pid in _children():

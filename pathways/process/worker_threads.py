@@ -1,4 +1,4 @@
-"""Threads for work that may wait: as many as there are jobs at once."""
+"""Threads for jobs that may block: as many threads as jobs at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class WorkerThreads:
-    """A pool that grows to the number of jobs under way, and never makes a job wait for another."""
+    """A pool that grows to the number of jobs under way. A job never waits for another job."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -18,7 +18,7 @@ class WorkerThreads:
         self._busy = 0  # jobs that are not over; guarded by _lock
 
     def do(self, job: Callable[[], None]) -> None:
-        """Does `job`, which raises nothing, at once."""
+        """Starts `job` on a thread at once. `job` must raise nothing."""
         with self._lock:
             self._busy += 1
             grows = self._busy > self._threads
@@ -28,7 +28,7 @@ class WorkerThreads:
         self._work.put(job)
 
     def stop(self) -> None:
-        """Ends the threads as they come out of their work."""
+        """Ends each thread when its job is over."""
         with self._lock:
             threads = self._threads
         for _ in range(threads):

@@ -1,1 +1,1 @@
-"""What crosses between processes: protobuf messages, and the payloads of commands."""
+"""What processes send to each other: protobuf messages, and the payloads of commands."""

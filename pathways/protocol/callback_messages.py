@@ -1,6 +1,6 @@
-"""A call of a client's function, and its answer, as bytes: arrays with their shapes, cut into chunks.
+"""A call of a client's function, or the answer to it, as bytes: arrays with their shapes, cut into chunks.
 
-A host sends the call, the client's process sends the answer (`pathways.host.callbacks`, `pathways.cluster.callbacks`).
+A host sends the call (`pathways.host.callbacks`). The client's process sends the answer (`pathways.cluster.callbacks`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from pathways.protocol import payloads
 
-#: Bytes of a question or an answer in one message, so that no other message waits long behind it.
+#: The most bytes of a call or an answer in one message, so that no other message waits long behind it.
 CHUNK_BYTES = 1 << 20
-#: Characters of an error's text.
+#: The most characters of an error text.
 MAX_ERROR_CHARS = 1 << 14
 
 _HEADER = struct.Struct("<QQ")  # the callback's number, bytes of JSON
@@ -35,7 +35,7 @@ def unpack(data: bytes) -> tuple[int, list[np.ndarray]]:
     """What `pack` was given.
 
     Raises:
-        ValueError: the bytes are no such thing.
+        ValueError: `pack` did not write these bytes.
     """
     try:
         number, length = _HEADER.unpack_from(data)

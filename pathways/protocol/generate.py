@@ -1,13 +1,14 @@
 """Writes the `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` files of this folder from its `.proto` files.
 
-They are committed, so that installing needs no compiler for them. Run it by hand after a change, in an environment of
-its own with an old generator, because generated code runs on newer runtimes but not on older ones; that of release
-1.62 also checks no versions when it is imported, so it neither warns nor fails beside protobuf 5, 6 and 7:
+These files are committed, so that an installation needs no protobuf compiler. Run this script by hand after a change of
+a `.proto` file, in a separate environment with an old generator. Generated code runs on newer runtimes, but not on
+older ones. The code of release 1.62 also checks no versions at its import, so it neither warns nor fails beside
+protobuf 5, 6 and 7:
 
     python -m venv gen && gen/bin/pip install "grpcio-tools==1.62.3" "setuptools<80"
     gen/bin/python pathways/protocol/generate.py
 
-Each file's first line says the SHA-256 of the `.proto` it came from; a test compares.
+The first line of each file contains the SHA-256 of its `.proto` file; a test compares the two.
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
-"""What commands carry between a client and the hosts: descriptions of placements once, then puts and fetches by number.
+"""The payloads of commands from a client to the hosts. A client describes each placement once, then names it by number.
 
     define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (BACKEND, under the same number)
-    forget    "U" + program number: no run that comes after names it              (BACKEND)
-    rename    pairs of handles: the name, and the array that takes it             (RENAME)
+    forget    "U" + program number: no later run uses the program                 (BACKEND)
+    rename    pairs of handles: the name, and the array that takes the name       (RENAME)
     offload   "S", request number, to disk?                                       (OFFLOAD or RESTORE)
     put       "P", placement id, mode, then: bytes inline | offset and length in the client's arena | a local key
     fetch     "F", mode, then: offset and length in the client's arena | a local key
     task      "T" + JSON, see below                                               (TASK)
-    end       "E" + JSON {"job", "early"}: nothing more is asked of a job         (BACKEND)
+    end       "E" + JSON {"job", "early"}: the client asks no more of a job       (BACKEND)
 
-Tasks read and write checkpoints; `pathways.host.checkpoint_io` does them. Of a save, each with its job's number:
+Tasks read and write checkpoints; `pathways.host.checkpoint_io` does them. Each contains the number of its job. The
+tasks of a save:
     {"op": "stage", "number"}                           keeps the command's buffer under that number
     {"op": "write", "lead", "context", "atomic", "arrays": [[number, name, tensorstore spec], …]}
     {"op": "commit", "name"}
-and of a restore, whose command makes a buffer:
+The task of a restore, whose command makes a buffer:
     {"op": "read", "name", "spec", "context", "placement", "dtype"}
-Of either, when it failed:
-    {"op": "end"}                                       gives the job up; done when nothing of it is under way
+The task of a save or restore that failed:
+    {"op": "end"}                                       gives the job up; done when nothing of the job is under way
 
-TRUST-1: all of it is a client's words. The `parse_` functions raise ValueError for what no client of ours writes;
-whoever uses what they give checks numbers against what there is.
+TRUST-1: a client wrote all of it. The `parse_` functions raise ValueError for a payload that no correct client writes.
+Their caller checks the numbers against what exists.
 
-Little-endian, fixed width. "Local" is embedded mode: client and host are one process and hand objects over as they are.
+Little-endian, fixed width. "Local" is embedded mode: client and host are one process and pass objects by reference.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import numpy as np
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.resharding import Placement
 
-#: Stands in a spec for the number of the host that it comes to.
+#: A placeholder in a spec: each host replaces it by its own number.
 HOST = "HOSTNUMBER"
 
 _PUT = struct.Struct("<cIB")
@@ -52,12 +53,12 @@ _OFFLOAD = struct.Struct("<cQ?")
 
 #: Kinds of commands, as csrc/messages/records.h numbers them.
 BACKEND, RENAME, OFFLOAD, RESTORE = 4, 6, 7, 8
-#: Of the pairs in one rename: a command must fit the ring.
+#: The most pairs in one rename, because a command must fit the ring.
 MOST_PAIRS = 1024
 
 
 class Mode(enum.IntEnum):
-    """How the bytes travel."""
+    """Where the bytes of a put or fetch are: in the command, in the client's arena, or in an object of this process."""
 
     INLINE = 0
     ARENA = 1
@@ -65,7 +66,7 @@ class Mode(enum.IntEnum):
 
 
 def define(number: int, placed: Placement) -> bytes:
-    """Describes a placement, to be meant by `number` from then on."""
+    """Describes a placement. Later commands name it by `number`."""
     return (
         b"D"
         + json.dumps(
@@ -115,7 +116,7 @@ def _whole(value: Any, least: int = 0) -> int:
 
 
 def forget(program: int) -> bytes:
-    """No run that comes after this command names the program."""
+    """Forgets a program: no run after this command uses it."""
     return _FORGET.pack(b"U", program)
 
 
@@ -125,26 +126,26 @@ def parse_forget(payload: bytes) -> int:
 
 
 def rename(pairs: Sequence[tuple[int, int]]) -> bytes:
-    """Of each pair, the buffer of the second handle takes the name of the first."""
+    """In each pair, the buffer of the second handle takes the name of the first handle."""
     return b"".join(_PAIR.pack(name, fresh) for name, fresh in pairs)
 
 
 def offload(request: int, to_disk: bool) -> bytes:
-    """Moves a client's buffers off the devices, or back; the answer goes to `request`."""
+    """Moves a client's buffers off the devices, or back. The host's answer contains the number `request`."""
     return _OFFLOAD.pack(b"S", request, to_disk)
 
 
 def parse_offload(payload: bytes) -> tuple[int, bool]:
-    """What `park` wrote: (request, to disk)."""
+    """What `offload` wrote: (request, to disk)."""
     _, request, to_disk = _OFFLOAD.unpack(payload)
     return request, to_disk
 
 
 def dtype_of(name: str) -> np.dtype:
-    """A dtype by the name NumPy or ml_dtypes gives it.
+    """The dtype that NumPy or ml_dtypes gives this name.
 
     Raises:
-        ValueError: no elements of an array are called so.
+        ValueError: no element type of arrays has this name.
     """
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, name))
@@ -156,12 +157,12 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def put_inline(placement: int, data: bytes) -> bytes:
-    """A put whose bytes (C order) travel with the command."""
+    """A put whose bytes (C order) are in the command itself."""
     return _PUT.pack(b"P", placement, Mode.INLINE) + data
 
 
 def put_arena(placement: int, offset: int, nbytes: int) -> bytes:
-    """A put whose bytes lie in the client's arena, in a block lent to each host."""
+    """A put whose bytes lie in the client's arena, in a block that is leased to each host."""
     return _PUT.pack(b"P", placement, Mode.ARENA) + _SPAN.pack(offset, nbytes)
 
 
@@ -188,7 +189,7 @@ def parse_put(payload: bytes) -> tuple[int, Mode, bytes | tuple[int, int] | int]
 
 
 def fetch_arena(offset: int, nbytes: int) -> bytes:
-    """A fetch into the client's arena, into a block lent to each host."""
+    """A fetch into the client's arena, into a block that is leased to each host."""
     return _FETCH.pack(b"F", Mode.ARENA) + _SPAN.pack(offset, nbytes)
 
 
@@ -221,7 +222,7 @@ def parse_task(payload: bytes) -> dict[str, Any]:
 
 
 def end(job: int, early: bool) -> bytes:
-    """Nothing more is asked of a job. `early`: what was asked before may still wait for its buffer."""
+    """The client asks no more of a job. `early`: tasks asked for before may still wait for their buffers."""
     return b"E" + json.dumps({"job": job, "early": early}).encode()
 
 

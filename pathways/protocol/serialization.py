@@ -1,7 +1,7 @@
-"""A `LogicalProgram` as bytes and back, by protobuf: what a client sends once and hosts read.
+"""Turns a `LogicalProgram` into bytes and back, by protobuf. A client sends the bytes once, and the hosts read them.
 
-Reading checks what the bytes alone can show (known dtypes, numbers in range); whether the program makes sense is for
-the binder and the plan's validator.
+`load_program` checks only what the bytes alone can show: known dtypes, numbers in range. The binder and the plan's
+validator check that the program is correct.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load_program(data: bytes) -> LogicalProgram:
     """The program that `dump_program` wrote.
 
     Raises:
-        PlanError: the bytes are no program; says what is wrong with them.
+        PlanError: the bytes are no program; the message says what is wrong with them.
     """
     try:
         message = pb.LogicalProgram.FromString(data)
@@ -115,10 +115,10 @@ def load_program(data: bytes) -> LogicalProgram:
 
 
 def load_dtype(name: str) -> np.dtype:
-    """The element type of this name, of NumPy or ml_dtypes.
+    """The element type that NumPy or ml_dtypes gives this name.
 
     Raises:
-        PlanError: there is none.
+        PlanError: no element type has this name.
     """
     try:
         extended = getattr(ml_dtypes, name, None)

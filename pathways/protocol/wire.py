@@ -1,4 +1,6 @@
-"""What both ends of the control plane agree on: channel options, how an error crosses, messages to data and back."""
+"""What both ends of the control plane share: channel options, errors in gRPC calls, conversion of messages to data and
+back.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,17 @@ from pathways.plan.memory_profile import DeviceNeed, ProgramMemory, ResultMemory
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.protocol import control_pb2 as pb
 
-#: How far the start of a host or of the cluster has come.
+#: The stages in the start of a host or of the cluster.
 Stage = pb.StartupEvent
 
 ERROR_KEY = "pathways-error"
-#: TRUST-1: who calls. The controller gave the secret to this caller alone, on a connection of its own.
+#: TRUST-1: the metadata key of the caller's secret. The controller gave the secret to this caller alone, on a
+#: connection of the caller's own.
 TOKEN_KEY = "pathways-token"
 _MAX_METADATA_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 1 << 16
 
-# Programs carry their modules, so messages may be as long as protobuf allows; error texts travel as metadata.
+# Programs contain their modules, so messages may be as long as protobuf allows. Error texts are sent as metadata.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -32,8 +35,8 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-# Between machines nobody sees a process end: who does not answer an HTTP/2 ping for so long is taken for gone. gRPC's
-# own threads answer, whoever holds Python's lock.
+# The controller cannot see a process on another machine end. So a peer that does not answer an HTTP/2 ping for
+# SILENCE_S counts as gone. gRPC's own threads answer the pings, also while another thread holds the GIL.
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.5
 FAR_OPTIONS: list[tuple[str, Any]] = [
@@ -49,17 +52,17 @@ FAR_OPTIONS: list[tuple[str, Any]] = [
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """Metadata of a call on behalf of the connection that was given `token`."""
+    """Metadata of a call by the connection to which the controller gave `token`."""
     return ((TOKEN_KEY, token),)
 
 
 def token_of(context: Any) -> str:
-    """The secret that a call came with; empty when it came with none."""
+    """The secret in a call's metadata; empty when there is none."""
     return next((str(value) for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
 
 
 async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:
-    """Ends a call with an error that `raised` turns into the same class again."""
+    """Ends a call with an error. At the caller, `raised` makes an error of the same class of it."""
     text = str(error)
     if len(text) > _MAX_ERROR_CHARS:
         text = text[:_MAX_ERROR_CHARS] + " ... (cut)"
@@ -68,7 +71,7 @@ async def refuse(context: Any, error: errors.PathwaysError) -> NoReturn:
 
 
 def raised(error: grpc.RpcError) -> errors.PathwaysError | None:
-    """The error that the controller refused a call with; None when the call failed by itself."""
+    """The error by which the controller refused a call; None when the call failed for another reason."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_KEY:
             return make_error(value, error.details() or "")
@@ -76,7 +79,7 @@ def raised(error: grpc.RpcError) -> errors.PathwaysError | None:
 
 
 def make_error(kind: str, message: str) -> errors.PathwaysError:
-    """An instance of the class of pathways.errors with this name."""
+    """An instance of the class of pathways.errors with this name; a `PathwaysError` when there is no such class."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, errors.PathwaysError):
         return found(message)
@@ -84,7 +87,7 @@ def make_error(kind: str, message: str) -> errors.PathwaysError:
 
 
 def dump_topology(topology: Topology) -> pb.Topology:
-    """As a message."""
+    """The topology as a message."""
     return pb.Topology(
         islands=[pb.Island(hosts=hosts) for hosts in topology.islands],
         devices_per_host=topology.devices_per_host,
@@ -110,7 +113,7 @@ def load_topology(message: pb.Topology) -> Topology:
 
 
 def dump_binding(binding: SliceBinding) -> pb.SliceBinding:
-    """As a message."""
+    """The binding as a message."""
     return pb.SliceBinding(
         slice_id=binding.slice_id,
         shape=binding.shape,
@@ -138,7 +141,7 @@ def load_binding(message: pb.SliceBinding) -> SliceBinding:
 
 
 def dump_memory(memory: ProgramMemory) -> pb.ProgramMemory:
-    """As a message."""
+    """The memory of a program as a message."""
     return pb.ProgramMemory(
         devices=[pb.ProgramMemory.DeviceNeed(**dataclasses.asdict(need)) for need in memory.devices],
         receive_peak=memory.receive_peak,
@@ -160,7 +163,7 @@ def load_memory(message: pb.ProgramMemory) -> ProgramMemory:
 
 
 def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
-    """The statistics of a cluster as plain data; what host drivers and the native controller say is merged in."""
+    """The statistics of a cluster as plain data, with those of host drivers and the native controller merged in."""
     topology = load_topology(reply.topology)
     return {
         "address": reply.address,

@@ -1,1 +1,1 @@
-"""Doubles that measure or provoke: never used unless a test or a benchmark asks for them."""
+"""Test doubles, to measure or to provoke faults. Nothing uses them unless a test or a benchmark asks for them."""

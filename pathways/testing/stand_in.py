@@ -1,7 +1,8 @@
-"""A calibrated stand-in for a computation: takes its time and no core.
+"""A calibrated stand-in for a computation: it takes the computation's time, but uses no core.
 
-Where more processes than cores share a machine, real computations compete with the runtime that is being measured; a
-step that sleeps leaves it the cores. Hosts register it when they start; `step` is for placed functions on CPU devices.
+When a machine has more processes than cores, real computations compete with the runtime that a benchmark measures. A
+step that sleeps leaves the cores to the runtime. Hosts register the stand-in when they start. `step` is for placed
+functions on CPU devices.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ TARGET = "pathways_stand_in"
 
 
 def register() -> None:
-    """Makes the stand-in known to XLA in this process; before anything that uses it is compiled here."""
+    """Makes the stand-in known to XLA in this process. Call it before compiling anything that uses the stand-in."""
     jax.ffi.register_ffi_target(TARGET, _native.stand_in_handler(), platform="cpu")
 
 
 def step(x: jax.Array, microseconds: int) -> jax.Array:
-    """float32 `x`, unchanged, `microseconds` later."""
+    """Returns float32 `x` unchanged, `microseconds` later."""
     call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))
     return call(x, microseconds=np.int64(microseconds))

@@ -16,17 +16,17 @@ struct FlagDoorbell {
   std::uint32_t ticket() const noexcept { return sequence.load(std::memory_order_acquire); }
   void ring() noexcept {
     sequence.fetch_add(1, std::memory_order_acq_rel);
-    if (offloaded.exchange(0, std::memory_order_acq_rel) != 0) futex_wake(sequence, UINT32_MAX);
+    if (parked.exchange(0, std::memory_order_acq_rel) != 0) futex_wake(sequence, UINT32_MAX);
   }
   Status wait(std::uint32_t ticket, std::chrono::nanoseconds, SpinPolicy) noexcept {
     while (sequence.load(std::memory_order_acquire) == ticket) {
-      offloaded.exchange(1, std::memory_order_acq_rel);
+      parked.exchange(1, std::memory_order_acq_rel);
       futex_wait(sequence, ticket, kNoDeadline);
     }
     return Status::kOk;
   }
   Atomic<std::uint32_t> sequence;
-  Atomic<std::uint32_t> offloaded;
+  Atomic<std::uint32_t> parked;
 };
 
 /// Mistake: plain stores and loads of two words, which the machine may exchange (Dekker without a fence).
@@ -34,17 +34,17 @@ struct UnorderedDoorbell {
   std::uint32_t ticket() const noexcept { return sequence.load(std::memory_order_acquire); }
   void ring() noexcept {
     sequence.store(1, std::memory_order_release);
-    if (offloaded.load(std::memory_order_acquire) != 0) futex_wake(sequence, UINT32_MAX);
+    if (parked.load(std::memory_order_acquire) != 0) futex_wake(sequence, UINT32_MAX);
   }
   Status wait(std::uint32_t ticket, std::chrono::nanoseconds, SpinPolicy) noexcept {
     while (sequence.load(std::memory_order_acquire) == ticket) {
-      offloaded.store(1, std::memory_order_release);
+      parked.store(1, std::memory_order_release);
       futex_wait(sequence, ticket, kNoDeadline);
     }
     return Status::kOk;
   }
   Atomic<std::uint32_t> sequence;
-  Atomic<std::uint32_t> offloaded;
+  Atomic<std::uint32_t> parked;
 };
 
 /// Mistake: a ring that publishes nothing.

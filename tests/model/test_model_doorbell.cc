@@ -38,7 +38,7 @@ void publish_and_ring(Program& program, int waiters, int ringers) {
           ++r;
           continue;
         }
-        require(bell.wait(ticket, kForever, SpinPolicy::yield_briefly()) == Status::kOk,
+        require(bell.wait(ticket, kForever, SpinPolicy::sleep_at_once()) == Status::kOk,
                 "a wait for ever ends by a ring");
       }
     });
@@ -66,7 +66,7 @@ TEST(ModelDoorbell, TheRingItselfPublishes) {
       bell.ring();
     });
     program.thread([&] {
-      require(bell.wait(0, kForever, SpinPolicy::yield_briefly()) == Status::kOk, "rung");
+      require(bell.wait(0, kForever, SpinPolicy::sleep_at_once()) == Status::kOk, "rung");
       model_read(&shared.data[0]);
       require(shared.data[0] == 1, "what came before the ring is there");
     });
@@ -83,7 +83,7 @@ TEST(ModelDoorbell, PingPong) {
           for (;;) {
             const std::uint32_t ticket = bells[me].ticket();
             if (turn.load(std::memory_order_acquire) == me) break;
-            require(bells[me].wait(ticket, kForever, SpinPolicy::yield_briefly()) == Status::kOk, "rung");
+            require(bells[me].wait(ticket, kForever, SpinPolicy::sleep_at_once()) == Status::kOk, "rung");
           }
           turn.store(1 - me, std::memory_order_release);
           bells[1 - me].ring();
@@ -105,7 +105,7 @@ TEST(ModelDoorbell, CatchesALateTicket) {
         });
         program.thread([&] {
           while (flag.load(std::memory_order_acquire) == 0) {  // looks, and only then takes the ticket
-            static_cast<void>(bell.wait(bell.ticket(), kForever, SpinPolicy::yield_briefly()));
+            static_cast<void>(bell.wait(bell.ticket(), kForever, SpinPolicy::sleep_at_once()));
           }
         });
       },

@@ -251,7 +251,7 @@ TEST(ModelFuture, WaiterOfAForeignCompletion) {
         const std::uint32_t ticket = table.doorbell().ticket();
         table.run_waiters();
         if (waiter.runs == 1) break;
-        static_cast<void>(table.doorbell().wait(ticket, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()));
+        static_cast<void>(table.doorbell().wait(ticket, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once()));
       }
     });
     program.finally([&] { require(waiter.runs == 1, "a waiter runs exactly once"); });
@@ -270,7 +270,7 @@ void wait_program(Program& program, int waiters, int completers) {
   }
   for (int w = 0; w < waiters; ++w) {
     program.thread([&table, handle, data, completers] {
-      require(table.wait(handle, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()) == FutureState::kReady,
+      require(table.wait(handle, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once()) == FutureState::kReady,
               "ready");
       for (int c = 0; c < completers; ++c) model_read(&data[c]);
     });

@@ -18,7 +18,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"^# output: (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "tests/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def name_of(page: pathlib.Path) -> str:
@@ -55,3 +61,11 @@ def test_readme_names_only_targets_that_make_has(root: pathlib.Path) -> None:
         named = set(re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8")))
         named |= set(re.findall(r"^make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
         assert named <= targets, f"{name_of(page)} names {named - targets}"
+
+
+def test_the_pictures_are_those_of_their_text(tmp_path: pathlib.Path) -> None:
+    subprocess.run([sys.executable, str(ROOT / "docs/figures.py"), str(tmp_path)], check=True, timeout=60)
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["processes.svg", "program.svg"]
+    for name in written:
+        assert (tmp_path / name).read_bytes() == (ROOT / "docs" / name).read_bytes(), f"run docs/figures.py: {name}"

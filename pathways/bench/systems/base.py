@@ -1,6 +1,6 @@
 """The interface of a system under test. One system per file in this folder; each runs in a process of its own.
 
-Threading: one caller. Life: start -> (throughput | latency)* -> stop. Between calls a system is offloaded: its
+Threading: one caller. Life: start -> (throughput | latency)* -> stop. Between calls a system is idle: its
 processes wait and use no CPU that they can avoid.
 """
 

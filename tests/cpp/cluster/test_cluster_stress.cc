@@ -142,7 +142,7 @@ TEST(Threads, ManyWaiters) {
         }
         seen = next;
         if (seen == ~uint64_t{0}) break;
-        while (client.wait(Handle{seen}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()) ==
+        while (client.wait(Handle{seen}, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once()) ==
                FutureState::kPending) {
         }
         waited.fetch_add(1);

@@ -7,8 +7,8 @@
 //   Fuzz.HostRecords      records of a host, to the controller: they are ours, so the cluster may fail
 //   Fuzz.PeerRecords      records of a host, to another
 //   Fuzz.OrdersToHosts    records of the controller, to a host
-//   Fuzz.NewsToClients    records of the controller, to a client
-//   Fuzz.Plans, Fuzz.CopyPlans, Fuzz.Network transfers   encoded plans, copy plans, chunks from other machines
+//   Fuzz.RecordsToClients    records of the controller, to a client
+//   Fuzz.Plans, Fuzz.CopyPlans, Fuzz.NetworkTransfer   encoded plans, copy plans, chunks from other machines
 #include <cstdio>
 #include <deque>
 #include <utility>
@@ -550,7 +550,7 @@ TEST(Fuzz, OrdersToHosts) {
   }
 }
 
-TEST(Fuzz, NewsToClients) {
+TEST(Fuzz, RecordsToClients) {
   Fuzzer fuzz("records to clients", kTargets);
   Segment controller = ControllerBlock::make(false);
   while (fuzz.next()) {

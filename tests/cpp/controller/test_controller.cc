@@ -328,10 +328,10 @@ TEST_F(Credits, WaitersAreWoken) {
   EXPECT_EQ(good->submit({5, 2, {2}}, {}, &result), Status::kFull);
   controller->start();
   std::thread waiter([&] {
-    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
+    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once());
   });
   std::thread other([&] {
-    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
+    while (good->in_flight() > 6) good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once());
   });
   for (int run = 0; run < 2; ++run) {
     for (auto& host : hosts) {
@@ -354,7 +354,7 @@ TEST_F(Credits, FailuresWakeWaiters) {
   std::vector<std::byte> bytes;
   while ((bytes = hosts[0]->next()).empty()) std::this_thread::yield();
   std::thread waiter([&] {
-    while (good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()) ==
+    while (good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once()) ==
            FutureState::kPending) {
       good->poll_inbox();
     }
@@ -378,10 +378,10 @@ TEST_F(Credits, FailureToldBeforeTheWait) {
   good->poll_inbox();
   hosts[0]->say(FailedRecord{{RecordKind::kFailed, 0, 0}, result, 0, 0});
   pass();  // the bell has rung before the ticket is drawn
-  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()),
+  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once()),
             FutureState::kPending);
   good->poll_inbox();
-  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()),
+  EXPECT_EQ(good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once()),
             FutureState::kFailed);
 }
 
@@ -400,7 +400,7 @@ TEST_F(Overflow, KeepsTheOrder) {
   };
   for (uint64_t i = 1; i <= kCommands; ++i) {
     while (good->command(CommandKind::kBackend, 1, Handle{i}, Handle{}, {}) != Status::kOk) {
-      good->wait_room(1ms, SpinPolicy::yield_briefly());
+      good->wait_room(1ms, SpinPolicy::sleep_at_once());
     }
     if (i % 700 == 0) read();
   }
@@ -416,7 +416,7 @@ TEST_F(Broken, NobodyHangs) {
   const uint64_t result = submit();
   std::thread waiter([&] {
     while (good->cluster_status() == ClusterStatus::kUp) {
-      (void)good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
+      (void)good->wait(Handle{result}, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once());
     }
   });
   hosts[1]->say(RecordHeader{RecordKind::kReceiveReady, 0, 0});
@@ -436,7 +436,7 @@ TEST_F(Broken, ClosedWakesEverybody) {
   for (int i = 0; i < 8; ++i) submit();
   std::thread room([&] {
     while (good->cluster_status() == ClusterStatus::kUp) {
-      good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly());
+      good->wait_room(std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once());
     }
   });
   std::this_thread::sleep_for(5ms);

@@ -258,7 +258,7 @@ TEST(FlowOfHosts, ALongStreamGoesThrough) {
   sim.start();
   const auto send = [&](CommandKind kind, Handle handle, Handle token, std::span<const std::byte> payload) {
     while (client.command(kind, group, handle, token, payload) != Status::kOk) {
-      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::yield_briefly());
+      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::sleep_at_once());
       client.poll_inbox();
     }
   };
@@ -268,7 +268,7 @@ TEST(FlowOfHosts, ALongStreamGoesThrough) {
     Handle buffer, token;
     while (client.allocate(2, &buffer) != Status::kOk) {
       client.flush();
-      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::yield_briefly());
+      client.wait_room(std::chrono::milliseconds(1), SpinPolicy::sleep_at_once());
     }
     const ModelledBackend::Put put{i, 1};
     send(CommandKind::kPut, buffer, {}, std::as_bytes(std::span{&put, 1}));
@@ -278,7 +278,7 @@ TEST(FlowOfHosts, ALongStreamGoesThrough) {
       ASSERT_EQ(client.allocate(2, &token), Status::kOk);
       send(CommandKind::kFetch, buffer, token, std::as_bytes(std::span{&fetch, 1}));
       while (client.poll(token) == FutureState::kPending) {
-        (void)client.wait(token, std::chrono::milliseconds(50), SpinPolicy::yield_briefly());
+        (void)client.wait(token, std::chrono::milliseconds(50), SpinPolicy::sleep_at_once());
         client.poll_inbox();
       }
       wrong += out[0] != i || out[1] != i ? 1U : 0U;

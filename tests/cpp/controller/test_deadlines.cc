@@ -142,7 +142,7 @@ TEST_F(Deadlines, AtTheClientThoughTheControllerHasNotReadIt) {
   const int64_t at = monotonic_ns() + kSoon;
   const Handle late = submit(at), other = submit(0), far = submit(at + kFar);
   while (client->poll(late) == FutureState::kPending) {  // nobody steps, and nobody rings
-    (void)client->wait(late, std::chrono::seconds(100), SpinPolicy::yield_briefly());
+    (void)client->wait(late, std::chrono::seconds(100), SpinPolicy::sleep_at_once());
     client->poll_inbox();
   }
   EXPECT_GE(monotonic_ns(), at);
@@ -180,7 +180,7 @@ TEST_F(Deadlines, TheLoopWakesByItself) {
   const int64_t began = monotonic_ns();
   const Handle late = submit(began + kSoon);
   while (client->poll(late) == FutureState::kPending) {
-    (void)client->wait(late, std::chrono::seconds(10), SpinPolicy::yield_briefly());
+    (void)client->wait(late, std::chrono::seconds(10), SpinPolicy::sleep_at_once());
     client->poll_inbox();
   }
   EXPECT_EQ(client->poll(late), FutureState::kFailed);

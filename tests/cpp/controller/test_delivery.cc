@@ -42,7 +42,7 @@ TEST_F(Told, ErrorsThatDoNotFitComeAsRoomIsMade) {
   while (hosts[0]->outbox.flush()) std::this_thread::yield();
   const Handle last{results.back()};
   uint64_t waits = 0;
-  while (client.wait(last, std::chrono::seconds(10), SpinPolicy::yield_briefly()) == FutureState::kPending) {
+  while (client.wait(last, std::chrono::seconds(10), SpinPolicy::sleep_at_once()) == FutureState::kPending) {
     client.poll_inbox();
     ++waits;
   }

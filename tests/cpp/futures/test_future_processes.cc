@@ -60,7 +60,7 @@ TEST_F(FutureProcesses, ACompletionWakesTheOwner) {
   });
   const test::Watchdog watchdog("ACompletionWakesTheOwner");
   for (std::size_t i = 0; i < handles.size(); ++i) {
-    ASSERT_EQ(table->wait(handles[i], 1h, SpinPolicy::yield_briefly()),
+    ASSERT_EQ(table->wait(handles[i], 1h, SpinPolicy::sleep_at_once()),
               i % 3 == 0 ? FutureState::kFailed : FutureState::kReady);
     EXPECT_EQ(table->error_of(handles[i]), i % 3 == 0 ? 9U : 0U);
     ASSERT_EQ(table->release(handles[i]), Status::kOk);
@@ -118,7 +118,7 @@ TEST_F(FutureProcesses, WaitersRunInTheOwner) {
     ran = 0;
     for (const Counter& waiter : waiters) ran += waiter.runs == 1 ? 1U : 0U;
     if (ran < kCapacity) {
-      ASSERT_EQ(table->doorbell().wait(ticket, 30s, SpinPolicy::yield_briefly()), Status::kOk);
+      ASSERT_EQ(table->doorbell().wait(ticket, 30s, SpinPolicy::sleep_at_once()), Status::kOk);
     }
   }
   EXPECT_EQ(child.wait(), 0);
@@ -165,7 +165,7 @@ TEST_F(FutureProcesses, AKilledCompleterDelaysAWaitOnly) {
                                    std::memory_order_relaxed)) {
     }
   });
-  EXPECT_EQ(table->wait(handle, 1h, SpinPolicy::yield_briefly()), FutureState::kReady);
+  EXPECT_EQ(table->wait(handle, 1h, SpinPolicy::sleep_at_once()), FutureState::kReady);
   late.join();
 }
 

@@ -98,7 +98,7 @@ TEST_F(FutureTableTest, RefusesStaleHandles) {
   EXPECT_EQ(table->fail(old), Completion::kStale);
   EXPECT_EQ(table->release(old), Status::kStale);
   EXPECT_FALSE(table->mark_waited(old));
-  EXPECT_EQ(table->wait(old, 1h, SpinPolicy::yield_briefly()), FutureState::kFree);
+  EXPECT_EQ(table->wait(old, 1h, SpinPolicy::sleep_at_once()), FutureState::kFree);
   EXPECT_EQ(table->poll(young), FutureState::kPending);
   EXPECT_EQ(table->release(young), Status::kOk);
   EXPECT_EQ(table->release(young), Status::kStale) << "double release";
@@ -173,7 +173,7 @@ TEST_F(FutureTableTest, AllocatesManyOrNone) {
 
 TEST_F(FutureTableTest, WaitEndsWithCompletion) {
   const test::Watchdog watchdog("WaitEndsWithCompletion");
-  for (const SpinPolicy spin : {SpinPolicy::yield_briefly(), SpinPolicy::adaptive()}) {
+  for (const SpinPolicy spin : {SpinPolicy::sleep_at_once(), SpinPolicy::adaptive()}) {
     const Handle ready = make();
     const Handle failed = make();
     const Handle released = make();
@@ -194,12 +194,12 @@ TEST_F(FutureTableTest, WaitEndsWithCompletion) {
 
 TEST_F(FutureTableTest, WaitEndsWithTime) {
   const Handle handle = make();
-  EXPECT_EQ(table->wait(handle, 0ns, SpinPolicy::yield_briefly()), FutureState::kPending);
+  EXPECT_EQ(table->wait(handle, 0ns, SpinPolicy::sleep_at_once()), FutureState::kPending);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(table->wait(handle, 10ms, SpinPolicy::adaptive()), FutureState::kPending);
   EXPECT_GE(std::chrono::steady_clock::now() - start, 10ms);
   const auto again = std::chrono::steady_clock::now();
-  EXPECT_EQ(table->wait(handle, FutureTable::kRecheck + 10ms, SpinPolicy::yield_briefly()), FutureState::kPending);
+  EXPECT_EQ(table->wait(handle, FutureTable::kRecheck + 10ms, SpinPolicy::sleep_at_once()), FutureState::kPending);
   EXPECT_GE(std::chrono::steady_clock::now() - again, FutureTable::kRecheck + 10ms);
 }
 
@@ -306,7 +306,7 @@ TEST_F(FutureTableTest, ManyThreadsWait) {
     std::vector<std::thread> waiters;
     for (int t = 0; t < 3; ++t) {
       waiters.emplace_back([&, t] {
-        const auto spin = t == 0 ? SpinPolicy::adaptive() : SpinPolicy::yield_briefly();
+        const auto spin = t == 0 ? SpinPolicy::adaptive() : SpinPolicy::sleep_at_once();
         EXPECT_EQ(table->wait(handle, 1h, spin), FutureState::kReady);
       });
     }

@@ -1,7 +1,7 @@
 // A host between its rings: what it registers, what it says to its peers, and what it does when a ring is full.
 //
 //   PLAN-4   Plans.RefusedAtOnce: plans of other hosts, or that need rings which are not there
-//   (posts)  Peers.LongPosts: a post longer than a record travels in pieces
+//   (posts)  Peers.LongPosts: a receive-ready message longer than a record travels in pieces
 //   ERR-2    Peers.LostAndReplaced: at any moment of a run across; the next runs are as with new rings
 //   PEER-1   Peers.NonsenseClosesTheChannel
 //   OWN-1    Leaving.*: a client's memory is used until the order has passed its end, and never after
@@ -275,7 +275,7 @@ TEST(Peers, FullRings) {
   play(cluster, 500, false);
   // With a record held back, a sleep without end lasts a moment.
   const uint32_t ticket = cluster.hosts[1]->ticket();
-  EXPECT_EQ(cluster.hosts[1]->wait(ticket, 1ms, SpinPolicy::yield_briefly()), Status::kTimeout);
+  EXPECT_EQ(cluster.hosts[1]->wait(ticket, 1ms, SpinPolicy::sleep_at_once()), Status::kTimeout);
 }
 
 TEST(Peers, LooksAgainWhileHeldUp) {
@@ -293,7 +293,7 @@ TEST(Peers, LooksAgainWhileHeldUp) {
   cluster.controller->step();
   for (int i = 0; i < 4; ++i) cluster.hosts[1]->step();  // ten posts of 2.4 KB do not fit 4 KiB
   const uint32_t ticket = cluster.hosts[1]->ticket();
-  EXPECT_EQ(cluster.hosts[1]->wait(ticket, std::chrono::nanoseconds::max(), SpinPolicy::yield_briefly()),
+  EXPECT_EQ(cluster.hosts[1]->wait(ticket, std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once()),
             Status::kTimeout);
   while (cluster.client->in_flight() != 0) {
     cluster.controller->step();
@@ -350,12 +350,12 @@ TEST(Peers, NonsenseClosesTheChannel) {
   const ReceiveDoneRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0, 0, 0};
   const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
       {record_of(RecordHeader{static_cast<RecordKind>(99), 0, 0}, 8), "of kind 99"},
-      {record_of(post, 8), "a post has 8 bytes"},
-      {record_of(post, sizeof post), "a post has 32 bytes, expected 40"},
+      {record_of(post, 8), "a receive-ready record has 8 bytes"},
+      {record_of(post, sizeof post), "a receive-ready record has 32 bytes, expected 40"},
       {record_of(make(post, [](auto& r) { r.count = 0xffffffff; }), sizeof post), "expected 34359738392"},
       {record_of(make(post, [](auto& r) { r.host = 7; }), sizeof post + 8), "names host 7"},
-      {record_of(arrival, sizeof arrival), "an arrival for node 0 of run 77"},
-      {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival), "an arrival has 32 bytes"},
+      {record_of(arrival, sizeof arrival), "a receive-done record for node 0 of run 77"},
+      {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival), "a receive-done record has 32 bytes"},
   };
   for (const auto& [bytes, text] : nonsense) {
     TwoHosts cluster(1);

@@ -28,19 +28,19 @@ TEST(Doorbell, RingBeforeWaitIsSeen) {
   DoorbellWord bell{};
   const std::uint32_t ticket = bell.ticket();
   bell.ring();
-  EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::yield_briefly()), Status::kOk);
-  EXPECT_EQ(bell.wait(ticket, 0ns, SpinPolicy::yield_briefly()), Status::kOk);
+  EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::sleep_at_once()), Status::kOk);
+  EXPECT_EQ(bell.wait(ticket, 0ns, SpinPolicy::sleep_at_once()), Status::kOk);
 }
 
 TEST(Doorbell, TimesOut) {
   DoorbellWord bell{};
   const std::uint32_t ticket = bell.ticket();
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(bell.wait(ticket, 20ms, SpinPolicy::yield_briefly()), Status::kTimeout);
+  EXPECT_EQ(bell.wait(ticket, 20ms, SpinPolicy::sleep_at_once()), Status::kTimeout);
   EXPECT_GE(std::chrono::steady_clock::now() - start, 20ms);
   EXPECT_EQ(bell.wait(ticket, 1us, SpinPolicy::adaptive()), Status::kTimeout);
-  EXPECT_EQ(bell.wait(ticket, 0ns, SpinPolicy::yield_briefly()), Status::kTimeout);
-  EXPECT_EQ(bell.wait(ticket, -1ns, SpinPolicy::yield_briefly()), Status::kTimeout);
+  EXPECT_EQ(bell.wait(ticket, 0ns, SpinPolicy::sleep_at_once()), Status::kTimeout);
+  EXPECT_EQ(bell.wait(ticket, -1ns, SpinPolicy::sleep_at_once()), Status::kTimeout);
   EXPECT_EQ(bell.ticket(), ticket) << "a sleeper's bit is no ring";
 }
 
@@ -50,7 +50,7 @@ TEST(Doorbell, SequenceWraps) {
   const std::uint32_t ticket = bell.ticket();
   bell.ring();
   EXPECT_EQ(bell.ticket(), 0U);
-  EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::yield_briefly()), Status::kOk);
+  EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::sleep_at_once()), Status::kOk);
 }
 
 TEST(Doorbell, EveryWaiterWakes) {
@@ -62,7 +62,7 @@ TEST(Doorbell, EveryWaiterWakes) {
     waiters.emplace_back([&] {
       const std::uint32_t ticket = bell.ticket();
       asleep.fetch_add(1);
-      EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::yield_briefly()), Status::kOk);
+      EXPECT_EQ(bell.wait(ticket, kForever, SpinPolicy::sleep_at_once()), Status::kOk);
     });
   }
   while (asleep.load() != 4) std::this_thread::yield();
@@ -93,7 +93,7 @@ void ping_pong(SpinPolicy spin, int rounds) {
 
 TEST(Doorbell, PingPongStress) {
   const test::Watchdog watchdog("PingPongStress");
-  ping_pong(SpinPolicy::yield_briefly(), 300 * test::kStressScale);
+  ping_pong(SpinPolicy::sleep_at_once(), 300 * test::kStressScale);
   ping_pong(SpinPolicy::adaptive(), 300 * test::kStressScale);
 }
 
@@ -107,7 +107,7 @@ TEST(Doorbell, AcrossProcesses) {
       for (;;) {
         const std::uint32_t ticket = bells[me].ticket();
         if (turn->load(std::memory_order_acquire) == me) break;
-        if (bells[me].wait(ticket, 30s, SpinPolicy::yield_briefly()) != Status::kOk) return 1;
+        if (bells[me].wait(ticket, 30s, SpinPolicy::sleep_at_once()) != Status::kOk) return 1;
       }
       turn->store(1 - me, std::memory_order_release);
       bells[1 - me].ring();
@@ -124,7 +124,7 @@ TEST(Doorbell, KilledWaiterCostsOneWake) {
   const Segment segment = Segment::create("doorbell-test", 4096);
   auto* bell = new (segment.data()) DoorbellWord{};
   test::Child child([&] {
-    static_cast<void>(bell->wait(bell->ticket(), kForever, SpinPolicy::yield_briefly()));
+    static_cast<void>(bell->wait(bell->ticket(), kForever, SpinPolicy::sleep_at_once()));
     return 0;
   });
   const test::Watchdog watchdog("KilledWaiterCostsOneWake");
@@ -144,23 +144,23 @@ TEST_P(Bells, AnyOfThemWakes) {
   BellSet bells(&words[0], GetParam());
   for (DoorbellWord& word : words) bells.add(&word);
   bells.draw();
-  EXPECT_EQ(bells.wait(20ms, SpinPolicy::yield_briefly()), Status::kTimeout);
+  EXPECT_EQ(bells.wait(20ms, SpinPolicy::sleep_at_once()), Status::kTimeout);
   for (const std::size_t at : {std::size_t{0}, std::size_t{1}, words.size() - 1}) {
     bells.draw();
     std::thread ringer([&] {
       std::this_thread::sleep_for(5ms);
       words[at].ring();
     });
-    EXPECT_EQ(bells.wait(kForever, SpinPolicy::yield_briefly()), Status::kOk) << at;
+    EXPECT_EQ(bells.wait(kForever, SpinPolicy::sleep_at_once()), Status::kOk) << at;
     ringer.join();
     bells.draw();
     words[at].ring();
-    EXPECT_EQ(bells.wait(kForever, SpinPolicy::yield_briefly()), Status::kOk) << at;
+    EXPECT_EQ(bells.wait(kForever, SpinPolicy::sleep_at_once()), Status::kOk) << at;
   }
   for (std::size_t i = 1; i < words.size(); ++i) bells.remove(&words[i]);
   bells.draw();
   words[7].ring();
-  EXPECT_EQ(bells.wait(1ms, SpinPolicy::yield_briefly()), Status::kTimeout);
+  EXPECT_EQ(bells.wait(1ms, SpinPolicy::sleep_at_once()), Status::kTimeout);
 }
 
 TEST_P(Bells, NothingIsLost) {
@@ -197,7 +197,7 @@ TEST_P(Bells, NothingIsLost) {
     }
     // No end to the wait: a lost ring hangs, and the watchdog says so.
     if (did || is_over()) continue;
-    EXPECT_EQ(bells.wait(kForever, SpinPolicy::yield_briefly()), Status::kOk);
+    EXPECT_EQ(bells.wait(kForever, SpinPolicy::sleep_at_once()), Status::kOk);
   }
   for (std::thread& ringer : ringers) ringer.join();
 }
