@@ -162,10 +162,6 @@ cdef class Buffer:
         """From now on something reads it outside of the order: a call that donates it must pass a copy (MEM-4)."""
         self.shared = True
 
-    def _donate(self):
-        """The handle was donated to a run: releases it after that run, in the order."""
-        self._forget()
-
 
 cdef class Deadline:
     """How long runs of one program may take, and the error text of those that take longer (DEAD-1)."""
@@ -676,10 +672,6 @@ cdef class Call:
     def inline_results(self):
         """The positions of the results whose values come with their completions."""
         return [place for place in range(len(self.outputs)) if self.wanted[place // 64] >> (place % 64) & 1]
-
-    def accepts(self, list leaves not None):
-        """True when every leaf is an array of this call's layout."""
-        return self.gather(leaves)
 
     cdef bint gather(self, list leaves) except -1:
         cdef Py_ssize_t i, n = len(self.inputs)

@@ -1,4 +1,4 @@
-// What the foundation costs: futures, ring hops within a process and between processes, doorbell, arena, budget.
+// What the foundation costs: futures, ring hops within a process and between processes, doorbell, arena.
 //
 // Goals (docs: the table of goals): a future created, resolved and released <= 50 ns; a ring hop in process <= 100 ns.
 // A hop is one way: half of a ping-pong's round trip. `hop_p50` is the median over batches of 50 round trips, which
@@ -18,11 +18,9 @@
 
 #include "futures/future_table.h"
 #include "memory/arena.h"
-#include "memory/budget.h"
 #include "memory/segment.h"
 #include "sync/byte_ring.h"
 #include "sync/doorbell.h"
-#include "sync/mpsc_ring.h"
 
 namespace pathways {
 namespace {
@@ -316,20 +314,6 @@ BENCHMARK(byte_ring_stream)->ArgNames({"batch"})->Arg(1)->Arg(16)->UseRealTime()
 
 // ---- the rest
 
-void mpsc_ring_one_thread(benchmark::State& state) {
-  struct Record {
-    std::uint64_t words[4];
-  };
-  const Segment memory = Segment::heap(MpscRing<Record>::bytes_for(1024));
-  auto* ring = MpscRing<Record>::create(memory.data(), 1024);
-  Record record{};
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(ring->try_push(record));
-    benchmark::DoNotOptimize(ring->try_pop(record));
-  }
-}
-BENCHMARK(mpsc_ring_one_thread);
-
 void doorbell_ring_with_nobody_waiting(benchmark::State& state) {
   DoorbellWord bell{};
   for (auto _ : state) bell.ring();
@@ -376,15 +360,6 @@ void arena_allocate_release(benchmark::State& state) {
   }
 }
 BENCHMARK(arena_allocate_release);
-
-void budget_reserve_release(benchmark::State& state) {
-  Budget budget(1 << 30);
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(budget.try_reserve(4096));
-    budget.release(4096);
-  }
-}
-BENCHMARK(budget_reserve_release);
 
 }  // namespace
 }  // namespace pathways

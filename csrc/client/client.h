@@ -124,7 +124,6 @@ class Client {
   Arena* arena() { return arena_; }
   /// Returns the blocks that forked children could still read, once those children have ended (FORK-1).
   void settle_forks() noexcept { fork_holds_.settle(); }
-  bool inbox_was_empty() const { return inbox_.was_empty(); }
 
  private:
   struct Releases {

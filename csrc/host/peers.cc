@@ -72,14 +72,16 @@ std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
   if (header.kind == RecordKind::kReceiveReady) {
-    if (bytes.size() < sizeof(ReceiveReadyRecord)) return sizes("a receive-ready record", bytes.size(), sizeof(ReceiveReadyRecord));
+    if (bytes.size() < sizeof(ReceiveReadyRecord))
+      return sizes("a receive-ready record", bytes.size(), sizeof(ReceiveReadyRecord));
     const auto record = read_record<ReceiveReadyRecord>(bytes);
     const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
     if (bytes.size() != expected) return sizes("a receive-ready record", bytes.size(), expected);
     if (record.host != peer) return "a receive-ready record names host " + std::to_string(record.host);
     const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
     std::vector<uint64_t>& partial = partial_receive_ready_.at(peer);
-    if (partial.size() + offsets.size() > kMostOffsets) return "a receive-ready record has more blocks than any transfer";
+    if (partial.size() + offsets.size() > kMostOffsets)
+      return "a receive-ready record has more blocks than any transfer";
     if (header.detail != 0 || !partial.empty()) partial.insert(partial.end(), offsets.begin(), offsets.end());
     if (header.detail != 0) return {};  // more offsets follow
     const std::vector<uint64_t> whole = std::move(partial);
@@ -88,11 +90,12 @@ std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
         Status::kOk) {
       return {};
     }
-    return "a receive-ready record for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
-           ", in which it has no such part";
+    return "a receive-ready record for node " + std::to_string(record.node) + " of run " +
+           std::to_string(record.order) + ", in which it has no such part";
   }
   if (header.kind == RecordKind::kReceiveDone) {
-    if (bytes.size() < sizeof(ReceiveDoneRecord)) return sizes("a receive-done record", bytes.size(), sizeof(ReceiveDoneRecord));
+    if (bytes.size() < sizeof(ReceiveDoneRecord))
+      return sizes("a receive-done record", bytes.size(), sizeof(ReceiveDoneRecord));
     const auto record = read_record<ReceiveDoneRecord>(bytes);
     const uint64_t expected = sizeof record + ((uint64_t{record.bytes} + 7) & ~uint64_t{7});
     if (bytes.size() != expected) return sizes("a receive-done record", bytes.size(), expected);

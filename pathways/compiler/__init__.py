@@ -11,7 +11,6 @@ from pathways.compiler.options import SCHEDULES, Options
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import SliceTag, TaggedFunction, placed
 from pathways.compiler.printing import logical_text
-from pathways.compiler.signature import modes, signature
 from pathways.compiler.specs import abstract_mesh, normalize, to_partition_spec
 from pathways.compiler.trace import Argument, Traced, as_argument, device_put, trace
 
@@ -34,10 +33,8 @@ __all__ = [
     "compile_traced",
     "device_put",
     "logical_text",
-    "modes",
     "normalize",
     "placed",
-    "signature",
     "to_partition_spec",
     "trace",
 ]

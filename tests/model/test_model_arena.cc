@@ -1,10 +1,8 @@
-// Every interleaving of the arena's reference counts and returned list, and of the budget.
+// Every interleaving of the arena's reference counts and returned list.
 //   ARENA-2 counted   ModelArena.*
-//   ARENA-5 lent      ModelArena.LoansEndInAnyOrder, ModelArena.ReclaimedBesideGivenBack
-//   MEM-1 accounted   ModelBudget.*
+//   ARENA-5 leased     ModelArena.LeasesEndInAnyOrder, ModelArena.ReclaimedBesideReturned
 #include "expect.h"
 #include "memory/arena.h"
-#include "memory/budget.h"
 
 namespace pathways::model {
 namespace {
@@ -57,7 +55,7 @@ TEST(ModelArena, TwoBlocksComeBack) {
   });
 }
 
-TEST(ModelArena, LoansEndInAnyOrder) {
+TEST(ModelArena, LeasesEndInAnyOrder) {
   expect_holds([](Program& program) {
     Arena& arena = make_arena(program, 1);
     const std::uint64_t offset = allocate(arena);
@@ -80,7 +78,7 @@ TEST(ModelArena, LoansEndInAnyOrder) {
   });
 }
 
-TEST(ModelArena, ReclaimedBesideGivenBack) {
+TEST(ModelArena, ReclaimedBesideReturned) {
   // Borrower 1 is dead, 0 returns meanwhile: the block comes back exactly once, and may be lent anew.
   expect_holds([](Program& program) {
     Arena& arena = make_arena(program, 1);
@@ -101,20 +99,6 @@ TEST(ModelArena, ReclaimedBesideGivenBack) {
       require(arena.was_references(again) == 2, "a lease to the successor stands");
     });
     program.finally([&arena] { arena.validate(); });
-  });
-}
-
-TEST(ModelBudget, TwoReserveRoomForOne) {
-  expect_holds([](Program& program) {
-    auto& budget = program.make<Budget>(std::uint64_t{10});
-    for (int t = 0; t < 3; ++t) {
-      program.thread([&budget] {
-        if (budget.try_reserve(6) != Status::kOk) return;
-        require(budget.in_use() <= 10, "never above the limit");
-        budget.release(6);
-      });
-    }
-    program.finally([&budget] { require(budget.in_use() == 0 && budget.high_water() == 6, "all came back"); });
   });
 }
 

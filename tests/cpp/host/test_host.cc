@@ -355,7 +355,8 @@ TEST(Peers, NonsenseClosesTheChannel) {
       {record_of(make(post, [](auto& r) { r.count = 0xffffffff; }), sizeof post), "expected 34359738392"},
       {record_of(make(post, [](auto& r) { r.host = 7; }), sizeof post + 8), "names host 7"},
       {record_of(arrival, sizeof arrival), "a receive-done record for node 0 of run 77"},
-      {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival), "a receive-done record has 32 bytes"},
+      {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival),
+       "a receive-done record has 32 bytes"},
   };
   for (const auto& [bytes, text] : nonsense) {
     TwoHosts cluster(1);

@@ -2,10 +2,10 @@
 //
 //   ARENA-1 disjoint   ArenaTest.PayloadsAreAlignedAndDisjoint, ArenaTest.RandomStress
 //   ARENA-2 counted    ArenaTest.LastReleaseFrees, ArenaTest.CountsAcrossProcesses, ArenaTest.OneReleaseTooManyAborts,
-//                      ArenaTest.BorrowersGiveBackByName, ArenaTest.ALoanTooManyAborts, ArenaTest.ThreadStress
+//                      ArenaTest.BorrowersReturnByName, ArenaTest.ALeaseTooManyAborts, ArenaTest.ThreadStress
 //   ARENA-3 merged     ArenaTest.NeighboursMerge, ArenaTest.RandomStress
 //   ARENA-4 fits       ArenaTest.FitsExactly, ArenaTest.FailsOnlyWhenFull
-//   ARENA-5 lent       ArenaTest.WhatADeadBorrowerHeldIsReclaimed
+//   ARENA-5 leased      ArenaTest.WhatADeadBorrowerHeldIsReclaimed
 //   trim               ArenaTrim.GivesPagesBack, ArenaTrim.GoesOnWhileOthersAllocate
 #include "memory/arena.h"
 
@@ -91,7 +91,7 @@ TEST_F(ArenaTest, OneReleaseTooManyAborts) {
   EXPECT_DEATH(static_cast<void>(arena->at(1 << 30)), "check failed");
 }
 
-TEST_F(ArenaTest, BorrowersGiveBackByName) {
+TEST_F(ArenaTest, BorrowersReturnByName) {
   const std::uint64_t offset = allocate(100);
   arena->lease_out(offset, 0b1011, 1);
   EXPECT_EQ(arena->was_references(offset), 4U);
@@ -107,7 +107,7 @@ TEST_F(ArenaTest, BorrowersGiveBackByName) {
   arena->validate();
 }
 
-TEST_F(ArenaTest, ALoanTooManyAborts) {
+TEST_F(ArenaTest, ALeaseTooManyAborts) {
   const std::uint64_t never = allocate(10), leased = allocate(10), ended = allocate(10), freed = allocate(10);
   arena->lease_out(leased, 0b1, 1);
   arena->lease_out(ended, 0b1, 2);
