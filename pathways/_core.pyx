@@ -464,26 +464,26 @@ cdef class Client:
         leased to each host of the array.
         """
         self.send_command(CommandKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.space_set,
-                       array.layout.space_bytes, _lease(block, array.layout))
+                          array.layout.space_bytes, _lease(block, array.layout))
 
     def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None):
         """Has the hosts write an array into `block`, where the payload says, and then complete `token`. The block is
         leased to each host of the array.
         """
         self.send_command(CommandKind.kFetch, array.layout.group, array.handle, token, payload, NO_SPACE_SET, 0,
-                       _lease(block, array.layout))
+                          _lease(block, array.layout))
 
     def make(self, Buffer array not None, bytes payload not None):
         """Has the hosts of a new array make it by a task, in the order."""
         self.send_command(CommandKind.kTask, array.layout.group, array.handle, 0, payload, array.layout.space_set,
-                       array.layout.space_bytes, Lease())
+                          array.layout.space_bytes, Lease())
 
     def command(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
         """Sends one command in the order. `kind`: see `pathways.protocol.payloads`."""
         self.send_command(<CommandKind>kind, group, raw, token, payload, NO_SPACE_SET, 0, Lease())
 
     cdef send_command(self, CommandKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
-                   uint32_t space_set, uint64_t space_bytes, Lease lease):
+                      uint32_t space_set, uint64_t space_bytes, Lease lease):
         cdef Handle handle, answer
         cdef const char* data = payload
         cdef Status status
@@ -493,8 +493,8 @@ cdef class Client:
             self.check_alive()
         while True:
             status = self.core.get().command(kind, group, handle, answer,
-                                          const_byte_span(<const byte*>data, len(payload)), space_set, space_bytes,
-                                          lease)
+                                             const_byte_span(<const byte*>data, len(payload)), space_set, space_bytes,
+                                             lease)
             if status == Status.kOk:
                 break
             if status == Status.kInvalid:

@@ -614,7 +614,7 @@ cdef int _shards(void* self, const NodeContext* where, Value value, vector[const
 
 
 cdef int _send_remote(void* self, const NodeContext* where, uint32_t destination, uint64_t key,
-                shared_ptr[const CopyPlan] copy_plan, vector[const byte*] sources, Value keep) noexcept:
+                      shared_ptr[const CopyPlan] copy_plan, vector[const byte*] sources, Value keep) noexcept:
     cdef Host host = <Host>self
     cdef OutgoingTransfer outgoing = OutgoingTransfer.__new__(OutgoingTransfer)
     try:
@@ -745,13 +745,13 @@ cdef void _command(void* self, uint32_t client, const byte* data, size_t n) noex
 
 
 cdef int _offload(void* self, uint32_t client, Value* values, size_t count, const byte* data, size_t n,
-               cbool away) noexcept:
+                  cbool away) noexcept:
     cdef Host host = <Host>self
     cdef size_t i
     cdef list moved
     try:
         moved = host.driver.offload(client, [<object><PyObject*>values[i] for i in range(count)],
-                                 (<const char*>data)[:n], away)
+                                    (<const char*>data)[:n], away)
         if moved is None:  # it failed; the driver has already reported the reason to the requester
             return <int>Status.kFailed
         for i in range(count):

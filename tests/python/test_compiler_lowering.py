@@ -24,9 +24,7 @@ from pathways.compiler import (
     device_put,
     donation,
     logical_text,
-    modes,
     placed,
-    signature,
     trace,
 )
 from pathways.compiler.ir import ArrayType, Computation, Node
@@ -230,24 +228,6 @@ def test_text_of_every_level():
     ]
     assert "%1 = call add1.0(%0 donated) on left #" in text and "%2 = transfer transfer.0(%1) from left" in text
     assert "float32[8,8]@right P('x', None)" in text
-
-
-def test_signatures():
-    tree = jax.tree_util.tree_structure((0,))
-    base = signature(tree, [X])
-    assert base == signature(tree, [Argument((8, 8), np.float32, False, LEFT, (("x",), ()))]) and hash(base)
-    others = [
-        signature(tree, [Argument((8, 8), np.float32, True, LEFT, (("x",), ()))]),
-        signature(tree, [Argument((8, 8), np.float32, False, RIGHT, (("x",), ()))]),
-        signature(tree, [Argument((8, 8), np.float32, False, LEFT, ((), ()))]),
-        signature(tree, [X], [1]),
-        signature(jax.tree_util.tree_structure([0]), [X]),
-    ]
-    with jax.enable_x64(True):
-        others.append(signature(tree, [X]))
-        inside = modes()
-    assert inside != modes()
-    assert len({base, *others}) == 7
 
 
 def test_options_are_values():
