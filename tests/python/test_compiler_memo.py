@@ -56,15 +56,9 @@ MAKERS: dict[str, Callable[[], LogicalProgram]] = {
 }
 
 
-#: Whether these have a key under JAX 0.12, whose scan has parameters of its own, was seen with JAX alone.
-LOOPS = {"a loop", "another loop"}
-
-
 def test_equal_equations_are_compiled_once_and_others_apart() -> None:
     first = {name: make() for name, make in MAKERS.items()}
     for name, make in MAKERS.items():
-        if jax.__version_info__ >= (0, 12) and name in LOOPS:
-            continue
         assert make() is first[name], name
     assert len({id(program) for program in first.values()}) == len(first)
 
