@@ -478,7 +478,14 @@ cdef int _launch(void* self, const NodeContext* where, const Value* inputs, size
     cdef PyObject* item
     cdef size_t i
     if result == NULL:
-        return host.failed("launch", where)
+        if not _is_refused_by_disable_jit(host):
+            return host.failed("launch", where)
+        try:
+            again = host.driver.launch_with_jit(<object>function, [<object><PyObject*>inputs[i] for i in range(n)])
+        except BaseException:
+            return _python_failed(host, "launch", where)
+        result = <PyObject*>again
+        Py_INCREF_(result)
     if PyList_CheckExact_(result):
         for i in range(m):
             item = PyList_GET_ITEM_(result, i)
@@ -504,6 +511,28 @@ cdef int _attend(Host host, const NodeContext* where, PyObject* launch) noexcept
         return <int>Status.kPending
     except BaseException:
         return _python_failed(host, "launch", where)
+
+
+cdef bint _is_refused_by_disable_jit(Host host) noexcept:
+    # Called while an exception is set. An embedded cluster launches on its user's threads, where `jax.disable_jit` may
+    # be on. JAX then refuses every launch before it does anything. In that case this clears the exception; else it
+    # keeps it.
+    cdef PyObject* kind
+    cdef PyObject* value
+    cdef PyObject* trace
+    cdef bint refused = False
+    PyErr_Fetch(&kind, &value, &trace)
+    try:
+        refused = host.driver.is_jit_disabled()
+    except BaseException:
+        pass
+    if not refused:
+        PyErr_Restore(kind, value, trace)
+        return False
+    Py_XDECREF_(kind)
+    Py_XDECREF_(value)
+    Py_XDECREF_(trace)
+    return True
 
 
 cdef bint _was_deleted(PyObject* array) noexcept:

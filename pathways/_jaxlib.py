@@ -42,7 +42,6 @@ from jax._src import (
     ffi,
     pjit,
     sharding_impls,
-    stages,
     xla_bridge,
 )
 from jax._src import callback as jax_callback
@@ -979,39 +978,14 @@ def initialize_lapack() -> None:
         lapack._lapack.initialize()
 
 
-class _HostParams(stages.CompiledCallParams):
-    """Marks an executable as a host's: it runs even if `jax.disable_jit` is on for the thread (see `fast_call`)."""
-
-
 def fast_call(compiled: Any) -> Callable[..., Any]:
     """The C++ fast path of a `jax.stages.Compiled`, which saves one Python frame per call.
 
-    An embedded cluster runs on its user's threads, where `jax.disable_jit` may be on. Then JAX calls
-    `jax.stages.Compiled.call`, which refuses to run. A host's executable must run even then.
+    Under `jax.disable_jit` it refuses to run, before it does anything.
     """
-    _run_hosts_executables()
     create = getattr(getattr(compiled, "_executable", None), "create_cpp_call", None)
-    fast = create(_HostParams(*compiled._params)) if create is not None else None
-
-    def slow(*args: Any) -> Any:
-        with config.disable_jit(False):
-            return compiled(*args)
-
-    return fast or slow
-
-
-@functools.cache
-def _run_hosts_executables() -> None:
-    plain = stages.Compiled.call
-
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if isinstance(args[0], _HostParams) and config.disable_jit.value:
-            with config.disable_jit(False):
-                return plain(*args, **kwargs)
-        return plain(*args, **kwargs)
-
-    stages.Compiled.call = staticmethod(call)
+    fast: Callable[..., Any] | None = create(compiled._params) if create is not None else None
+    return fast or compiled
 
 
 def drop_main_attributes(module: ir.Module) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -17,7 +16,7 @@ from pathways.api import value_checks
 from pathways.api.array import Array
 from pathways.api.constants import Constants, kind_of
 from pathways.api.session import Session, current
-from pathways.api.signature import argument_of
+from pathways.api.signature import abstractify
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle, MemoryAnalysis, cost_of, memory_of
 from pathways.api.tracing import find_slice, remember
@@ -326,33 +325,44 @@ class Compiled(Handle):
 
 
 def move(array: Array, devices: Slice, spec: tuple[tuple[str, ...], ...]) -> Array:
-    """The array on another slice, or sharded otherwise: a program of one transfer."""
-    target = specs.to_partition_spec(spec)
-    fun = functools.partial(device_put, mesh=devices.mesh_spec, spec=target)
-    return _run_one(("move", devices.mesh_spec.name, spec), "device_put", fun, devices, array)
+    """The array on another slice, or sharded otherwise: a program of one transfer.
+
+    Raises:
+        PlacementError: the slice belongs to another cluster.
+    """
+
+    def make() -> Callable[[Any], Any]:
+        return functools.partial(device_put, mesh=devices.mesh_spec, spec=specs.to_partition_spec(spec))
+
+    return _run_one("device_put", (devices.mesh_spec.name, spec), make, devices, array)
 
 
 def copy(array: Array) -> Array:
     """The same value in memory of its own, where the array lives."""
-    slice_: Slice = array.layout.slice
-    spec = specs.to_partition_spec(array.layout.spec[: array.ndim])
-    fun = placed(jax.lax.optimization_barrier, slice_.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
-    return _run_one(("copy",), "copy", fun, slice_, array)
+    home: Slice = array.layout.slice
+
+    def make() -> Callable[[Any], Any]:
+        spec = specs.to_partition_spec(array.layout.spec[: array.ndim])
+        barrier = jax.lax.optimization_barrier
+        return placed(barrier, home.mesh_spec, in_shardings=spec, out_shardings=spec, name="copy")
+
+    return _run_one("copy", (), make, home, array)
 
 
-def _run_one(what: Hashable, name: str, fun: Callable[[Any], Any], home: Slice, array: Array) -> Array:
-    """Runs a function of one array, compiled once per layout."""
+def _run_one(name: str, target: Hashable, make: Callable[[], Callable[[Any], Any]], home: Slice, array: Array) -> Array:
+    """Runs the function that `make` gives on one array. It is compiled once per name, target and layout."""
     session: Session = home.cluster
-    key = (what, array.layout, _jaxlib.trace_modes())
+    key = (name, target, array.layout, _jaxlib.trace_modes())
     known: Compiled | None = session.moves.get(key)
     if known is None:
         session.control()
-        for slice_ in (home, array.layout.slice):
+        argument = abstractify(array, f"the argument of {name!r}", session)
+        used = [home, array.layout.slice]
+        for slice_ in used:
             remember(slice_)
-        argument = argument_of(array)
-        traced = trace(fun, [argument], {}, name=name)
-        options = dataclasses.replace(Options.of(None), platforms=(session.lowering_platform,))
+        traced = trace(make(), [argument], {}, name=name)
+        options = Options(platforms=(session.lowering_platform,))
         program = compile_traced(traced, options, default_mesh=home.mesh_spec)
-        lowering = Lowering(traced, program, session, [home, array.layout.slice])
+        lowering = Lowering(traced, program, session, used)
         known = session.moves[key] = lowering.compile(tree_structure(((0,), {})))
     return known.run([array])[0]

@@ -21,6 +21,7 @@ from pathways.api.array import Array
 from pathways.api.compiled import Compiled
 from pathways.api.program import Program
 from pathways.api.session import Session
+from pathways.api.signature import argument_of
 from pathways.api.slices import Slice
 from pathways.api.tracing import remember
 from pathways.compiler import placed, specs
@@ -175,18 +176,9 @@ def _compile(
     arguments = []
     for number, arg in enumerate(args):
         if type(arg) is Array:
-            layout = arg.layout
-            slices.add(layout.slice)
-            remember(layout.slice)
-            arguments.append(
-                Argument(
-                    layout.shape,
-                    layout.dtype,
-                    layout.weak_type,
-                    layout.slice.mesh_spec,
-                    layout.spec[: len(layout.shape)],
-                )
-            )
+            slices.add(arg.layout.slice)
+            remember(arg.layout.slice)
+            arguments.append(argument_of(arg))
         elif number not in inside:
             aval = _jaxlib.abstract_value(arg)
             arguments.append(Argument(tuple(aval.shape), aval.dtype, bool(aval.weak_type)))

@@ -416,7 +416,7 @@ class _Restore(_Job):
             for array in arrays:
                 await settled(array.client, array.raw_handle)
             for array in arrays:
-                array.block_until_ready()  # says the failure reason of it
+                array.block_until_ready()  # raises the error that it failed with
         except BaseException:
             await self.give_up()
             raise

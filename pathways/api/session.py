@@ -99,7 +99,7 @@ class Session:
         return self.is_open and bool(self._control.alive())
 
     def control(self) -> Any:
-        """The control plane of an open cluster; raises the failure reason of it otherwise."""
+        """The control plane. Raises the error that ended the cluster, if it has ended."""
         self.native.check_alive()
         return self._control
 
@@ -167,7 +167,7 @@ class Session:
                     layout.move(binding.group, binding.hosts, binding.space_set)
 
     def placement(self, layout: _core.Layout) -> int:
-        """The number by which a layout's hosts know its placement; tells them the first time."""
+        """The number by which the hosts of a layout know its placement. The first call sends them the placement."""
         kind: ArrayType = layout.cache
         key = (kind.shape, kind.dtype, kind.spec, layout.slice.mesh_spec.name)
         known = self._placements.get(key)

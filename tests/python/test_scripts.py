@@ -66,3 +66,18 @@ def test_bootstrap_says_which_python_is_needed(root: pathlib.Path, tmp_path: pat
     assert done.returncode != 0
     assert "3.11 or newer is needed" in done.stderr
     assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("csrc/a/a.h", "enum class NoteKind { kPut };", 1),
+        ("csrc/a/a.h", "// a command, and the notes\n// of it: a parcel", 2),
+        ("pathways/api/a.py", "the janitor reads the obituary", 2),
+        ("pathways/api/a.py", "error.add_note('a note for people')", 0),
+        ("csrc/sync/doorbell.h", "a parked thread", 0),
+        ("csrc/a/a.h", "a place in the order", 0),
+    ],
+)
+def test_the_list_of_old_words_finds_them(root: pathlib.Path, file: str, text: str, found: int) -> None:
+    assert len(load(root, "words").hits(file, text)) == found

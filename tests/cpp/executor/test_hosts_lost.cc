@@ -1,6 +1,6 @@
 // Three executors, of which one is lost at some moment and has a successor; the test carries the messages.
 //
-//   ERR-2   all of it: what waited for the lost host fails with the failure reason of it, the rest is as if nothing
+//   ERR-2   all of it: what waited for the lost host fails with that host's failure reason, the rest is as if nothing
 //   happened GANG-1  Trio.AtAnyMoment: each host says of each of its runs that it is done, once MEM-4   every test ends
 //   with no value, receive or exchange left on the survivors (room)  Trio.AStalledReceive: its other sources are told,
 //   and who stalled behind it finds room

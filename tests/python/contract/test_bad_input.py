@@ -133,6 +133,8 @@ def test_values_of_another_cluster(cluster: Any, sessions: Any, add: Any) -> Non
     foreign = pw.device_put(X, theirs)
     with refused(errors.PlacementError, "argument x of 'mine'", "another cluster"):
         mine(foreign)
+    with refused(errors.PlacementError, "'device_put'", "another cluster"):
+        pw.device_put(foreign, mine.slice)
     with refused(errors.PlacementError, "'both'", "another cluster"):
         pw.program(lambda x: pw.jit(lambda x: x, devices=theirs)(mine(x)), name="both")(pw.device_put(X, mine.slice))
     np.testing.assert_array_equal(np.asarray(pw.device_put(np.asarray(foreign), mine.slice)), X)

@@ -230,6 +230,22 @@ def test_without_jit_the_users_python_runs_on_values(add: Callable[..., Any]) ->
     np.testing.assert_array_equal(f(X, 1)["r"], X + 1)
 
 
+def test_what_was_submitted_before_runs_under_disable_jit(add: Any) -> None:
+    """Embedded, the thread that reads is the host's as well: what it launches there was asked for before."""
+    one, two = add(2), add(2)
+    there = pw.jit(lambda x: x @ x / 512, devices=two, in_shardings=P(None, "x"), out_shardings=P("x"))
+    back = pw.jit(lambda x: x @ x / 512, devices=one, in_shardings=P("x"), out_shardings=P("x"))
+    steps = pw.program(lambda x: back(there(back(x))))
+    x = pw.device_put(np.ones((512, 512), np.float32), one, P("x"))
+    compiled = back.lower(x).compile()
+    steps(x).block_until_ready()
+    waiting = [steps(x) for _ in range(20)]
+    with jax.disable_jit():
+        for each in waiting:
+            np.testing.assert_array_equal(each, np.ones((512, 512)))
+        np.testing.assert_array_equal(compiled(x), np.ones((512, 512)))
+
+
 @pytest.mark.parametrize("what", ["function", "program", "timed", "lowered", "slice", "cluster"])
 def test_copies_are_the_thing_itself_and_pickles_are_refused(add: Callable[..., Any], cluster: Any, what: str) -> None:
     f = pw.jit(lambda x: x + 1, devices=add(2))
