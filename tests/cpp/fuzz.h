@@ -1,8 +1,8 @@
 // What the fuzz targets share: a seeded mutator, and how long a target runs.
 //
-// PATHWAYS_FUZZ_SECONDS is for all targets of one executable together; without it each gets a moment, so that every run
-// of the tests tries some. PATHWAYS_TEST_SEED repeats a run. Each target prints how many inputs it tried. Build them
-// with AddressSanitizer (`make fuzz`): a target proves that nothing is read or written out of bounds.
+// PATHWAYS_FUZZ_SECONDS is for all targets of all executables together; without it each target gets a moment, so that
+// every run of the tests tries some. PATHWAYS_TEST_SEED repeats a run. Each target prints how many inputs it tried.
+// Build them with AddressSanitizer (`make fuzz`): a target proves that nothing is read or written out of bounds.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,6 +18,9 @@
 #include "support.h"
 
 namespace pathways::test {
+
+/// Targets in all `cluster/test_fuzz_*.cc`, which share the time.
+inline constexpr int kTargets = 10;
 
 /// Draws what mutations need, and counts inputs.
 class Fuzzer {

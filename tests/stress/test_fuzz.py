@@ -2,7 +2,7 @@
 packets (`fuzz_client.py`), while another computes beside it, whose every value is compared; nobody dies of it.
 
 PATHWAYS_FUZZ_SECONDS says for how long, PATHWAYS_SEED repeats a run. Records, shared memory, plans and copy plans:
-tests/cpp/cluster/test_fuzz_clients.cc. Programs: `test_control_pieces.py`.
+tests/cpp/cluster/test_fuzz_*.cc. Programs: `test_control_pieces.py`.
 """
 
 from __future__ import annotations
