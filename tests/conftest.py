@@ -29,6 +29,8 @@ import hypothesis  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 
+pytest.register_assert_rewrite("control_clusters", "memory_ledgers")  # helpers that assert tell values, as tests do
+
 ROOT = pathlib.Path(__file__).parents[1]
 WATCHDOG_S = 180.0
 LEAK_GRACE_S = 10.0

@@ -1,51 +1,35 @@
 """A whole cluster of processes under the control plane, with doubles for the native core and the driver.
 
-What is proved here: joining, slices, programs, errors, and every end that a cluster can come to, told apart and clean.
-OWN-1: `test_a_client_that_dies_is_forgotten`.
+What is proved here: joining, slices, programs and their errors, and clients that come and go.
+OWN-1: `test_a_client_that_dies_is_forgotten`, `test_memory_of_clients_is_let_go_without_the_collector`.
 TRUST-1: `test_whose_a_call_is_says_its_connection`, `test_a_segment_that_makes_no_sense_is_refused`.
-ERR-2 is in `test_lost_islands.py`.
+How clusters start and end is in `test_control_ends.py`, ERR-2 in `test_lost_islands.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import control_doubles
-import numpy as np
-import psutil
 import pytest
+from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program, segments
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
 from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix, inspect
-from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec
-from pathways.process import fd_passing, run_directory
-from pathways.process.config import ClientSizes, ClusterOptions
+from pathways.process import fd_passing
 
-SMALL = {**control_doubles.OPTIONS, "host_ring_bytes": 4096, "transfer_memory": 4096}
-SIZES = ClientSizes(16, 4096, 4096)
 HERE = pathlib.Path(__file__).parent
 
-
-@pytest.fixture(scope="module", autouse=True)
-def surroundings() -> Iterator[None]:
-    """Every process finds the doubles, and these tests' clusters are in a folder of their own, empty in the end."""
-    with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        patch.setattr(run_directory, "_bases", lambda: [folder])
-        yield
-        assert os.listdir(folder) == []
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.fixture(scope="module")
@@ -65,52 +49,8 @@ def control(shared: LocalClusterHandle) -> Iterator[RemoteControl]:
     client.close()
 
 
-@pytest.fixture
-def own() -> Iterator[LocalClusterHandle]:
-    """A cluster of one's own, to destroy."""
-    handle = start_local_cluster(1, 2, 1, **SMALL)
-    yield handle
-    handle.close()
-    assert_gone(handle)
-
-
-def assert_gone(handle: LocalClusterHandle) -> None:
-    assert not os.path.exists(handle.directory)
-    assert handle.address not in run_directory.live_clusters()
-    for name, pid in handle.pids().items():
-        assert not is_running(pid), f"{name} is left"
-
-
-def is_running(pid: int) -> bool:
-    """A zombie that nobody reaps is none."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def who(stats: dict[str, Any]) -> list[tuple[int, int]]:
     return [(client["client"], client["slices"]) for client in stats["clients"]]
-
-
-def segments(pid: int, name: str = "pathways-client") -> int:
-    """Clients' segments that a process holds; or segments with that in their name."""
-    count = 0
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            count += name in os.readlink(f"/proc/{pid}/fd/{fd}")
-    return count
-
-
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
-
-
-def program(name: str) -> LogicalProgram:
-    value = ArrayType((4,), np.dtype("float32"), 0, (("x",),))
-    return LogicalProgram(name, (MeshSpec("m", (("x", 2),)),), (value,), (), (), (0,), (0,), (False,), "text", "text")
 
 
 # -- joining -------------------------------------------------------------------------------------------------------
@@ -423,155 +363,6 @@ def test_a_cluster_can_be_looked_at_without_joining(shared: LocalClusterHandle) 
     stats = inspect(shared.address)
     assert [client["owner"] for client in stats["clients"]].count(True) == 1
     assert stats["topology"] == shared.control.topology and all(host["resident_bytes"] > 0 for host in stats["hosts"])
-
-
-# -- ends ----------------------------------------------------------------------------------------------------------
-
-
-def test_closing_leaves_nothing(own: LocalClusterHandle) -> None:
-    guest = connect_unix(own.address, native="control_doubles", sizes=SIZES)
-    own.close()
-    assert_gone(own)
-    own.close()
-    assert not own.is_alive()
-    assert isinstance(own.control.failure(), errors.ClusterClosedError)
-    failure = guest.failure()
-    assert isinstance(failure, errors.ClusterClosedError) and "asked it to end" in str(failure)
-    guest.close()
-
-
-def test_a_lost_controller_ends_the_cluster(own: LocalClusterHandle) -> None:
-    slow = own.control.register_program(program("slow"), ((0, 1),))
-    threading.Timer(0.2, os.kill, (own.control.controller_pid, signal.SIGKILL)).start()
-    with pytest.raises(errors.ControllerLostError, match="was killed by SIGKILL"):
-        own.control.wait_compiled(slow)
-    assert isinstance(own.control.failure(), errors.ControllerLostError)
-    eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
-
-
-def test_a_lost_supervisor_ends_the_cluster(own: LocalClusterHandle) -> None:
-    os.kill(own.supervisor_pid, signal.SIGKILL)
-    failure = eventually(own.control.failure, "failure")
-    assert isinstance(failure, errors.ClusterClosedError) and "supervisor" in str(failure)
-    eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_controller_told_to_end_ends_in_order(own: LocalClusterHandle, number: signal.Signals) -> None:
-    os.kill(own.control.controller_pid, number)
-    failure = eventually(own.control.failure, "failure")
-    assert isinstance(failure, errors.ClusterClosedError) and number.name in str(failure)
-
-
-@pytest.mark.parametrize(
-    ("trouble", "words"),
-    [
-        ("raise", ["host 1 (pid ", "ended with exit status 1: RuntimeError: no devices today"]),
-        ("exit", ["host 1 (pid ", "ended with exit status 3", "the last thing it said"]),
-        ("hang", ["was not ready after 12 s", "host 1 (pid ", "HOST_CONNECTED", "fake host 1 starts"]),
-    ],
-)
-def test_a_host_that_fails_at_start_fails_connect(
-    monkeypatch: pytest.MonkeyPatch, trouble: str, words: list[str]
-) -> None:
-    monkeypatch.setenv("FAKE_HOST_1", trouble)
-    before = run_directory.live_clusters()
-    with pytest.raises(errors.ConnectError) as failure:
-        start_local_cluster(1, 2, 1, start_timeout_s=12.0 if trouble == "hang" else 60.0, **SMALL)
-    for word in words:
-        assert word in str(failure.value)
-    assert run_directory.live_clusters() == before
-
-
-def test_a_controller_that_fails_at_start_fails_connect() -> None:
-    with pytest.raises(errors.ConnectError) as failure:
-        start_local_cluster(1, 1, 1, **{**SMALL, "native": "no_such_module"})
-    assert "No module named 'no_such_module'" in str(failure.value)
-
-
-def test_a_failed_start_is_told_to_everybody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_HOST_0", "hang")
-    guests: list[BaseException] = []
-    threads: list[threading.Thread] = []
-
-    def join_too(address: str) -> None:
-        try:
-            connect_unix(address, native="control_doubles", sizes=SIZES)
-        except BaseException as error:
-            guests.append(error)
-
-    def tell(event: StartupEvent) -> None:
-        if event.stage == StartupEvent.HOST_CONNECTED and event.host == 0:
-            (address,) = [each for each in run_directory.live_clusters() if each not in before]
-            threads.append(threading.Thread(target=join_too, args=(address,)))
-            threads[0].start()
-            threading.Timer(1.0, os.kill, (event.pid, signal.SIGKILL)).start()
-
-    before = run_directory.live_clusters()
-    with pytest.raises(errors.ConnectError, match="was killed by SIGKILL"):
-        start_local_cluster(1, 1, 1, progress=tell, **SMALL)
-    threads[0].join(10.0)
-    assert len(guests) == 1 and isinstance(guests[0], errors.ConnectError) and "SIGKILL" in str(guests[0])
-
-
-@pytest.mark.parametrize("stage", [StartupEvent.HOST_STARTED, StartupEvent.HOST_JOINED])
-def test_ctrl_c_during_the_start_leaves_nothing(stage: int) -> None:
-    before = run_directory.live_clusters()
-    pids: list[int] = []
-
-    def interrupt(event: StartupEvent) -> None:
-        pids.append(event.pid)
-        if event.stage == stage:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start_local_cluster(1, 2, 1, progress=interrupt, **SMALL)
-    assert run_directory.live_clusters() == before
-    assert not any(is_running(pid) for pid in pids if pid)
-
-
-def test_a_terminated_supervisor_ends_the_cluster_at_any_moment() -> None:
-    """As `close` does it when connecting failed, however early."""
-    for delay_s in (0.0, 0.05, 0.3):
-        handle = LocalClusterHandle(ClusterOptions(1, 1, 1, **SMALL), "cpu")
-        time.sleep(delay_s)
-        started = time.monotonic()
-        handle.close()
-        assert time.monotonic() - started < 7.0, "not at the second try"
-        assert not os.path.exists(handle.directory) and not is_running(handle.supervisor_pid)
-
-
-def scheduling_classes(pid: int) -> tuple[int, list[int]]:
-    """Of a process's main thread, and of its others."""
-    threads = [int(entry) for entry in os.listdir(f"/proc/{pid}/task")]
-    return os.sched_getscheduler(pid), [os.sched_getscheduler(thread) for thread in threads if thread != pid]
-
-
-def test_real_hosts_form_their_islands() -> None:
-    """JAX processes, each with its own devices; the hosts of an island sum over all of them; no open port outside."""
-    wanted = {**SMALL, "driver": "control_doubles:start_driver_on_jax", "platform": "cpu"}
-    handle = start_local_cluster(2, 2, 2, **wanted)
-    try:
-        stats = handle.control.cluster_stats()
-        classes = [scheduling_classes(pid) for pid in handle.control.host_pids]
-    finally:
-        handle.close()
-    assert_gone(handle)
-    for main, others in classes:  # gloo's thread yields to who computes
-        assert main == os.SCHED_OTHER and others.count(os.SCHED_BATCH) == 1
-    assert [host["sum"] for host in stats["hosts"]] == [0 + 1 + 2 + 3] * 2 + [4 + 5 + 6 + 7] * 2
-    assert [host["process"] for host in stats["hosts"]] == [0, 1, 0, 1]
-    for host in stats["hosts"]:
-        assert len(host["local"]) == 2 and len(host["all"]) == 4 and host["x64"] is True
-        assert host["local"] == host["all"][2 * host["process"] :][:2]
-        assert set(host["connections"]) <= {"127.0.0.1"}
-
-
-def test_sizes_are_checked_before_anything_starts() -> None:
-    with pytest.raises(ValueError, match="islands must be a positive int, got 0"):
-        start_local_cluster(0, 1, 1)
-    with pytest.raises(ValueError, match=r"devices_per_host must be a positive int, got 1\.5"):
-        start_local_cluster(1, 1, 1.5)  # type: ignore[arg-type]
 
 
 def test_a_forked_child_does_not_close_its_parents_cluster(shared: LocalClusterHandle) -> None:

@@ -1,7 +1,8 @@
 """ERR-2 in the control plane, with doubles for the native core and the driver: an island is lost and comes back.
 
 What is proved here: who is told what and in which order, whatever else happens meanwhile. With real hosts:
-`contract/test_lost_hosts.py` and `tests/stress/test_kill_matrix.py`; the native half: `tests/cpp/runtime`.
+`contract/test_lost_hosts.py` and `tests/stress/test_kill_matrix.py`; the native half:
+`tests/cpp/controller/test_controller_loss.cc`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from test_control_plane import (  # noqa: F401
-    SIZES,
-    SMALL,
-    assert_gone,
-    eventually,
-    is_running,
-    program,
-    surroundings,
-)
+from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
 from pathways.cluster.remote import RemoteControl, connect_unix
+
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.fixture
