@@ -1,10 +1,12 @@
-"""For contract tests: `add` gives slices on the cluster under test, `quiet` its numbers when nothing moves any more."""
+"""For contract tests: `add` gives slices on the cluster under test, `quiet` its numbers when nothing moves any more.
+`start` starts a cluster with budgets."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -74,3 +76,12 @@ def quiet(cluster: Any) -> Callable[..., dict[str, Any]]:
         raise AssertionError(f"work is still in flight: {cluster.stats()}")
 
     return wait
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Any]]:
+    """`start(islands, hosts, devices, ...)`: a cluster with budgets, of this test only."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *shape, **budgets: stack.enter_context(
+            pw.connect(pw.LocalCluster(*shape, platform="cpu", **budgets))
+        )
