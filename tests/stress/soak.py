@@ -34,7 +34,7 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import soak_programs
+import soak_crew
 
 import pathways as pw
 
@@ -60,7 +60,7 @@ class Leak(AssertionError):
 class Watchdog(threading.Thread):
     """Ends the process, with every thread's stack, when a thread of the crew did nothing for `STUCK_S`."""
 
-    def __init__(self, crew: soak_programs.Crew) -> None:
+    def __init__(self, crew: soak_crew.Crew) -> None:
         super().__init__(daemon=True)
         self._crew = crew
         self.alive_at = time.monotonic()  # of the main thread, which says so itself
@@ -137,7 +137,7 @@ class OtherClient:
                     break
                 return json.loads(rest)
             print(f"client 2: {line}", end="", flush=True)
-        raise soak_programs.Mismatch(f"the other client is gone ({self._process.wait()}); expected {event!r}")
+        raise soak_crew.Mismatch(f"the other client is gone ({self._process.wait()}); expected {event!r}")
 
 
 def client(address: str, seed: int) -> int:
@@ -147,7 +147,7 @@ def client(address: str, seed: int) -> int:
         print(f"> {event} {json.dumps(content)}\n", end="", flush=True)  # in one piece: other threads print as well
 
     cluster = pw.connect(address)
-    crew = soak_programs.Crew(cluster, "guest", seed, THREADS)
+    crew = soak_crew.Crew(cluster, "guest", seed, THREADS)
     watchdog = Watchdog(crew)
     watchdog.alive_at = float("inf")  # the main thread waits to be told
     watchdog.start()
@@ -221,7 +221,7 @@ class Visitors(threading.Thread):
             if not self._idle.wait_for(lambda: self._here == 0, timeout=QUIET_S):
                 self.faults.append(f"{self._here} visitors did not leave")
         if self.faults:
-            raise soak_programs.Mismatch("; ".join(self.faults))
+            raise soak_crew.Mismatch("; ".join(self.faults))
 
     def end(self) -> None:
         assert self._process.stdin is not None
@@ -293,7 +293,7 @@ class Soak:
         )
         with pw.connect(target) as cluster:
             print(f"{cluster!r}, {DEVICE_MEMORY >> 20} MiB for each device and each arena", flush=True)
-            crew = soak_programs.Crew(cluster, "owner", self.draw.getrandbits(32), THREADS)
+            crew = soak_crew.Crew(cluster, "owner", self.draw.getrandbits(32), THREADS)
             watchdog = Watchdog(crew)
             watchdog.start()
             guest_seed = self.draw.getrandbits(32)
@@ -339,7 +339,7 @@ class Soak:
             watchdog.alive_at = float("inf")
         self._first.clear()
 
-    def _work(self, crew: soak_programs.Crew, end: float, watchdog: Watchdog) -> None:
+    def _work(self, crew: soak_crew.Crew, end: float, watchdog: Watchdog) -> None:
         while time.monotonic() < end and not crew.mismatches:
             time.sleep(0.1)
             watchdog.alive_at = time.monotonic()
@@ -357,10 +357,10 @@ class Soak:
         for report in reports:
             now += collections.Counter(report["counts"])
             if report["mismatches"]:
-                raise soak_programs.Mismatch(f"{len(report['mismatches'])} threads found something, see above")
+                raise soak_crew.Mismatch(f"{len(report['mismatches'])} threads found something, see above")
             for host, pid in report["lost"]:
                 if (host, pid) not in killed:
-                    raise soak_programs.Mismatch(f"an error names host {host} (pid {pid}), which nobody killed")
+                    raise soak_crew.Mismatch(f"an error names host {host} (pid {pid}), which nobody killed")
         self.counts += now - before
 
     def _quiet(self, cluster: Any, crews: list[Any]) -> None:
@@ -472,7 +472,7 @@ def main() -> int:
     try:
         soak.run()
         assert_nothing_left(mark, folder)
-    except (soak_programs.Mismatch, Leak, pw.errors.PathwaysError) as error:
+    except (soak_crew.Mismatch, Leak, pw.errors.PathwaysError) as error:
         failure = error
         print(f"FAILED: {type(error).__name__}: {error}", flush=True)
     finally:
