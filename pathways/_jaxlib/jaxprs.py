@@ -1,0 +1,134 @@
+"""Jaxprs, their equations and variables: made, read and changed alike in every version of JAX.
+
+The compiler works on them. Pure.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import core, pjit, sharding_impls
+from jax.sharding import AbstractMesh
+
+#: The module of a type that loops have among their parameters since JAX 0.12.
+flattree: Any = importlib.import_module("jax._src.flattree") if jax.__version_info__ >= (0, 12) else None
+
+Literal = core.Literal
+DropVar = core.DropVar
+jit_p = pjit.jit_p
+
+
+def close(jaxpr: core.Jaxpr, consts: Sequence[Any]) -> Any:
+    """A closed jaxpr; jax 0.11 merged ClosedJaxpr into Jaxpr."""
+    return getattr(core, "ClosedJaxpr", core.Jaxpr)(jaxpr, list(consts))
+
+
+def is_closed(value: Any) -> bool:
+    """True for an object that has both a jaxpr and its constants."""
+    return isinstance(value, getattr(core, "ClosedJaxpr", core.Jaxpr))
+
+
+def new_var(aval: Any) -> core.Var:
+    """A fresh jaxpr variable."""
+    return core.Var(aval)
+
+
+def new_jaxpr(
+    constvars: Sequence[core.Var],
+    consts: Sequence[Any],
+    invars: Sequence[core.Var],
+    outvars: Sequence[Any],
+    eqns: Sequence[Any],
+    like: core.Jaxpr,
+) -> Any:
+    """A closed jaxpr of those equations, with the debug info of `like`."""
+    info = like.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr = core.Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), core.no_effects, info)
+    return close(jaxpr, consts)
+
+
+def rebuilt(
+    closed: Any,
+    constants: Sequence[tuple[core.Var, Any]],
+    invars: Sequence[core.Var],
+    outvars: Sequence[Any],
+    eqns: Any,
+) -> Any:
+    """A closed jaxpr with these parts and the effects of `closed`."""
+    jaxpr = closed.jaxpr
+    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    variables, values = [v for v, _ in constants], [value for _, value in constants]
+    return close(core.Jaxpr(variables, list(invars), list(outvars), list(eqns), jaxpr.effects, info), values)
+
+
+def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any) -> Any:
+    """The jit equation `eqn` with the jaxpr `closed` and with the arguments `inputs`, then `more`."""
+    params = dict(eqn.params, jaxpr=closed)
+    for name, value in (
+        ("in_shardings", sharding_impls.UNSPECIFIED),
+        ("in_layouts", None),
+        ("donated_invars", False),
+    ):
+        params[name] = (*eqn.params[name], *(value for _ in more))
+    return eqn.replace(invars=[*inputs, *more], params=params)
+
+
+def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
+    """The jaxprs among an equation's parameters, without their constants."""
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, core.Jaxpr):
+                yield item
+            elif is_closed(item):
+                yield item.jaxpr
+
+
+def is_jaxpr(value: Any) -> bool:
+    """True for a jaxpr, open or closed."""
+    return isinstance(value, core.Jaxpr) or is_closed(value)
+
+
+def is_plain_parameter(value: Any) -> bool:
+    """True for a hashable value of JAX's own types without code or arrays in it: specs, shardings, dimension numbers.
+
+    False for a value that names physical devices.
+    """
+    if isinstance(value, AbstractMesh | jax.sharding.PartitionSpec | sharding_impls.UnspecifiedValue):
+        return True
+    if isinstance(value, jax.sharding.NamedSharding):
+        return isinstance(value.mesh, AbstractMesh) and value.memory_kind is None
+    if isinstance(value, jax.sharding.Mesh):
+        return bool(value.empty)
+    if flattree is not None and isinstance(value, flattree.FlatTree):
+        return _has_only_nones(value)
+    return type(value).__name__ in _PLAIN_PARAMETERS and type(value).__module__.startswith("jax.")
+
+
+def _has_only_nones(tree: Any) -> bool:
+    if isinstance(tree, flattree.FTTuple):
+        return all(map(_has_only_nones, tree.elts))
+    if isinstance(tree, flattree.FTFiltered):
+        return _has_only_nones(tree.unfilter())
+    leaves = tree.xs if isinstance(tree, flattree.FTPyTree) else (getattr(tree, "val", tree),)
+    return all(leaf is None for leaf in leaves)
+
+
+_PLAIN_PARAMETERS = frozenset({"GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers", "PRNGImpl"})
+
+
+def equation_context(eqn: Any) -> tuple[Any, ...]:
+    """What decides how an equation is lowered, besides its primitive, parameters and operands."""
+    return str(eqn.source_info.name_stack), eqn.ctx
+
+
+def is_transposed(eqn: Any) -> bool:
+    """True for an equation that reverse-mode differentiation made."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def as_function(closed: Any) -> Callable[..., list[Any]]:
+    """A closed jaxpr as a function of its flat arguments."""
+    return core.jaxpr_as_fun(closed)

@@ -1,0 +1,95 @@
+"""Lowers the jaxpr of a computation to StableHLO, for devices that this process may not have.
+
+The compiler lowers (`lower_jaxpr`). The API refuses what would be lowered to run in the client (`guard_lowering`).
+
+Threading: `_lowering` is thread-local, so each thread lowers for slices or for this process on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jax._src import pjit, sharding_impls
+from jax._src.interpreters import mlir as jax_mlir
+from jax.sharding import AbstractMesh
+from jaxlib.mlir import ir
+
+from pathways._jaxlib.callback_order import tokens_to_data
+from pathways._jaxlib.callbacks import CALLBACK_KINDS, Callback, callback_operations, lower_callback
+from pathways._jaxlib.jaxprs import jit_p
+from pathways._jaxlib.mlir_modules import strip_locations
+
+
+def lower_jaxpr(
+    closed: Any,
+    platforms: Sequence[str],
+    mesh: AbstractMesh | None,
+    number: Callable[[Callback], int],
+    name: str = "body",
+) -> bytes:
+    """Lowers a closed jaxpr to StableHLO bytecode for `platforms` without initialising any backend.
+
+    `mesh` is the mesh whose axes sharding constraints and shard_maps inside may name. A callback becomes a custom call
+    `CALLBACK` with the number that `number(callback)` returns.
+    """
+    size = mesh.size if mesh is not None else 1
+    extra = {}
+    if "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_module).parameters:
+        extra["out_avals"] = closed.out_avals
+    with lowering_for_slices():
+        result = jax_mlir.lower_jaxpr_to_module(
+            name,
+            closed,
+            num_const_args=0,
+            in_avals=closed.in_avals,
+            ordered_effects=[],
+            platforms=tuple(platforms),
+            backend=None,
+            axis_context=sharding_impls.ShardingContext(size, None, mesh),
+            donated_args=[False] * len(closed.in_avals),
+            num_partitions=size,
+            lowering_parameters=jax_mlir.LoweringParameters(
+                hoist_constants_as_args=False,
+                override_lowering_rules=tuple(
+                    (primitive, functools.partial(lower_callback, kind, number))
+                    for primitive, kind in CALLBACK_KINDS.items()
+                ),
+            ),
+            **extra,
+        )
+    with result.module.context, ir.Location.unknown():
+        if next(callback_operations(result.module), None) is not None:
+            tokens_to_data(result.module)
+            strip_locations(result.module)  # the partitioner logs a remark on the call, with the user's source lines
+    return jax_mlir.module_to_bytecode(result.module)
+
+
+_lowering = threading.local()  # .for_slices: how many `lowering_for_slices` this thread is inside
+
+
+@contextlib.contextmanager
+def lowering_for_slices() -> Iterator[None]:
+    """Turns off the guard of `guard_lowering` for this thread: what it lowers meanwhile runs on slices, not here."""
+    depth = getattr(_lowering, "for_slices", 0)
+    _lowering.for_slices = depth + 1
+    try:
+        yield
+    finally:
+        _lowering.for_slices = depth
+
+
+def guard_lowering(refuse: Callable[[str], None]) -> None:
+    """From now on, calls `refuse(name)` for each inner `jax.jit` that JAX lowers to run in this process."""
+    plain = pjit._pjit_lowering
+
+    def rule(ctx: Any, *args: Any, name: str, **params: Any) -> Any:
+        if not getattr(_lowering, "for_slices", 0):
+            refuse(name)
+        return plain(ctx, *args, name=name, **params)
+
+    jax_mlir.register_lowering(jit_p, rule, cacheable=False)
