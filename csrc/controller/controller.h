@@ -55,7 +55,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "controller/deadlines.h"
+#include "controller/deadline_heap.h"
 #include "controller/handle_table.h"
 #include "controller/stepper.h"
 #include "memory/arena.h"
