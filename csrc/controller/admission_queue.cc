@@ -1,13 +1,13 @@
-/// The controller's memory half: which records enter the order, wait, or are refused (MEM-2, MEM-3).
-///
-/// When a client's record is not admitted, the controller holds that record and the client's later records behind it.
-/// Held records are tried again, the oldest client first, whenever a run has ended or a block was released.
+#include "controller/admission_queue.h"
+
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
-#include "base/status.h"
-#include "controller/controller.h"
+#include "base/check.h"
+#include "controller/client_records.h"
 
 namespace pathways {
 namespace {
@@ -15,44 +15,7 @@ namespace {
 constexpr size_t kHoldersNamed = 3;
 constexpr size_t kMostReleases = 64;   // in one command
 constexpr uint32_t kMostPatience = 6;  // bounds the time between two turns of a held record: 2^6 graces
-
-bool is_run(std::span<const std::byte> bytes) { return read_record<RecordHeader>(bytes).kind == RecordKind::kRun; }
-
-bool is_command(std::span<const std::byte> bytes, CommandKind kind) {
-  const auto header = read_record<RecordHeader>(bytes);
-  return header.kind == RecordKind::kCommand && static_cast<CommandKind>(header.detail) == kind;
-}
-
-/// Whether a record is a command that makes the buffer `handle`.
-bool makes_buffer(std::span<const std::byte> bytes) {
-  return is_command(bytes, CommandKind::kPut) ||
-         (is_command(bytes, CommandKind::kTask) && read_record<CommandRecord>(bytes).token == 0);
-}
-
-uint64_t word(std::span<const std::byte> bytes, size_t offset) {
-  uint64_t value;
-  std::memcpy(&value, bytes.data() + offset, sizeof value);
-  return value;
-}
-
-uint64_t argument_of(std::span<const std::byte> run, uint32_t index) {
-  return word(run, sizeof(RunRecord) + index * sizeof(uint64_t));
-}
-
-uint64_t result_of(std::span<const std::byte> run, uint32_t index) {
-  return argument_of(run, read_record<RunRecord>(run).arguments + index);
-}
-
-std::vector<std::byte> release_command(uint32_t client, GroupId group, std::span<const uint64_t> handles) {
-  CommandRecord command{};
-  command.header = {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kRelease), client};
-  command.group = group;
-  command.bytes = static_cast<uint32_t>(handles.size_bytes());
-  std::vector<std::byte> bytes(sizeof command + command.bytes);
-  std::memcpy(bytes.data(), &command, sizeof command);
-  if (!handles.empty()) std::memcpy(bytes.data() + sizeof command, handles.data(), command.bytes);
-  return bytes;
-}
+constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
 
 std::string in_bytes(uint64_t count) {
   constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
@@ -66,342 +29,176 @@ std::string in_bytes(uint64_t count) {
 
 }  // namespace
 
-SpaceSetId Controller::add_space_set(std::vector<SpaceId> spaces) {
-  SpaceSetId set = 0;
-  run_mail([&] { set = admission_.add_set(std::move(spaces)); });
-  return set;
-}
-
-void Controller::set_budget(SpaceId space, uint64_t bytes) {
-  run_mail([&] {
-    if (space >= admission_.space_count()) throw Error(Status::kInvalid, "no memory space " + std::to_string(space));
-    admission_.set_budget(space, bytes);
-  });
-}
-
-void Controller::set_plan_memory(uint32_t plan, PlanMemory memory) {
-  auto shared = std::make_shared<const PlanMemory>(std::move(memory));
-  run_mail([&] {
-    for (const SpaceNeed& need : shared->needs) {
-      if (need.space >= admission_.space_count())
-        throw Error(Status::kInvalid, "a plan needs a memory space that is not there");
-    }
-    for (const PlanMemory::Result& result : shared->results) {
-      if (result.set != kNoSpaceSet && !admission_.has_set(result.set)) {
-        throw Error(Status::kInvalid, "a result lies on a space set that nobody made");
-      }
-    }
-    if (plan >= plan_memory_.size()) plan_memory_.resize(plan + 1);
-    plan_memory_[plan] = shared;
-  });
+void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes, bool is_cancelled) {
+  if (!client.held.empty()) {
+    hold(client, bytes);
+    if (is_cancelled) cancel(client, read_record<RunRecord>(bytes).tag);
+    return;
+  }
+  if (is_cancelled) {
+    refuse_unordered(client, bytes, kCancelled);
+    return;
+  }
+  if (const int64_t deadline = deadline_of(bytes); deadline != 0 && deadline <= monotonic_ns()) {
+    ++stats_.late;
+    refuse_unordered(client, bytes, deadlines_.too_late(bytes), kFailedByDeadline);
+    return;
+  }
+  Verdict verdict;
+  SpaceId worst = 0;
+  if (admit(client, bytes, &verdict, &worst)) return;
+  if (verdict == Verdict::kNever) {
+    refuse(client, bytes, verdict, worst);
+    return;
+  }
+  client.held_since = 0;
+  holding_.push_back(&client);
+  hold(client, bytes);
+  retry_soon();  // with the other held records: its memory spaces may be claimed
 }
 
 /// Admits a record and puts it into the order. False: the record does not fit now, and `verdict` says why.
-bool Controller::admit(Client& client, std::span<const std::byte> bytes, Verdict* verdict, SpaceId* worst) {
-  *verdict = Verdict::kFits;
-  if (is_run(bytes)) {
-    const auto record = read_record<RunRecord>(bytes);
-    const PlanMemory* memory = memory_of(record.plan);
-    if (memory != nullptr) *verdict = admission_.check(memory->needs, worst);
-  } else if (makes_buffer(bytes)) {
-    const auto record = read_record<CommandRecord>(bytes);
-    if (record.space_set != kNoSpaceSet) {
-      *verdict = admission_.check_block(record.space_set, record.space_bytes, worst);
-    }
-  }
+bool AdmissionQueue::admit(ClientState& client, std::span<const std::byte> bytes, Verdict* verdict, SpaceId* worst) {
+  *verdict = ledger_.check(bytes, worst);
   if (*verdict != Verdict::kFits) return false;
   order(client, bytes);
   return true;
 }
 
 /// Gives an admitted record its place in the order, and updates the ledger and the handle table.
-void Controller::order(Client& client, std::span<const std::byte> bytes) {
+void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes) {
   if (!is_run(bytes)) {
-    command_handles(client, bytes);
-    submit_record(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
+    ledger_.apply(client, bytes);
+    grants_.submit(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
     return;
   }
   const auto record = read_record<RunRecord>(bytes);
-  const PlanMemory* memory = memory_of(record.plan);
-  ++client.in_flight;
+  const PlanMemory* memory = ledger_.memory_of(record.plan);
+  client.credits.run_admitted();
   if (memory == nullptr || memory->results.size() != record.results) {
-    command_handles(client, bytes);
-    watch_deadline(client, bytes, submit_record(client, bytes, record.group, EntryKind::kRun, record.tag));
+    ledger_.apply(client, bytes);
+    deadlines_.watch(client, bytes, grants_.submit(client, bytes, record.group, EntryKind::kRun, record.tag));
     return;
   }
-  const uint64_t number = admission_.enter(memory->needs);
-  blocks_.assign(record.results, HandleTable::kNoBlock);
-  for (uint32_t i = 0; i < record.results; ++i) {
-    const PlanMemory::Result& result = memory->results[i];
-    BlockId& block = blocks_[i];
-    if (result.same_as >= 0 && static_cast<uint32_t>(result.same_as) < i) {
-      block = blocks_[static_cast<uint32_t>(result.same_as)];
-      if (block != HandleTable::kNoBlock) admission_.share(block);
-    } else if (result.argument >= 0 && static_cast<uint32_t>(result.argument) < record.arguments) {
-      const auto* entry = client.handles.find(Handle{argument_of(bytes, static_cast<uint32_t>(result.argument))});
-      if (entry != nullptr && entry->block != HandleTable::kNoBlock) {
-        block = entry->block;
-        admission_.share(block);
-      }
-    } else if (result.set != kNoSpaceSet) {
-      block = admission_.add_block(client.id, record.plan, result.set, result.bytes, false);
-    }
-    if (auto* entry = announce(client, Handle{result_of(bytes, i)}, result.group)) {
-      entry->block = block;
-    } else if (block != HandleTable::kNoBlock) {
-      admission_.release(block);
-    }
-  }
-  for (const uint32_t position : memory->donated) {  // the run takes them over
-    if (position >= record.arguments) continue;
-    if (auto* entry = client.handles.find(Handle{argument_of(bytes, position)})) release_bytes(*entry);
-  }
-  const EntryId id = submit_record(client, bytes, record.group, EntryKind::kRun, record.tag);
-  if (id >= admitted_.size()) admitted_.resize(id + 1);
-  admitted_[id] = {plan_memory_[record.plan], number};
-  watch_deadline(client, bytes, id);
+  const uint64_t number = ledger_.enter(client, bytes, *memory);
+  const EntryId id = grants_.submit(client, bytes, record.group, EntryKind::kRun, record.tag);
+  ledger_.entered(id, record.plan, number);
+  deadlines_.watch(client, bytes, id);
 }
 
-/// Updates the handle table: enters the handles that a valid record makes, and removes those that it releases.
-void Controller::command_handles(Client& client, std::span<const std::byte> bytes) {
-  if (is_run(bytes)) {
-    const auto record = read_record<RunRecord>(bytes);
-    for (uint32_t i = 0; i < record.results; ++i) {
-      (void)announce(client, Handle{result_of(bytes, i)}, record.group);
-    }
-    return;
-  }
-  const auto record = read_record<CommandRecord>(bytes);
-  switch (static_cast<CommandKind>(record.header.detail)) {
-    case CommandKind::kPut:
-    case CommandKind::kTask:
-      if (!makes_buffer(bytes)) {
-        (void)announce(client, Handle{record.token}, record.group);
-        return;
-      }
-      if (auto* entry = announce(client, Handle{record.handle}, record.group);
-          entry != nullptr && record.space_set != kNoSpaceSet) {
-        entry->block = admission_.add_block(client.id, Admission::kPut, record.space_set, record.space_bytes, true);
-      }
-      return;
-    case CommandKind::kFetch:
-      (void)announce(client, Handle{record.token}, record.group);
-      return;
-    case CommandKind::kRelease:
-      for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
-        if (auto* entry = client.handles.find(Handle{word(bytes, sizeof record + at)})) {
-          release_bytes(*entry);
-          client.handles.forget(*entry);
-        }
-      }
-      return;
-    case CommandKind::kBackend:
-      if (const uint64_t plan = record.token; plan != 0 && plan < plan_memory_.size() &&
-                                              plan_memory_[plan] != nullptr &&
-                                              plan_memory_[plan]->client == client.id) {
-        plan_memory_[plan].reset();
-      }
-      return;
-    case CommandKind::kRename:
-      for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
-        rename(client, Handle{word(bytes, sizeof record + at)},
-               Handle{word(bytes, sizeof record + at + sizeof(Handle))});
-      }
-      return;
-    default:
-      return;
-  }
-}
-
-/// Enters a handle that a record makes. If the client uses the handle's index again without a release, the old buffer's
-/// memory is released first (MEM-1).
-HandleTable::Entry* Controller::announce(Client& client, Handle handle, GroupId group) {
-  if (auto* old = client.handles.occupant(handle)) release_bytes(*old);
-  return client.handles.announce(handle, group);
-}
-
-/// MOVE-1: the name now means the fresh buffer; the memory of the buffer that it meant before is released.
-void Controller::rename(Client& client, Handle name, Handle fresh) {
-  HandleTable::Entry* came = client.handles.find(fresh);
-  if (came == nullptr) return;
-  const HandleTable::Entry moved = *came;
-  client.handles.forget(*came);
-  if (auto* entry = announce(client, name, moved.group)) {
-    entry->block = moved.block;
-  } else if (moved.block != HandleTable::kNoBlock) {
-    admission_.release(moved.block);
-  }
-}
-
-/// A dropped run never takes over its donated arguments, because no host was granted the run. So in the run's place its
-/// hosts get a command to release them. The ledger counted them as released when the run was ordered, and later entries
-/// rely on that room.
-void Controller::release_donated(EntryId id) {
-  if (id >= admitted_.size() || admitted_[id].memory == nullptr || admitted_[id].memory->donated.empty()) return;
-  const std::vector<std::byte>& run = kept_[id];
-  const auto record = read_record<RunRecord>(run);
-  std::vector<uint64_t> handles;
-  for (const uint32_t position : admitted_[id].memory->donated) {
-    if (position < record.arguments) handles.push_back(argument_of(run, position));
-  }
-  instead_[id].push_back(release_command(sequencer_.entry(id).client, record.group, handles));
-}
-
-void Controller::release_bytes(HandleTable::Entry& entry) {
-  if (entry.block != HandleTable::kNoBlock) admission_.release(entry.block);
-  entry.block = HandleTable::kNoBlock;
+void AdmissionQueue::cancel(ClientState& client, uint64_t tag) {
+  if (!grants_.drop_run(client, tag, kCancelled)) drop_held(client, tag, kCancelled);
 }
 
 // ------------------------------------------------------------------------------------------------------------ held
 
-void Controller::hold(Client& client, std::span<const std::byte> bytes) {
+void AdmissionQueue::hold(ClientState& client, std::span<const std::byte> bytes) {
   if (is_command(bytes, CommandKind::kRelease)) {
     release_ahead(client, bytes);
     return;
   }
-  count_held(client, bytes, true);
-  client.holding.add(1, bytes.size());
-  client.held.push_back({{bytes.begin(), bytes.end()}, {}});
-  watch_deadline(client, bytes);
-}
-
-/// Counts how many held records name each handle.
-void Controller::count_held(Client& client, std::span<const std::byte> bytes, bool is_added) {
-  const auto count = [&](uint64_t handle) {
-    if (is_added) {
-      ++client.held_handles[handle];
-      return;
-    }
-    const auto at = client.held_handles.find(handle);
-    if (at == client.held_handles.end() || --at->second != 0) return;
-    client.held_handles.erase(at);
-    if (const auto released = client.held_releases.find(handle); released != client.held_releases.end()) {
-      client.let_go.emplace_back(released->second, handle);
-      client.held_releases.erase(released);
-    }
-  };
-  if (is_run(bytes)) {
-    const auto record = read_record<RunRecord>(bytes);
-    for (uint32_t i = 0; i < record.arguments + record.results; ++i) count(argument_of(bytes, i));
-  } else if (is_command(bytes, CommandKind::kRename)) {
-    const auto record = read_record<CommandRecord>(bytes);
-    for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle))
-      count(word(bytes, sizeof record + at));
-  } else {
-    count(read_record<CommandRecord>(bytes).handle);
-  }
+  client.held.push(bytes);
+  deadlines_.watch(client, bytes);
 }
 
 /// A release that comes behind held records takes effect behind the last of them that names the buffer, not behind all
 /// of them: the other held records may wait for that very memory.
-void Controller::release_ahead(Client& client, std::span<const std::byte> bytes) {
+void AdmissionQueue::release_ahead(ClientState& client, std::span<const std::byte> bytes) {
   const auto record = read_record<CommandRecord>(bytes);
   for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
-    const uint64_t handle = word(bytes, sizeof record + at);
-    if (client.held_handles.contains(handle)) {
-      client.held_releases.emplace(handle, record.group);
-    } else {
-      client.let_go.emplace_back(record.group, handle);
-    }
+    client.held.release(word_at(bytes, sizeof record + at), record.group);
   }
   order_releases(client);
 }
 
-void Controller::order_releases(Client& client) {
-  auto let_go = std::exchange(client.let_go, {});
-  std::stable_sort(let_go.begin(), let_go.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+void AdmissionQueue::order_releases(ClientState& client) {
+  const auto due = client.held.take_due_releases();
   std::vector<uint64_t> handles;
-  for (size_t i = 0; i < let_go.size();) {
-    const GroupId group = let_go[i].first;
+  for (size_t i = 0; i < due.size();) {
+    const GroupId group = due[i].first;
     handles.clear();
-    for (; i < let_go.size() && let_go[i].first == group && handles.size() < kMostReleases; ++i) {
-      handles.push_back(let_go[i].second);
+    for (; i < due.size() && due[i].first == group && handles.size() < kMostReleases; ++i) {
+      handles.push_back(due[i].second);
     }
     order(client, release_command(client.id, group, handles));
   }
 }
 
-void Controller::retry_held() {
+uint64_t AdmissionQueue::held() const {
+  uint64_t count = 0;
+  for (const ClientState* client : holding_) count += client->held.size();
+  return count;
+}
+
+void AdmissionQueue::retry() {
   bool is_due = false;
-  for (const Client* client : holding_) {
-    is_due = is_due || (client->held_since != 0 && !client->is_suspended) || (client->is_paced && !is_behind(*client));
+  for (const ClientState* client : holding_) {
+    is_due = is_due || (client->held_since != 0 && !client->is_suspended) ||
+             (client->is_paced && !client->credits.is_behind());
   }
-  if (admission_version_ == admission_.version() && !is_due) return;
-  admission_.clear_claims();
+  if (version_ == ledger_.admission().version() && !is_due) return;
+  ledger_.clear_claims();
   first_held_ = nullptr;
   for (size_t i = 0; i < holding_.size();) {
     if (holding_[i]->is_suspended) {
       holding_[i++]->held_since = 0;
-    } else if (retry_held(*holding_[i])) {
+    } else if (retry(*holding_[i])) {
       holding_.erase(holding_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;
     }
   }
-  admission_version_ = admission_.version();
+  version_ = ledger_.admission().version();
 }
 
-/// Orders the held records that fit now. True when the client holds none any more.
-bool Controller::retry_held(Client& client) {
+/// Orders the held records of a client that fit now. True when the client holds none any more.
+bool AdmissionQueue::retry(ClientState& client) {
+  HeldRecords& held = client.held;
   client.is_paced = false;
-  while (!client.held.empty()) {
-    if (is_behind(client)) {  // FLOW-1
+  while (!held.empty()) {
+    if (client.credits.is_behind()) {  // FLOW-1
       client.is_paced = true;
       client.held_since = 0;
       return false;
     }
-    const Held& front = client.held.front();
-    if (!front.dropped.empty()) {
-      const Held dropped = std::move(client.held.front());
-      client.held.pop_front();
-      client.holding.remove(1, dropped.record.size());
+    if (!held.front().dropped.empty()) {
+      const HeldRecords::Held dropped = held.take_front();
       fail_on_hosts(client, dropped.record, dropped.dropped);
-      count_held(client, dropped.record, false);
+      held.forget(dropped.record);
       order_releases(client);
       continue;
     }
-    if (lost_ != 0 && is_run(front.record) && is_stranded(read_record<RunRecord>(front.record).group)) {
+    if (is_run(held.front().record) && grants_.is_stranded(read_record<RunRecord>(held.front().record).group)) {
       return false;  // ERR-2
     }
-    std::vector<std::byte> bytes = std::move(client.held.front().record);
-    client.held.pop_front();
-    client.holding.remove(1, bytes.size());
+    std::vector<std::byte> bytes = held.take_front().record;
     Verdict verdict;
     SpaceId worst = 0;
     bool is_over = false;
     if (admit(client, bytes, &verdict, &worst)) {
-      count_held(client, bytes, false);
+      held.forget(bytes);
       order_releases(client);
       client.held_since = 0;
       continue;
     }
     if (verdict == Verdict::kBusy) {
       client.held_since = 0;
-      claim_spaces(bytes);
+      ledger_.claim(bytes);
     } else if (verdict == Verdict::kHeld) {
       is_over = !may_wait_for_blocks(client, bytes, worst);
     }
     if (is_over || verdict == Verdict::kNever) {
-      count_held(client, bytes, false);
+      held.forget(bytes);
       refuse(client, bytes, verdict, worst);
       order_releases(client);
       // The client may release buffers because of the failure, so every client that waits gets a new grace.
-      for (Client* other : holding_) other->held_since = 0;
+      for (ClientState* other : holding_) other->held_since = 0;
       continue;
     }
-    client.holding.add(1, bytes.size());
-    client.held.push_front({std::move(bytes), {}});
+    held.put_back(std::move(bytes));
     return false;
   }
   return true;
-}
-
-void Controller::claim_spaces(std::span<const std::byte> bytes) {
-  if (is_run(bytes)) {
-    admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
-  } else {
-    admission_.claim_set(read_record<CommandRecord>(bytes).space_set);
-  }
 }
 
 /// Whether a record that only live buffers keep out may wait on. Other clients may have to run before they release
@@ -410,7 +207,7 @@ void Controller::claim_spaces(std::span<const std::byte> bytes) {
 /// only for their runs under way becomes free. Between two turns the others run freely, each time for longer, so that a
 /// client whose turns do not help costs them little. Returns false when the client had no turn for one grace, and in
 /// that time no other busy client held any of the memory (MEM-3).
-bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> bytes, SpaceId worst) {
+bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const std::byte> bytes, SpaceId worst) {
   const int64_t now = monotonic_ns(), grace = options_.grace.count();
   if (client.held_since == 0) {
     client.held_since = client.turn_since = now;
@@ -425,7 +222,7 @@ bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> 
   if (client.is_its_turn) {
     client.held_since = now;
     if (now - client.turn_since < grace) {
-      claim_spaces(bytes);
+      ledger_.claim(bytes);
       return true;
     }
     client.is_its_turn = false;
@@ -437,51 +234,44 @@ bool Controller::may_wait_for_blocks(Client& client, std::span<const std::byte> 
     client.is_its_turn = true;
     client.turn_since = client.held_since = now;
     ++client.turns;
-    claim_spaces(bytes);
+    ledger_.claim(bytes);
   }
   return true;
 }
 
 /// Whether another client that has runs in flight holds memory on a space: it may release that memory.
-bool Controller::is_held_by_busy(const Client& client, SpaceId space) const {
-  const auto holders = admission_.holders(space, SIZE_MAX);
+bool AdmissionQueue::is_held_by_busy(const ClientState& client, SpaceId space) const {
+  const auto holders = ledger_.admission().holders(space, SIZE_MAX);
   return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
     if (holder.client == client.id) return false;
-    const Client* other = client_of(holder.client);
-    return other != nullptr && (other->in_flight != 0 || is_behind(*other));
+    const ClientState* other = clients_.find(holder.client);
+    return other != nullptr && (other->credits.in_flight() != 0 || other->credits.is_behind());
   });
 }
 
-/// Fails a held run at its client now. The records before the run may still use the old meaning of its results'
-/// handles, so the run's hosts get the failure in the run's place.
-bool Controller::cancel_held(Client& client, uint64_t tag, std::string_view text, uint16_t detail) {
-  const auto at = std::find_if(client.held.begin(), client.held.end(), [&](const Held& held) {
-    return held.dropped.empty() && is_run(held.record) && read_record<RunRecord>(held.record).tag == tag;
-  });
-  if (at == client.held.end()) return false;
-  at->dropped = text;
-  admission_version_ = UINT64_MAX;  // tries the held records again: perhaps all can be ordered now
+bool AdmissionQueue::drop_held(ClientState& client, uint64_t tag, std::string_view text, uint16_t detail) {
+  HeldRecords::Held* const held = client.held.find_run(tag);
+  if (held == nullptr) return false;
+  held->dropped = text;
+  retry_soon();  // perhaps all held records can be ordered now
   ++stats_.dropped;
-  ++client.retired;
-  client.has_unsent = true;
-  tell_results(client, at->record, text, detail);
+  clients_.run_over(client);
+  clients_.tell_results(client, held->record, text, detail);
   return true;
 }
 
 // --------------------------------------------------------------------------------------------------------- refused
 
 /// MEM-3: fails the results of the record; nothing else is disturbed.
-void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdict verdict, SpaceId worst) {
+void AdmissionQueue::refuse(ClientState& client, std::span<const std::byte> bytes, Verdict verdict, SpaceId worst) {
   ++stats_.refused;
   if (is_run(bytes)) {
-    const auto record = read_record<RunRecord>(bytes);
-    const PlanMemory& memory = *plan_memory_[record.plan];
+    const PlanMemory& memory = *ledger_.memory_of(read_record<RunRecord>(bytes).plan);
     uint64_t wanted = 0;
     for (const SpaceNeed& need : memory.needs) {
       if (need.space == worst) wanted = need.peak + need.eager;
     }
-    ++client.retired;
-    client.has_unsent = true;
+    clients_.run_over(client);
     fail_results(client, bytes,
                  refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, verdict, worst));
     return;
@@ -492,25 +282,33 @@ void Controller::refuse(Client& client, std::span<const std::byte> bytes, Verdic
     record.is_refused = 1;
     std::vector<std::byte> command(bytes.begin(), bytes.end());
     std::memcpy(command.data(), &record, sizeof record);
-    submit_record(client, command, record.group, EntryKind::kCommand, 0);
+    grants_.submit(client, command, record.group, EntryKind::kCommand, 0);
   }
   fail_results(client, bytes, text);
 }
 
-std::string Controller::refusal(const Client& client, const std::string& what, const std::string& biggest,
-                                uint64_t wanted, Verdict verdict, SpaceId worst) const {
-  const std::string space =
-      worst < options_.spaces.size() ? options_.spaces[worst] : "memory space " + std::to_string(worst);
+/// Refuses a run whose cancel came before the run, or that was read after its deadline: the run gets no place in the
+/// order.
+void AdmissionQueue::refuse_unordered(ClientState& client, std::span<const std::byte> run, std::string_view text,
+                                      uint16_t detail) {
+  ++stats_.dropped;
+  clients_.run_over(client);
+  fail_results(client, run, text, detail);
+}
+
+std::string AdmissionQueue::refusal(const ClientState& client, const std::string& what, const std::string& biggest,
+                                    uint64_t wanted, Verdict verdict, SpaceId worst) const {
+  const Admission& admission = ledger_.admission();
   std::string text = "ResourceExhaustedError: " + what + " needs " + in_bytes(wanted) + " (" + std::to_string(wanted) +
-                     " bytes) on " + space + ", whose budget is " + in_bytes(admission_.budget(worst)) + " (" +
-                     std::to_string(admission_.budget(worst)) + " bytes)";
+                     " bytes) on " + options_.name_of_space(worst) + ", whose budget is " +
+                     in_bytes(admission.budget(worst)) + " (" + std::to_string(admission.budget(worst)) + " bytes)";
   if (!biggest.empty()) text += "; its biggest buffers: " + biggest;
   if (verdict == Verdict::kNever) return text + ". It can never fit: make it smaller, or the budget bigger";
-  text += ". " + in_bytes(admission_.live(worst)) + " are held there by live arrays:";
-  for (const Admission::Holder& holder : admission_.holders(worst, kHoldersNamed)) {
+  text += ". " + in_bytes(admission.live(worst)) + " are held there by live arrays:";
+  for (const Admission::Holder& holder : admission.holders(worst, kHoldersNamed)) {
     std::string name = "put there";
     if (holder.plan != Admission::kPut) {
-      const PlanMemory* memory = memory_of(holder.plan);
+      const PlanMemory* memory = ledger_.memory_of(holder.plan);
       name = memory == nullptr ? "results of a program" : "results of program '" + memory->name + "'";
     }
     text += " " + in_bytes(holder.bytes) + " " + name + " by " +
@@ -520,65 +318,29 @@ std::string Controller::refusal(const Client& client, const std::string& what, c
   return text + " Delete arrays, or donate arguments, to make room";
 }
 
-std::vector<std::byte> Controller::failure_command(uint32_t client, Handle handle, GroupId group,
-                                                   std::string_view text) {
-  const auto count = static_cast<uint32_t>(std::min<size_t>(text.size(), 1024));
-  const CommandRecord command{{RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kFail), client},
-                              handle.raw,
-                              0,
-                              group,
-                              count,
-                              0,
-                              kNoSpaceSet,
-                              0};
-  std::vector<std::byte> out(sizeof command + padded(count));
-  std::memcpy(out.data(), &command, sizeof command);
-  std::memcpy(out.data() + sizeof command, text.data(), count);
-  return out;
-}
-
 /// Fails the results of a record that gets no place in the order, at the client and on the hosts.
-void Controller::fail_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
-                              uint16_t detail) {
-  tell_results(client, bytes, text, detail);
+void AdmissionQueue::fail_results(ClientState& client, std::span<const std::byte> bytes, std::string_view text,
+                                  uint16_t detail) {
+  clients_.tell_results(client, bytes, text, detail);
   fail_on_hosts(client, bytes, text);
 }
 
-void Controller::tell_results(Client& client, std::span<const std::byte> bytes, std::string_view text,
-                              uint16_t detail) {
-  if (!is_run(bytes)) {
-    tell(client, Handle{read_record<CommandRecord>(bytes).handle}, text, detail);
-    return;
-  }
-  const uint32_t results = read_record<RunRecord>(bytes).results;
-  for (uint32_t i = 0; i < results; ++i) tell(client, Handle{result_of(bytes, i)}, text, detail);
-}
-
-/// Fails the results on the hosts that would hold them, so that whatever depends on them fails with the same text
-/// (ERR-1).
-void Controller::fail_on_hosts(Client& client, std::span<const std::byte> bytes, std::string_view text) {
-  const PlanMemory* memory = is_run(bytes) ? memory_of(read_record<RunRecord>(bytes).plan) : nullptr;
+/// Fails the results on the hosts that would hold them (ERR-1).
+void AdmissionQueue::fail_on_hosts(ClientState& client, std::span<const std::byte> bytes, std::string_view text) {
+  const PlanMemory* memory = is_run(bytes) ? ledger_.memory_of(read_record<RunRecord>(bytes).plan) : nullptr;
   for (const std::vector<std::byte>& command : failure_commands(client.id, bytes, memory, text)) {
-    submit_record(client, command, read_record<CommandRecord>(command).group, EntryKind::kCommand, 0);
+    grants_.submit(client, command, read_record<CommandRecord>(command).group, EntryKind::kCommand, 0);
   }
 }
 
-/// One command per result. Empty for a run whose results' hosts are not known.
-std::vector<std::vector<std::byte>> Controller::failure_commands(uint32_t client, std::span<const std::byte> bytes,
-                                                                 const PlanMemory* memory,
-                                                                 std::string_view text) const {
-  std::vector<std::vector<std::byte>> commands;
-  if (!is_run(bytes)) {
-    const auto record = read_record<CommandRecord>(bytes);
-    commands.push_back(failure_command(client, Handle{record.handle}, record.group, text));
-    return commands;
+void AdmissionQueue::validate() const {
+  size_t with_held = 0;
+  for (const auto& client : clients_.all()) with_held += client->held.empty() ? 0U : 1U;
+  PW_CHECK(with_held == holding_.size());
+  for (const ClientState* client : holding_) {
+    PW_CHECK(!client->held.empty());
+    PW_CHECK(std::count(holding_.begin(), holding_.end(), client) == 1);
   }
-  const uint32_t results = read_record<RunRecord>(bytes).results;
-  if (memory == nullptr || memory->results.size() != results) return commands;
-  for (uint32_t i = 0; i < results; ++i) {
-    commands.push_back(failure_command(client, Handle{result_of(bytes, i)}, memory->results[i].group, text));
-  }
-  return commands;
 }
 
 }  // namespace pathways

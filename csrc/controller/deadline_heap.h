@@ -1,11 +1,9 @@
-/// The deadlines of runs, the earliest on top.
-///
-///   DEAD-1  a run that is not over when its deadline passes fails at its client at that moment. If no host was granted
-///           the run, the controller drops it in its place in the order. If it was granted, all its hosts still run it
-///           (GANG-1).
+/// The deadlines of runs, the earliest on top. Deadlines fills and empties it.
 ///
 /// A run that is over in time is not searched for here: its item stays until its deadline passes, or until there are
 /// twice as many items as were live at the last sweep. So the runs under way bound the memory, at O(1) per run.
+///
+/// Invariant: `heap_` is a heap by time, the earliest first.
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once
@@ -13,13 +11,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "sequencer/sequencer.h"
 
 namespace pathways {
 
-class Deadlines {
+class DeadlineHeap {
  public:
   static constexpr EntryId kHeld = 0xffffffffu;
 
@@ -56,6 +56,8 @@ class Deadlines {
     heap_.pop_back();
     return item;
   }
+
+  void validate() const { PW_CHECK(std::is_heap(heap_.begin(), heap_.end(), later)); }
 
  private:
   static constexpr size_t kFewest = 64;

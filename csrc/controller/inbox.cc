@@ -1,47 +1,53 @@
-/// The controller's reading half: records from clients and hosts, and what happens to senders of invalid records.
-#include <algorithm>
-#include <cstring>
+#include "controller/inbox.h"
 
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/check.h"
 #include "base/status.h"
-#include "controller/controller.h"
 
 namespace pathways {
 namespace {
 
 constexpr uint32_t kBatch = 256;       // records taken from one ring in one pass
 constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each cancel is a search
-constexpr uint32_t kMostText = 4096;   // bytes of one error text
-constexpr uint32_t kLeastText = 256;
 
 }  // namespace
 
+Inbox::Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const Mailbox& mailbox, HostRings& hosts,
+             Clients& clients, const MemoryLedger& ledger, Grants& grants, AdmissionQueue& queue,
+             ControllerStats& stats)
+    : options_(options),
+      ready_bitmap_(ready_bitmap),
+      mailbox_(mailbox),
+      hosts_(hosts),
+      clients_(clients),
+      ledger_(ledger),
+      grants_(grants),
+      queue_(queue),
+      stats_(stats),
+      ready_hosts_(hosts.count()) {
+  std::iota(ready_hosts_.begin(), ready_hosts_.end(), 0u);  // a host may have sent records before
+}
+
+void Inbox::register_plan(uint32_t plan, uint32_t client, GroupId group) {
+  if (plan >= plan_owners_.size()) plan_owners_.resize(std::max<size_t>(size_t{plan} + 1, plan_owners_.size() * 2));
+  plan_owners_[plan] = {client, group};
+}
+
 // -------------------------------------------------------------------------------------------------------- clients
 
-uint32_t Controller::drain_clients() {
+uint32_t Inbox::drain_clients() {
   uint32_t done = 0;
-  for (auto& client : clients_) {
+  for (const auto& client : clients_.all()) {
     if (!client->is_suspended) done += drain_client(*client);
     done += drain_cancels(*client);
   }
-  if (has_faults_) done += evict_faulty();
   return done;
 }
 
-uint32_t Controller::evict_faulty() {
-  has_faults_ = false;
-  uint32_t done = 0;
-  for (size_t i = 0; i < clients_.size();) {
-    if (clients_[i]->fault.empty()) {
-      ++i;
-    } else {
-      evict(*clients_[i]);  // this removes it from the list
-      ++done;
-    }
-  }
-  return done;
-}
-
-uint32_t Controller::drain_client(Client& client) {
+uint32_t Inbox::drain_client(ClientState& client) {
   uint32_t done = 0;
   unread_ -= client.is_unread ? 1U : 0U;
   client.is_unread = false;
@@ -57,7 +63,7 @@ uint32_t Controller::drain_client(Client& client) {
       client.inbox.pop();
     }
   } catch (const Error& error) {  // its ring is corrupt
-    fault(client, error.what());
+    clients_.fault(client, error.what());
   }
   if (done != 0) client.inbox.release();
   return done;
@@ -65,14 +71,14 @@ uint32_t Controller::drain_client(Client& client) {
 
 /// The controller does not read a client that is suspended or has too much under way, but it always takes the client's
 /// cancels.
-uint32_t Controller::drain_cancels(Client& client) {
+uint32_t Inbox::drain_cancels(ClientState& client) {
   uint32_t done = 0;
   try {
     while (done < kMostCancels && client.cancelled.size() < kMostRuns && client.fault.empty()) {
       const std::span<const std::byte> bytes = client.cancels.try_take(client_record_);
       if (bytes.empty()) break;
       if (bytes.size() != sizeof(CancelRecord) || read_record<RecordHeader>(bytes).kind != RecordKind::kCancel) {
-        fault(client, "a record among its cancels is none");
+        clients_.fault(client, "a record among its cancels is none");
         break;
       }
       cancel(client, read_record<CancelRecord>(bytes).tag);
@@ -80,7 +86,7 @@ uint32_t Controller::drain_cancels(Client& client) {
       ++done;
     }
   } catch (const Error& error) {  // its ring is corrupt
-    fault(client, error.what());
+    clients_.fault(client, error.what());
   }
   if (done != 0) client.cancels.release();
   return done;
@@ -88,69 +94,51 @@ uint32_t Controller::drain_cancels(Client& client) {
 
 // -------------------------------------------------------------------------------------------------------- credits
 
-/// FLOW-1: the client has as much under way as allowed. The hosts will finish that work, so this ends.
-bool Controller::is_behind(const Client& client) {
-  return client.full_hosts != 0 || client.in_flight >= kMostRuns ||
-         client.waiting.is_above(kMostWaiting, kMostWaitingBytes);
+bool Inbox::is_full(const ClientState& client) {
+  return client.credits.is_behind() || client.held.is_full() || client.outbox.overflow_bytes() >= kMostUndeliveredBytes;
 }
 
-bool Controller::is_full(const Client& client) {
-  return is_behind(client) || client.holding.is_above(kMostHeld, kMostHeldBytes) ||
-         client.outbox.overflow_bytes() >= kMostUndeliveredBytes;
-}
-
-/// How many clients can be read further, now that this pass has done some of their work.
-uint32_t Controller::read_on() const {
-  return static_cast<uint32_t>(std::count_if(clients_.begin(), clients_.end(), [](const auto& client) {
+uint32_t Inbox::readable() const {
+  const auto clients = clients_.all();
+  return static_cast<uint32_t>(std::count_if(clients.begin(), clients.end(), [](const auto& client) {
     return client->is_unread && !client->is_suspended && !is_full(*client);
   }));
 }
 
-/// Counts a command of the client as sent to a host.
-void Controller::give(Client* client, uint32_t h, uint64_t bytes) {
-  if (client->on_host.empty()) client->on_host.resize(hosts_.size());
-  Load& load = client->on_host[h];
-  const bool was_full = load.is_above(kMostCommands, kMostCommandBytes);
-  load.add(1, bytes);
-  if (!was_full && load.is_above(kMostCommands, kMostCommandBytes)) ++client->full_hosts;
+void Inbox::commands_done(uint32_t host, const CommandsDoneRecord& record) {
+  ClientState* client = clients_.find(record.header.client);
+  if (client != nullptr) client->credits.commands_done(host, record.count, record.bytes);
 }
 
-void Controller::commands_done(uint32_t h, const CommandsDoneRecord& record) {
-  Client* client = client_of(record.header.client);
-  if (client == nullptr || client->on_host.empty()) return;
-  Load& load = client->on_host[h];
-  const bool was_full = load.is_above(kMostCommands, kMostCommandBytes);
-  load.remove(record.count, record.bytes);
-  if (was_full && !load.is_above(kMostCommands, kMostCommandBytes)) --client->full_hosts;
-}
+// -------------------------------------------------------------------------------------------------------- records
 
 /// False when the record must wait, for mail or for lost hosts, or when the client is to be evicted because of the
 /// record.
-bool Controller::take(Client& client, std::span<const std::byte> bytes) {
+bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
   if (std::string why = unsound(bytes); !why.empty()) {
-    fault(client, std::move(why));
+    clients_.fault(client, std::move(why));
     return false;
   }
   const auto header = read_record<RecordHeader>(bytes);
   const bool is_run = header.kind == RecordKind::kRun;
   const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<CommandRecord>(bytes).group;
   const SpaceSetId set = is_run ? kNoSpaceSet : read_record<CommandRecord>(bytes).space_set;
-  if (!sequencer_.has_group(group) || (set != kNoSpaceSet && !admission_.has_set(set))) {
+  if (!grants_.has_group(group) || (set != kNoSpaceSet && !ledger_.has_set(set))) {
     // A group or a set is registered before a client writes the first record that names it. So if it is unknown here,
     // the registration is in the mail.
     if (!mailbox_.has_mail()) {
-      fault(client, "a record names group " + std::to_string(group) + " or space set " + std::to_string(set) +
-                        ", which nobody made");
+      clients_.fault(client, "a record names group " + std::to_string(group) + " or space set " + std::to_string(set) +
+                                 ", which nobody made");
     }
     return false;
   }
   bool may_be_in_the_mail = false;
   if (std::string why = foreign(client, bytes, &may_be_in_the_mail); !why.empty()) {
-    if (!may_be_in_the_mail || !mailbox_.has_mail()) fault(client, std::move(why));
+    if (!may_be_in_the_mail || !mailbox_.has_mail()) clients_.fault(client, std::move(why));
     return false;
   }
-  if (is_run && lost_ != 0 && is_stranded(group)) return false;  // surviving hosts must not wait with it
-  if (stepper_ && is_run && !stepper_->knows(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
+  if (is_run && grants_.is_stranded(group)) return false;  // surviving hosts must not wait with it
+  if (is_run && grants_.is_unknown_plan(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
     return false;  // its plan may be in the mail
   }
   ++(is_run ? stats_.runs : stats_.commands);
@@ -160,51 +148,21 @@ bool Controller::take(Client& client, std::span<const std::byte> bytes) {
     client.newest = std::max(client.newest, tag);
     is_cancelled = !client.cancelled.empty() && client.cancelled.erase(tag) != 0;
   }
-  if (!client.held.empty()) {
-    hold(client, bytes);
-    if (is_cancelled) cancel(client, read_record<RunRecord>(bytes).tag);
-    return true;
-  }
-  if (is_cancelled) {
-    refuse_cancelled(client, bytes);
-    return true;
-  }
-  if (const int64_t deadline = deadline_of(bytes); deadline != 0 && deadline <= monotonic_ns()) {
-    refuse_late(client, bytes);
-    return true;
-  }
-  Verdict verdict;
-  SpaceId worst = 0;
-  if (!admit(client, bytes, &verdict, &worst)) {
-    if (verdict == Verdict::kNever) {
-      refuse(client, bytes, verdict, worst);
-    } else {
-      client.held_since = 0;
-      holding_.push_back(&client);
-      hold(client, bytes);
-      admission_version_ = UINT64_MAX;  // retries it with the other held records: its memory spaces may be claimed
-    }
-  }
+  queue_.take(client, bytes, is_cancelled);
   return true;
 }
 
-/// Marks a client to be evicted at the end of this pass, or in the next.
-void Controller::fault(Client& client, std::string why) {
-  if (client.fault.empty()) client.fault = std::move(why);
-  has_faults_ = true;
-}
-
-/// The client's ring from the controller is invalid: drops what would still be sent there.
-void Controller::silence(Client& client, std::string_view why) {
-  client.is_mute = true;
-  client.late.clear();
-  client.outbox.forget_reader();
-  fault(client, std::string(why));
+void Inbox::cancel(ClientState& client, uint64_t tag) {
+  if (tag > client.newest) {  // the run itself is still in the client's ring
+    client.cancelled.insert(tag);
+  } else {
+    queue_.cancel(client, tag);
+  }
 }
 
 /// Why a valid record is not this client's to send; empty when the client may send it (TRUST-1).
-std::string Controller::foreign(const Client& client, std::span<const std::byte> bytes,
-                                bool* may_be_in_the_mail) const {
+std::string Inbox::foreign(const ClientState& client, std::span<const std::byte> bytes,
+                           bool* may_be_in_the_mail) const {
   const auto header = read_record<RecordHeader>(bytes);
   uint64_t plan = 0;
   const bool is_run = header.kind == RecordKind::kRun;
@@ -232,7 +190,7 @@ std::string Controller::foreign(const Client& client, std::span<const std::byte>
 }
 
 /// Why a client's record is invalid; empty when it is valid.
-std::string Controller::unsound(std::span<const std::byte> bytes) const {
+std::string Inbox::unsound(std::span<const std::byte> bytes) const {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
   const auto expect = [&](uint64_t size) {
@@ -240,9 +198,9 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
                                 : "a record of kind " + std::to_string(static_cast<int>(header.kind)) + " has " +
                                       std::to_string(bytes.size()) + " bytes, expected " + std::to_string(size);
   };
-  if (bytes.size() > max_record_) {
+  if (bytes.size() > hosts_.max_record()) {
     return "a record of " + std::to_string(bytes.size()) + " bytes does not fit the hosts' rings, which take " +
-           std::to_string(max_record_);
+           std::to_string(hosts_.max_record());
   }
   switch (header.kind) {
     case RecordKind::kRun: {
@@ -267,59 +225,38 @@ std::string Controller::unsound(std::span<const std::byte> bytes) const {
   }
 }
 
-/// OWN-1: evicts this client alone, and sends it the reason.
-void Controller::evict(Client& client) {
-  const uint32_t id = client.id;
-  client.is_mute = false;  // for the record with the reason
-  tell(client, Handle{}, "the controller put client " + std::to_string(id) + " out: " + client.fault);
-  flush();
-  drop_client(id);
-}
-
-void Controller::tell(Client& client, Handle handle, std::string_view text, uint16_t detail) {
-  // A client that does not read its ring gets shorter error texts (FLOW-1).
-  const uint32_t most = client.outbox.overflow_bytes() < kMostUndeliveredBytes ? kMostText : kLeastText;
-  text = text.substr(0, std::min(most, client.outbox.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
-  const auto bytes = static_cast<uint32_t>(text.size());
-  say(client, static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
-    const FailedRecord record{{RecordKind::kFailed, detail, client.id}, handle.raw, bytes, 0};
-    std::memcpy(out, &record, sizeof record);
-    std::memcpy(out + sizeof record, text.data(), bytes);
-  });
-}
-
 // ---------------------------------------------------------------------------------------------------------- hosts
 
-uint32_t Controller::drain_hosts() {
+uint32_t Inbox::drain_hosts() {
   // SYNC ready/collect: a host publishes before it marks its bit.
-  block_->ready_bitmap.collect(&ready_bitmap_);
+  ready_bitmap_.collect(&ready_hosts_);
   uint32_t done = 0;
   size_t left = 0;
-  for (const uint32_t h : ready_bitmap_) {
-    if (h >= hosts_.size()) continue;  // a bit carries no data: there is no such ring
+  for (const uint32_t h : ready_hosts_) {
+    if (h >= hosts_.count()) continue;  // a bit carries no data: there is no such ring
     const uint32_t taken = drain_host(h);
     done += taken;
-    if (taken == kBatch) ready_bitmap_[left++] = h;  // there may be more
+    if (taken == kBatch) ready_hosts_[left++] = h;  // there may be more
   }
-  ready_bitmap_.resize(left);
+  ready_hosts_.resize(left);
   return done;
 }
 
-uint32_t Controller::drain_host(uint32_t index) {
-  Host& host = hosts_[index];
-  if (host.is_lost) return 0;
+uint32_t Inbox::drain_host(uint32_t index) {
+  if (hosts_.is_lost(index)) return 0;
+  ByteRing::Consumer& ring = hosts_.from_host(index);
   uint32_t done = 0;
   for (; done < kBatch; ++done) {
-    const std::span<const std::byte> bytes = host.inbox.try_take(host_record_);
+    const std::span<const std::byte> bytes = ring.try_take(host_record_);
     if (bytes.empty()) break;
     take(index, bytes);
-    host.inbox.pop();
+    ring.pop();
   }
-  if (done != 0) host.inbox.release();
+  if (done != 0) ring.release();
   return done;
 }
 
-void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
+void Inbox::take(uint32_t index, std::span<const std::byte> bytes) {
   const auto refuse = [&](const char* what) {
     throw Error(Status::kInvalid, "host " + std::to_string(index) + " sent " + what);
   };
@@ -329,26 +266,33 @@ void Controller::take(uint32_t index, std::span<const std::byte> bytes) {
     if (bytes.size() != sizeof(RunDoneRecord)) refuse("a completion of the wrong size");
     const auto record = read_record<RunDoneRecord>(bytes);
     if (record.host != index || record.tag > UINT32_MAX ||
-        !sequencer_.is_running_on(static_cast<EntryId>(record.tag), index)) {
+        !grants_.is_running_on(static_cast<EntryId>(record.tag), index)) {
       refuse("a completion of a run that does not run");
     }
-    run_done(index, record);
+    grants_.run_done(index, record);
   } else if (header.kind == RecordKind::kCommandsDone) {
     if (bytes.size() != sizeof(CommandsDoneRecord)) refuse("a count of commands of the wrong size");
     commands_done(index, read_record<CommandsDoneRecord>(bytes));
   } else if (header.kind == RecordKind::kEnqueued) {
     if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
-    if (!enqueued(index, read_record<EnqueuedRecord>(bytes))) refuse("a report of a call that nobody waits for");
+    if (!grants_.enqueued(index, read_record<EnqueuedRecord>(bytes)))
+      refuse("a report of a call that nobody waits for");
   } else if (header.kind == RecordKind::kFailed) {
     if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
     const auto record = read_record<FailedRecord>(bytes);
-    Client* client = client_of(header.client);
+    ClientState* client = clients_.find(header.client);
     if (client == nullptr || !Handle{record.handle}.valid()) return;
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
-    tell(*client, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
+    clients_.tell(*client, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
   } else {
     refuse("a record of a kind that hosts do not send");
   }
+}
+
+void Inbox::validate() const {
+  uint32_t unread = 0;
+  for (const auto& client : clients_.all()) unread += client->is_unread ? 1U : 0U;
+  PW_CHECK(unread == unread_);
 }
 
 }  // namespace pathways

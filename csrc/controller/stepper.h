@@ -10,7 +10,7 @@
 /// One run is stepped at a time: all its calls are in their devices' FIFOs before the first call of the next run is. So
 /// the FIFOs are projections of one order here too (ORD-1).
 ///
-/// Pure: no thread, no clock, no I/O. The controller sends what the stepper returns.
+/// Pure: no thread, no clock, no I/O. SequentialDispatchForTesting sends what the stepper returns.
 #pragma once
 
 #include <cstdint>

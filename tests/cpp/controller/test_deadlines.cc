@@ -226,11 +226,11 @@ TEST_F(HeldDeadlines, ARunThatWaitsForMemoryIsDropped) {
 }
 
 TEST_F(Deadlines, MemoryFollowsWhatIsUnderWay) {
-  pathways::Deadlines heap;
+  pathways::DeadlineHeap heap;
   uint64_t over = 0;
   for (uint64_t i = 1; i <= 100'000; ++i) {
     over = i - std::min<uint64_t>(i, 10);  // ten are under way
-    pathways::Deadlines::Item item;
+    pathways::DeadlineHeap::Item item;
     item.at_ns = kFar + static_cast<int64_t>(i);
     item.order = i;
     heap.add(std::move(item), [&](const auto& item) { return item.order <= over; });

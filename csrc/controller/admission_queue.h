@@ -1,0 +1,89 @@
+/// Which records enter the order, wait, or are refused. Every valid record of a client comes here (Inbox), and every
+/// cancel.
+///
+/// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. A run that is not admitted
+/// holds back the later records of its own client, but no other client's. Only releases of buffers that no held record
+/// names pass it. Held records are tried again, the oldest client first, whenever a run has ended or a block was
+/// released. A run that only live buffers keep out gets turns. In a turn nobody else is admitted to the run's memory
+/// spaces; otherwise clients that release some buffers and make others could keep the run out for ever.
+/// MEM-3: a run that can never fit fails at once. A run that only live buffers keep out fails after a short grace, in
+/// which releases that are on their way can arrive. It waits longer while another client that holds some of these
+/// buffers has runs in flight.
+/// FLOW-1: held records of a client that has as much under way as allowed are not ordered.
+/// ERR-2: a held run that needs lost hosts and surviving hosts stays held until all its hosts are there.
+///
+/// State: the line of clients with held records, and each client's line (HeldRecords) and turns (ClientState).
+/// Invariants: `holding_` lists exactly the clients whose `held` is not empty, each once; the oldest first.
+///
+/// Threading: the controller's stepping thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "controller/clients.h"
+#include "controller/controller_options.h"
+#include "controller/deadlines.h"
+#include "controller/grants.h"
+#include "controller/memory_ledger.h"
+
+namespace pathways {
+
+class AdmissionQueue {
+ public:
+  AdmissionQueue(const ControllerOptions& options, Clients& clients, MemoryLedger& ledger, Grants& grants,
+                 Deadlines& deadlines, ControllerStats& stats)
+      : options_(options), clients_(clients), ledger_(ledger), grants_(grants), deadlines_(deadlines), stats_(stats) {}
+
+  /// Takes a valid record: orders it, holds it, or refuses it. `is_cancelled`: it is a run whose cancel came before.
+  void take(ClientState& client, std::span<const std::byte> record, bool is_cancelled);
+  /// Drops a run that no host was granted, in the order or held. Else nothing happens.
+  void cancel(ClientState& client, uint64_t tag);
+  /// Fails a held run at its client now. False when no such run is held. The records before the run may still use the
+  /// old meaning of its results' handles, so the run's hosts get the failure in the run's place.
+  bool drop_held(ClientState& client, uint64_t tag, std::string_view text, uint16_t detail = 0);
+
+  bool has_held() const { return !holding_.empty(); }
+  /// Records that are held, of all clients.
+  uint64_t held() const;
+  /// Orders the held records that fit now, if something has changed or somebody's time is over.
+  void retry();
+  /// Tries the held records again in this pass, although no run has ended and no block was released.
+  void retry_soon() { version_ = UINT64_MAX; }
+  /// The client is gone.
+  void forget(ClientState& client) { std::erase(holding_, &client); }
+
+  void validate() const;
+
+ private:
+  bool admit(ClientState& client, std::span<const std::byte> record, Verdict* verdict, SpaceId* worst);
+  void order(ClientState& client, std::span<const std::byte> record);
+  void hold(ClientState& client, std::span<const std::byte> record);
+  void release_ahead(ClientState& client, std::span<const std::byte> command);
+  void order_releases(ClientState& client);
+  bool retry(ClientState& client);
+  bool may_wait_for_blocks(ClientState& client, std::span<const std::byte> record, SpaceId worst);
+  bool is_held_by_busy(const ClientState& client, SpaceId space) const;
+  void refuse(ClientState& client, std::span<const std::byte> record, Verdict verdict, SpaceId worst);
+  void refuse_unordered(ClientState& client, std::span<const std::byte> run, std::string_view text,
+                        uint16_t detail = 0);
+  std::string refusal(const ClientState& client, const std::string& what, const std::string& biggest, uint64_t wanted,
+                      Verdict verdict, SpaceId worst) const;
+  void fail_results(ClientState& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
+  void fail_on_hosts(ClientState& client, std::span<const std::byte> record, std::string_view text);
+
+  const ControllerOptions& options_;
+  Clients& clients_;
+  MemoryLedger& ledger_;
+  Grants& grants_;
+  Deadlines& deadlines_;
+  ControllerStats& stats_;
+  std::vector<ClientState*> holding_;        ///< clients with held records, the oldest first
+  const ClientState* first_held_ = nullptr;  ///< the first of them that only live buffers keep out, in this pass
+  uint64_t version_ = 0;                     ///< the ledger's version when the held records were last tried
+};
+
+}  // namespace pathways

@@ -1,0 +1,73 @@
+/// All that the controller knows of one client. The comment above a group of fields names the class that writes them;
+/// the others only read.
+///
+/// Threading: the controller's stepping thread only, once the client was added.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "controller/client_credits.h"
+#include "controller/handle_table.h"
+#include "controller/held_records.h"
+#include "controller/sent_commands.h"
+#include "messages/outbox.h"
+#include "messages/shared_segments.h"
+
+namespace pathways {
+
+struct ClientState {
+  /// A client without memory, in whose name records enter the order.
+  explicit ClientState(uint32_t number, uint32_t hosts = 0) : id(number), credits(hosts) {}
+  /// Throws Error(kInvalid) when the client's rings are invalid.
+  ClientState(uint32_t number, const ClientView& block, DoorbellWord* doorbell, uint32_t hosts)
+      : id(number),
+        view(block),
+        bell(doorbell),
+        inbox(block.from_client()),
+        cancels(block.cancels()),
+        outbox(block.to_client(), &block.futures().doorbell()),
+        credits(hosts),
+        handles(block.futures().capacity()) {}
+
+  const uint32_t id;
+  ClientView view;
+  DoorbellWord* const bell = nullptr;  ///< the client rings it for the controller
+
+  // Inbox
+  ByteRing::Consumer inbox;
+  ByteRing::Consumer cancels;
+  uint64_t newest = 0;                     ///< the highest tag of a run that was taken from its ring
+  std::unordered_set<uint64_t> cancelled;  ///< tags of runs whose cancel came before the run itself
+  bool is_unread = false;                  ///< the controller reads it no further: it has too much under way
+
+  // Clients
+  Outbox outbox;
+  uint64_t retired = 0;      ///< runs that are over
+  bool has_unsent = false;   ///< the client was not notified of `retired` yet
+  std::vector<Handle> late;  ///< results of granted runs whose deadline has passed; see Clients::fail_late()
+  std::string fault;         ///< why it is to be evicted; empty: it is not
+  bool is_mute = false;      ///< its ring from the controller is invalid: nothing more is sent
+
+  // Suspension
+  bool is_suspended = false;
+
+  // Several classes count in `credits`; see there. Grants writes `sent`
+  ClientCredits credits;
+  SentCommands sent;
+
+  // MemoryLedger
+  HandleTable handles;
+
+  // AdmissionQueue
+  HeldRecords held;
+  bool is_paced = false;     ///< it has too much under way, so its held records are not ordered
+  int64_t held_since = 0;    ///< when only live buffers began to keep the first record out; 0: they do not
+  int64_t turn_since = 0;    ///< when its turn began, or the time between two turns
+  uint32_t turns = 0;        ///< turns it has had for the first held record
+  bool is_its_turn = false;  ///< see AdmissionQueue::may_wait_for_blocks()
+};
+
+}  // namespace pathways

@@ -1,0 +1,49 @@
+/// What a controller is made with, and what it counts. `Controller::Options` is the public name of the options.
+///
+/// Threading: the options do not change. The statistics belong to the controller's stepping thread: each class counts
+/// what it does, and Controller::stats() copies the counts on that thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pathways {
+
+struct ControllerOptions {
+  uint32_t window = 256;              ///< most runs that are granted to one host and not done there
+  std::vector<uint32_t> islands;      ///< per host, its island; for statistics
+  std::vector<uint64_t> budgets{};    ///< bytes per memory space: devices by number, then hosts' memory for transfers
+  std::vector<std::string> spaces{};  ///< their names, for errors
+  std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< see MEM-3 in admission_queue.h
+  bool sequential = false;                                          ///< dispatch node by node, to measure against it
+  /// Every plan is registered with `register_plan` before its first run; a client that runs any other plan is
+  /// evicted. False where a test takes the part of client and hosts.
+  bool knows_plans = false;
+
+  /// The name of a memory space, for errors.
+  std::string name_of_space(uint32_t space) const {
+    return space < spaces.size() ? spaces[space] : "memory space " + std::to_string(space);
+  }
+};
+
+struct ControllerStats {
+  uint64_t runs = 0;  ///< submitted
+  uint64_t granted = 0;
+  uint64_t retired = 0;
+  uint64_t dropped = 0;  ///< runs that were cancelled, or too late, before they were granted
+  uint64_t late = 0;     ///< runs that were not over when their deadline passed
+  uint64_t commands = 0;
+  uint64_t records_out = 0;
+  uint64_t passes = 0;
+  uint64_t clients = 0;
+  uint64_t waiting = 0;
+  std::vector<uint64_t> gangs;  ///< launches per host, of retired runs
+  uint64_t held = 0;            ///< records that wait for memory, or behind one that does
+  uint64_t unread = 0;          ///< clients that are not read further, because they have too much under way
+  uint64_t refused = 0;         ///< runs and puts that failed because there was no memory for them
+  std::vector<uint64_t> live_bytes, high_water;  ///< per memory space; see sequencer/admission.h
+};
+
+}  // namespace pathways

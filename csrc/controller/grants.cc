@@ -1,0 +1,318 @@
+#include "controller/grants.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <numeric>
+
+#include "base/check.h"
+#include "controller/client_records.h"
+
+namespace pathways {
+
+Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clients, MemoryLedger& ledger,
+               ClusterEnd& end, ControllerStats& stats)
+    : hosts_(hosts),
+      clients_(clients),
+      ledger_(ledger),
+      end_(end),
+      stats_(stats),
+      sequencer_(hosts.count(), options.window),
+      sequential_(options.sequential ? std::make_unique<SequentialDispatchForTesting>(hosts, clients, stats) : nullptr),
+      gangs_(hosts.count()) {
+  std::vector<uint32_t> all(hosts.count());
+  std::iota(all.begin(), all.end(), 0u);
+  sequencer_.add_group(kAllHosts, std::move(all));
+}
+
+void Grants::add_group(GroupId group, std::vector<uint32_t> hosts) {
+  if (!sequencer_.has_group(group)) sequencer_.add_group(group, std::move(hosts));
+}
+
+bool Grants::has_lost_and_others(GroupId group) const {
+  bool has_lost = false, has_others = false;
+  for (const uint32_t h : sequencer_.hosts_of(group)) (hosts_.is_lost(h) ? has_lost : has_others) = true;
+  return has_lost && has_others;
+}
+
+void Grants::add_plan(uint32_t plan, std::span<const ProgramNode> nodes) {
+  if (sequential_) sequential_->add_plan(plan, nodes);
+}
+
+// ------------------------------------------------------------------------------------------------------- forwarded
+
+EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
+                       uint64_t tag) {
+  const EntryId id = sequencer_.submit(client.id, group, kind, tag);
+  if (sequencer_.granted().empty()) {
+    if (id >= kept_.size()) kept_.resize(id + 1);
+    kept_[id].assign(record.begin(), record.end());
+    client.credits.record_waits(record.size());
+    return id;
+  }
+  // Only this entry can have been granted: a new entry makes room for no other.
+  PW_DCHECK(sequencer_.granted().size() == 1 && sequencer_.granted().front() == id);
+  forward_granted(id, record);
+  sequencer_.settle(id);
+  sequencer_.granted().clear();
+  return id;
+}
+
+void Grants::forward_granted(EntryId id, std::span<const std::byte> record) {
+  if (sequential_) {
+    sequential_->wait(sequencer_.entry(id), id, record);
+    forward_in_turn();
+  } else {
+    forward(sequencer_.entry(id), id, record);
+  }
+}
+
+/// Entries leave one after the other, each when all steps of the run before it are done.
+void Grants::forward_in_turn() {
+  while (const auto ready = sequential_->next()) {
+    forward(ready->entry.entry, ready->entry.id, ready->entry.record, ready->flags);
+  }
+}
+
+void Grants::settle_granted() {
+  // Settling retires commands and dropped entries. It frees no room, so the list does not grow in this loop.
+  auto& granted = sequencer_.granted();
+  for (const EntryId id : granted) {
+    const Entry entry = sequencer_.entry(id);
+    if (entry.state == EntryState::kDropped) {
+      ++stats_.dropped;
+      if (!instead_.empty()) forward_instead(id);
+      if (entry.kind == EntryKind::kRun) retire(id, entry.client);
+    } else {
+      forward_granted(id, kept_[id]);
+    }
+    if (ClientState* client = clients_.find(entry.client)) client->credits.record_goes(kept_[id].size());
+    kept_[id].clear();
+    if (kept_[id].capacity() > 4096) kept_[id].shrink_to_fit();
+    sequencer_.settle(id);
+  }
+  granted.clear();
+}
+
+void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
+  const auto bytes = static_cast<uint32_t>(record.size());
+  RecordHeader header;
+  std::memcpy(&header, record.data(), sizeof header);
+  header.client = entry.client;
+  header.detail |= flags;
+  const uint64_t tag = id;
+  const bool is_run = entry.kind == EntryKind::kRun;
+  if (is_run) ++stats_.granted;
+  const auto hosts = sequencer_.hosts_of(entry.group);
+  ClientState* client = header.kind == RecordKind::kCommand ? clients_.find(entry.client) : nullptr;
+  if (client != nullptr) keep(*client, record, hosts);
+  stats_.records_out += hosts.size();
+  for (const uint32_t h : hosts) {
+    if (client != nullptr) client->credits.command_sent(h, bytes);
+    hosts_.outbox_of(h).send(bytes, [&](std::byte* out) {
+      std::memcpy(out, record.data(), bytes);
+      std::memcpy(out, &header, sizeof header);
+      if (!is_run) return;
+      std::memcpy(out + offsetof(RunRecord, tag), &tag, sizeof tag);
+      std::memcpy(out + offsetof(RunRecord, order), &entry.order, sizeof entry.order);
+    });
+  }
+}
+
+/// Keeps what the controller will need of a command when one of the command's hosts is lost.
+void Grants::keep(ClientState& client, std::span<const std::byte> command, std::span<const uint32_t> hosts) {
+  const auto record = read_record<CommandRecord>(command);
+  if (static_cast<CommandKind>(record.header.detail) == CommandKind::kBackend && record.token != 0) {
+    // No waiting entry names the plan: a successor need not know it.
+    forgotten_.push_back(static_cast<uint32_t>(record.token));
+  }
+  if (!client.sent.keep(record, command, hosts)) {
+    clients_.fault(client, "it described more than " + std::to_string(kMostDefinedBytes >> 20) + " MiB of placements");
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------ over
+
+void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
+  const auto id = static_cast<EntryId>(record.tag);
+  Entry& entry = sequencer_.entry(id);
+  gangs_[h] += record.gangs;
+  if (record.expected != 0) {  // GANG-1: all gangs or none, and the same on all hosts
+    const bool ganged = record.gangs != 0;
+    const bool is_partial = ganged && record.gangs != record.expected;
+    if (is_partial || (entry.counted && entry.ganged != ganged)) gangs_broken(h, entry, record);
+    entry.counted = true;
+    entry.ganged = ganged;
+  }
+  const uint32_t client = entry.client;
+  if (sequential_) sequential_->host_done(id, h);
+  if (sequencer_.complete(id, h)) retire(id, client);
+  if (!sequencer_.granted().empty()) settle_granted();
+  if (sequential_) forward_in_turn();
+}
+
+/// Fails the cluster. Not on the hot path.
+void Grants::gangs_broken(uint32_t h, const Entry& entry, const RunDoneRecord& record) {
+  const bool ganged = record.gangs != 0;
+  if (ganged && record.gangs != record.expected) {
+    end_.fail("GANG-1 broken: host " + std::to_string(h) + " launched " + std::to_string(record.gangs) + " of the " +
+              std::to_string(record.expected) + " gangs of run " + std::to_string(entry.order) +
+              "; results can no longer be trusted");
+    return;
+  }
+  end_.fail("GANG-1 broken: host " + std::to_string(h) + " launched " + (ganged ? "the" : "no") + " gangs of run " +
+            std::to_string(entry.order) + ", another of its hosts " + (ganged ? "none" : "did") +
+            "; results can no longer be trusted");
+}
+
+void Grants::retire(EntryId id, uint32_t of_client) {
+  ++stats_.retired;
+  ledger_.leave(id);
+  ClientState* client = clients_.find(of_client);
+  if (client == nullptr) return;
+  client->credits.run_over();
+  clients_.run_over(*client);
+}
+
+bool Grants::enqueued(uint32_t host, const EnqueuedRecord& record) {
+  if (!sequential_ || !sequential_->enqueued(host, record)) return false;
+  forward_in_turn();
+  return true;
+}
+
+// --------------------------------------------------------------------------------------------------------- dropped
+
+void Grants::drop(EntryId id, std::string_view text, uint16_t detail) {
+  release_donated(id);
+  if (ClientState* owner = clients_.find(sequencer_.entry(id).client)) {
+    clients_.tell_results(*owner, kept_[id], text, detail);
+    for (auto& command : failure_commands(owner->id, kept_[id], ledger_.memory_of_entry(id), text)) {
+      instead_[id].push_back(std::move(command));
+    }
+  }
+  sequencer_.cancel(id);
+  settle_granted();
+}
+
+/// A dropped run never takes over its donated arguments, because no host was granted the run. So in the run's place its
+/// hosts get a command to release them. The ledger counted them as released when the run was ordered, and later entries
+/// rely on that room.
+void Grants::release_donated(EntryId id) {
+  const PlanMemory* memory = ledger_.memory_of_entry(id);
+  if (memory == nullptr || memory->donated.empty()) return;
+  const std::vector<std::byte>& run = kept_[id];
+  const auto record = read_record<RunRecord>(run);
+  std::vector<uint64_t> handles;
+  for (const uint32_t position : memory->donated) {
+    if (position < record.arguments) handles.push_back(argument_of(run, position));
+  }
+  instead_[id].push_back(release_command(sequencer_.entry(id).client, record.group, handles));
+}
+
+bool Grants::drop_run(const ClientState& client, uint64_t tag, std::string_view text) {
+  for (EntryId id = 0; id < kept_.size(); ++id) {
+    if (kept_[id].empty()) continue;
+    const Entry& entry = sequencer_.entry(id);
+    if (entry.client != client.id || entry.kind != EntryKind::kRun || entry.tag != tag) continue;
+    if (entry.state == EntryState::kWaiting) drop(id, text);
+    return true;
+  }
+  return false;
+}
+
+/// Sends what the hosts of a dropped run get in the run's place.
+void Grants::forward_instead(EntryId id) {
+  const auto found = instead_.find(id);
+  if (found == instead_.end()) return;
+  for (const std::vector<std::byte>& command : found->second) {
+    const auto record = read_record<CommandRecord>(command);
+    ClientState* client = clients_.find(record.header.client);
+    for (const uint32_t h : sequencer_.hosts_of(record.group)) {
+      if (hosts_.is_lost(h)) continue;  // its successor has none of these buffers
+      if (client != nullptr) client->credits.command_sent(h, command.size());
+      hosts_.outbox_of(h).send(static_cast<uint32_t>(command.size()),
+                               [&](std::byte* out) { std::memcpy(out, command.data(), command.size()); });
+    }
+  }
+  instead_.erase(found);
+}
+
+/// So that dropping an older entry grants none of these.
+void Grants::sort_youngest_first(std::vector<EntryId>& entries) const {
+  std::sort(entries.begin(), entries.end(),
+            [&](EntryId a, EntryId b) { return sequencer_.entry(a).order > sequencer_.entry(b).order; });
+}
+
+void Grants::drop_all_of(uint32_t client) {
+  std::vector<EntryId> waiting;
+  for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte>) {
+    if (entry.client == client) waiting.push_back(id);
+  });
+  sort_youngest_first(waiting);
+  for (const EntryId id : waiting) {
+    sequencer_.cancel(id);
+    settle_granted();
+  }
+}
+
+void Grants::announce_gone(uint32_t client) {
+  // GANG-1: each host gets this notice behind everything of the client that was granted to it, and a gang is granted to
+  // all of its hosts at once. The client has nothing waiting any more, and entries of other clients do not concern it,
+  // so the notice need not wait behind them. A lost host gets the notice when it is back.
+  ClientState gone(client);
+  const ClientGoneRecord record{{RecordKind::kClientGone, 0, client}};
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    if (hosts_.is_lost(h) || sequential_) {
+      submit(gone, std::as_bytes(std::span{&record, 1}), kOneHost | h, EntryKind::kCommand, 0);
+      continue;
+    }
+    ++stats_.records_out;
+    hosts_.outbox_of(h).send(sizeof record, [&](std::byte* out) { std::memcpy(out, &record, sizeof record); });
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------ lost hosts
+
+void Grants::complete_in_place_of(uint32_t host) {
+  for (const EntryId id : sequencer_.running_on(host)) {
+    // GANG-1: nobody knows whether the lost host launched its gangs; its successor begins to count at 0.
+    const uint32_t client = sequencer_.entry(id).client;
+    if (sequential_) sequential_->host_done(id, host);
+    if (sequencer_.complete(id, host)) retire(id, client);
+  }
+}
+
+void Grants::drop_stranded(std::string_view text) {
+  std::vector<EntryId> stranded;
+  for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte>) {
+    if (entry.kind == EntryKind::kRun && entry.state == EntryState::kWaiting && is_stranded(entry.group)) {
+      stranded.push_back(id);
+    }
+  });
+  sort_youngest_first(stranded);
+  for (const EntryId id : stranded) drop(id, text);  // this also fails the results that would lie on survivors
+  if (sequential_) forward_in_turn();
+}
+
+void Grants::open(uint32_t host) {
+  gangs_[host] = 0;
+  sequencer_.open(host);
+  settle_granted();
+}
+
+// ---------------------------------------------------------------------------------------------------------- checks
+
+uint64_t Grants::waiting() const {
+  return static_cast<uint64_t>(
+      std::count_if(kept_.begin(), kept_.end(), [](const auto& record) { return !record.empty(); }));
+}
+
+void Grants::validate() const {
+  for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte>) {
+    PW_CHECK(entry.state == EntryState::kWaiting || entry.state == EntryState::kDropped);
+    PW_CHECK(entry.state == EntryState::kDropped || !instead_.contains(id));
+  });
+  for (const auto& each : instead_) PW_CHECK(each.first < kept_.size() && !kept_[each.first].empty());
+}
+
+}  // namespace pathways

@@ -1,0 +1,129 @@
+/// The order at the controller: a record enters it, waits there for its grant, goes to its hosts' outboxes, and a run
+/// is retired when all its hosts have completed it.
+///
+/// AdmissionQueue submits the records of clients, ClientRemoval and Suspension those that the controller makes. Inbox
+/// passes on what hosts report. Deadlines and AdmissionQueue drop runs that wait. Recovery closes and opens hosts. With
+/// ControllerOptions::sequential, granted entries leave through SequentialDispatchForTesting.
+///
+/// GANG-1: Grants checks it. Each host of a run reports whether the host launched all gangs of the run or none, and all
+/// hosts must report the same. Otherwise Grants fails the cluster, because the results can no longer be trusted. A
+/// granted run finishes on all its hosts: only a run that waits can be dropped, and it is dropped for all.
+/// COST-3: for each run, the controller sends one record to each host and takes one record from it.
+/// ERR-1, FUT-3: the hosts of a dropped run get, in the run's place, the failure of its results (`instead_`).
+///
+/// Invariants: an entry has a record in `kept_` exactly while it waits or is dropped in its place; an entry with
+/// something in `instead_` is dropped and has a record in `kept_`.
+///
+/// Threading: the controller's stepping thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "controller/clients.h"
+#include "controller/cluster_end.h"
+#include "controller/controller_options.h"
+#include "controller/host_rings.h"
+#include "controller/memory_ledger.h"
+#include "controller/sequential_dispatch_for_testing.h"
+#include "sequencer/sequencer.h"
+
+namespace pathways {
+
+class Grants {
+ public:
+  Grants(const ControllerOptions& options, HostRings& hosts, Clients& clients, MemoryLedger& ledger, ClusterEnd& end,
+         ControllerStats& stats);
+
+  static constexpr GroupId kAllHosts = 0;  ///< the group of all hosts; it is always there
+
+  // Groups of hosts. `add_group` does nothing for a known group. `hosts_of` takes a group of one host too (kOneHost).
+  void add_group(GroupId group, std::vector<uint32_t> hosts);
+  bool has_group(GroupId group) const { return sequencer_.has_group(group); }
+  std::span<const uint32_t> hosts_of(GroupId group) const { return sequencer_.hosts_of(group); }
+  /// Whether a group has lost hosts and surviving hosts.
+  bool is_stranded(GroupId group) const { return hosts_.lost() != 0 && has_lost_and_others(group); }
+
+  // Sequential dispatch. When dispatch is parallel, `add_plan` does nothing, and no plan is unknown.
+  void add_plan(uint32_t plan, std::span<const ProgramNode> nodes);
+  bool is_unknown_plan(uint32_t plan) const { return sequential_ != nullptr && !sequential_->knows(plan); }
+
+  /// Gives a record its place in the order, and sends it to its hosts when it is granted at once.
+  EntryId submit(ClientState& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
+  const Entry& entry(EntryId id) const { return sequencer_.entry(id); }
+  /// Calls f(id, entry, record) for each entry that no host was granted, dropped ones included.
+  template <typename F>
+  void for_each_waiting(F&& f) const {
+    for (EntryId id = 0; id < kept_.size(); ++id) {
+      if (!kept_[id].empty()) f(id, sequencer_.entry(id), std::span<const std::byte>(kept_[id]));
+    }
+  }
+
+  /// Drops a run that waits in the order. No host will ever complete its results. So the controller notifies the client
+  /// of their failure now, and the hosts in the run's place, before anything that comes behind the run (ERR-1, FUT-3).
+  void drop(EntryId id, std::string_view text, uint16_t detail = 0);
+  /// Drops the client's run with this tag. False when no such run waits in the order: it was granted, or never entered.
+  bool drop_run(const ClientState& client, uint64_t tag, std::string_view text);
+  /// Drops all that the client has waiting, without a failure: the client is gone.
+  void drop_all_of(uint32_t client);
+  /// Notifies each host that the client is gone, behind everything of the client that was granted to it.
+  void announce_gone(uint32_t client);
+
+  // What hosts report; the records are valid.
+  bool is_running_on(EntryId id, uint32_t host) const { return sequencer_.is_running_on(id, host); }
+  void run_done(uint32_t host, const RunDoneRecord& record);
+  /// A host has enqueued a call of a run that is dispatched sequentially. False when the report is invalid.
+  bool enqueued(uint32_t host, const EnqueuedRecord& record);
+
+  // ERR-2; see Recovery.
+  /// The host is granted nothing from now on.
+  void close(uint32_t host) { sequencer_.close(host); }
+  /// The successor is granted what waited for it.
+  void open(uint32_t host);
+  /// Completes what a lost host was granted.
+  void complete_in_place_of(uint32_t host);
+  /// Drops the waiting runs that need both lost hosts and surviving hosts.
+  void drop_stranded(std::string_view text);
+
+  /// See Controller::take_forgotten().
+  std::vector<uint32_t> take_forgotten() { return std::exchange(forgotten_, {}); }
+  bool is_idle() const { return sequencer_.live() == 0 && (!sequential_ || sequential_->is_idle()); }
+  /// Records that wait in the order, and launches of gangs per host, of retired runs.
+  uint64_t waiting() const;
+  const std::vector<uint64_t>& gangs() const { return gangs_; }
+
+  void validate() const;
+
+ private:
+  bool has_lost_and_others(GroupId group) const;
+  void forward_granted(EntryId id, std::span<const std::byte> record);
+  void forward_in_turn();
+  void forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags = 0);
+  void forward_instead(EntryId id);
+  void keep(ClientState& client, std::span<const std::byte> command, std::span<const uint32_t> hosts);
+  void settle_granted();
+  void release_donated(EntryId id);
+  void retire(EntryId id, uint32_t client);
+  void gangs_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
+  void sort_youngest_first(std::vector<EntryId>& entries) const;
+
+  HostRings& hosts_;
+  Clients& clients_;
+  MemoryLedger& ledger_;
+  ClusterEnd& end_;
+  ControllerStats& stats_;
+  Sequencer sequencer_;
+  std::unique_ptr<SequentialDispatchForTesting> sequential_;  ///< null: dispatch is parallel
+  std::vector<std::vector<std::byte>> kept_;                  ///< by entry: its record while it waits for its grant
+  std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
+  std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
+  std::vector<uint64_t> gangs_;      ///< by host: gang launches (GANG-1)
+};
+
+}  // namespace pathways

@@ -1,0 +1,98 @@
+#include "controller/held_records.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "controller/client_records.h"
+
+namespace pathways {
+namespace {
+
+/// Calls f(handle) for each handle that a record names.
+template <typename F>
+void for_each_handle(std::span<const std::byte> bytes, F&& f) {
+  if (is_run(bytes)) {
+    const auto record = read_record<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.arguments + record.results; ++i) f(argument_of(bytes, i));
+  } else if (is_command(bytes, CommandKind::kRename)) {
+    const auto record = read_record<CommandRecord>(bytes);
+    for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
+      f(word_at(bytes, sizeof record + at));
+    }
+  } else {
+    f(read_record<CommandRecord>(bytes).handle);
+  }
+}
+
+}  // namespace
+
+HeldRecords::Held* HeldRecords::find_run(uint64_t tag) {
+  const auto at = std::find_if(line_.begin(), line_.end(), [&](const Held& held) {
+    return held.dropped.empty() && is_run(held.record) && read_record<RunRecord>(held.record).tag == tag;
+  });
+  return at == line_.end() ? nullptr : &*at;
+}
+
+void HeldRecords::push(std::span<const std::byte> record) {
+  count(record, true);
+  load_.add(1, record.size());
+  line_.push_back({{record.begin(), record.end()}, {}});
+}
+
+HeldRecords::Held HeldRecords::take_front() {
+  Held held = std::move(line_.front());
+  line_.pop_front();
+  load_.remove(1, held.record.size());
+  return held;
+}
+
+void HeldRecords::put_back(std::vector<std::byte> record) {
+  load_.add(1, record.size());
+  line_.push_front({std::move(record), {}});
+}
+
+void HeldRecords::release(uint64_t handle, GroupId group) {
+  if (names(handle)) {
+    releases_.emplace(handle, group);
+  } else {
+    let_go_.emplace_back(group, handle);
+  }
+}
+
+std::vector<std::pair<GroupId, uint64_t>> HeldRecords::take_due_releases() {
+  auto due = std::exchange(let_go_, {});
+  std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return due;
+}
+
+void HeldRecords::count(std::span<const std::byte> record, bool is_added) {
+  for_each_handle(record, [&](uint64_t handle) { count_handle(handle, is_added); });
+}
+
+void HeldRecords::count_handle(uint64_t handle, bool is_added) {
+  if (is_added) {
+    ++handles_[handle];
+    return;
+  }
+  const auto at = handles_.find(handle);
+  if (at == handles_.end() || --at->second != 0) return;
+  handles_.erase(at);
+  if (const auto released = releases_.find(handle); released != releases_.end()) {
+    let_go_.emplace_back(released->second, handle);
+    releases_.erase(released);
+  }
+}
+
+void HeldRecords::validate() const {
+  uint64_t bytes = 0;
+  std::unordered_map<uint64_t, uint32_t> handles;
+  for (const Held& held : line_) {
+    bytes += held.record.size();
+    for_each_handle(held.record, [&](uint64_t handle) { ++handles[handle]; });
+  }
+  PW_CHECK(load_.count == line_.size() && load_.bytes == bytes);
+  PW_CHECK(handles == handles_);
+  for (const auto& release : releases_) PW_CHECK(handles_.contains(release.first));
+}
+
+}  // namespace pathways

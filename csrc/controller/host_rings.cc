@@ -1,0 +1,79 @@
+#include "controller/host_rings.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace pathways {
+namespace {
+
+constexpr std::chrono::microseconds kOverflowLook{100};  // nobody rings when a full ring has room again
+
+}  // namespace
+
+HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hosts)
+    : block_(block), hosts_(hosts.size()) {
+  if (hosts.empty() || hosts.size() > ReadyBitmap::kBits) {
+    throw Error(Status::kInvalid, "a cluster has 1 to 65536 hosts, not " + std::to_string(hosts.size()));
+  }
+  for (uint32_t h = 0; h < hosts_.size(); ++h) {
+    hosts_[h].inbox = hosts[h].from_host();
+    hosts_[h].outbox = Outbox(hosts[h].to_host(), hosts[h].doorbell());
+    hosts_[h].outbox.set_distance(block->distance_ns);
+    max_record_ = std::min(max_record_, hosts_[h].outbox.max_record());
+  }
+}
+
+void HostRings::flush() {
+  // A host whose ring is full stays in the list.
+  std::erase_if(dirty_, [&](uint32_t h) { return !(hosts_[h].is_dirty = hosts_[h].outbox.flush()); });
+}
+
+std::chrono::nanoseconds HostRings::next_look() const {
+  if (block_->distance_ns == 0) return kOverflowLook;
+  precise_timers();
+  int64_t due = 0;
+  for (const uint32_t h : dirty_) {
+    const int64_t own = hosts_[h].outbox.due();
+    if (own != 0 && (due == 0 || own < due)) due = own;
+  }
+  const int64_t left = due - monotonic_ns();
+  return left > 0 ? std::chrono::nanoseconds(left) : kOverflowLook;
+}
+
+void HostRings::lose(std::span<const uint32_t> hosts) {
+  for (const uint32_t h : hosts) {
+    Host& host = hosts_[h];
+    host.is_lost = true;
+    host.is_dirty = false;
+    host.inbox = ByteRing::Consumer();
+    host.outbox = Outbox();
+    ++lost_;
+  }
+  std::erase_if(dirty_, [&](uint32_t h) { return hosts_[h].is_lost; });
+}
+
+void HostRings::restore(uint32_t h, const HostView& block) {
+  Host& host = hosts_[h];
+  host.inbox = block.from_host();
+  host.outbox = Outbox(block.to_host(), block.doorbell());
+  host.is_lost = false;
+  --lost_;
+  max_record_ = std::min(max_record_, host.outbox.max_record());
+}
+
+void HostRings::validate() const {
+  uint32_t lost = 0;
+  size_t dirty = 0;
+  for (const Host& host : hosts_) {
+    lost += host.is_lost ? 1U : 0U;
+    dirty += host.is_dirty ? 1U : 0U;
+    PW_CHECK(!host.is_lost || !host.is_dirty);
+  }
+  PW_CHECK(lost == lost_ && dirty == dirty_.size());
+  for (const uint32_t h : dirty_) PW_CHECK(hosts_[h].is_dirty);
+}
+
+}  // namespace pathways

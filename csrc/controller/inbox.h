@@ -1,0 +1,101 @@
+/// The controller's reading half: takes records from the clients' and hosts' rings, checks them, and passes them on.
+///
+/// A client's valid record goes to AdmissionQueue, and so does a cancel. A host's record goes to Grants, to the
+/// client's credits, or to the client.
+///
+/// One pass takes a bounded batch from every ring, so a client that floods the controller delays another client by one
+/// batch at most.
+/// COST-3: a pass looks only at hosts whose bit is set (ReadyBitmap).
+/// OWN-1: a client that sends an invalid record is marked to be evicted (ClientRemoval); the other clients notice
+/// nothing. Hosts are the runtime's own processes: an invalid record from a host fails the cluster, and the error names
+/// the host.
+/// TRUST-1: the controller copies a record out of its ring before it reads the record, and accesses a client's block
+/// through a ClientView only. The ring that a record came by says which client sent it. A run must name a plan of its
+/// own client, and that plan's hosts.
+/// FLOW-1: the controller bounds the work that a client has under way (messages/credits.h). It reads no further record
+/// of a client that is at a bound until the hosts have done earlier work of that client. A client's cancels come on a
+/// ring of their own, which the controller always reads.
+/// ERR-2: when a client submits a run that needs lost hosts and surviving hosts, the controller does not read that
+/// client further until all hosts of the run are there.
+///
+/// Invariant: `unread_` counts the clients whose `is_unread` is true.
+///
+/// Threading: the controller's stepping thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "controller/admission_queue.h"
+#include "controller/clients.h"
+#include "controller/controller_options.h"
+#include "controller/grants.h"
+#include "controller/host_rings.h"
+#include "controller/memory_ledger.h"
+#include "messages/ready_bitmap.h"
+#include "messages/records.h"
+#include "sync/mailbox.h"
+
+namespace pathways {
+
+class Inbox {
+ public:
+  /// `ready_bitmap`: hosts whose rings have records. `mailbox`: what a record names may be registered in the mail.
+  Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const Mailbox& mailbox, HostRings& hosts,
+        Clients& clients, const MemoryLedger& ledger, Grants& grants, AdmissionQueue& queue, ControllerStats& stats);
+
+  /// TRUST-1: see Controller::register_plan().
+  void register_plan(uint32_t plan, uint32_t client, GroupId group);
+
+  /// Takes a batch from each host that has marked its bit. Throws Error(kInvalid) for an invalid record.
+  uint32_t drain_hosts();
+  /// Takes a batch from one host; 0: it has sent nothing more.
+  uint32_t drain_host(uint32_t host);
+  /// Looks at a host's ring in the next pass, whatever its bit says.
+  void look_at(uint32_t host) { ready_hosts_.push_back(host); }
+
+  /// Takes a batch from each client that may be read further, and every client's cancels.
+  uint32_t drain_clients();
+  /// Clients that are not read further because they have too much under way; and how many of them can be read further,
+  /// now that this pass has done some of their work.
+  uint32_t unread() const { return unread_; }
+  uint32_t readable() const;
+  /// The client is gone.
+  void forget(const ClientState& client) { unread_ -= client.is_unread ? 1U : 0U; }
+
+  void validate() const;
+
+ private:
+  struct PlanOwner {
+    uint32_t client = UINT32_MAX;  ///< UINT32_MAX: the plan is not registered
+    GroupId group = 0;
+  };
+
+  uint32_t drain_client(ClientState& client);
+  uint32_t drain_cancels(ClientState& client);
+  static bool is_full(const ClientState& client);
+  bool take(ClientState& client, std::span<const std::byte> record);
+  void cancel(ClientState& client, uint64_t tag);
+  std::string unsound(std::span<const std::byte> record) const;
+  std::string foreign(const ClientState& client, std::span<const std::byte> record, bool* may_be_in_the_mail) const;
+  void take(uint32_t host, std::span<const std::byte> record);
+  void commands_done(uint32_t host, const CommandsDoneRecord& record);
+
+  const ControllerOptions& options_;
+  ReadyBitmap& ready_bitmap_;
+  const Mailbox& mailbox_;
+  HostRings& hosts_;
+  Clients& clients_;
+  const MemoryLedger& ledger_;
+  Grants& grants_;
+  AdmissionQueue& queue_;
+  ControllerStats& stats_;
+  std::vector<uint32_t> ready_hosts_;                   ///< hosts whose rings are to be read
+  std::vector<std::byte> client_record_, host_record_;  ///< scratch: the record being read, copied (TRUST-1)
+  std::vector<PlanOwner> plan_owners_;                  ///< by plan
+  uint32_t unread_ = 0;
+};
+
+}  // namespace pathways

@@ -1,0 +1,187 @@
+#include "controller/memory_ledger.h"
+
+#include <string>
+
+#include "base/status.h"
+#include "controller/client_records.h"
+
+namespace pathways {
+
+// ------------------------------------------------------------------------------------------------------ registered
+
+void MemoryLedger::set_budget(SpaceId space, uint64_t bytes) {
+  if (space >= admission_.space_count()) throw Error(Status::kInvalid, "no memory space " + std::to_string(space));
+  admission_.set_budget(space, bytes);
+}
+
+void MemoryLedger::set_plan_memory(uint32_t plan, std::shared_ptr<const PlanMemory> memory) {
+  for (const SpaceNeed& need : memory->needs) {
+    if (need.space >= admission_.space_count())
+      throw Error(Status::kInvalid, "a plan needs a memory space that is not there");
+  }
+  for (const PlanMemory::Result& result : memory->results) {
+    if (result.set != kNoSpaceSet && !admission_.has_set(result.set)) {
+      throw Error(Status::kInvalid, "a result lies on a space set that nobody made");
+    }
+  }
+  if (plan >= plan_memory_.size()) plan_memory_.resize(plan + 1);
+  plan_memory_[plan] = std::move(memory);
+}
+
+void MemoryLedger::forget_plans_of(uint32_t client) {
+  for (auto& memory : plan_memory_) {
+    if (memory != nullptr && memory->client == client) memory.reset();
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------ runs
+
+Verdict MemoryLedger::check(std::span<const std::byte> bytes, SpaceId* worst) const {
+  if (is_run(bytes)) {
+    const PlanMemory* memory = memory_of(read_record<RunRecord>(bytes).plan);
+    return memory == nullptr ? Verdict::kFits : admission_.check(memory->needs, worst);
+  }
+  if (!makes_buffer(bytes)) return Verdict::kFits;
+  const auto record = read_record<CommandRecord>(bytes);
+  if (record.space_set == kNoSpaceSet) return Verdict::kFits;
+  return admission_.check_block(record.space_set, record.space_bytes, worst);
+}
+
+void MemoryLedger::claim(std::span<const std::byte> bytes) {
+  if (is_run(bytes)) {
+    admission_.claim(plan_memory_[read_record<RunRecord>(bytes).plan]->needs);
+  } else {
+    admission_.claim_set(read_record<CommandRecord>(bytes).space_set);
+  }
+}
+
+uint64_t MemoryLedger::enter(ClientState& client, std::span<const std::byte> bytes, const PlanMemory& memory) {
+  const auto record = read_record<RunRecord>(bytes);
+  const uint64_t number = admission_.enter(memory.needs);
+  blocks_.assign(record.results, HandleTable::kNoBlock);
+  for (uint32_t i = 0; i < record.results; ++i) {
+    const BlockId block = blocks_[i] = block_of_result(client, bytes, memory, i);
+    if (auto* entry = announce(client, Handle{result_of(bytes, i)}, memory.results[i].group)) {
+      entry->block = block;
+    } else if (block != HandleTable::kNoBlock) {
+      admission_.release(block);
+    }
+  }
+  for (const uint32_t position : memory.donated) {  // the run takes them over
+    if (position >= record.arguments) continue;
+    if (auto* entry = client.handles.find(Handle{argument_of(bytes, position)})) release(*entry);
+  }
+  return number;
+}
+
+/// A reference to the block of a run's result: that of an earlier result, that of an argument, or a new one.
+BlockId MemoryLedger::block_of_result(ClientState& client, std::span<const std::byte> bytes, const PlanMemory& memory,
+                                      uint32_t index) {
+  const auto record = read_record<RunRecord>(bytes);
+  const PlanMemory::Result& result = memory.results[index];
+  BlockId block = HandleTable::kNoBlock;
+  if (result.same_as >= 0 && static_cast<uint32_t>(result.same_as) < index) {
+    block = blocks_[static_cast<uint32_t>(result.same_as)];
+  } else if (result.argument >= 0 && static_cast<uint32_t>(result.argument) < record.arguments) {
+    const auto* entry = client.handles.find(Handle{argument_of(bytes, static_cast<uint32_t>(result.argument))});
+    if (entry != nullptr) block = entry->block;
+  } else if (result.set != kNoSpaceSet) {
+    return admission_.add_block(client.id, record.plan, result.set, result.bytes, false);
+  }
+  if (block != HandleTable::kNoBlock) admission_.share(block);
+  return block;
+}
+
+void MemoryLedger::entered(EntryId id, uint32_t plan, uint64_t number) {
+  if (id >= entered_.size()) entered_.resize(id + 1);
+  entered_[id] = {plan_memory_[plan], number};
+}
+
+void MemoryLedger::leave(EntryId id) {
+  if (id >= entered_.size() || entered_[id].memory == nullptr) return;
+  admission_.leave(entered_[id].memory->needs, entered_[id].number);
+  entered_[id].memory.reset();
+}
+
+// --------------------------------------------------------------------------------------------------------- handles
+
+void MemoryLedger::apply(ClientState& client, std::span<const std::byte> bytes) {
+  if (is_run(bytes)) {
+    const auto record = read_record<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.results; ++i) {
+      (void)announce(client, Handle{result_of(bytes, i)}, record.group);
+    }
+    return;
+  }
+  const auto record = read_record<CommandRecord>(bytes);
+  switch (static_cast<CommandKind>(record.header.detail)) {
+    case CommandKind::kPut:
+    case CommandKind::kTask:
+      if (!makes_buffer(bytes)) {
+        (void)announce(client, Handle{record.token}, record.group);
+        return;
+      }
+      if (auto* entry = announce(client, Handle{record.handle}, record.group);
+          entry != nullptr && record.space_set != kNoSpaceSet) {
+        entry->block = admission_.add_block(client.id, Admission::kPut, record.space_set, record.space_bytes, true);
+      }
+      return;
+    case CommandKind::kFetch:
+      (void)announce(client, Handle{record.token}, record.group);
+      return;
+    case CommandKind::kRelease:
+      for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
+        if (auto* entry = client.handles.find(Handle{word_at(bytes, sizeof record + at)})) {
+          release(*entry);
+          client.handles.forget(*entry);
+        }
+      }
+      return;
+    case CommandKind::kBackend:
+      if (const uint64_t plan = record.token; plan != 0 && plan < plan_memory_.size() &&
+                                              plan_memory_[plan] != nullptr &&
+                                              plan_memory_[plan]->client == client.id) {
+        plan_memory_[plan].reset();
+      }
+      return;
+    case CommandKind::kRename:
+      for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
+        rename(client, Handle{word_at(bytes, sizeof record + at)},
+               Handle{word_at(bytes, sizeof record + at + sizeof(Handle))});
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+/// Enters a handle that a record makes. If the client uses the handle's index again without a release, the old buffer's
+/// memory is released first (MEM-1).
+HandleTable::Entry* MemoryLedger::announce(ClientState& client, Handle handle, GroupId group) {
+  if (auto* old = client.handles.occupant(handle)) release(*old);
+  return client.handles.announce(handle, group);
+}
+
+/// MOVE-1: the name now means the fresh buffer; the memory of the buffer that it meant before is released.
+void MemoryLedger::rename(ClientState& client, Handle name, Handle fresh) {
+  HandleTable::Entry* came = client.handles.find(fresh);
+  if (came == nullptr) return;
+  const HandleTable::Entry moved = *came;
+  client.handles.forget(*came);
+  if (auto* entry = announce(client, name, moved.group)) {
+    entry->block = moved.block;
+  } else if (moved.block != HandleTable::kNoBlock) {
+    admission_.release(moved.block);
+  }
+}
+
+void MemoryLedger::release(HandleTable::Entry& entry) {
+  if (entry.block != HandleTable::kNoBlock) admission_.release(entry.block);
+  entry.block = HandleTable::kNoBlock;
+}
+
+void MemoryLedger::release_all(ClientState& client) {
+  client.handles.for_each([&](Handle, HandleTable::Entry& entry) { release(entry); });
+}
+
+}  // namespace pathways

@@ -1,0 +1,94 @@
+/// What records and handles mean for the ledger of memory (sequencer/admission.h): which record needs what, which
+/// handle has which block, and when a block is released.
+///
+/// AdmissionQueue asks whether a record fits (`check`) and books it when the record gets its place in the order
+/// (`enter`, `apply`). Grants ends a run's reservation (`leave`). Recovery and ClientRemoval release the blocks of
+/// buffers that are gone. Suspension moves a client's blocks out and in.
+///
+/// MEM-1: the ledger follows the order. At any moment it is true for the order up to the last record that was booked.
+/// Each live handle has at most one reference to one block, and drops it when the handle is released, is donated, is
+/// renamed over, or is made again without a release.
+///
+/// Invariant: a run that is in `entered_` is admitted and not over.
+///
+/// Threading: the controller's stepping thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "controller/client_state.h"
+#include "controller/plan_memory.h"
+#include "sequencer/admission.h"
+#include "sequencer/sequencer.h"
+
+namespace pathways {
+
+class MemoryLedger {
+ public:
+  explicit MemoryLedger(std::vector<uint64_t> budgets) : admission_(std::move(budgets)) {}
+
+  // What is registered; see the Controller's methods of these names.
+  SpaceSetId add_space_set(std::vector<SpaceId> spaces) { return admission_.add_set(std::move(spaces)); }
+  bool has_set(SpaceSetId set) const { return admission_.has_set(set); }
+  void set_budget(SpaceId space, uint64_t bytes);
+  void set_plan_memory(uint32_t plan, std::shared_ptr<const PlanMemory> memory);
+  /// The memory that a plan takes; nullptr: the plan is not registered.
+  const PlanMemory* memory_of(uint32_t plan) const {
+    return plan < plan_memory_.size() ? plan_memory_[plan].get() : nullptr;
+  }
+
+  /// Whether a record fits now. `worst` is set to the first space with the worst verdict, when it does not.
+  Verdict check(std::span<const std::byte> record, SpaceId* worst) const;
+  /// Keeps everybody else off the spaces of a record that waits, until `clear_claims`.
+  void claim(std::span<const std::byte> record);
+  void clear_claims() { admission_.clear_claims(); }
+
+  /// Books a run whose plan's memory is `memory`: its results get their blocks, and it takes its donated arguments
+  /// over. Returns the number to pass to `entered`, which tells the run's entry in the order.
+  uint64_t enter(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory);
+  void entered(EntryId id, uint32_t plan, uint64_t number);
+  /// The run of an entry is over. It does nothing for a run that was not entered.
+  void leave(EntryId id);
+  /// The memory of an entered run; nullptr: the run was not entered.
+  const PlanMemory* memory_of_entry(EntryId id) const {
+    return id < entered_.size() ? entered_[id].memory.get() : nullptr;
+  }
+  /// Books any other record: enters the handles that it makes, and removes those that it releases.
+  void apply(ClientState& client, std::span<const std::byte> record);
+
+  /// Releases the block of one handle, if it has one.
+  void release(HandleTable::Entry& entry);
+  /// Releases the memory of the client's buffers, for entries that come behind its end.
+  void release_all(ClientState& client);
+  void forget_plans_of(uint32_t client);
+  /// The client's blocks leave the devices and come back; see Admission.
+  void offload(uint32_t client) { admission_.offload(client); }
+  bool restore(uint32_t client, SpaceId* worst) { return admission_.restore(client, worst); }
+
+  /// For reading: budgets, holders, and the version, which changes whenever a held record may have become admissible.
+  const Admission& admission() const { return admission_; }
+  void validate() const { admission_.validate(); }
+
+ private:
+  /// What the admission ledger needs to know of an admitted run.
+  struct Entered {
+    std::shared_ptr<const PlanMemory> memory;  ///< nullptr: no run under way has this entry
+    uint64_t number = 0;
+  };
+
+  BlockId block_of_result(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory,
+                          uint32_t index);
+  HandleTable::Entry* announce(ClientState& client, Handle handle, GroupId group);
+  void rename(ClientState& client, Handle name, Handle fresh);
+
+  Admission admission_;
+  std::vector<std::shared_ptr<const PlanMemory>> plan_memory_;  ///< by plan
+  std::vector<Entered> entered_;                                ///< by entry
+  std::vector<BlockId> blocks_;                                 ///< scratch of enter()
+};
+
+}  // namespace pathways
