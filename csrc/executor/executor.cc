@@ -10,7 +10,6 @@
 namespace pathways {
 namespace {
 
-constexpr size_t kErrorsKept = 4096;
 constexpr uint32_t kStuckPolls = 64;
 constexpr uint32_t kHeldPolls = 256, kIdlePolls = 4;  // then the swap fault stops waiting for a second run
 
@@ -55,7 +54,7 @@ void Executor::clear() {
   unsourced_.clear();
   unsent_.clear();
   refused_.clear();
-  failed_.clear();
+  errors_.forget_launches();
   runs_.clear();
   free_runs_.clear();
   stepwise_.clear();
@@ -347,12 +346,12 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   if (object == nullptr) {
     propagate_error(
         slot, value,
-        new_error(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
+        errors_.add(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
                                           ": it was deleted, its run was cancelled, or its client is gone")));
   } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot]->order) {
     // The run would wait for itself for ever, and so would everything behind it (TRUST-1).
     propagate_error(slot, value,
-                    new_error("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
+                    errors_.add("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
   } else if (object->state == ObjectState::kAnnounced) {
     ++runs_[slot]->open;  // the run must not end before its argument exists
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});
@@ -403,7 +402,7 @@ void Executor::launch(NodeRef ref) {
     return;
   }
   const auto& failure = run.plan->failure;
-  uint32_t error = failure ? new_error(*failure) : run.input_errors[ref.node];
+  uint32_t error = failure ? errors_.add(*failure) : run.input_errors[ref.node];
   outputs_.assign(outputs.size(), nullptr);
   const auto taken = donated(run, node);
   // A plan that could not be compiled has no executable on any host, so no host launches its calls. A gang is launched
@@ -442,7 +441,7 @@ void Executor::launch(NodeRef ref) {
     }
     book_launched(run, node);
     // The error of a failed input says more than the error of a launch on its placeholder.
-    if (status != Status::kOk && error == 0) error = new_error(std::string(backend_.last_error()));
+    if (status != Status::kOk && error == 0) error = errors_.add(std::string(backend_.last_error()));
   }
   // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
   // A launch that the backend refused has no output.
@@ -513,7 +512,7 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   ++age_;
   book_launched(run, call);
   uint32_t failed = run.input_errors[ref.node];
-  if (failed == 0 && error) failed = new_error(*error);
+  if (failed == 0 && error) failed = errors_.add(*error);
   finish_launch(ref, failed, false, false);
   drain();
 }
@@ -626,22 +625,6 @@ uint32_t Executor::poll() {
     may_overfill_ = false;
   }
   return done;
-}
-
-// --------------------------------------------------------------------------------------------------------- errors
-
-uint32_t Executor::new_error(std::string text) {
-  errors_.push_back(std::move(text));
-  if (errors_.size() > kErrorsKept) {
-    errors_.pop_front();
-    ++first_error_;
-  }
-  return first_error_ + static_cast<uint32_t>(errors_.size()) - 1U;
-}
-
-std::string_view Executor::error_text(uint32_t error) const {
-  if (error < first_error_) return "the error's text is no longer kept";
-  return errors_[error - first_error_];
 }
 
 size_t Executor::run_bytes(const Plan& plan) {

@@ -67,6 +67,7 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/error_table.h"
 #include "executor/ledger.h"
 #include "executor/object_store.h"
 #include "messages/records.h"
@@ -346,7 +347,6 @@ class Executor {
   uint32_t failure(const PendingValue& item);
   static uint32_t maker_of(const Plan& plan, uint32_t value);
   uint32_t cause(uint32_t slot, uint32_t value);
-  uint32_t failed_at(uint64_t age) const;
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
   template <typename F>
@@ -400,14 +400,13 @@ class Executor {
   std::string missing(uint32_t client, std::string_view otherwise) const;
   static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
 
-  uint32_t new_error(std::string text);
-  std::string_view error_text(uint32_t error) const;
   Client* client(uint32_t id) { return id < clients_.size() && clients_[id].present ? &clients_[id] : nullptr; }
 
   const Options options_;
   Backend& backend_;
   HostLink& link_;
   Ledger ledger_;
+  ErrorTable errors_;
   bool may_overfill_ = false;
   uint32_t stuck_polls_ = 0;
   ExecutorFaults faults_;
@@ -448,10 +447,6 @@ class Executor {
   std::vector<uint32_t> free_fetches_;
   std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend was given
   uint64_t last_task_ = 0;
-  std::deque<std::string> errors_;  ///< the newest; error n is errors_[n - first_error_]
-  uint32_t first_error_ = 1;
-  static constexpr size_t kFailedKept = 256;
-  std::deque<std::pair<uint64_t, uint32_t>> failed_;  ///< the last launches that failed, by age, and their errors
   std::vector<Value> inputs_, outputs_;               ///< scratch of launch()
   std::vector<uint64_t> input_ages_;                  ///< the same
   std::vector<Value> taken_;                          ///< scratch of take_over()

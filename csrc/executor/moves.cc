@@ -16,9 +16,9 @@ void Executor::rename(uint32_t id, Client& c, Handle name, Handle fresh) {
   if (came->state == ObjectState::kAnnounced) {  // a client that waits for the move never does this
     release(c, *came);
     const uint32_t error =
-        new_error("a buffer was renamed before it was there, on host " + std::to_string(options_.host));
+        errors_.add("a buffer was renamed before it was there, on host " + std::to_string(options_.host));
     make_object(c, name, ObjectState::kFailed).error = error;
-    link_.failed(id, name, error_text(error));
+    link_.failed(id, name, errors_.text(error));
     return;
   }
   const Object moved = std::move(*came);

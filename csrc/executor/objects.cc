@@ -54,7 +54,7 @@ void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t dev
 void Executor::fail_object(uint32_t id, Handle handle, uint32_t error) {
   std::optional<Object> orphan = take_orphan(id, handle);
   Object* object = orphan ? &*orphan : id < clients_.size() ? clients_[id].objects.find(handle) : nullptr;
-  if (client(id) != nullptr) link_.failed(id, handle, error_text(error));
+  if (client(id) != nullptr) link_.failed(id, handle, errors_.text(error));
   if (object == nullptr) return;
   object->state = ObjectState::kFailed;
   object->error = error;
@@ -114,8 +114,8 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
       Object& object = make_object(*c, handle, ObjectState::kDefined);
       if (status != Status::kOk) {
         object.state = ObjectState::kFailed;
-        object.error = new_error(std::string(backend_.last_error()));
-        link_.failed(id, handle, error_text(object.error));
+        object.error = errors_.add(std::string(backend_.last_error()));
+        link_.failed(id, handle, errors_.text(object.error));
         break;
       }
       if (record.space_set != kNoSpaceSet) ledger_.add(value, c->account, devices, record.space_bytes);
@@ -147,7 +147,7 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
       const Object* there = c->objects.occupant(handle);
       if (there != nullptr && there->generation >= handle.generation()) break;
       Object& object = make_object(*c, handle, ObjectState::kFailed);
-      object.error = new_error({reinterpret_cast<const char*>(payload.data()), payload.size()});
+      object.error = errors_.add({reinterpret_cast<const char*>(payload.data()), payload.size()});
       break;
     }
     case CommandKind::kRename:
@@ -194,7 +194,7 @@ void Executor::fetch(uint32_t id, Client& c, const CommandRecord& record, std::s
 
 void Executor::start_fetch(uint32_t slot, Object& object) {
   if (object.state == ObjectState::kFailed) {
-    refuse_fetch(slot, error_text(object.error));
+    refuse_fetch(slot, errors_.text(object.error));
     return;
   }
   add_pending(object.devices, {PendingValue::Kind::kFetch, false, kNone, slot, retain(object.value), 0, object.age});

@@ -217,9 +217,9 @@ uint32_t Executor::settle_between(size_t queue) {
 
 /// The error of a value that has failed: that of a failed input of its maker, if there is one, else its maker's own.
 uint32_t Executor::failure(const PendingValue& item) {
-  if (const uint32_t known = failed_at(item.age)) return known;
+  if (const uint32_t known = errors_.of_launch(item.age)) return known;
   if (item.kind != PendingValue::Kind::kNode && item.kind != PendingValue::Kind::kSend) {
-    return new_error(std::string(backend_.last_error()));
+    return errors_.add(std::string(backend_.last_error()));
   }
   Run& run = *runs_[item.run];
   const NodeRecord& node = run.plan->plan.node(item.index);
@@ -234,24 +234,13 @@ uint32_t Executor::failure(const PendingValue& item) {
   if (error == 0) {
     (void)backend_.readiness(item.value);  // sets last_error() again: the inputs may have changed it
     if (maker != kNone) backend_.explain(context(run, maker));
-    error = new_error(std::string(backend_.last_error()));
+    error = errors_.add(std::string(backend_.last_error()));
   }
   if (maker != kNone) {
     for (uint32_t output : plan.outputs(plan.node(maker))) run.errors[output] = error;
   }
-  if (item.kind == PendingValue::Kind::kNode) {
-    failed_.emplace_back(item.age, error);
-    if (failed_.size() > kFailedKept) failed_.pop_front();
-  }
+  if (item.kind == PendingValue::Kind::kNode) errors_.launch_failed(item.age, error);
   return error;
-}
-
-/// The error of the launch of this age, if it is known to have failed; else 0. Whatever takes its outputs, in other
-/// runs too, fails with this error (ERR-1), although XLA gives another text for it.
-uint32_t Executor::failed_at(uint64_t age) const {
-  const auto found =
-      std::find_if(failed_.rbegin(), failed_.rend(), [&](const auto& each) { return each.first == age; });
-  return found == failed_.rend() ? 0 : found->second;
 }
 
 /// The call of the plan that made a value, also when transfers within the host come between. kNone: the value is an
@@ -275,7 +264,7 @@ uint32_t Executor::cause(uint32_t slot, uint32_t value) {
   const uint32_t maker = maker_of(plan, value);
   const uint64_t age = runs_[slot]->ages[value];
   if (maker == kNone) {  // made by another run
-    if (const uint32_t known = failed_at(age)) return known;
+    if (const uint32_t known = errors_.of_launch(age)) return known;
   } else if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) {
     return known;
   }
@@ -307,7 +296,7 @@ Status Executor::read_back(const Run& run, uint32_t result) {
 
 /// Completes a result of a run, or fails it with `error`.
 void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
-  if (error == 0 && read_back(run, result) != Status::kOk) error = new_error(std::string(backend_.last_error()));
+  if (error == 0 && read_back(run, result) != Status::kOk) error = errors_.add(std::string(backend_.last_error()));
   if (error == 0) {
     link_.complete(run.client, Handle{run.results[result]});
   } else {
@@ -343,7 +332,7 @@ void Executor::settle(const PendingValue& item, uint64_t devices, Readiness read
       break;
     case PendingValue::Kind::kFetch: {
       if (error != 0) {
-        refuse_fetch(item.index, error_text(error));
+        refuse_fetch(item.index, errors_.text(error));
         break;
       }
       fetch_now(fetches_[item.index], item.value);

@@ -63,7 +63,7 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
     }
     define_object(task.client, future, made, devices, age_);
   } else if (task.makes) {
-    fail_object(task.client, future, new_error(error.value_or("the task made nothing")));
+    fail_object(task.client, future, errors_.add(error.value_or("the task made nothing")));
   } else if (client(task.client) == nullptr) {
     return;
   } else if (error) {

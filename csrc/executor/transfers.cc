@@ -63,7 +63,7 @@ void Executor::start_transfer(NodeRef ref) {
       book(run, node, moved);
       deliver(ref.run, output, moved, node.devices, ++age_);
     } else {
-      propagate_error(ref.run, output, new_error(std::string(backend_.last_error())));
+      propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
     }
     read_done(run, plan.inputs(node));
     close_step(ref.run);
@@ -104,7 +104,7 @@ bool Executor::announce_receive(uint64_t key) {
   exchange.has_room = status == Status::kOk;
   if (status != Status::kOk) {
     // Announces to the sources a receive without offsets, so that they write nothing and end their part.
-    exchange.receive_error = new_error(std::string(backend_.last_error()));
+    exchange.receive_error = errors_.add(std::string(backend_.last_error()));
     receives.clear();
     for (uint32_t source : run.plan->plan.sources(node)) receives.push_back({source, {}});
   }
@@ -173,7 +173,7 @@ void Executor::try_send(uint64_t key) {
   std::vector<SendState> states(ready_receives.size(), SendState::kFailed);
   std::string text;
   if (exchange.source_error != 0) {
-    text = error_text(exchange.source_error);
+    text = errors_.text(exchange.source_error);
   } else {
     // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
     backend_.send(context(*runs_[exchange.run], exchange.node), exchange.source, ready_receives, key, states);
@@ -225,7 +225,7 @@ void Executor::source_done(uint64_t key, uint32_t host, bool failed, std::string
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.receives_left > 0);
   exchange.done_sources.push_back(host);
-  if (failed && exchange.receive_error == 0) exchange.receive_error = new_error(std::string(text));
+  if (failed && exchange.receive_error == 0) exchange.receive_error = errors_.add(std::string(text));
   if (--exchange.receives_left == 0) finish_exchange_receive(key);
   finish_exchange(key);
   drain();
@@ -288,7 +288,7 @@ void Executor::finish_exchange_receive(uint64_t key) {
     book(run, node, received);
     deliver(exchange.run, output, received, node.devices, ++age_);
   } else {
-    propagate_error(exchange.run, output, new_error(std::string(backend_.last_error())));
+    propagate_error(exchange.run, output, errors_.add(std::string(backend_.last_error())));
   }
 }
 
