@@ -20,6 +20,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       backend_(backend),
       link_(link),
       ledger_(options.devices),
+      refs_(backend, ledger_),
       fifos_(options.devices),
       in_flight_(options.devices),
       one_device_gangs_(options.devices),
@@ -32,20 +33,16 @@ Executor::~Executor() { clear(); }
 
 void Executor::clear() {
   backend_.stop_sends();  // the sends read the values
-  const auto forget = [&](Value& value) {
-    if (value != nullptr) drop(value);
-    value = nullptr;
-  };
   for (auto& run : runs_) {
-    for (Value& value : run->values) forget(value);
+    for (Value& value : run->values) refs_.reset(value);
   }
   for (ReadyQueue& queue : ready_queues_) {
-    for (PendingValue& item : queue.pending) forget(item.value);
+    for (PendingValue& item : queue.pending) refs_.reset(item.value);
     queue.pending.clear();
   }
-  for (auto& [key, exchange] : exchanges_) forget(exchange.source);
+  for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
   for (Client& c : clients_) {
-    c.objects.for_each([&](Object& object) { forget(object.value); });
+    c.objects.for_each([&](Object& object) { refs_.reset(object.value); });
     c = Client{};
   }
   exchanges_.clear();
@@ -159,7 +156,7 @@ void Executor::free_client(uint32_t id) {
     if (object.state == ObjectState::kAnnounced) {
       keep_orphan(*c, object);
     } else if (object.value != nullptr) {
-      drop(object.value);
+      refs_.drop(object.value);
     }
   });
   c->objects = ObjectStore{};
@@ -347,7 +344,7 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
     propagate_error(
         slot, value,
         errors_.add(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
-                                          ": it was deleted, its run was cancelled, or its client is gone")));
+                                            ": it was deleted, its run was cancelled, or its client is gone")));
   } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot]->order) {
     // The run would wait for itself for ever, and so would everything behind it (TRUST-1).
     propagate_error(slot, value,
@@ -358,7 +355,7 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   } else if (object->state == ObjectState::kFailed) {
     propagate_error(slot, value, object->error);
   } else {
-    deliver(slot, value, retain(object->value), object->devices, object->age);
+    deliver(slot, value, refs_.retain(object->value), object->devices, object->age);
   }
 }
 
@@ -429,7 +426,7 @@ void Executor::launch(NodeRef ref) {
     if (is_away) link_.come_back();
     if (status == Status::kPending) {
       for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
-        if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
+        if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
       }
       attended_.emplace(exchange_key(run.order, ref.node), ref);
       return;
@@ -437,7 +434,7 @@ void Executor::launch(NodeRef ref) {
     ++age_;
     if (!taken.empty() && status == Status::kOk && error == 0) take_over(node, taken);
     for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
-      if (run.values[inputs[i]] == nullptr) drop(inputs_[i]);
+      if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
     }
     book_launched(run, node);
     // The error of a failed input says more than the error of a launch on its placeholder.
@@ -469,17 +466,17 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   leave_fifos(node);
   Value watched = nullptr;
   if (error != 0 && counts) {
-    watched = retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
+    watched = refs_.retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
   } else if (error == 0 && !outputs.empty()) {
     is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(),
                                            [&](uint32_t value) { return !plan.results_of(value).empty(); });
-    if (is_watched) watched = retain(outputs_[run.plan->watched[ref.node]]);
+    if (is_watched) watched = refs_.retain(outputs_[run.plan->watched[ref.node]]);
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     if (error == 0) {
       define(ref.run, outputs[i], outputs_[i], node.devices, age_);
     } else {
-      if (outputs_[i] != nullptr) drop(outputs_[i]);
+      if (outputs_[i] != nullptr) refs_.drop(outputs_[i]);
       propagate_error(ref.run, outputs[i], error);
     }
   }
@@ -541,11 +538,11 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   const auto results = plan.results_of(value);
   for (uint32_t i = 0; i < results.size(); ++i) {
     const bool is_last = is_ours && i + 1 == results.size();
-    define_object(run.client, Handle{run.results[results[i]]}, is_last ? ref : retain(ref), devices, age);
+    define_object(run.client, Handle{run.results[results[i]]}, is_last ? ref : refs_.retain(ref), devices, age);
     is_ours = is_ours && !is_last;
   }
   for (uint32_t consumer : plan.consumers(value)) satisfy(slot, consumer);
-  if (is_ours) drop(ref);
+  if (is_ours) refs_.drop(ref);
 }
 
 /// Defines a value that no launch of this run made. When the value is a result, the run stays open until it is ready.
@@ -553,7 +550,7 @@ void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t device
   Run& run = *runs_[slot];
   if (!run.plan->plan.results_of(value).empty()) {
     ++run.open;
-    add_pending(devices, {PendingValue::Kind::kValue, false, slot, value, retain(ref), 0, age});
+    add_pending(devices, {PendingValue::Kind::kValue, false, slot, value, refs_.retain(ref), 0, age});
   }
   define(slot, value, ref, devices, age);
 }
@@ -571,9 +568,7 @@ void Executor::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
 
 void Executor::read_done(Run& run, std::span<const uint32_t> values) {
   for (uint32_t value : values) {
-    if (--run.readers[value] != 0 || run.values[value] == nullptr) continue;
-    drop(run.values[value]);
-    run.values[value] = nullptr;
+    if (--run.readers[value] == 0) refs_.reset(run.values[value]);
   }
 }
 

@@ -70,6 +70,7 @@
 #include "executor/error_table.h"
 #include "executor/ledger.h"
 #include "executor/object_store.h"
+#include "executor/value_refs.h"
 #include "messages/records.h"
 #include "plan/plan.h"
 
@@ -301,14 +302,6 @@ class Executor {
     std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
   };
 
-  Value retain(Value value) {
-    ledger_.retain(value);
-    return backend_.retain(value);
-  }
-  void drop(Value value) {
-    ledger_.drop(value);
-    backend_.drop(value);
-  }
   std::string describe_run(uint32_t slot) const;
   static void measure(PlanEntry& entry);
   bool has_room(const Run& run, const NodeRecord& node) const;
@@ -406,6 +399,7 @@ class Executor {
   Backend& backend_;
   HostLink& link_;
   Ledger ledger_;
+  ValueRefs refs_;
   ErrorTable errors_;
   bool may_overfill_ = false;
   uint32_t stuck_polls_ = 0;
@@ -447,9 +441,9 @@ class Executor {
   std::vector<uint32_t> free_fetches_;
   std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend was given
   uint64_t last_task_ = 0;
-  std::vector<Value> inputs_, outputs_;               ///< scratch of launch()
-  std::vector<uint64_t> input_ages_;                  ///< the same
-  std::vector<Value> taken_;                          ///< scratch of take_over()
+  std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
+  std::vector<uint64_t> input_ages_;     ///< the same
+  std::vector<Value> taken_;             ///< scratch of take_over()
   bool draining_ = false;
   std::string predecessor_failure_;  ///< of this host's predecessor; empty: it has no predecessor
   uint32_t predecessor_client_ = 0;

@@ -40,7 +40,7 @@ void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t dev
   std::optional<Object> orphan = take_orphan(id, handle);
   Object* object = orphan ? &*orphan : id < clients_.size() ? clients_[id].objects.find(handle) : nullptr;
   if (object == nullptr || object->state != ObjectState::kAnnounced) {
-    drop(ref);
+    refs_.drop(ref);
     return;
   }
   object->state = ObjectState::kDefined;
@@ -48,7 +48,7 @@ void Executor::define_object(uint32_t id, Handle handle, Value ref, uint64_t dev
   object->devices = devices;
   object->age = age;
   wake_waiters(*object);
-  if (orphan) drop(ref);
+  if (orphan) refs_.drop(ref);
 }
 
 void Executor::fail_object(uint32_t id, Handle handle, uint32_t error) {
@@ -72,7 +72,7 @@ void Executor::wake_waiters(Object& object) {
       propagate_error(waiter.index, waiter.value, object.error);
       close_step(waiter.index);
     } else {
-      deliver(waiter.index, waiter.value, retain(object.value), object.devices, object.age);
+      deliver(waiter.index, waiter.value, refs_.retain(object.value), object.devices, object.age);
       close_step(waiter.index);
     }
   }
@@ -82,7 +82,7 @@ void Executor::release(Client& c, Object& object) {
   if (object.state == ObjectState::kAnnounced) {  // its index may be used again before it is defined
     keep_orphan(c, object);
   } else if (object.value != nullptr) {
-    drop(object.value);
+    refs_.drop(object.value);
   }
   c.objects.forget(object);
 }
@@ -122,7 +122,7 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
       object.value = value;
       object.devices = devices;
       object.age = ++age_;
-      add_pending(devices, {PendingValue::Kind::kPut, false, id, 0, retain(value), handle.raw, age_});
+      add_pending(devices, {PendingValue::Kind::kPut, false, id, 0, refs_.retain(value), handle.raw, age_});
       break;
     }
     case CommandKind::kFetch:
@@ -197,7 +197,8 @@ void Executor::start_fetch(uint32_t slot, Object& object) {
     refuse_fetch(slot, errors_.text(object.error));
     return;
   }
-  add_pending(object.devices, {PendingValue::Kind::kFetch, false, kNone, slot, retain(object.value), 0, object.age});
+  add_pending(object.devices,
+              {PendingValue::Kind::kFetch, false, kNone, slot, refs_.retain(object.value), 0, object.age});
 }
 
 /// The buffer of a fetch, or of a task, has failed.

@@ -114,8 +114,8 @@ bool Executor::use_another_output(PendingValue& item) {
       if (object != nullptr && object->state == ObjectState::kDefined && is_there(object->value)) found = object->value;
     }
     if (found == nullptr) continue;
-    retain(found);
-    drop(item.value);
+    refs_.retain(found);
+    refs_.drop(item.value);
     item.value = found;
     run.plan->watched[item.index] = i;
     return true;
@@ -348,7 +348,7 @@ void Executor::settle(const PendingValue& item, uint64_t devices, Readiness read
       }
       break;
   }
-  drop(item.value);
+  refs_.drop(item.value);
 }
 
 void Executor::watched(std::vector<Value>* out) const {

@@ -59,7 +59,7 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
     ++age_;
     if (Client* c = client(task.client)) {
       if (task.is_counted) ledger_.add(made, c->account, devices, task.bytes);
-      add_pending(devices, {PendingValue::Kind::kPut, false, task.client, 0, retain(made), future.raw, age_});
+      add_pending(devices, {PendingValue::Kind::kPut, false, task.client, 0, refs_.retain(made), future.raw, age_});
     }
     define_object(task.client, future, made, devices, age_);
   } else if (task.makes) {

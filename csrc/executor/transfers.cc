@@ -72,9 +72,9 @@ void Executor::start_transfer(NodeRef ref) {
   const uint64_t key = exchange_key(run.order, node.global_node);
   Exchange& exchange = exchanges_.at(key);
   if (error == 0) {
-    exchange.source = retain(run.values[input]);
+    exchange.source = refs_.retain(run.values[input]);
     add_pending(node.input_devices,
-                {PendingValue::Kind::kSend, false, ref.run, ref.node, retain(exchange.source), key, age_});
+                {PendingValue::Kind::kSend, false, ref.run, ref.node, refs_.retain(exchange.source), key, age_});
   }
   read_done(run, plan.inputs(node));
   if (error != 0) source_settled(key, error);
@@ -88,8 +88,7 @@ void Executor::source_settled(uint64_t key, uint32_t error) {
   if (!exchange.ready_receives.empty()) {
     try_send(key);
   } else if (exchange.sends_left == 0) {  // nobody is left to send to
-    if (exchange.source != nullptr) drop(exchange.source);
-    exchange.source = nullptr;
+    refs_.reset(exchange.source);
     finish_exchange(key);
   }
 }
@@ -193,10 +192,7 @@ void Executor::try_send(uint64_t key) {
 void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.sends_left > 0);
-  if (--exchange.sends_left == 0 && exchange.source_ready && exchange.source != nullptr) {
-    drop(exchange.source);
-    exchange.source = nullptr;
-  }
+  if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
   if (destination == options_.host) {
     source_done(key, destination, failed, text);
   } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {

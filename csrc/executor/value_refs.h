@@ -1,0 +1,35 @@
+/// ValueRefs: a reference to a value is counted in the backend and in the ledger; this counts it in both.
+///
+/// All parts of the executor take and drop their references here. A value that the ledger does not know costs it a
+/// lookup (MEM-1). Threading: the executor's thread only.
+#pragma once
+
+#include "executor/backend.h"
+#include "executor/ledger.h"
+
+namespace pathways {
+
+class ValueRefs {
+ public:
+  ValueRefs(Backend& backend, Ledger& ledger) : backend_(backend), ledger_(ledger) {}
+
+  Value retain(Value value) {
+    ledger_.retain(value);
+    return backend_.retain(value);
+  }
+  void drop(Value value) {
+    ledger_.drop(value);
+    backend_.drop(value);
+  }
+  /// Drops the value that `value` names, if it names one. Then it names none.
+  void reset(Value& value) {
+    if (value != nullptr) drop(value);
+    value = nullptr;
+  }
+
+ private:
+  Backend& backend_;
+  Ledger& ledger_;
+};
+
+}  // namespace pathways
