@@ -9,9 +9,9 @@ namespace pathways {
 std::vector<std::string> Executor::describe_runs(size_t most) const {
   std::vector<uint32_t> slots;
   for (uint32_t slot = 0; slot < runs_.size(); ++slot) {
-    if (runs_[slot]->plan != nullptr) slots.push_back(slot);
+    if (runs_[slot].plan != nullptr) slots.push_back(slot);
   }
-  std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return runs_[a]->order < runs_[b]->order; });
+  std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return runs_[a].order < runs_[b].order; });
   if (slots.size() > most) slots.resize(most);
   std::vector<std::string> lines;
   lines.reserve(slots.size());
@@ -20,7 +20,7 @@ std::vector<std::string> Executor::describe_runs(size_t most) const {
 }
 
 std::string Executor::describe_run(uint32_t slot) const {
-  const Run& run = *runs_[slot];
+  const Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   std::string text = "run " + std::to_string(run.order) + " of client " + std::to_string(run.client) + ", plan " +
                      std::to_string(run.plan->id) + ": " + std::to_string(run.open) + " steps open";
@@ -34,12 +34,12 @@ std::string Executor::describe_run(uint32_t slot) const {
     const auto is_this = [&](const NodeRef& ref) { return ref.run == slot && ref.node == i; };
     if (run.missing[i] != 0) {
       text += name + " waits for " + std::to_string(run.missing[i]) + " of what it needs";
-    } else if (attended_.contains(exchange_key(run.order, i))) {
+    } else if (attended_.contains(node_key(run.order, i))) {
       text += name + " calls its client back";
     } else if (std::any_of(throttled_.begin(), throttled_.end(), is_this)) {
-      text += name + (has_room(run, node) ? " waits for its turn" : " waits for memory");
+      text += name + (memory_.has_room(*run.plan, node) ? " waits for its turn" : " waits for memory");
     }
-    const auto found = exchanges_.find(exchange_key(run.order, node.global_node));
+    const auto found = exchanges_.find(node_key(run.order, node.global_node));
     if (node.kind != NodeKind::kTransfer || found == exchanges_.end() || !found->second.is_prepared) continue;
     const Exchange& exchange = found->second;
     text += name + ": " + std::to_string(exchange.sends_left) + " sends, " + std::to_string(exchange.receives_left) +

@@ -21,11 +21,12 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       link_(link),
       ledger_(options.devices),
       refs_(backend, ledger_),
+      plans_(backend, ledger_),
+      memory_(ledger_, options.device_bytes),
       fifos_(options.devices),
       in_flight_(options.devices),
       one_device_gangs_(options.devices),
       several_device_gangs_(options.devices) {
-  if (options.device_bytes != 0) ledger_.set_limit(options.device_bytes);
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -33,9 +34,7 @@ Executor::~Executor() { clear(); }
 
 void Executor::clear() {
   backend_.stop_sends();  // the sends read the values
-  for (auto& run : runs_) {
-    for (Value& value : run->values) refs_.reset(value);
-  }
+  runs_.clear(refs_);
   for (ReadyQueue& queue : ready_queues_) {
     for (PendingValue& item : queue.pending) refs_.reset(item.value);
     queue.pending.clear();
@@ -52,8 +51,6 @@ void Executor::clear() {
   unsent_.clear();
   refused_.clear();
   errors_.forget_launches();
-  runs_.clear();
-  free_runs_.clear();
   stepwise_.clear();
   ready_.clear();
   throttled_.clear();
@@ -67,17 +64,14 @@ void Executor::clear() {
   for (auto* counts : {&in_flight_, &one_device_gangs_, &several_device_gangs_}) {
     std::fill(counts->begin(), counts->end(), 0u);
   }
-  for (auto& plan : plans_) {
-    if (plan) plan->live = 0, plan->waiting.clear();
-  }
-  live_runs_ = 0;
+  plans_.forget_runs();
   stats_.waiting = 0;
 }
 
 // ---------------------------------------------------------------------------------------------- plans and clients
 
 void Executor::add_plan(uint32_t id, Plan plan, uint32_t client) {
-  if (id < plans_.size() && plans_[id]) {
+  if (plans_.find(id) != nullptr) {
     throw Error(Status::kInvalid, "plan " + std::to_string(id) + " is registered already");
   }
   if (plan.host() != options_.host || plan.devices() != options_.devices) {
@@ -89,43 +83,23 @@ void Executor::add_plan(uint32_t id, Plan plan, uint32_t client) {
     backend_.forget_plan(id);
     return;
   }
-  if (id >= plans_.size()) plans_.resize(id + 1);
-  plans_[id] = std::make_unique<PlanEntry>();
-  plans_[id]->id = id;
-  plans_[id]->client = client;
-  plans_[id]->plan = std::move(plan);
-  plans_[id]->watched.resize(plans_[id]->plan.nodes().size());
+  plans_.add(id, std::move(plan), client);
 }
 
 void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanSizes sizes) {
-  if (id >= plans_.size() || !plans_[id]) {
-    backend_.forget_plan(id);  // it was removed while it was compiled
-    return;
-  }
-  if (plans_[id]->compiled) return;
-  PlanEntry& entry = *plans_[id];
-  entry.compiled = true;
-  entry.failure = std::move(error);
-  entry.sizes = std::move(sizes);
-  measure(entry);
-  for (uint32_t slot : entry.waiting) {
-    const auto nodes = entry.plan.nodes();
+  PlanEntry* entry = plans_.set_compiled(id, std::move(error), std::move(sizes));
+  if (entry == nullptr) return;
+  for (uint32_t slot : entry->waiting) {
+    const auto nodes = entry->plan.nodes();
     for (uint32_t i = 0; i < nodes.size(); ++i) {
       if (nodes[i].kind == NodeKind::kCall) satisfy(slot, i);
     }
   }
-  entry.waiting.clear();
+  entry->waiting.clear();
   drain();
 }
 
-void Executor::remove_plan(uint32_t id) {
-  if (id >= plans_.size() || !plans_[id]) return;
-  if (plans_[id]->live == 0) {
-    forget_plan(id);
-  } else {
-    plans_[id]->removed = true;
-  }
-}
+void Executor::remove_plan(uint32_t id) { plans_.remove(id); }
 
 void Executor::add_client(uint32_t id, uint32_t capacity) {
   if (id >= clients_.size()) clients_.resize(id + 1);
@@ -141,9 +115,7 @@ void Executor::on_client_gone(uint32_t id) {
     if (!held_.empty()) release_held();
     clients_[id].gone = true;
     if (clients_[id].present) free_client(id);
-    for (uint32_t plan = 0; plan < plans_.size(); ++plan) {
-      if (plans_[plan] != nullptr && plans_[plan]->client == id) remove_plan(plan);
-    }
+    plans_.remove_plans_of(id);
   }
   backend_.forget_client(id);
 }
@@ -162,50 +134,10 @@ void Executor::free_client(uint32_t id) {
   c->objects = ObjectStore{};
   c->present = false;
   ledger_.close(c->account);
-  for (const auto& entry : plans_) {  // a plan with live runs keeps its account: they still book on it
-    if (entry != nullptr && entry->live == 0 && entry->account != kNone &&
-        ledger_.accounts()[entry->account].client == id) {
-      ledger_.close(entry->account);
-      entry->account = kNone;
-    }
-  }
+  plans_.close_accounts_of(id);
 }
 
 // ----------------------------------------------------------------------------------------------------------- runs
-
-NodeContext Executor::context(const Run& run, uint32_t node) const {
-  return {run.order, run.client, run.plan->id, node, run.plan->plan.node(node).computation};
-}
-
-/// Resets the run to the state before any node of the plan: no value exists. `ages` need no reset, because the age of
-/// a value is read only when the value exists.
-void Executor::Run::begin(const Plan& of) {
-  const auto initial_readers = of.initial_readers(), initial_missing = of.initial_missing();
-  if (values.size() != initial_readers.size()) {
-    for (auto* each : {&errors, &readers}) each->resize(initial_readers.size());
-    values.resize(initial_readers.size());
-    ages.resize(initial_readers.size());
-  }
-  if (missing.size() != initial_missing.size()) {
-    for (auto* each : {&missing, &input_errors}) each->resize(initial_missing.size());
-  }
-  std::copy(initial_readers.begin(), initial_readers.end(), readers.begin());
-  std::copy(initial_missing.begin(), initial_missing.end(), missing.begin());
-  std::fill(values.begin(), values.end(), nullptr);
-  std::fill(errors.begin(), errors.end(), 0u);
-  std::fill(input_errors.begin(), input_errors.end(), 0u);
-}
-
-uint32_t Executor::acquire_run() {
-  ++live_runs_;
-  if (free_runs_.empty()) {
-    runs_.push_back(std::make_unique<Run>());
-    return static_cast<uint32_t>(runs_.size() - 1);
-  }
-  const uint32_t slot = free_runs_.back();
-  free_runs_.pop_back();
-  return slot;
-}
 
 void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
   ++stats_.runs;
@@ -224,10 +156,9 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
 
 std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) {
   const auto where = [&] { return " on host " + std::to_string(options_.host); };
-  if (record.plan >= plans_.size() || !plans_[record.plan]) {
-    return "plan " + std::to_string(record.plan) + " is not known" + where();
-  }
-  const Plan& plan = plans_[record.plan]->plan;
+  const PlanEntry* entry = plans_.find(record.plan);
+  if (entry == nullptr) return "plan " + std::to_string(record.plan) + " is not known" + where();
+  const Plan& plan = entry->plan;
   if (record.arguments != plan.argument_count() || record.results != plan.result_count()) {
     return "plan " + std::to_string(record.plan) + " takes " + std::to_string(plan.argument_count()) +
            " arguments and gives " + std::to_string(plan.result_count()) + " results, the run has " +
@@ -272,12 +203,11 @@ void Executor::release_held() {
 }
 
 void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
-  PlanEntry& entry = *plans_[record.plan];
+  PlanEntry& entry = *plans_.find(record.plan);
   const Plan& plan = entry.plan;
-  const uint32_t slot = acquire_run();
-  Run& run = *runs_[slot];
-  ++entry.live;
-  if (entry.account == kNone) entry.account = ledger_.open(record.header.client, entry.id);
+  const uint32_t slot = runs_.acquire();
+  Run& run = runs_[slot];
+  plans_.begin_run(entry, record.header.client);
   run.plan = &entry;
   run.order = record.order;
   run.tag = record.tag;
@@ -327,7 +257,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
 void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
   if (node.kind == NodeKind::kCall) {
     if (node.gang != 0 && options_.gangs_block) {  // GANG-2: it must head the FIFO of gangs too
-      ++runs_[slot]->missing[index];
+      ++runs_[slot].missing[index];
       enter_fifo(gangs_, {slot, index});
     }
     for_each_device(node.devices, [&](uint32_t d) { enter_fifo(fifos_[d], {slot, index}); });
@@ -337,7 +267,7 @@ void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& nod
 }
 
 void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
-  const uint32_t run_client = runs_[slot]->client;
+  const uint32_t run_client = runs_[slot].client;
   Client* c = client(run_client);
   Object* object = c == nullptr ? nullptr : c->objects.find(handle);
   if (object == nullptr) {
@@ -345,12 +275,12 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
         slot, value,
         errors_.add(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
                                             ": it was deleted, its run was cancelled, or its client is gone")));
-  } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot]->order) {
+  } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot].order) {
     // The run would wait for itself for ever, and so would everything behind it (TRUST-1).
     propagate_error(slot, value,
                     errors_.add("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
   } else if (object->state == ObjectState::kAnnounced) {
-    ++runs_[slot]->open;  // the run must not end before its argument exists
+    ++runs_[slot].open;  // the run must not end before its argument exists
     object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});
   } else if (object->state == ObjectState::kFailed) {
     propagate_error(slot, value, object->error);
@@ -360,9 +290,7 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
 }
 
 void Executor::satisfy(uint32_t slot, uint32_t node) {
-  Run& run = *runs_[slot];
-  PW_DCHECK(run.missing[node] > 0);
-  if (--run.missing[node] == 0) ready_.push_back({slot, node});
+  if (runs_.satisfy({slot, node})) ready_.push_back({slot, node});
 }
 
 void Executor::drain() {
@@ -370,7 +298,7 @@ void Executor::drain() {
   draining_ = true;
   for (size_t i = 0; i < ready_.size(); ++i) {  // ready_ grows meanwhile; the oldest come first
     const NodeRef ref = ready_[i];
-    const NodeRecord& node = runs_[ref.run]->plan->plan.node(ref.node);
+    const NodeRecord& node = runs_[ref.run].plan->plan.node(ref.node);
     if (node.kind == NodeKind::kCall) {
       launch(ref);
     } else {
@@ -382,7 +310,7 @@ void Executor::drain() {
 }
 
 void Executor::launch(NodeRef ref) {
-  Run& run = *runs_[ref.run];
+  Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   if (options_.max_in_flight != 0) {
@@ -394,20 +322,20 @@ void Executor::launch(NodeRef ref) {
     }
   }
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  if (!has_room(run, node) || owes_before(run, node) || conflicts_with_running_gang(node)) {
+  if (!memory_.has_room(*run.plan, node) || owes_before(run, node) || conflicts_with_running_gang(node)) {
     throttled_.push_back(ref);
     return;
   }
   const auto& failure = run.plan->failure;
   uint32_t error = failure ? errors_.add(*failure) : run.input_errors[ref.node];
   outputs_.assign(outputs.size(), nullptr);
-  const auto taken = donated(run, node);
+  const auto taken = run.plan->donated(node);
   // A plan that could not be compiled has no executable on any host, so no host launches its calls. A gang is launched
   // even when an input has failed (GANG-1).
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
   if (is_launched) {
     bool has_stand_ins = false;
-    const NodeContext where = context(run, ref.node);
+    const NodeContext where = run.context(ref.node);
     inputs_.clear();
     input_ages_.clear();
     for (uint32_t i = 0; i < inputs.size(); ++i) {
@@ -428,7 +356,7 @@ void Executor::launch(NodeRef ref) {
       for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
         if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
       }
-      attended_.emplace(exchange_key(run.order, ref.node), ref);
+      attended_.emplace(node_key(run.order, ref.node), ref);
       return;
     }
     ++age_;
@@ -448,7 +376,7 @@ void Executor::launch(NodeRef ref) {
 }
 
 void Executor::book_launched(Run& run, const NodeRecord& node) {
-  book_launch(run, node);
+  memory_.book_launch(run, node, outputs_);
   ++stats_.launches;
   if (node.gang != 0) {  // GANG-1
     ++run.gangs;
@@ -459,7 +387,7 @@ void Executor::book_launched(Run& run, const NodeRecord& node) {
 /// The call leaves the FIFOs of its devices, which go on to the next call. Its outputs are defined, or fail with
 /// `error`.
 void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched) {
-  Run& run = *runs_[ref.run];
+  Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
@@ -494,14 +422,14 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
 
 void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,
                            const std::optional<std::string>& error) {
-  const auto found = attended_.find(exchange_key(order, node));
+  const auto found = attended_.find(node_key(order, node));
   if (found == attended_.end()) {  // clear() dropped everything meanwhile
     for (const Value value : made) backend_.drop(value);
     return;
   }
   const NodeRef ref = found->second;
   attended_.erase(found);
-  Run& run = *runs_[ref.run];
+  Run& run = runs_[ref.run];
   const NodeRecord& call = run.plan->plan.node(ref.node);
   outputs_.assign(made.begin(), made.end());
   outputs_.resize(run.plan->plan.outputs(call).size(), nullptr);
@@ -530,7 +458,7 @@ void Executor::leave_fifos(const NodeRecord& node) {
 }
 
 void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
-  Run& run = *runs_[slot];
+  Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   bool is_ours = run.readers[value] == 0;  // else the readers have it, and the last one drops it
   if (!is_ours) run.values[value] = ref;
@@ -547,7 +475,7 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
 
 /// Defines a value that no launch of this run made. When the value is a result, the run stays open until it is ready.
 void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
-  Run& run = *runs_[slot];
+  Run& run = runs_[slot];
   if (!run.plan->plan.results_of(value).empty()) {
     ++run.open;
     add_pending(devices, {PendingValue::Kind::kValue, false, slot, value, refs_.retain(ref), 0, age});
@@ -556,7 +484,7 @@ void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t device
 }
 
 void Executor::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
-  Run& run = *runs_[slot];
+  Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   run.errors[value] = error;
   for (uint32_t result : plan.results_of(value)) fail_object(run.client, Handle{run.results[result]}, error);
@@ -573,19 +501,17 @@ void Executor::read_done(Run& run, std::span<const uint32_t> values) {
 }
 
 void Executor::close_step(uint32_t slot) {
-  Run& run = *runs_[slot];
+  Run& run = runs_[slot];
   PW_DCHECK(run.open > 0);
   if (--run.open != 0) return;
   link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count());
-  if (--run.plan->live == 0 && run.plan->removed) forget_plan(run.plan->id);
-  run.plan = nullptr;
-  free_runs_.push_back(slot);
-  --live_runs_;
+  plans_.end_run(*run.plan);
+  runs_.release(slot);
 }
 
 uint32_t Executor::poll() {
   uint32_t done = 0;
-  if (!held_.empty() && ++held_polls_ > (live_runs_ == 0 ? kIdlePolls : kHeldPolls)) release_held();
+  if (!held_.empty() && ++held_polls_ > (runs_.live() == 0 ? kIdlePolls : kHeldPolls)) release_held();
   for (size_t i = 0; i < ready_queues_.size(); ++i) done += settle_ready(i);  // settling may add ready queues
   sent_.clear();
   backend_.take_sent(&sent_);
@@ -613,23 +539,18 @@ uint32_t Executor::poll() {
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
     ++stats_.overfull;
-    may_overfill_ = true;
+    memory_.set_overfill(true);
     ready_.push_back(throttled_.front());
     throttled_.erase(throttled_.begin());
     drain();
-    may_overfill_ = false;
+    memory_.set_overfill(false);
   }
   return done;
 }
 
-size_t Executor::run_bytes(const Plan& plan) {
-  return sizeof(Run) + plan.value_count() * (sizeof(Value) + 2 * sizeof(uint32_t)) +
-         plan.nodes().size() * 2 * sizeof(uint32_t) + plan.result_count() * sizeof(uint64_t);
-}
-
 ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
-  stats.live_runs = live_runs_;
+  stats.live_runs = runs_.live();
   stats.exchanges = exchanges_.size();
   stats.tasks = tasks_.size();
   for (const Client& c : clients_) stats.objects += c.objects.count();

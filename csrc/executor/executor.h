@@ -68,8 +68,11 @@
 
 #include "executor/backend.h"
 #include "executor/error_table.h"
+#include "executor/launch_memory.h"
 #include "executor/ledger.h"
 #include "executor/object_store.h"
+#include "executor/plan_table.h"
+#include "executor/run_table.h"
 #include "executor/value_refs.h"
 #include "messages/records.h"
 #include "plan/plan.h"
@@ -177,7 +180,7 @@ class Executor {
   void watched_half_way(std::vector<Value>* out) const;
   /// Some node has its inputs but waits for something else: the bound on launches in flight, memory, GANG-2 or GANG-3.
   bool is_throttled() const { return !throttled_.empty(); }
-  bool is_idle() const { return live_runs_ == 0 && stats_.waiting == 0 && tasks_.empty(); }
+  bool is_idle() const { return runs_.live() == 0 && stats_.waiting == 0 && tasks_.empty(); }
 
   ExecutorStats stats() const;
   /// What the oldest live runs wait for: one line of text for each, for people to read.
@@ -185,52 +188,12 @@ class Executor {
   const Ledger& ledger() const { return ledger_; }
   void set_faults(ExecutorFaults faults) { faults_ = faults; }
   /// Bytes of memory that a host keeps for one run of a plan: its counters and handles.
-  static size_t run_bytes(const Plan& plan);
+  static size_t run_bytes(const Plan& plan) { return RunTable::run_bytes(plan); }
   /// Drops every value. Call it before the backend is destroyed.
   void clear();
 
  private:
   static constexpr uint32_t kNone = 0xffffffffu;
-
-  struct PlanEntry {
-    uint32_t id = 0;
-    Plan plan;
-    bool compiled = false;
-    std::optional<std::string> failure;  ///< why it could not be compiled
-    uint32_t client = kNobody;           ///< the plan is removed when this client is gone
-    uint32_t live = 0;                   ///< runs that use it
-    bool removed = false;
-    PlanSizes sizes;
-    std::vector<uint64_t> room;     ///< by node: bytes that it needs on each device beside its inputs; empty: unknown
-    std::vector<uint32_t> watched;  ///< by node: which output answers for it; another one once that is donated
-    uint32_t account = kNone;       ///< in the ledger, from the first run on
-    std::vector<uint32_t> waiting;  ///< slots of runs that came before it was compiled
-  };
-
-  struct Run {
-    PlanEntry* plan = nullptr;
-    uint64_t order = 0;
-    uint64_t tag = 0;
-    uint32_t client = 0;
-    uint32_t open = 0;  ///< steps that are not done, and results that are not settled
-    uint32_t gangs = 0;
-    bool is_stepwise = false;
-    uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
-    std::vector<Value> values;
-    std::vector<uint64_t> ages;          ///< per value, valid once the value exists
-    std::vector<uint32_t> errors;        ///< per value: 0, or its error
-    std::vector<uint32_t> readers;       ///< per value: readers that are not launched yet
-    std::vector<uint32_t> missing;       ///< per node: how many things it still waits for
-    std::vector<uint32_t> input_errors;  ///< per node: error of a failed input
-    std::vector<uint64_t> results;       ///< handles
-    std::vector<uint64_t> wanted;        ///< READ-1: a bit per result, or empty
-    void begin(const Plan& of);
-  };
-
-  struct NodeRef {
-    uint32_t run;
-    uint32_t node;
-  };
 
   /// One thing to do when a value is ready.
   struct PendingValue {
@@ -303,19 +266,12 @@ class Executor {
   };
 
   std::string describe_run(uint32_t slot) const;
-  static void measure(PlanEntry& entry);
-  bool has_room(const Run& run, const NodeRecord& node) const;
   bool owes_before(const Run& run, const NodeRecord& node);
   bool conflicts_with_running_gang(const NodeRecord& node) const;
   void count_in_flight(const PendingValue& item, uint64_t devices, uint32_t by);
   void trim_sends();
   static bool waits_in_launch(const NodeRecord& node);
-  void book_launch(const Run& run, const NodeRecord& node);
-  void book(const Run& run, const NodeRecord& node, Value value);
-  void forget_plan(uint32_t id);
   void free_client(uint32_t id);
-  NodeContext context(const Run& run, uint32_t node) const;
-  uint32_t acquire_run();
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
   void prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node);
@@ -352,7 +308,6 @@ class Executor {
   static std::optional<size_t> first_between(const ReadyQueue& queue);
   uint32_t settle_between(size_t queue);
   static size_t chain_length(const ReadyQueue& queue);
-  std::span<const uint32_t> donated(const Run& run, const NodeRecord& node) const;
   void take_over(const NodeRecord& node, std::span<const uint32_t> positions);
   bool use_another_output(PendingValue& item);
   static size_t answering(const ReadyQueue& queue, size_t at);
@@ -391,7 +346,6 @@ class Executor {
   void finish_exchange_receive(uint64_t key);
   void forget_receives(uint64_t key, uint32_t host);
   std::string missing(uint32_t client, std::string_view otherwise) const;
-  static uint64_t exchange_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
 
   Client* client(uint32_t id) { return id < clients_.size() && clients_[id].present ? &clients_[id] : nullptr; }
 
@@ -401,17 +355,16 @@ class Executor {
   Ledger ledger_;
   ValueRefs refs_;
   ErrorTable errors_;
-  bool may_overfill_ = false;
   uint32_t stuck_polls_ = 0;
   ExecutorFaults faults_;
   uint64_t fault_counter_ = 0;
   std::vector<std::byte> held_;  ///< the run that the swap fault holds back
   uint32_t held_polls_ = 0;
 
-  std::vector<std::unique_ptr<PlanEntry>> plans_;
+  PlanTable plans_;
+  LaunchMemory memory_;
   std::vector<Client> clients_;
-  std::vector<std::unique_ptr<Run>> runs_;
-  std::vector<uint32_t> free_runs_;
+  RunTable runs_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::vector<std::deque<NodeRef>> fifos_;           ///< one per local device
   std::deque<NodeRef> gangs_;                        ///< GANG-2: all gangs, in the order; only where gangs block
@@ -447,7 +400,6 @@ class Executor {
   bool draining_ = false;
   std::string predecessor_failure_;  ///< of this host's predecessor; empty: it has no predecessor
   uint32_t predecessor_client_ = 0;
-  uint32_t live_runs_ = 0;
   uint64_t age_ = 0;  ///< counts launches, transfers, puts and tasks: each gives its values a new age
   ExecutorStats stats_;
 };

@@ -39,7 +39,7 @@ void Executor::add_pending(uint64_t devices, const PendingValue& item, std::span
 /// Adds `by`, which is 1 or -1 (as unsigned), to the number of launches in flight on each device.
 void Executor::count_in_flight(const PendingValue& item, uint64_t devices, uint32_t by) {
   if (!item.counts) return;
-  const bool is_gang = runs_[item.run]->plan->plan.node(item.index).gang != 0;
+  const bool is_gang = runs_[item.run].plan->plan.node(item.index).gang != 0;
   auto& gangs = std::has_single_bit(devices) ? one_device_gangs_ : several_device_gangs_;
   for_each_device(devices, [&](uint32_t d) {
     in_flight_[d] += by;
@@ -62,13 +62,6 @@ size_t Executor::chain_length(const ReadyQueue& queue) {
   size_t length = 1;
   while (length < most && queue.pending[length].chained) ++length;
   return length;
-}
-
-/// Positions of the inputs that a call's outputs take over.
-std::span<const uint32_t> Executor::donated(const Run& run, const NodeRecord& node) const {
-  const auto& launches = run.plan->sizes.launches;
-  if (node.computation >= launches.size()) return {};
-  return launches[node.computation].donated;
 }
 
 /// LOOK-1: the launch that was just made has taken over the inputs at `positions`. From now on these values tell
@@ -98,7 +91,7 @@ void Executor::take_over(const NodeRecord& node, std::span<const uint32_t> posit
 /// plan use that output too. False when there is none.
 bool Executor::use_another_output(PendingValue& item) {
   if (item.kind != PendingValue::Kind::kNode) return false;
-  const Run& run = *runs_[item.run];
+  const Run& run = runs_[item.run];
   const Plan& plan = run.plan->plan;
   const auto outputs = plan.outputs(plan.node(item.index));
   Client* c = client(run.client);
@@ -221,7 +214,7 @@ uint32_t Executor::failure(const PendingValue& item) {
   if (item.kind != PendingValue::Kind::kNode && item.kind != PendingValue::Kind::kSend) {
     return errors_.add(std::string(backend_.last_error()));
   }
-  Run& run = *runs_[item.run];
+  Run& run = runs_[item.run];
   const NodeRecord& node = run.plan->plan.node(item.index);
   const Plan& plan = run.plan->plan;
   const uint32_t maker = item.kind == PendingValue::Kind::kNode ? item.index : maker_of(plan, plan.inputs(node)[0]);
@@ -233,7 +226,7 @@ uint32_t Executor::failure(const PendingValue& item) {
   }
   if (error == 0) {
     (void)backend_.readiness(item.value);  // sets last_error() again: the inputs may have changed it
-    if (maker != kNone) backend_.explain(context(run, maker));
+    if (maker != kNone) backend_.explain(run.context(maker));
     error = errors_.add(std::string(backend_.last_error()));
   }
   if (maker != kNone) {
@@ -260,12 +253,12 @@ uint32_t Executor::maker_of(const Plan& plan, uint32_t value) {
 
 /// Why a value of a run failed, as far as is known now; 0 if it did not.
 uint32_t Executor::cause(uint32_t slot, uint32_t value) {
-  const Plan& plan = runs_[slot]->plan->plan;
+  const Plan& plan = runs_[slot].plan->plan;
   const uint32_t maker = maker_of(plan, value);
-  const uint64_t age = runs_[slot]->ages[value];
+  const uint64_t age = runs_[slot].ages[value];
   if (maker == kNone) {  // made by another run
     if (const uint32_t known = errors_.of_launch(age)) return known;
-  } else if (const uint32_t known = runs_[slot]->errors[plan.outputs(plan.node(maker))[0]]) {
+  } else if (const uint32_t known = runs_[slot].errors[plan.outputs(plan.node(maker))[0]]) {
     return known;
   }
   for (const ReadyQueue& queue : ready_queues_) {
@@ -310,7 +303,7 @@ void Executor::settle(const PendingValue& item, uint64_t devices, Readiness read
   const uint32_t error = has_failed ? failure(item) : 0;
   switch (item.kind) {
     case PendingValue::Kind::kNode: {
-      Run& run = *runs_[item.run];
+      Run& run = runs_[item.run];
       const Plan& plan = run.plan->plan;
       for (uint32_t value : plan.outputs(plan.node(item.index))) {
         for (uint32_t result : plan.results_of(value)) resolve_result(run, result, error);
@@ -322,7 +315,7 @@ void Executor::settle(const PendingValue& item, uint64_t devices, Readiness read
       close_step(item.run);
       break;
     case PendingValue::Kind::kValue: {
-      Run& run = *runs_[item.run];
+      Run& run = runs_[item.run];
       for (uint32_t result : run.plan->plan.results_of(item.index)) resolve_result(run, result, error);
       close_step(item.run);
       break;

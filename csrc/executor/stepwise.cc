@@ -7,7 +7,7 @@ namespace pathways {
 /// Makes every node of a new run wait for its go. A call waits in any case until it heads the FIFOs of its devices, and
 /// its go puts it there. A transfer that sends waits for one thing more, which its go satisfies.
 void Executor::await_goes(uint32_t slot) {
-  Run& run = *runs_[slot];
+  Run& run = runs_[slot];
   run.prepared = 0;
   const auto nodes = run.plan->plan.nodes();
   for (uint32_t i = 0; i < nodes.size(); ++i) {
@@ -22,7 +22,7 @@ void Executor::on_go(uint64_t order, uint32_t last) {
   if (found == stepwise_.end()) return;
   const int64_t begin = monotonic_ns();
   const uint32_t slot = found->second;
-  Run& run = *runs_[slot];
+  Run& run = runs_[slot];
   ++run.open;  // one is for this function
   const auto nodes = run.plan->plan.nodes();
   const auto is_step = [&](uint32_t i) {

@@ -12,11 +12,11 @@
 namespace pathways {
 
 void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
-  Run& run = *runs_[slot];
+  Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(index);
   if (is_local(plan, node)) return;
-  const uint64_t key = exchange_key(run.order, node.global_node);
+  const uint64_t key = node_key(run.order, node.global_node);
   Exchange& exchange = exchanges_[key];
   PW_CHECK(!exchange.is_prepared);
   exchange.is_prepared = true;
@@ -44,12 +44,12 @@ bool Executor::is_local(const Plan& plan, const NodeRecord& node) const {
 }
 
 void Executor::start_transfer(NodeRef ref) {
-  Run& run = *runs_[ref.run];
+  Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const uint32_t input = plan.inputs(node)[0];
   const uint32_t error = run.input_errors[ref.node];
-  if (error == 0 && is_local(plan, node) && !has_room(run, node)) {
+  if (error == 0 && is_local(plan, node) && !memory_.has_room(*run.plan, node)) {
     throttled_.push_back(ref);
     return;
   }
@@ -59,8 +59,8 @@ void Executor::start_transfer(NodeRef ref) {
     Value moved = nullptr;
     if (error != 0) {
       propagate_error(ref.run, output, error);
-    } else if (backend_.transfer(context(run, ref.node), run.values[input], &moved) == Status::kOk) {
-      book(run, node, moved);
+    } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
+      memory_.book(run, node, moved);
       deliver(ref.run, output, moved, node.devices, ++age_);
     } else {
       propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
@@ -69,7 +69,7 @@ void Executor::start_transfer(NodeRef ref) {
     close_step(ref.run);
     return;
   }
-  const uint64_t key = exchange_key(run.order, node.global_node);
+  const uint64_t key = node_key(run.order, node.global_node);
   Exchange& exchange = exchanges_.at(key);
   if (error == 0) {
     exchange.source = refs_.retain(run.values[input]);
@@ -95,10 +95,10 @@ void Executor::source_settled(uint64_t key, uint32_t error) {
 
 bool Executor::announce_receive(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
-  Run& run = *runs_[exchange.run];
+  Run& run = runs_[exchange.run];
   const NodeRecord& node = run.plan->plan.node(exchange.node);
   std::vector<ReceiveBuffers> receives;
-  const Status status = backend_.begin_receive(context(run, exchange.node), &receives);
+  const Status status = backend_.begin_receive(run.context(exchange.node), &receives);
   if (status == Status::kNoMemory) return false;
   exchange.has_room = status == Status::kOk;
   if (status != Status::kOk) {
@@ -122,7 +122,7 @@ bool Executor::announce_receive(uint64_t key) {
 }
 
 Status Executor::on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
-  const uint64_t key = exchange_key(order, node);
+  const uint64_t key = node_key(order, node);
   const auto refused =
       std::find_if(refused_.begin(), refused_.end(), [&](const auto& run) { return run.first == order; });
   if (refused != refused_.end()) {
@@ -144,11 +144,11 @@ Status Executor::on_receive_ready(uint64_t order, uint32_t node, uint32_t host, 
 /// or announces one later, is told why.
 void Executor::refuse_receives(uint64_t order, const std::string& why) {
   for (auto at = exchanges_.begin(); at != exchanges_.end();) {
-    if (at->first >> 20 != order) {
+    if (order_of(at->first) != order) {
       ++at;
       continue;
     }
-    const auto node = static_cast<uint32_t>(at->first & 0xfffffu);
+    const auto node = node_of(at->first);
     for (const uint32_t host : at->second.announced) link_.receive_done(host, order, node, true, why);
     at = exchanges_.erase(at);
   }
@@ -158,7 +158,7 @@ void Executor::refuse_receives(uint64_t order, const std::string& why) {
 
 /// Whether a host takes part in an exchange that is prepared here.
 bool Executor::has_part(const Exchange& exchange, uint32_t host, bool as_source) const {
-  const Plan& plan = runs_[exchange.run]->plan->plan;
+  const Plan& plan = runs_[exchange.run].plan->plan;
   const NodeRecord& node = plan.node(exchange.node);
   const auto hosts = as_source ? plan.sources(node) : plan.destinations(node);
   return std::find(hosts.begin(), hosts.end(), host) != hosts.end();
@@ -175,7 +175,7 @@ void Executor::try_send(uint64_t key) {
     text = errors_.text(exchange.source_error);
   } else {
     // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
-    backend_.send(context(*runs_[exchange.run], exchange.node), exchange.source, ready_receives, key, states);
+    backend_.send(runs_[exchange.run].context(exchange.node), exchange.source, ready_receives, key, states);
     if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
   }
   for (size_t i = 0; i < ready_receives.size(); ++i) {  // each end_send may end the exchange
@@ -198,14 +198,14 @@ void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::st
   } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
     finish_exchange(key);
   } else {
-    const Run& run = *runs_[exchange.run];
+    const Run& run = runs_[exchange.run];
     link_.receive_done(destination, run.order, run.plan->plan.node(exchange.node).global_node, failed, text);
     finish_exchange(key);
   }
 }
 
 Status Executor::on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
-  const uint64_t key = exchange_key(order, node);
+  const uint64_t key = node_key(order, node);
   const auto at = exchanges_.find(key);
   // A source writes only after this host has announced its receive, and this host was prepared then.
   if (at == exchanges_.end() || !at->second.is_prepared || host == options_.host || !has_part(at->second, host, true)) {
@@ -238,12 +238,12 @@ void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
 
 /// A run came in which lost peers have a part: fails what they owe.
 void Executor::miss_lost_peers(uint32_t slot) {
-  const Plan& plan = runs_[slot]->plan->plan;
+  const Plan& plan = runs_[slot].plan->plan;
   const auto nodes = plan.nodes();
   for (const NodeRecord& node : nodes) {
     if (node.kind != NodeKind::kTransfer || is_local(plan, node)) continue;
     for (const auto& [host, lost] : lost_peers_) {
-      miss_peer(exchange_key(runs_[slot]->order, node.global_node), host, false);
+      miss_peer(node_key(runs_[slot].order, node.global_node), host, false);
     }
   }
 }
@@ -271,17 +271,17 @@ void Executor::miss_peer(uint64_t key, uint32_t host, bool was_told) {
 
 void Executor::finish_exchange_receive(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
-  Run& run = *runs_[exchange.run];
+  Run& run = runs_[exchange.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(exchange.node);
-  const NodeContext where = context(run, exchange.node);
+  const NodeContext where = run.context(exchange.node);
   const uint32_t output = plan.outputs(node)[0];
   Value received = nullptr;
   if (exchange.receive_error != 0) {
     if (exchange.has_room && !exchange.is_written) backend_.abandon_receive(where);
     propagate_error(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &received) == Status::kOk) {
-    book(run, node, received);
+    memory_.book(run, node, received);
     deliver(exchange.run, output, received, node.devices, ++age_);
   } else {
     propagate_error(exchange.run, output, errors_.add(std::string(backend_.last_error())));
@@ -295,7 +295,7 @@ bool Executor::waits_in_launch(const NodeRecord& node) { return std::has_single_
 /// Earlier gangs are launched already, because this call heads the FIFO of gangs.
 bool Executor::owes_before(const Run& run, const NodeRecord& node) {
   if (node.gang == 0 || !options_.gangs_block || exchanges_.empty()) return false;
-  const uint64_t key = exchange_key(run.order, node.global_node);
+  const uint64_t key = node_key(run.order, node.global_node);
   trim_sends();
   if (!unsourced_.empty() && unsourced_.front() < key) return true;
   if (!waits_in_launch(node)) return false;
@@ -321,7 +321,7 @@ void Executor::finish_exchange(uint64_t key) {
   const Exchange& exchange = at->second;
   if (!exchange.is_prepared || exchange.sends_left != 0 || exchange.receives_left != 0) return;
   const uint32_t slot = exchange.run;
-  const NodeRecord& node = runs_[slot]->plan->plan.node(exchange.node);
+  const NodeRecord& node = runs_[slot].plan->plan.node(exchange.node);
   if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part may end before the value is ready
   exchanges_.erase(at);
   close_step(slot);

@@ -1,0 +1,43 @@
+/// LaunchMemory: what a launch needs of the devices' memory, and what is booked for it.
+///
+///   MEM-1  a call whose memory does not fit waits until work under way frees some. What a launch or a transfer makes
+///          is booked on its plan's account; what a launch takes over is no longer counted.
+///
+/// Used by whatever launches or receives. Threading: the executor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "executor/ledger.h"
+#include "executor/run_table.h"
+
+namespace pathways {
+
+class LaunchMemory {
+ public:
+  /// `device_bytes`: memory of each device; 0: no bound.
+  LaunchMemory(Ledger& ledger, uint64_t device_bytes) : ledger_(ledger), is_bounded_(device_bytes != 0) {
+    if (is_bounded_) ledger.set_limit(device_bytes);
+  }
+
+  /// Whether the memory that a call, or a transfer within the host, needs is free now.
+  bool has_room(const PlanEntry& entry, const NodeRecord& node) const {
+    if (entry.room.empty() || !is_bounded_ || may_overfill_) return true;
+    return ledger_.fits(node.devices, entry.room[static_cast<size_t>(&node - entry.plan.nodes().data())]);
+  }
+  /// While it is set, there is room for everything.
+  void set_overfill(bool may_overfill) { may_overfill_ = may_overfill; }
+
+  /// A call was launched and made `outputs`; nullptr: it did not make that one.
+  void book_launch(const Run& run, const NodeRecord& node, std::span<const Value> outputs);
+  /// A transfer was made, or received, and its output is `value`.
+  void book(const Run& run, const NodeRecord& node, Value value);
+
+ private:
+  Ledger& ledger_;
+  const bool is_bounded_;
+  bool may_overfill_ = false;
+};
+
+}  // namespace pathways

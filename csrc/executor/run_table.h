@@ -1,0 +1,91 @@
+/// RunTable: the state of the runs that are under way on a host: what each node still waits for, and which values
+/// exist.
+///
+/// A run has a slot until all its steps are done and its results are settled. Slots and their tables are used again, so
+/// a run in the steady state allocates nothing. The table holds the state only; executor/dataflow.h moves values
+/// through it.
+///
+/// Threading: the executor's thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/check.h"
+#include "executor/backend.h"
+#include "executor/plan_table.h"
+#include "executor/value_refs.h"
+#include "plan/plan.h"
+
+namespace pathways {
+
+/// A node of a run, by the run's slot.
+struct NodeRef {
+  uint32_t run;
+  uint32_t node;
+};
+
+/// A node of a run, by the run's place in the order. Keys are sorted as the order is. `node`: below kMaxGlobalNodes.
+inline uint64_t node_key(uint64_t order, uint32_t node) { return order << 20 | (node & 0xfffffu); }
+inline uint64_t order_of(uint64_t key) { return key >> 20; }
+inline uint32_t node_of(uint64_t key) { return static_cast<uint32_t>(key & 0xfffffu); }
+
+struct Run {
+  PlanEntry* plan = nullptr;  ///< nullptr: the slot is free
+  uint64_t order = 0;
+  uint64_t tag = 0;
+  uint32_t client = 0;
+  uint32_t open = 0;  ///< steps that are not done, and results that are not settled
+  uint32_t gangs = 0;
+  bool is_stepwise = false;
+  uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
+  std::vector<Value> values;
+  std::vector<uint64_t> ages;          ///< per value, valid once the value exists
+  std::vector<uint32_t> errors;        ///< per value: 0, or its error
+  std::vector<uint32_t> readers;       ///< per value: readers that are not launched yet
+  std::vector<uint32_t> missing;       ///< per node: how many things it still waits for
+  std::vector<uint32_t> input_errors;  ///< per node: error of a failed input
+  std::vector<uint64_t> results;       ///< handles
+  std::vector<uint64_t> wanted;        ///< READ-1: a bit per result, or empty
+
+  /// Resets the run to the state before any node of the plan: no value exists.
+  void begin(const Plan& of);
+  NodeContext context(uint32_t node) const {
+    return {order, client, plan->id, node, plan->plan.node(node).computation};
+  }
+};
+
+class RunTable {
+ public:
+  /// A free slot, whose run must begin now.
+  uint32_t acquire();
+  void release(uint32_t slot);
+  Run& operator[](uint32_t slot) { return *runs_[slot]; }
+  const Run& operator[](uint32_t slot) const { return *runs_[slot]; }
+  /// Slots, free ones included.
+  uint32_t size() const { return static_cast<uint32_t>(runs_.size()); }
+  uint32_t live() const { return live_; }
+
+  /// A node of the run waits for one thing less. True: it waits for nothing more.
+  bool satisfy(NodeRef ref) {
+    uint32_t& missing = runs_[ref.run]->missing[ref.node];
+    PW_DCHECK(missing > 0);
+    return --missing == 0;
+  }
+  /// Drops all values, and forgets all runs.
+  void clear(ValueRefs& refs);
+
+  /// Bytes of memory that a host keeps for one run of a plan: its counters and handles.
+  static size_t run_bytes(const Plan& plan);
+  /// For debug builds and tests.
+  void validate() const;
+
+ private:
+  std::vector<std::unique_ptr<Run>> runs_;
+  std::vector<uint32_t> free_;
+  uint32_t live_ = 0;
+};
+
+}  // namespace pathways
