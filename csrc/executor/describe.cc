@@ -26,6 +26,7 @@ std::string Executor::describe_run(uint32_t slot) const {
                      std::to_string(run.plan->id) + ": " + std::to_string(run.open) + " steps open";
   if (!run.plan->compiled) text += "; not compiled yet";
   const auto nodes = plan.nodes();
+  const auto throttled = queues_.throttled();
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     const NodeRecord& node = nodes[i];
     if (node.kind != NodeKind::kCall && node.kind != NodeKind::kTransfer) continue;
@@ -36,7 +37,7 @@ std::string Executor::describe_run(uint32_t slot) const {
       text += name + " waits for " + std::to_string(run.missing[i]) + " of what it needs";
     } else if (attended_.contains(node_key(run.order, i))) {
       text += name + " calls its client back";
-    } else if (std::any_of(throttled_.begin(), throttled_.end(), is_this)) {
+    } else if (std::any_of(throttled.begin(), throttled.end(), is_this)) {
       text += name + (memory_.has_room(*run.plan, node) ? " waits for its turn" : " waits for memory");
     }
     const auto found = exchanges_.find(node_key(run.order, node.global_node));

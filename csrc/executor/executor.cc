@@ -23,10 +23,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       refs_(backend, ledger_),
       plans_(backend, ledger_),
       memory_(ledger_, options.device_bytes),
-      fifos_(options.devices),
-      in_flight_(options.devices),
-      one_device_gangs_(options.devices),
-      several_device_gangs_(options.devices) {
+      queues_(runs_, options.devices, options.max_in_flight, options.gangs_block) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -52,18 +49,12 @@ void Executor::clear() {
   refused_.clear();
   errors_.forget_launches();
   stepwise_.clear();
-  ready_.clear();
-  throttled_.clear();
+  queues_.clear();
   attended_.clear();  // a launch that ends later finds no entry
   fetches_.clear();
   free_fetches_.clear();
   tasks_.clear();  // a task that ends later finds no entry
   held_.clear();
-  for (auto& fifo : fifos_) fifo.clear();
-  gangs_.clear();
-  for (auto* counts : {&in_flight_, &one_device_gangs_, &several_device_gangs_}) {
-    std::fill(counts->begin(), counts->end(), 0u);
-  }
   plans_.forget_runs();
   stats_.waiting = 0;
 }
@@ -92,7 +83,7 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanS
   for (uint32_t slot : entry->waiting) {
     const auto nodes = entry->plan.nodes();
     for (uint32_t i = 0; i < nodes.size(); ++i) {
-      if (nodes[i].kind == NodeKind::kCall) satisfy(slot, i);
+      if (nodes[i].kind == NodeKind::kCall) queues_.satisfy({slot, i});
     }
   }
   entry->waiting.clear();
@@ -256,11 +247,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
 
 void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
   if (node.kind == NodeKind::kCall) {
-    if (node.gang != 0 && options_.gangs_block) {  // GANG-2: it must head the FIFO of gangs too
-      ++runs_[slot].missing[index];
-      enter_fifo(gangs_, {slot, index});
-    }
-    for_each_device(node.devices, [&](uint32_t d) { enter_fifo(fifos_[d], {slot, index}); });
+    queues_.enter({slot, index}, node);
   } else if (node.kind == NodeKind::kTransfer) {
     prepare_transfer(slot, index);
   }
@@ -289,43 +276,26 @@ void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   }
 }
 
-void Executor::satisfy(uint32_t slot, uint32_t node) {
-  if (runs_.satisfy({slot, node})) ready_.push_back({slot, node});
-}
-
 void Executor::drain() {
-  if (draining_) return;
-  draining_ = true;
-  for (size_t i = 0; i < ready_.size(); ++i) {  // ready_ grows meanwhile; the oldest come first
-    const NodeRef ref = ready_[i];
-    const NodeRecord& node = runs_[ref.run].plan->plan.node(ref.node);
-    if (node.kind == NodeKind::kCall) {
+  queues_.start_ready([&](NodeRef ref) {
+    if (runs_[ref.run].plan->plan.node(ref.node).kind == NodeKind::kCall) {
       launch(ref);
     } else {
       start_transfer(ref);
     }
-  }
-  ready_.clear();
-  draining_ = false;
+  });
 }
 
 void Executor::launch(NodeRef ref) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
-  if (options_.max_in_flight != 0) {
-    bool full = false;
-    for_each_device(node.devices, [&](uint32_t d) { full |= in_flight_[d] >= options_.max_in_flight; });
-    if (full) {
-      throttled_.push_back(ref);
-      return;
-    }
-  }
-  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  if (!memory_.has_room(*run.plan, node) || owes_before(run, node) || conflicts_with_running_gang(node)) {
-    throttled_.push_back(ref);
+  if (queues_.is_full(node) || !memory_.has_room(*run.plan, node) || owes_before(run, node) ||
+      queues_.conflicts_with_running_gang(node)) {
+    queues_.throttle(ref);
     return;
   }
+  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
   const auto& failure = run.plan->failure;
   uint32_t error = failure ? errors_.add(*failure) : run.input_errors[ref.node];
   outputs_.assign(outputs.size(), nullptr);
@@ -371,7 +341,7 @@ void Executor::launch(NodeRef ref) {
   // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
   // A launch that the backend refused has no output.
   const bool runs = error == 0 || (node.gang != 0 && options_.gangs_block);
-  const bool counts = options_.max_in_flight != 0 && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
+  const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
   finish_launch(ref, error, counts, counts || !taken.empty());
 }
 
@@ -391,7 +361,7 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  leave_fifos(node);
+  queues_.leave(node);
   Value watched = nullptr;
   if (error != 0 && counts) {
     watched = refs_.retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
@@ -442,21 +412,6 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   drain();
 }
 
-void Executor::enter_fifo(std::deque<NodeRef>& fifo, NodeRef ref) {
-  fifo.push_back(ref);
-  if (fifo.size() == 1) satisfy(ref.run, ref.node);
-}
-
-void Executor::leave_fifo(std::deque<NodeRef>& fifo) {
-  fifo.pop_front();
-  if (!fifo.empty()) satisfy(fifo.front().run, fifo.front().node);
-}
-
-void Executor::leave_fifos(const NodeRecord& node) {
-  if (node.gang != 0 && options_.gangs_block) leave_fifo(gangs_);
-  for_each_device(node.devices, [&](uint32_t d) { leave_fifo(fifos_[d]); });  // ORD-1: the node heads each
-}
-
 void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
   Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
@@ -469,7 +424,7 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
     define_object(run.client, Handle{run.results[results[i]]}, is_last ? ref : refs_.retain(ref), devices, age);
     is_ours = is_ours && !is_last;
   }
-  for (uint32_t consumer : plan.consumers(value)) satisfy(slot, consumer);
+  for (uint32_t consumer : plan.consumers(value)) queues_.satisfy({slot, consumer});
   if (is_ours) refs_.drop(ref);
 }
 
@@ -490,7 +445,7 @@ void Executor::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
   for (uint32_t result : plan.results_of(value)) fail_object(run.client, Handle{run.results[result]}, error);
   for (uint32_t consumer : plan.consumers(value)) {
     if (run.input_errors[consumer] == 0) run.input_errors[consumer] = error;
-    satisfy(slot, consumer);
+    queues_.satisfy({slot, consumer});
   }
 }
 
@@ -525,23 +480,19 @@ uint32_t Executor::poll() {
     ++done;
   }
   const uint64_t starts = stats_.launches + stats_.transfers;
-  if (!throttled_.empty()) {
-    ready_.insert(ready_.end(), throttled_.begin(), throttled_.end());
-    throttled_.clear();
-  }
+  queues_.retry_throttled();
   drain();
   // The order admits only what fits, so memory becomes free when the work under way is done. If nothing is under way,
   // the sizes that the order was given are wrong. Then the host launches without enough memory, because otherwise it
   // would stand still for ever.
-  const bool is_stuck = !throttled_.empty() && done == 0 && stats_.waiting == 0 && exchanges_.empty() &&
-                        attended_.empty() && stats_.launches + stats_.transfers == starts;
+  const bool is_stuck = is_throttled() && done == 0 && stats_.waiting == 0 && exchanges_.empty() && attended_.empty() &&
+                        stats_.launches + stats_.transfers == starts;
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
     ++stats_.overfull;
     memory_.set_overfill(true);
-    ready_.push_back(throttled_.front());
-    throttled_.erase(throttled_.begin());
+    queues_.retry_first_throttled();
     drain();
     memory_.set_overfill(false);
   }

@@ -69,6 +69,7 @@
 #include "executor/backend.h"
 #include "executor/error_table.h"
 #include "executor/launch_memory.h"
+#include "executor/launch_queues.h"
 #include "executor/ledger.h"
 #include "executor/object_store.h"
 #include "executor/plan_table.h"
@@ -179,7 +180,7 @@ class Executor {
   /// Values half way down each ready queue. A thread that may sleep until there is much to do waits for these.
   void watched_half_way(std::vector<Value>* out) const;
   /// Some node has its inputs but waits for something else: the bound on launches in flight, memory, GANG-2 or GANG-3.
-  bool is_throttled() const { return !throttled_.empty(); }
+  bool is_throttled() const { return !queues_.throttled().empty(); }
   bool is_idle() const { return runs_.live() == 0 && stats_.waiting == 0 && tasks_.empty(); }
 
   ExecutorStats stats() const;
@@ -267,8 +268,6 @@ class Executor {
 
   std::string describe_run(uint32_t slot) const;
   bool owes_before(const Run& run, const NodeRecord& node);
-  bool conflicts_with_running_gang(const NodeRecord& node) const;
-  void count_in_flight(const PendingValue& item, uint64_t devices, uint32_t by);
   void trim_sends();
   static bool waits_in_launch(const NodeRecord& node);
   void free_client(uint32_t id);
@@ -280,14 +279,10 @@ class Executor {
   bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
   void bind_argument(uint32_t slot, uint32_t value, Handle handle);
-  void drain();  // launches and starts everything in ready_
-  void satisfy(uint32_t slot, uint32_t node);
+  void drain();  // launches and starts everything that is ready
   void launch(NodeRef ref);
   void book_launched(Run& run, const NodeRecord& node);
   void finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched);
-  void leave_fifos(const NodeRecord& node);
-  void enter_fifo(std::deque<NodeRef>& fifo, NodeRef ref);
-  void leave_fifo(std::deque<NodeRef>& fifo);
   void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
   void propagate_error(uint32_t slot, uint32_t value, uint32_t error);
   void deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
@@ -298,11 +293,7 @@ class Executor {
   uint32_t cause(uint32_t slot, uint32_t value);
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
-  template <typename F>
-  static void for_each_device(uint64_t mask, F&& f) {
-    for (; mask != 0; mask &= mask - 1) f(static_cast<uint32_t>(std::countr_zero(mask)));
-  }
-  void settle(const PendingValue& item, uint64_t devices, Readiness readiness);
+  void settle(const PendingValue& item, Readiness readiness);
   void add_pending(uint64_t devices, const PendingValue& item, std::span<const uint64_t> input_ages = {});
   uint32_t settle_ready(size_t queue);
   static std::optional<size_t> first_between(const ReadyQueue& queue);
@@ -365,15 +356,9 @@ class Executor {
   LaunchMemory memory_;
   std::vector<Client> clients_;
   RunTable runs_;
+  LaunchQueues queues_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
-  std::vector<std::deque<NodeRef>> fifos_;           ///< one per local device
-  std::deque<NodeRef> gangs_;                        ///< GANG-2: all gangs, in the order; only where gangs block
-  std::vector<uint32_t> in_flight_;                  ///< per local device
-  /// GANG-3: running gangs per local device: on this device only, and on several devices of this host.
-  std::vector<uint32_t> one_device_gangs_, several_device_gangs_;
-  std::vector<NodeRef> ready_;
-  std::vector<NodeRef> throttled_;
-  std::unordered_map<uint64_t, NodeRef> attended_;  ///< attended launches under way, by order and node
+  std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
   std::vector<ReadyQueue> ready_queues_;
   std::vector<size_t> between_;         ///< scratch of settle_between
   std::vector<PendingValue> settling_;  ///< the same
@@ -397,8 +382,7 @@ class Executor {
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   std::vector<uint64_t> input_ages_;     ///< the same
   std::vector<Value> taken_;             ///< scratch of take_over()
-  bool draining_ = false;
-  std::string predecessor_failure_;  ///< of this host's predecessor; empty: it has no predecessor
+  std::string predecessor_failure_;      ///< of this host's predecessor; empty: it has no predecessor
   uint32_t predecessor_client_ = 0;
   uint64_t age_ = 0;  ///< counts launches, transfers, puts and tasks: each gives its values a new age
   ExecutorStats stats_;

@@ -17,7 +17,7 @@ constexpr size_t kMostAtOnce = 64;  // pending values of a ready queue that one 
 }  // namespace
 
 void Executor::add_pending(uint64_t devices, const PendingValue& item, std::span<const uint64_t> input_ages) {
-  count_in_flight(item, devices, 1);
+  if (item.counts) queues_.begin_launch(runs_[item.run].plan->plan.node(item.index));
   ++stats_.waiting;
   auto queue = std::find_if(ready_queues_.begin(), ready_queues_.end(),
                             [&](const ReadyQueue& l) { return l.devices == devices; });
@@ -34,26 +34,6 @@ void Executor::add_pending(uint64_t devices, const PendingValue& item, std::span
   while (at != pending.begin() && std::prev(at)->age > item.age) --at;
   at->chained = false;  // another one comes before it now
   pending.insert(at, item);
-}
-
-/// Adds `by`, which is 1 or -1 (as unsigned), to the number of launches in flight on each device.
-void Executor::count_in_flight(const PendingValue& item, uint64_t devices, uint32_t by) {
-  if (!item.counts) return;
-  const bool is_gang = runs_[item.run].plan->plan.node(item.index).gang != 0;
-  auto& gangs = std::has_single_bit(devices) ? one_device_gangs_ : several_device_gangs_;
-  for_each_device(devices, [&](uint32_t d) {
-    in_flight_[d] += by;
-    if (is_gang) gangs[d] += by;
-  });
-}
-
-/// GANG-3: whether a gang of the other kind (one local device, or several) is running on a device of this node.
-bool Executor::conflicts_with_running_gang(const NodeRecord& node) const {
-  if (node.gang == 0 || !options_.gangs_block) return false;
-  const auto& others = std::has_single_bit(node.devices) ? several_device_gangs_ : one_device_gangs_;
-  bool conflicts = false;
-  for_each_device(node.devices, [&](uint32_t d) { conflicts |= others[d] != 0; });
-  return conflicts;
 }
 
 /// The length of the chain at the front: each of its pending values was computed from the one before.
@@ -165,7 +145,7 @@ uint32_t Executor::settle_ready(size_t queue) {
       const PendingValue item = ready_queues_[queue].pending.front();
       ready_queues_[queue].pending.pop_front();
       --stats_.waiting;
-      settle(item, ready_queues_[queue].devices, readiness);  // may add ready queues
+      settle(item, readiness);  // may add ready queues
     }
   }
   return done;
@@ -202,8 +182,7 @@ uint32_t Executor::settle_between(size_t queue) {
   }
   for (const PendingValue& item : settling_) {
     --stats_.waiting;
-    settle(item, ready_queues_[queue].devices,
-           item.taken_by == 0 ? readiness : Readiness::kReady);  // may add ready queues
+    settle(item, item.taken_by == 0 ? readiness : Readiness::kReady);  // may add ready queues
   }
   return static_cast<uint32_t>(settling_.size());
 }
@@ -297,8 +276,8 @@ void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
   }
 }
 
-void Executor::settle(const PendingValue& item, uint64_t devices, Readiness readiness) {
-  count_in_flight(item, devices, ~uint32_t{0});
+void Executor::settle(const PendingValue& item, Readiness readiness) {
+  if (item.counts) queues_.end_launch(runs_[item.run].plan->plan.node(item.index));
   const bool has_failed = readiness == Readiness::kFailed && item.kind != PendingValue::Kind::kStandIn;
   const uint32_t error = has_failed ? failure(item) : 0;
   switch (item.kind) {

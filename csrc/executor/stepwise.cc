@@ -31,7 +31,7 @@ void Executor::on_go(uint64_t order, uint32_t last) {
   uint32_t next = run.prepared;
   for (; next < nodes.size() && (!is_step(next) || nodes[next].global_node <= last); ++next) {
     prepare_node(slot, next, nodes[next]);
-    if (nodes[next].kind == NodeKind::kTransfer && nodes[next].input_count != 0) satisfy(slot, next);
+    if (nodes[next].kind == NodeKind::kTransfer && nodes[next].input_count != 0) queues_.satisfy({slot, next});
   }
   run.prepared = next;
   if (next == nodes.size()) stepwise_.erase(found);

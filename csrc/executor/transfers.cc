@@ -50,7 +50,7 @@ void Executor::start_transfer(NodeRef ref) {
   const uint32_t input = plan.inputs(node)[0];
   const uint32_t error = run.input_errors[ref.node];
   if (error == 0 && is_local(plan, node) && !memory_.has_room(*run.plan, node)) {
-    throttled_.push_back(ref);
+    queues_.throttle(ref);
     return;
   }
   ++stats_.transfers;
