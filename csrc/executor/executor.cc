@@ -23,7 +23,8 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       refs_(backend, ledger_),
       plans_(backend, ledger_),
       memory_(ledger_, options.device_bytes),
-      queues_(runs_, options.devices, options.max_in_flight, options.gangs_block) {
+      queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
+      tracker_(backend, refs_, *this) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -32,10 +33,7 @@ Executor::~Executor() { clear(); }
 void Executor::clear() {
   backend_.stop_sends();  // the sends read the values
   runs_.clear(refs_);
-  for (ReadyQueue& queue : ready_queues_) {
-    for (PendingValue& item : queue.pending) refs_.reset(item.value);
-    queue.pending.clear();
-  }
+  tracker_.clear();
   for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
   for (Client& c : clients_) {
     c.objects.for_each([&](Object& object) { refs_.reset(object.value); });
@@ -56,7 +54,6 @@ void Executor::clear() {
   tasks_.clear();  // a task that ends later finds no entry
   held_.clear();
   plans_.forget_runs();
-  stats_.waiting = 0;
 }
 
 // ---------------------------------------------------------------------------------------------- plans and clients
@@ -329,8 +326,9 @@ void Executor::launch(NodeRef ref) {
       attended_.emplace(node_key(run.order, ref.node), ref);
       return;
     }
-    ++age_;
-    if (!taken.empty() && status == Status::kOk && error == 0) take_over(node, taken);
+    tracker_.next_age();
+    if (!taken.empty() && status == Status::kOk && error == 0)
+      tracker_.take_over(node.devices, taken, inputs_, input_ages_);
     for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
       if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
     }
@@ -372,7 +370,7 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     if (error == 0) {
-      define(ref.run, outputs[i], outputs_[i], node.devices, age_);
+      define(ref.run, outputs[i], outputs_[i], node.devices, tracker_.age());
     } else {
       if (outputs_[i] != nullptr) refs_.drop(outputs_[i]);
       propagate_error(ref.run, outputs[i], error);
@@ -384,7 +382,8 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
     const auto kind = error == 0 ? PendingValue::Kind::kNode : PendingValue::Kind::kStandIn;
     const std::span<const uint64_t> made_of =
         error == 0 ? std::span<const uint64_t>(input_ages_) : std::span<const uint64_t>();
-    add_pending(node.devices, {kind, counts, ref.run, ref.node, watched, 0, age_}, made_of);
+    if (counts) queues_.begin_launch(node);
+    tracker_.add(node.devices, {kind, counts, ref.run, ref.node, watched, 0, tracker_.age()}, made_of);
   }
   read_done(run, inputs);
   close_step(ref.run);
@@ -404,7 +403,7 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   outputs_.assign(made.begin(), made.end());
   outputs_.resize(run.plan->plan.outputs(call).size(), nullptr);
   input_ages_.clear();
-  ++age_;
+  tracker_.next_age();
   book_launched(run, call);
   uint32_t failed = run.input_errors[ref.node];
   if (failed == 0 && error) failed = errors_.add(*error);
@@ -433,7 +432,7 @@ void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t device
   Run& run = runs_[slot];
   if (!run.plan->plan.results_of(value).empty()) {
     ++run.open;
-    add_pending(devices, {PendingValue::Kind::kValue, false, slot, value, refs_.retain(ref), 0, age});
+    tracker_.add(devices, {PendingValue::Kind::kValue, false, slot, value, refs_.retain(ref), 0, age});
   }
   define(slot, value, ref, devices, age);
 }
@@ -467,7 +466,7 @@ void Executor::close_step(uint32_t slot) {
 uint32_t Executor::poll() {
   uint32_t done = 0;
   if (!held_.empty() && ++held_polls_ > (runs_.live() == 0 ? kIdlePolls : kHeldPolls)) release_held();
-  for (size_t i = 0; i < ready_queues_.size(); ++i) done += settle_ready(i);  // settling may add ready queues
+  done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settle(item, readiness); });
   sent_.clear();
   backend_.take_sent(&sent_);
   for (const Sent& sent : sent_) {
@@ -485,8 +484,8 @@ uint32_t Executor::poll() {
   // The order admits only what fits, so memory becomes free when the work under way is done. If nothing is under way,
   // the sizes that the order was given are wrong. Then the host launches without enough memory, because otherwise it
   // would stand still for ever.
-  const bool is_stuck = is_throttled() && done == 0 && stats_.waiting == 0 && exchanges_.empty() && attended_.empty() &&
-                        stats_.launches + stats_.transfers == starts;
+  const bool is_stuck = is_throttled() && done == 0 && tracker_.waiting() == 0 && exchanges_.empty() &&
+                        attended_.empty() && stats_.launches + stats_.transfers == starts;
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
@@ -502,6 +501,7 @@ uint32_t Executor::poll() {
 ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
   stats.live_runs = runs_.live();
+  stats.waiting = tracker_.waiting();
   stats.exchanges = exchanges_.size();
   stats.tasks = tasks_.size();
   for (const Client& c : clients_) stats.objects += c.objects.count();

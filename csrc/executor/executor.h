@@ -73,6 +73,7 @@
 #include "executor/ledger.h"
 #include "executor/object_store.h"
 #include "executor/plan_table.h"
+#include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
 #include "executor/value_refs.h"
 #include "messages/records.h"
@@ -102,7 +103,7 @@ struct ExecutorStats {
   uint64_t go_ns = 0;      ///< time spent on preparing the nodes of these gos
 };
 
-class Executor {
+class Executor final : private OutputFinder {
  public:
   struct Options {
     uint32_t host = 0;
@@ -176,12 +177,12 @@ class Executor {
   uint32_t poll();
   /// The oldest values that are not ready yet, one or two per ready queue. A thread that sleeps until something happens
   /// waits for these.
-  void watched(std::vector<Value>* out) const;
+  void watched(std::vector<Value>* out) const { tracker_.watched(out); }
   /// Values half way down each ready queue. A thread that may sleep until there is much to do waits for these.
-  void watched_half_way(std::vector<Value>* out) const;
+  void watched_half_way(std::vector<Value>* out) const { tracker_.watched_half_way(out); }
   /// Some node has its inputs but waits for something else: the bound on launches in flight, memory, GANG-2 or GANG-3.
   bool is_throttled() const { return !queues_.throttled().empty(); }
-  bool is_idle() const { return runs_.live() == 0 && stats_.waiting == 0 && tasks_.empty(); }
+  bool is_idle() const { return runs_.live() == 0 && tracker_.waiting() == 0 && tasks_.empty(); }
 
   ExecutorStats stats() const;
   /// What the oldest live runs wait for: one line of text for each, for people to read.
@@ -195,30 +196,6 @@ class Executor {
 
  private:
   static constexpr uint32_t kNone = 0xffffffffu;
-
-  /// One thing to do when a value is ready.
-  struct PendingValue {
-    enum class Kind : uint8_t { kNode, kStandIn, kValue, kSend, kFetch, kPut } kind;
-    bool counts;  ///< it is a launch in flight on the ready queue's devices
-    uint32_t run;
-    uint32_t index;  ///< node, value, or fetch slot
-    Value value;     ///< a reference that this pending value owns
-    uint64_t key;    ///< kSend: the exchange; kPut: the handle
-    uint64_t age;    ///< of the value
-    /// LOOK-1: this value was computed from the one before it in the ready queue.
-    bool chained = false;
-    /// LOOK-1: the age of the launch that took over this value. The pending value of that launch, further down the
-    /// ready queue, answers for this one. 0: no launch took it over.
-    uint64_t taken_by = 0;
-  };
-
-  /// The pending values of one set of devices. They become ready in the order in which they were enqueued. So only the
-  /// first ones are checked, and the last of a chain answers for the whole chain. They are sorted by age, so that a
-  /// late request for an old value does not wait for younger values.
-  struct ReadyQueue {
-    uint64_t devices;
-    std::deque<PendingValue> pending;
-  };
 
   /// This host's part in one cross-host transfer of one run, as a source, as a destination, or as both.
   struct Exchange {
@@ -266,6 +243,7 @@ class Executor {
     std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
   };
 
+  Value another_output(const PendingValue& item, std::span<const Value> taken) override;
   std::string describe_run(uint32_t slot) const;
   bool owes_before(const Run& run, const NodeRecord& node);
   void trim_sends();
@@ -294,15 +272,6 @@ class Executor {
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
   void settle(const PendingValue& item, Readiness readiness);
-  void add_pending(uint64_t devices, const PendingValue& item, std::span<const uint64_t> input_ages = {});
-  uint32_t settle_ready(size_t queue);
-  static std::optional<size_t> first_between(const ReadyQueue& queue);
-  uint32_t settle_between(size_t queue);
-  static size_t chain_length(const ReadyQueue& queue);
-  void take_over(const NodeRecord& node, std::span<const uint32_t> positions);
-  bool use_another_output(PendingValue& item);
-  static size_t answering(const ReadyQueue& queue, size_t at);
-  Readiness look(size_t queue, size_t at);
 
   std::optional<Object> take_orphan(uint32_t id, Handle handle);
   Object& make_object(Client& c, Handle handle, ObjectState state);
@@ -357,11 +326,9 @@ class Executor {
   std::vector<Client> clients_;
   RunTable runs_;
   LaunchQueues queues_;
+  ReadinessTracker tracker_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
-  std::vector<ReadyQueue> ready_queues_;
-  std::vector<size_t> between_;         ///< scratch of settle_between
-  std::vector<PendingValue> settling_;  ///< the same
   std::unordered_map<uint64_t, Exchange> exchanges_;
   static constexpr size_t kRefusedKept = 256;
   static constexpr uint32_t kMostClientsAhead = 4096;
@@ -381,10 +348,8 @@ class Executor {
   uint64_t last_task_ = 0;
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   std::vector<uint64_t> input_ages_;     ///< the same
-  std::vector<Value> taken_;             ///< scratch of take_over()
   std::string predecessor_failure_;      ///< of this host's predecessor; empty: it has no predecessor
   uint32_t predecessor_client_ = 0;
-  uint64_t age_ = 0;  ///< counts launches, transfers, puts and tasks: each gives its values a new age
   ExecutorStats stats_;
 };
 

@@ -121,8 +121,8 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
       if (record.space_set != kNoSpaceSet) ledger_.add(value, c->account, devices, record.space_bytes);
       object.value = value;
       object.devices = devices;
-      object.age = ++age_;
-      add_pending(devices, {PendingValue::Kind::kPut, false, id, 0, refs_.retain(value), handle.raw, age_});
+      object.age = tracker_.next_age();
+      tracker_.add(devices, {PendingValue::Kind::kPut, false, id, 0, refs_.retain(value), handle.raw, tracker_.age()});
       break;
     }
     case CommandKind::kFetch:
@@ -197,8 +197,8 @@ void Executor::start_fetch(uint32_t slot, Object& object) {
     refuse_fetch(slot, errors_.text(object.error));
     return;
   }
-  add_pending(object.devices,
-              {PendingValue::Kind::kFetch, false, kNone, slot, refs_.retain(object.value), 0, object.age});
+  tracker_.add(object.devices,
+               {PendingValue::Kind::kFetch, false, kNone, slot, refs_.retain(object.value), 0, object.age});
 }
 
 /// The buffer of a fetch, or of a task, has failed.

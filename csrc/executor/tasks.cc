@@ -56,12 +56,13 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
   }
   if (!is_known) return;
   if (task.makes && made != nullptr) {
-    ++age_;
+    tracker_.next_age();
     if (Client* c = client(task.client)) {
       if (task.is_counted) ledger_.add(made, c->account, devices, task.bytes);
-      add_pending(devices, {PendingValue::Kind::kPut, false, task.client, 0, refs_.retain(made), future.raw, age_});
+      tracker_.add(devices,
+                   {PendingValue::Kind::kPut, false, task.client, 0, refs_.retain(made), future.raw, tracker_.age()});
     }
-    define_object(task.client, future, made, devices, age_);
+    define_object(task.client, future, made, devices, tracker_.age());
   } else if (task.makes) {
     fail_object(task.client, future, errors_.add(error.value_or("the task made nothing")));
   } else if (client(task.client) == nullptr) {

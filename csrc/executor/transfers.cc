@@ -61,7 +61,7 @@ void Executor::start_transfer(NodeRef ref) {
       propagate_error(ref.run, output, error);
     } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
       memory_.book(run, node, moved);
-      deliver(ref.run, output, moved, node.devices, ++age_);
+      deliver(ref.run, output, moved, node.devices, tracker_.next_age());
     } else {
       propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
     }
@@ -73,8 +73,8 @@ void Executor::start_transfer(NodeRef ref) {
   Exchange& exchange = exchanges_.at(key);
   if (error == 0) {
     exchange.source = refs_.retain(run.values[input]);
-    add_pending(node.input_devices,
-                {PendingValue::Kind::kSend, false, ref.run, ref.node, refs_.retain(exchange.source), key, age_});
+    tracker_.add(node.input_devices, {PendingValue::Kind::kSend, false, ref.run, ref.node,
+                                      refs_.retain(exchange.source), key, tracker_.age()});
   }
   read_done(run, plan.inputs(node));
   if (error != 0) source_settled(key, error);
@@ -282,7 +282,7 @@ void Executor::finish_exchange_receive(uint64_t key) {
     propagate_error(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &received) == Status::kOk) {
     memory_.book(run, node, received);
-    deliver(exchange.run, output, received, node.devices, ++age_);
+    deliver(exchange.run, output, received, node.devices, tracker_.next_age());
   } else {
     propagate_error(exchange.run, output, errors_.add(std::string(backend_.last_error())));
   }
