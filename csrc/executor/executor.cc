@@ -24,7 +24,8 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       plans_(backend, ledger_),
       memory_(ledger_, options.device_bytes),
       queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
-      tracker_(backend, refs_, *this) {
+      tracker_(backend, refs_, *this),
+      objects_(refs_, ledger_, errors_, link, *this) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -35,10 +36,7 @@ void Executor::clear() {
   runs_.clear(refs_);
   tracker_.clear();
   for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
-  for (Client& c : clients_) {
-    c.objects.for_each([&](Object& object) { refs_.reset(object.value); });
-    c = Client{};
-  }
+  objects_.clear();
   exchanges_.clear();
   under_way_.clear();
   stalled_receives_.clear();
@@ -89,40 +87,26 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanS
 
 void Executor::remove_plan(uint32_t id) { plans_.remove(id); }
 
-void Executor::add_client(uint32_t id, uint32_t capacity) {
-  if (id >= clients_.size()) clients_.resize(id + 1);
-  PW_DCHECK(!clients_[id].gone);
-  if (!clients_[id].present) clients_[id].account = ledger_.open(id, Ledger::kPuts);
-  clients_[id].present = true;
-  clients_[id].capacity = capacity;
-}
-
 void Executor::on_client_gone(uint32_t id) {
-  if (id >= clients_.size()) clients_.resize(id + 1);
-  if (!clients_[id].gone) {
+  if (!objects_.is_gone(id)) {
     if (!held_.empty()) release_held();
-    clients_[id].gone = true;
-    if (clients_[id].present) free_client(id);
+    if (objects_.end_client(id)) plans_.close_accounts_of(id);
     plans_.remove_plans_of(id);
   }
   backend_.forget_client(id);
 }
 
-void Executor::free_client(uint32_t id) {
-  Client* c = &clients_[id];
-  // A value that does not exist yet is dropped when it is made, because its run may be part of a gang. A value that
-  // exists is dropped now.
-  c->objects.for_each([&](Object& object) {
-    if (object.state == ObjectState::kAnnounced) {
-      keep_orphan(*c, object);
-    } else if (object.value != nullptr) {
-      refs_.drop(object.value);
-    }
-  });
-  c->objects = ObjectStore{};
-  c->present = false;
-  ledger_.close(c->account);
-  plans_.close_accounts_of(id);
+/// An object is defined or has failed: what waits for it goes on.
+void Executor::wake(const ObjectWaiter& waiter, const Object& object) {
+  if (waiter.kind == ObjectWaiter::Kind::kFetch) {
+    start_fetch(waiter.index, object);
+  } else if (object.state == ObjectState::kFailed) {
+    propagate_error(waiter.index, waiter.value, object.error);
+    close_step(waiter.index);
+  } else {
+    deliver(waiter.index, waiter.value, refs_.retain(object.value), object.devices, object.age);
+    close_step(waiter.index);
+  }
 }
 
 // ----------------------------------------------------------------------------------------------------------- runs
@@ -152,7 +136,7 @@ std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) 
            " arguments and gives " + std::to_string(plan.result_count()) + " results, the run has " +
            std::to_string(record.arguments) + " and " + std::to_string(record.results) + where();
   }
-  if (const Client* c = client(record.header.client)) {
+  if (const LocalClient* c = objects_.client(record.header.client)) {
     for (uint32_t i = 0; i < record.results; ++i) {
       if (Handle{handles[record.arguments + i]}.index() >= c->capacity)
         return "a result's handle is out of range" + where();
@@ -210,11 +194,11 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
     run.wanted.assign(mask, mask + (record.results + 63) / 64);
   }
 
-  if (Client* c = client(run.client)) {
+  if (LocalClient* c = objects_.client(run.client)) {
     const auto results = plan.results();
     for (uint32_t i = 0; i < results.size(); ++i) {
       if (results[i] == kNoValue) continue;
-      make_object(*c, Handle{run.results[i]}, ObjectState::kAnnounced).maker = run.order;
+      objects_.make(*c, Handle{run.results[i]}, ObjectState::kAnnounced).maker = run.order;
     }
   }
   const auto nodes = plan.nodes();
@@ -232,9 +216,9 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] != kNoValue) bind_argument(slot, arguments[i], Handle{handles[i]});
   }
-  if (Client* c = client(run.client)) {
+  if (LocalClient* c = objects_.client(run.client)) {
     for (const uint32_t position : plan.donated()) {  // MEM-4: from here on only the run has them
-      if (Object* object = c->objects.find(Handle{handles[position]})) release(*c, *object);
+      if (Object* object = c->objects.find(Handle{handles[position]})) objects_.release(*c, *object);
     }
   }
   if (!lost_peers_.empty()) miss_lost_peers(slot);
@@ -252,13 +236,12 @@ void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& nod
 
 void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
   const uint32_t run_client = runs_[slot].client;
-  Client* c = client(run_client);
-  Object* object = c == nullptr ? nullptr : c->objects.find(handle);
+  Object* object = objects_.find(run_client, handle);
   if (object == nullptr) {
-    propagate_error(
-        slot, value,
-        errors_.add(missing(run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
-                                            ": it was deleted, its run was cancelled, or its client is gone")));
+    propagate_error(slot, value,
+                    errors_.add(objects_.missing(
+                        run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
+                                        ": it was deleted, its run was cancelled, or its client is gone")));
   } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot].order) {
     // The run would wait for itself for ever, and so would everything behind it (TRUST-1).
     propagate_error(slot, value,
@@ -420,7 +403,7 @@ void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   const auto results = plan.results_of(value);
   for (uint32_t i = 0; i < results.size(); ++i) {
     const bool is_last = is_ours && i + 1 == results.size();
-    define_object(run.client, Handle{run.results[results[i]]}, is_last ? ref : refs_.retain(ref), devices, age);
+    objects_.define(run.client, Handle{run.results[results[i]]}, is_last ? ref : refs_.retain(ref), devices, age);
     is_ours = is_ours && !is_last;
   }
   for (uint32_t consumer : plan.consumers(value)) queues_.satisfy({slot, consumer});
@@ -441,7 +424,7 @@ void Executor::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
   Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   run.errors[value] = error;
-  for (uint32_t result : plan.results_of(value)) fail_object(run.client, Handle{run.results[result]}, error);
+  for (uint32_t result : plan.results_of(value)) objects_.fail(run.client, Handle{run.results[result]}, error);
   for (uint32_t consumer : plan.consumers(value)) {
     if (run.input_errors[consumer] == 0) run.input_errors[consumer] = error;
     queues_.satisfy({slot, consumer});
@@ -504,7 +487,7 @@ ExecutorStats Executor::stats() const {
   stats.waiting = tracker_.waiting();
   stats.exchanges = exchanges_.size();
   stats.tasks = tasks_.size();
-  for (const Client& c : clients_) stats.objects += c.objects.count();
+  stats.objects = objects_.count();
   return stats;
 }
 

@@ -67,6 +67,7 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/client_objects.h"
 #include "executor/error_table.h"
 #include "executor/launch_memory.h"
 #include "executor/launch_queues.h"
@@ -103,7 +104,7 @@ struct ExecutorStats {
   uint64_t go_ns = 0;      ///< time spent on preparing the nodes of these gos
 };
 
-class Executor final : private OutputFinder {
+class Executor final : private OutputFinder, private ObjectWaiters {
  public:
   struct Options {
     uint32_t host = 0;
@@ -128,14 +129,12 @@ class Executor final : private OutputFinder {
   /// Runs that came before go on. When they are over, the backend is notified (Backend::forget_plan).
   void remove_plan(uint32_t id);
   /// `capacity`: how many futures the client can have; handles beyond it are refused. Client numbers are never reused.
-  void add_client(uint32_t client, uint32_t capacity = UINT32_MAX);
+  void add_client(uint32_t client, uint32_t capacity = UINT32_MAX) { objects_.add_client(client, capacity); }
   /// The order has passed the client's end.
-  bool is_gone(uint32_t client) const { return client < clients_.size() && clients_[client].gone; }
+  bool is_gone(uint32_t client) const { return objects_.is_gone(client); }
   /// False: this cannot be the number of a client. Client numbers go up by one, and this one is far ahead of all that
   /// this host knows.
-  bool may_be_client(uint32_t id) const {
-    return id < std::max<uint64_t>(clients_.size(), predecessor_client_) + kMostClientsAhead;
-  }
+  bool may_be_client(uint32_t id) const { return objects_.may_be_client(id); }
 
   /// `words`: what follows the record. An invalid run (unknown plan, wrong counts) fails as a whole; no other run does.
   void on_run(const RunRecord& record, const uint64_t* words);
@@ -170,7 +169,9 @@ class Executor final : private OutputFinder {
   /// ERR-2: this host is the successor of a lost host. A buffer that is missing here was on the lost host if its client
   /// is not younger than the loss (its number is at most `youngest_client`). Requests for such a buffer fail with
   /// `text`.
-  void set_predecessor_failure(std::string text, uint32_t youngest_client);
+  void set_predecessor_failure(std::string text, uint32_t youngest_client) {
+    objects_.set_predecessor_failure(std::move(text), youngest_client);
+  }
 
   /// Checks the oldest pending values of each ready queue, and starts what has become possible. Returns how many things
   /// were done.
@@ -234,21 +235,12 @@ class Executor final : private OutputFinder {
     uint64_t command = 0;  ///< bytes of its record
   };
 
-  struct Client {
-    bool present = false;
-    bool gone = false;
-    uint32_t capacity = 0;
-    uint32_t account = 0;  ///< in the ledger, for its puts
-    ObjectStore objects;
-    std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
-  };
-
   Value another_output(const PendingValue& item, std::span<const Value> taken) override;
+  void wake(const ObjectWaiter& waiter, const Object& object) override;
   std::string describe_run(uint32_t slot) const;
   bool owes_before(const Run& run, const NodeRecord& node);
   void trim_sends();
   static bool waits_in_launch(const NodeRecord& node);
-  void free_client(uint32_t id);
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
   void prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node);
@@ -273,21 +265,14 @@ class Executor final : private OutputFinder {
   Status read_back(const Run& run, uint32_t result);
   void settle(const PendingValue& item, Readiness readiness);
 
-  std::optional<Object> take_orphan(uint32_t id, Handle handle);
-  Object& make_object(Client& c, Handle handle, ObjectState state);
-  void define_object(uint32_t client, Handle handle, Value ref, uint64_t devices, uint64_t age);  // takes over ref
-  void fail_object(uint32_t client, Handle handle, uint32_t error);
-  static void keep_orphan(Client& c, Object& object);
-  void wake_waiters(Object& object);
-  void release(Client& c, Object& object);
-  void rename(uint32_t client, Client& c, Handle name, Handle fresh);
-  void offload(uint32_t client, Client& c, CommandKind kind, std::span<const std::byte> payload);
-  void fetch(uint32_t client, Client& c, const CommandRecord& record, std::span<const std::byte> payload);
-  void start_fetch(uint32_t slot, Object& object);
+  void rename(uint32_t client, LocalClient& c, Handle name, Handle fresh);
+  void offload(uint32_t client, LocalClient& c, CommandKind kind, std::span<const std::byte> payload);
+  void fetch(uint32_t client, LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+  void start_fetch(uint32_t slot, const Object& object);
   void refuse_fetch(uint32_t slot, std::string_view why);
   void end_fetch(uint32_t slot, bool is_done);
   void fetch_now(const Fetch& fetch, Value value);
-  void task(uint32_t client, Client& c, const CommandRecord& record, std::span<const std::byte> payload);
+  void task(uint32_t client, LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
   void start_task(Task task, Value value, std::span<const std::byte> payload);
 
   void prepare_transfer(uint32_t slot, uint32_t node);
@@ -305,9 +290,6 @@ class Executor final : private OutputFinder {
   void finish_exchange(uint64_t key);
   void finish_exchange_receive(uint64_t key);
   void forget_receives(uint64_t key, uint32_t host);
-  std::string missing(uint32_t client, std::string_view otherwise) const;
-
-  Client* client(uint32_t id) { return id < clients_.size() && clients_[id].present ? &clients_[id] : nullptr; }
 
   const Options options_;
   Backend& backend_;
@@ -323,15 +305,14 @@ class Executor final : private OutputFinder {
 
   PlanTable plans_;
   LaunchMemory memory_;
-  std::vector<Client> clients_;
   RunTable runs_;
   LaunchQueues queues_;
   ReadinessTracker tracker_;
+  ClientObjects objects_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
   std::unordered_map<uint64_t, Exchange> exchanges_;
   static constexpr size_t kRefusedKept = 256;
-  static constexpr uint32_t kMostClientsAhead = 4096;
   std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
   struct Lost {
     std::string text;
@@ -348,8 +329,6 @@ class Executor final : private OutputFinder {
   uint64_t last_task_ = 0;
   std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
   std::vector<uint64_t> input_ages_;     ///< the same
-  std::string predecessor_failure_;      ///< of this host's predecessor; empty: it has no predecessor
-  uint32_t predecessor_client_ = 0;
   ExecutorStats stats_;
 };
 

@@ -44,14 +44,4 @@ void Executor::forget_receives(uint64_t key, uint32_t host) {
   if (std::erase_if(exchange.ready_receives, is_its) != 0) end_send(key, host, true, {});
 }
 
-void Executor::set_predecessor_failure(std::string text, uint32_t youngest_client) {
-  predecessor_failure_ = std::move(text);
-  predecessor_client_ = youngest_client;
-}
-
-/// The error text for a buffer that is not here.
-std::string Executor::missing(uint32_t client, std::string_view otherwise) const {
-  return predecessor_failure_.empty() || client > predecessor_client_ ? std::string(otherwise) : predecessor_failure_;
-}
-
 }  // namespace pathways

@@ -12,7 +12,7 @@
 
 namespace pathways {
 
-void Executor::task(uint32_t id, Client& c, const CommandRecord& record, std::span<const std::byte> payload) {
+void Executor::task(uint32_t id, LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
   const Handle handle{record.handle};
   if (record.token != 0) {
     if (handle.valid()) {
@@ -27,7 +27,7 @@ void Executor::task(uint32_t id, Client& c, const CommandRecord& record, std::sp
     link_.command_done(id, bytes_of(record));
     return;
   }
-  make_object(c, handle, ObjectState::kAnnounced);
+  objects_.make(c, handle, ObjectState::kAnnounced);
   start_task({id, record.handle, true, record.space_set != kNoSpaceSet, record.space_bytes, bytes_of(record)}, nullptr,
              payload);
 }
@@ -57,15 +57,15 @@ void Executor::on_task_done(uint64_t number, Value made, uint64_t devices, const
   if (!is_known) return;
   if (task.makes && made != nullptr) {
     tracker_.next_age();
-    if (Client* c = client(task.client)) {
+    if (LocalClient* c = objects_.client(task.client)) {
       if (task.is_counted) ledger_.add(made, c->account, devices, task.bytes);
       tracker_.add(devices,
                    {PendingValue::Kind::kPut, false, task.client, 0, refs_.retain(made), future.raw, tracker_.age()});
     }
-    define_object(task.client, future, made, devices, tracker_.age());
+    objects_.define(task.client, future, made, devices, tracker_.age());
   } else if (task.makes) {
-    fail_object(task.client, future, errors_.add(error.value_or("the task made nothing")));
-  } else if (client(task.client) == nullptr) {
+    objects_.fail(task.client, future, errors_.add(error.value_or("the task made nothing")));
+  } else if (objects_.client(task.client) == nullptr) {
     return;
   } else if (error) {
     link_.failed(task.client, future, *error);

@@ -10,7 +10,7 @@ Value Executor::another_output(const PendingValue& item, std::span<const Value> 
   const Run& run = runs_[item.run];
   const Plan& plan = run.plan->plan;
   const auto outputs = plan.outputs(plan.node(item.index));
-  Client* c = client(run.client);
+  LocalClient* c = objects_.client(run.client);
   const auto is_there = [&](Value value) {
     return value != nullptr && !std::binary_search(taken.begin(), taken.end(), value) &&
            backend_.readiness(value) != Readiness::kDeleted;
@@ -91,7 +91,7 @@ uint32_t Executor::cause(uint32_t slot, uint32_t value) {
 Status Executor::read_back(const Run& run, uint32_t result) {
   const Handle handle{run.results[result]};
   if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
-  Client* c = client(run.client);
+  LocalClient* c = objects_.client(run.client);
   const Object* object = c == nullptr ? nullptr : c->objects.find(handle);
   ReadBackSlot slot;
   // When the handle was released or the client is gone, nobody will read it.
@@ -109,7 +109,7 @@ void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
   if (error == 0) {
     link_.complete(run.client, Handle{run.results[result]});
   } else {
-    fail_object(run.client, Handle{run.results[result]}, error);
+    objects_.fail(run.client, Handle{run.results[result]}, error);
   }
 }
 
@@ -153,7 +153,7 @@ void Executor::settle(const PendingValue& item, Readiness readiness) {
       if (error == 0) {
         link_.complete(item.run, Handle{item.key});
       } else {
-        fail_object(item.run, Handle{item.key}, error);
+        objects_.fail(item.run, Handle{item.key}, error);
       }
       break;
   }

@@ -1,0 +1,112 @@
+/// ClientObjects: the clients that a host knows, and their buffers here.
+///
+/// A buffer is an object of its client's ObjectStore. An object that is announced has waiters: values of runs, and
+/// fetches. They go on when it is defined or has failed. An announced object that its client releases stays as an
+/// orphan until then, because others wait for its value.
+///
+///   OWN-1  a client that is gone owns nothing here. Its launched work and its tasks run to their end, and nobody is
+///          notified. Being gone is final.
+///   ERR-2  a buffer that is missing here was on the lost predecessor of this host, if its client is not younger than
+///          the loss. Requests for such a buffer fail with the failure reason of that host.
+///
+/// Used by whatever makes or reads buffers. Threading: the executor's thread only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/ids.h"
+#include "executor/backend.h"
+#include "executor/error_table.h"
+#include "executor/ledger.h"
+#include "executor/object_store.h"
+#include "executor/value_refs.h"
+
+namespace pathways {
+
+/// Knows what waits for objects. It is called only where something waits.
+class ObjectWaiters {
+ public:
+  /// `object` is defined or has failed, and `waiter` goes on.
+  virtual void wake(const ObjectWaiter& waiter, const Object& object) = 0;
+
+ protected:
+  ~ObjectWaiters() = default;
+};
+
+/// A client, as this host knows it.
+struct LocalClient {
+  bool present = false;
+  bool gone = false;
+  uint32_t capacity = 0;  ///< of its futures; handles beyond it are refused
+  uint32_t account = 0;   ///< in the ledger, for its puts
+  ObjectStore objects;
+  std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
+};
+
+class ClientObjects {
+ public:
+  ClientObjects(ValueRefs& refs, Ledger& ledger, ErrorTable& errors, HostLink& link, ObjectWaiters& waiters)
+      : refs_(refs), ledger_(ledger), errors_(errors), link_(link), waiters_(waiters) {}
+
+  void add_client(uint32_t id, uint32_t capacity);
+  /// The order has passed the client's end. False: the client was not present.
+  bool end_client(uint32_t id);
+  bool is_gone(uint32_t id) const { return id < clients_.size() && clients_[id].gone; }
+  /// False: this cannot be the number of a client. Client numbers go up by one, and this one is far ahead of all that
+  /// this host knows.
+  bool may_be_client(uint32_t id) const {
+    return id < std::max<uint64_t>(clients_.size(), predecessor_client_) + kMostClientsAhead;
+  }
+  /// nullptr: the client is not known yet, or is gone.
+  LocalClient* client(uint32_t id) { return id < clients_.size() && clients_[id].present ? &clients_[id] : nullptr; }
+
+  /// nullptr: no such object, or its client is not present.
+  Object* find(uint32_t id, Handle handle) {
+    LocalClient* c = client(id);
+    return c == nullptr ? nullptr : c->objects.find(handle);
+  }
+  /// Makes the object of a handle. When the client did not release the old object at the same index, that object is
+  /// released first.
+  Object& make(LocalClient& c, Handle handle, ObjectState state);
+  /// Defines an announced object, or its orphan. Takes over `ref`.
+  void define(uint32_t id, Handle handle, Value ref, uint64_t devices, uint64_t age);
+  /// Fails an object, or its orphan, and the client's future.
+  void fail(uint32_t id, Handle handle, uint32_t error);
+  void release(LocalClient& c, Object& object);
+
+  /// This host is the successor of a lost host, whose clients had numbers up to `youngest_client`.
+  void set_predecessor_failure(std::string text, uint32_t youngest_client);
+  /// The error text for a buffer that is not here.
+  std::string missing(uint32_t id, std::string_view otherwise) const;
+
+  /// Objects of all clients.
+  uint64_t count() const;
+  /// Drops all values, and forgets all clients.
+  void clear();
+  /// For debug builds and tests.
+  void validate() const;
+
+ private:
+  static constexpr uint32_t kMostClientsAhead = 4096;
+
+  std::optional<Object> take_orphan(uint32_t id, Handle handle);
+  static void keep_orphan(LocalClient& c, Object& object);
+  void wake_waiters(Object& object);
+
+  ValueRefs& refs_;
+  Ledger& ledger_;
+  ErrorTable& errors_;
+  HostLink& link_;
+  ObjectWaiters& waiters_;
+  std::vector<LocalClient> clients_;  ///< by number
+  std::string predecessor_failure_;   ///< of this host's predecessor; empty: it has no predecessor
+  uint32_t predecessor_client_ = 0;
+};
+
+}  // namespace pathways
