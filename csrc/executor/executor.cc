@@ -25,7 +25,8 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       memory_(ledger_, options.device_bytes),
       queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
       tracker_(backend, refs_, *this),
-      objects_(refs_, ledger_, errors_, link, *this) {
+      objects_(refs_, ledger_, errors_, link, *this),
+      flow_(options.host, plans_, runs_, queues_, tracker_, objects_, refs_, errors_, link) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -100,12 +101,8 @@ void Executor::on_client_gone(uint32_t id) {
 void Executor::wake(const ObjectWaiter& waiter, const Object& object) {
   if (waiter.kind == ObjectWaiter::Kind::kFetch) {
     start_fetch(waiter.index, object);
-  } else if (object.state == ObjectState::kFailed) {
-    propagate_error(waiter.index, waiter.value, object.error);
-    close_step(waiter.index);
   } else {
-    deliver(waiter.index, waiter.value, refs_.retain(object.value), object.devices, object.age);
-    close_step(waiter.index);
+    flow_.argument_settled(waiter.index, waiter.value, object);
   }
 }
 
@@ -214,7 +211,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   }
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] != kNoValue) bind_argument(slot, arguments[i], Handle{handles[i]});
+    if (arguments[i] != kNoValue) flow_.bind_argument(slot, arguments[i], Handle{handles[i]});
   }
   if (LocalClient* c = objects_.client(run.client)) {
     for (const uint32_t position : plan.donated()) {  // MEM-4: from here on only the run has them
@@ -222,7 +219,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
     }
   }
   if (!lost_peers_.empty()) miss_lost_peers(slot);
-  close_step(slot);
+  flow_.close_step(slot);
   drain();
 }
 
@@ -231,28 +228,6 @@ void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& nod
     queues_.enter({slot, index}, node);
   } else if (node.kind == NodeKind::kTransfer) {
     prepare_transfer(slot, index);
-  }
-}
-
-void Executor::bind_argument(uint32_t slot, uint32_t value, Handle handle) {
-  const uint32_t run_client = runs_[slot].client;
-  Object* object = objects_.find(run_client, handle);
-  if (object == nullptr) {
-    propagate_error(slot, value,
-                    errors_.add(objects_.missing(
-                        run_client, "an argument is no buffer on host " + std::to_string(options_.host) +
-                                        ": it was deleted, its run was cancelled, or its client is gone")));
-  } else if (object->state == ObjectState::kAnnounced && object->maker == runs_[slot].order) {
-    // The run would wait for itself for ever, and so would everything behind it (TRUST-1).
-    propagate_error(slot, value,
-                    errors_.add("a run takes a buffer that it makes itself, on host " + std::to_string(options_.host)));
-  } else if (object->state == ObjectState::kAnnounced) {
-    ++runs_[slot].open;  // the run must not end before its argument exists
-    object->waiters.push_back({ObjectWaiter::Kind::kRunValue, slot, value});
-  } else if (object->state == ObjectState::kFailed) {
-    propagate_error(slot, value, object->error);
-  } else {
-    deliver(slot, value, refs_.retain(object->value), object->devices, object->age);
   }
 }
 
@@ -353,10 +328,10 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     if (error == 0) {
-      define(ref.run, outputs[i], outputs_[i], node.devices, tracker_.age());
+      flow_.define(ref.run, outputs[i], outputs_[i], node.devices, tracker_.age());
     } else {
       if (outputs_[i] != nullptr) refs_.drop(outputs_[i]);
-      propagate_error(ref.run, outputs[i], error);
+      flow_.propagate_error(ref.run, outputs[i], error);
     }
   }
   if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
@@ -368,8 +343,8 @@ void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_w
     if (counts) queues_.begin_launch(node);
     tracker_.add(node.devices, {kind, counts, ref.run, ref.node, watched, 0, tracker_.age()}, made_of);
   }
-  read_done(run, inputs);
-  close_step(ref.run);
+  flow_.read_done(run, inputs);
+  flow_.close_step(ref.run);
 }
 
 void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,
@@ -392,58 +367,6 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   if (failed == 0 && error) failed = errors_.add(*error);
   finish_launch(ref, failed, false, false);
   drain();
-}
-
-void Executor::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
-  Run& run = runs_[slot];
-  const Plan& plan = run.plan->plan;
-  bool is_ours = run.readers[value] == 0;  // else the readers have it, and the last one drops it
-  if (!is_ours) run.values[value] = ref;
-  run.ages[value] = age;
-  const auto results = plan.results_of(value);
-  for (uint32_t i = 0; i < results.size(); ++i) {
-    const bool is_last = is_ours && i + 1 == results.size();
-    objects_.define(run.client, Handle{run.results[results[i]]}, is_last ? ref : refs_.retain(ref), devices, age);
-    is_ours = is_ours && !is_last;
-  }
-  for (uint32_t consumer : plan.consumers(value)) queues_.satisfy({slot, consumer});
-  if (is_ours) refs_.drop(ref);
-}
-
-/// Defines a value that no launch of this run made. When the value is a result, the run stays open until it is ready.
-void Executor::deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age) {
-  Run& run = runs_[slot];
-  if (!run.plan->plan.results_of(value).empty()) {
-    ++run.open;
-    tracker_.add(devices, {PendingValue::Kind::kValue, false, slot, value, refs_.retain(ref), 0, age});
-  }
-  define(slot, value, ref, devices, age);
-}
-
-void Executor::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
-  Run& run = runs_[slot];
-  const Plan& plan = run.plan->plan;
-  run.errors[value] = error;
-  for (uint32_t result : plan.results_of(value)) objects_.fail(run.client, Handle{run.results[result]}, error);
-  for (uint32_t consumer : plan.consumers(value)) {
-    if (run.input_errors[consumer] == 0) run.input_errors[consumer] = error;
-    queues_.satisfy({slot, consumer});
-  }
-}
-
-void Executor::read_done(Run& run, std::span<const uint32_t> values) {
-  for (uint32_t value : values) {
-    if (--run.readers[value] == 0) refs_.reset(run.values[value]);
-  }
-}
-
-void Executor::close_step(uint32_t slot) {
-  Run& run = runs_[slot];
-  PW_DCHECK(run.open > 0);
-  if (--run.open != 0) return;
-  link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count());
-  plans_.end_run(*run.plan);
-  runs_.release(slot);
 }
 
 uint32_t Executor::poll() {

@@ -68,6 +68,7 @@
 
 #include "executor/backend.h"
 #include "executor/client_objects.h"
+#include "executor/dataflow.h"
 #include "executor/error_table.h"
 #include "executor/launch_memory.h"
 #include "executor/launch_queues.h"
@@ -248,16 +249,10 @@ class Executor final : private OutputFinder, private ObjectWaiters {
   bool hold_back(const RunRecord& record, const uint64_t* handles);
   bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
-  void bind_argument(uint32_t slot, uint32_t value, Handle handle);
   void drain();  // launches and starts everything that is ready
   void launch(NodeRef ref);
   void book_launched(Run& run, const NodeRecord& node);
   void finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched);
-  void define(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
-  void propagate_error(uint32_t slot, uint32_t value, uint32_t error);
-  void deliver(uint32_t slot, uint32_t value, Value ref, uint64_t devices, uint64_t age);
-  void read_done(Run& run, std::span<const uint32_t> values);
-  void close_step(uint32_t slot);
   uint32_t failure(const PendingValue& item);
   static uint32_t maker_of(const Plan& plan, uint32_t value);
   uint32_t cause(uint32_t slot, uint32_t value);
@@ -309,6 +304,7 @@ class Executor final : private OutputFinder, private ObjectWaiters {
   LaunchQueues queues_;
   ReadinessTracker tracker_;
   ClientObjects objects_;
+  Dataflow flow_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
   std::unordered_map<uint64_t, Exchange> exchanges_;

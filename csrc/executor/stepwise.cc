@@ -35,7 +35,7 @@ void Executor::on_go(uint64_t order, uint32_t last) {
   }
   run.prepared = next;
   if (next == nodes.size()) stepwise_.erase(found);
-  close_step(slot);
+  flow_.close_step(slot);
   drain();
   ++stats_.goes;
   stats_.go_ns += static_cast<uint64_t>(monotonic_ns() - begin);

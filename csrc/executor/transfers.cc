@@ -58,15 +58,15 @@ void Executor::start_transfer(NodeRef ref) {
     const uint32_t output = plan.outputs(node)[0];
     Value moved = nullptr;
     if (error != 0) {
-      propagate_error(ref.run, output, error);
+      flow_.propagate_error(ref.run, output, error);
     } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
       memory_.book(run, node, moved);
-      deliver(ref.run, output, moved, node.devices, tracker_.next_age());
+      flow_.deliver(ref.run, output, moved, node.devices, tracker_.next_age());
     } else {
-      propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
+      flow_.propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
     }
-    read_done(run, plan.inputs(node));
-    close_step(ref.run);
+    flow_.read_done(run, plan.inputs(node));
+    flow_.close_step(ref.run);
     return;
   }
   const uint64_t key = node_key(run.order, node.global_node);
@@ -76,7 +76,7 @@ void Executor::start_transfer(NodeRef ref) {
     tracker_.add(node.input_devices, {PendingValue::Kind::kSend, false, ref.run, ref.node,
                                       refs_.retain(exchange.source), key, tracker_.age()});
   }
-  read_done(run, plan.inputs(node));
+  flow_.read_done(run, plan.inputs(node));
   if (error != 0) source_settled(key, error);
 }
 
@@ -279,12 +279,12 @@ void Executor::finish_exchange_receive(uint64_t key) {
   Value received = nullptr;
   if (exchange.receive_error != 0) {
     if (exchange.has_room && !exchange.is_written) backend_.abandon_receive(where);
-    propagate_error(exchange.run, output, exchange.receive_error);
+    flow_.propagate_error(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &received) == Status::kOk) {
     memory_.book(run, node, received);
-    deliver(exchange.run, output, received, node.devices, tracker_.next_age());
+    flow_.deliver(exchange.run, output, received, node.devices, tracker_.next_age());
   } else {
-    propagate_error(exchange.run, output, errors_.add(std::string(backend_.last_error())));
+    flow_.propagate_error(exchange.run, output, errors_.add(std::string(backend_.last_error())));
   }
 }
 
@@ -324,7 +324,7 @@ void Executor::finish_exchange(uint64_t key) {
   const NodeRecord& node = runs_[slot].plan->plan.node(exchange.node);
   if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part may end before the value is ready
   exchanges_.erase(at);
-  close_step(slot);
+  flow_.close_step(slot);
 }
 
 }  // namespace pathways

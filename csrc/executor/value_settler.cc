@@ -124,16 +124,16 @@ void Executor::settle(const PendingValue& item, Readiness readiness) {
       for (uint32_t value : plan.outputs(plan.node(item.index))) {
         for (uint32_t result : plan.results_of(value)) resolve_result(run, result, error);
       }
-      close_step(item.run);
+      flow_.close_step(item.run);
       break;
     }
     case PendingValue::Kind::kStandIn:
-      close_step(item.run);
+      flow_.close_step(item.run);
       break;
     case PendingValue::Kind::kValue: {
       Run& run = runs_[item.run];
       for (uint32_t result : run.plan->plan.results_of(item.index)) resolve_result(run, result, error);
-      close_step(item.run);
+      flow_.close_step(item.run);
       break;
     }
     case PendingValue::Kind::kSend:
