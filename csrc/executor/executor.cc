@@ -26,7 +26,10 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
       tracker_(backend, refs_, *this),
       objects_(refs_, ledger_, errors_, link, *this),
-      flow_(options.host, plans_, runs_, queues_, tracker_, objects_, refs_, errors_, link) {
+      flow_(options.host, plans_, runs_, queues_, tracker_, objects_, refs_, errors_, link),
+      tasks_(objects_, tracker_, refs_, ledger_, errors_, backend, link, *this),
+      fetches_(objects_, tasks_, tracker_, refs_, errors_, backend, link),
+      commands_(options.host, objects_, fetches_, tasks_, tracker_, refs_, ledger_, errors_, backend, link) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -49,8 +52,7 @@ void Executor::clear() {
   queues_.clear();
   attended_.clear();  // a launch that ends later finds no entry
   fetches_.clear();
-  free_fetches_.clear();
-  tasks_.clear();  // a task that ends later finds no entry
+  tasks_.clear();
   held_.clear();
   plans_.forget_runs();
 }
@@ -100,10 +102,25 @@ void Executor::on_client_gone(uint32_t id) {
 /// An object is defined or has failed: what waits for it goes on.
 void Executor::wake(const ObjectWaiter& waiter, const Object& object) {
   if (waiter.kind == ObjectWaiter::Kind::kFetch) {
-    start_fetch(waiter.index, object);
+    fetches_.start(waiter.index, object);
   } else {
     flow_.argument_settled(waiter.index, waiter.value, object);
   }
+}
+
+void Executor::on_command(const CommandRecord& record, std::span<const std::byte> payload) {
+  LocalClient* c = objects_.client(record.header.client);
+  if (c == nullptr) {
+    link_.command_done(record.header.client, bytes_of(record));
+    return;
+  }
+  if (!held_.empty()) release_held();  // the swap fault swaps runs, not a run and the release of its results
+  commands_.on_command(*c, record, payload);
+  drain();
+}
+
+void Executor::on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error) {
+  tasks_.on_done(task, made, devices, error);
 }
 
 // ----------------------------------------------------------------------------------------------------------- runs
@@ -409,7 +426,7 @@ ExecutorStats Executor::stats() const {
   stats.live_runs = runs_.live();
   stats.waiting = tracker_.waiting();
   stats.exchanges = exchanges_.size();
-  stats.tasks = tasks_.size();
+  stats.tasks = tasks_.count();
   stats.objects = objects_.count();
   return stats;
 }

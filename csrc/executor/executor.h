@@ -67,9 +67,12 @@
 #include <vector>
 
 #include "executor/backend.h"
+#include "executor/client_commands.h"
 #include "executor/client_objects.h"
 #include "executor/dataflow.h"
+#include "executor/dispatcher.h"
 #include "executor/error_table.h"
+#include "executor/fetch_table.h"
 #include "executor/launch_memory.h"
 #include "executor/launch_queues.h"
 #include "executor/ledger.h"
@@ -77,6 +80,7 @@
 #include "executor/plan_table.h"
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
+#include "executor/task_table.h"
 #include "executor/value_refs.h"
 #include "messages/records.h"
 #include "plan/plan.h"
@@ -105,7 +109,7 @@ struct ExecutorStats {
   uint64_t go_ns = 0;      ///< time spent on preparing the nodes of these gos
 };
 
-class Executor final : private OutputFinder, private ObjectWaiters {
+class Executor final : private OutputFinder, private ObjectWaiters, private Dispatcher {
  public:
   struct Options {
     uint32_t host = 0;
@@ -184,7 +188,7 @@ class Executor final : private OutputFinder, private ObjectWaiters {
   void watched_half_way(std::vector<Value>* out) const { tracker_.watched_half_way(out); }
   /// Some node has its inputs but waits for something else: the bound on launches in flight, memory, GANG-2 or GANG-3.
   bool is_throttled() const { return !queues_.throttled().empty(); }
-  bool is_idle() const { return runs_.live() == 0 && tracker_.waiting() == 0 && tasks_.empty(); }
+  bool is_idle() const { return runs_.live() == 0 && tracker_.waiting() == 0 && tasks_.count() == 0; }
 
   ExecutorStats stats() const;
   /// What the oldest live runs wait for: one line of text for each, for people to read.
@@ -218,24 +222,6 @@ class Executor final : private OutputFinder, private ObjectWaiters {
     std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
   };
 
-  struct Fetch {
-    uint32_t client = 0;
-    uint64_t token = 0;
-    bool is_task = false;  ///< the buffer is a task's input; it is not written for the client
-    std::vector<std::byte> payload;
-    uint64_t command = 0;  ///< bytes of its record
-  };
-
-  /// A task that the backend has accepted. `future` is its token, or the handle of the buffer that it makes.
-  struct Task {
-    uint32_t client = 0;
-    uint64_t future = 0;
-    bool makes = false;
-    bool is_counted = false;  ///< the buffer that it makes is booked in the ledger, `bytes` on each device
-    uint64_t bytes = 0;
-    uint64_t command = 0;  ///< bytes of its record
-  };
-
   Value another_output(const PendingValue& item, std::span<const Value> taken) override;
   void wake(const ObjectWaiter& waiter, const Object& object) override;
   std::string describe_run(uint32_t slot) const;
@@ -249,7 +235,7 @@ class Executor final : private OutputFinder, private ObjectWaiters {
   bool hold_back(const RunRecord& record, const uint64_t* handles);
   bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
-  void drain();  // launches and starts everything that is ready
+  void drain() override;
   void launch(NodeRef ref);
   void book_launched(Run& run, const NodeRecord& node);
   void finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched);
@@ -259,16 +245,6 @@ class Executor final : private OutputFinder, private ObjectWaiters {
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
   void settle(const PendingValue& item, Readiness readiness);
-
-  void rename(uint32_t client, LocalClient& c, Handle name, Handle fresh);
-  void offload(uint32_t client, LocalClient& c, CommandKind kind, std::span<const std::byte> payload);
-  void fetch(uint32_t client, LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
-  void start_fetch(uint32_t slot, const Object& object);
-  void refuse_fetch(uint32_t slot, std::string_view why);
-  void end_fetch(uint32_t slot, bool is_done);
-  void fetch_now(const Fetch& fetch, Value value);
-  void task(uint32_t client, LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
-  void start_task(Task task, Value value, std::span<const std::byte> payload);
 
   void prepare_transfer(uint32_t slot, uint32_t node);
   bool is_local(const Plan& plan, const NodeRecord& node) const;
@@ -305,6 +281,9 @@ class Executor final : private OutputFinder, private ObjectWaiters {
   ReadinessTracker tracker_;
   ClientObjects objects_;
   Dataflow flow_;
+  TaskTable tasks_;
+  FetchTable fetches_;
+  ClientCommands commands_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
   std::unordered_map<uint64_t, Exchange> exchanges_;
@@ -319,12 +298,8 @@ class Executor final : private OutputFinder, private ObjectWaiters {
   std::vector<Sent> sent_;                            ///< scratch of poll()
   std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done
   std::deque<uint64_t> stalled_receives_;             ///< receives without memory, by order; served first
-  std::vector<Fetch> fetches_;
-  std::vector<uint32_t> free_fetches_;
-  std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend was given
-  uint64_t last_task_ = 0;
-  std::vector<Value> inputs_, outputs_;  ///< scratch of launch()
-  std::vector<uint64_t> input_ages_;     ///< the same
+  std::vector<Value> inputs_, outputs_;               ///< scratch of launch()
+  std::vector<uint64_t> input_ages_;                  ///< the same
   ExecutorStats stats_;
 };
 

@@ -139,15 +139,13 @@ void Executor::settle(const PendingValue& item, Readiness readiness) {
     case PendingValue::Kind::kSend:
       source_settled(item.key, error);
       break;
-    case PendingValue::Kind::kFetch: {
+    case PendingValue::Kind::kFetch:
       if (error != 0) {
-        refuse_fetch(item.index, errors_.text(error));
-        break;
+        fetches_.refuse(item.index, errors_.text(error));
+      } else {
+        fetches_.settle(item.index, item.value);
       }
-      fetch_now(fetches_[item.index], item.value);
-      end_fetch(item.index, !fetches_[item.index].is_task);
       break;
-    }
     case PendingValue::Kind::kPut:
       // `run` names the client: a put belongs to no run.
       if (error == 0) {

@@ -1,0 +1,61 @@
+/// ClientCommands: does what clients ask beside runs: puts, fetches, releases, tasks, and buffers that fail or move.
+///
+///   FUT-3   a handle that is older than the object at its index makes no object.
+///   MOVE-1  a name means one buffer: a buffer that moved to another slice's hosts keeps its old name.
+///   MEM-1   a put is booked on its client's account. A buffer that is off the devices is not counted.
+///
+/// Used by the executor, for each command record of a client that is present, in the order. Threading: the executor's
+/// thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "executor/client_objects.h"
+#include "executor/fetch_table.h"
+#include "executor/readiness_tracker.h"
+#include "executor/task_table.h"
+#include "messages/records.h"
+
+namespace pathways {
+
+class ClientCommands {
+ public:
+  ClientCommands(uint32_t host, ClientObjects& objects, FetchTable& fetches, TaskTable& tasks,
+                 ReadinessTracker& tracker, ValueRefs& refs, Ledger& ledger, ErrorTable& errors, Backend& backend,
+                 HostLink& link)
+      : host_(host),
+        objects_(objects),
+        fetches_(fetches),
+        tasks_(tasks),
+        tracker_(tracker),
+        refs_(refs),
+        ledger_(ledger),
+        errors_(errors),
+        backend_(backend),
+        link_(link) {}
+
+  void on_command(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+
+ private:
+  void put(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+  void release(LocalClient& c, std::span<const std::byte> payload);
+  void task(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+  void fail(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+  void rename(LocalClient& c, uint32_t client, Handle name, Handle fresh);
+  void offload(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+
+  const uint32_t host_;
+  ClientObjects& objects_;
+  FetchTable& fetches_;
+  TaskTable& tasks_;
+  ReadinessTracker& tracker_;
+  ValueRefs& refs_;
+  Ledger& ledger_;
+  ErrorTable& errors_;
+  Backend& backend_;
+  HostLink& link_;
+};
+
+}  // namespace pathways

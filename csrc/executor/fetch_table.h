@@ -1,0 +1,69 @@
+/// FetchTable: the fetches, and the tasks that read a buffer, which wait for their buffer.
+///
+/// A fetch enters at its place in the order. When its buffer is defined it becomes a pending value, and when the buffer
+/// is ready the backend writes it for the client, or starts the task. A fetch keeps its slot until then.
+///
+/// OWN-1: when the client is gone meanwhile, nothing is written and nobody is notified.
+///
+/// Threading: the executor's thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "executor/client_objects.h"
+#include "executor/readiness_tracker.h"
+#include "executor/task_table.h"
+#include "messages/records.h"
+
+namespace pathways {
+
+class FetchTable {
+ public:
+  FetchTable(ClientObjects& objects, TaskTable& tasks, ReadinessTracker& tracker, ValueRefs& refs, ErrorTable& errors,
+             Backend& backend, HostLink& link)
+      : objects_(objects),
+        tasks_(tasks),
+        tracker_(tracker),
+        refs_(refs),
+        errors_(errors),
+        backend_(backend),
+        link_(link) {}
+
+  /// A command of kind kFetch, or of kind kTask for a task that reads a buffer.
+  void add(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+  /// The buffer that the fetch waited for is defined or has failed.
+  void start(uint32_t slot, const Object& object);
+  /// The buffer is ready.
+  void settle(uint32_t slot, Value value);
+  /// The buffer has failed.
+  void refuse(uint32_t slot, std::string_view why);
+  void clear();
+
+ private:
+  struct Fetch {
+    uint32_t client = 0;
+    uint64_t token = 0;
+    bool is_task = false;  ///< the buffer is a task's input; it is not written for the client
+    std::vector<std::byte> payload;
+    uint64_t command = 0;  ///< bytes of its record
+  };
+
+  void write(const Fetch& fetch, Value value);
+  void end(uint32_t slot, bool is_done);
+
+  ClientObjects& objects_;
+  TaskTable& tasks_;
+  ReadinessTracker& tracker_;
+  ValueRefs& refs_;
+  ErrorTable& errors_;
+  Backend& backend_;
+  HostLink& link_;
+  std::vector<Fetch> fetches_;
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace pathways

@@ -1,0 +1,75 @@
+/// TaskTable: the tasks that the backend has under way: work that takes long (writing or reading the shards of a
+/// checkpoint), done beside the order.
+///
+/// A task enters at its place in the order and waits for its buffer as a fetch does. Then it runs on a thread of the
+/// backend, and nothing here waits for it (ASY-1): its end is one more event, `on_done`. A task that makes a buffer
+/// announces the buffer at once. So readers wait for this buffer as for any other, and when the task fails they fail
+/// with its error (ERR-1).
+///
+/// OWN-1: the backend keeps a reference to the task's value for as long as the task lasts. When the client is gone
+/// meanwhile, the buffer that the task makes is an orphan, as the results of the client's runs are, and is dropped when
+/// it is defined. The completion of a token is then delivered to nobody.
+///
+/// Threading: the executor's thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "executor/backend.h"
+#include "executor/client_objects.h"
+#include "executor/dispatcher.h"
+#include "executor/readiness_tracker.h"
+
+namespace pathways {
+
+class TaskTable {
+ public:
+  /// A task that the backend has accepted. `future` is its token, or the handle of the buffer that it makes.
+  struct Task {
+    uint32_t client = 0;
+    uint64_t future = 0;
+    bool makes = false;
+    bool is_counted = false;  ///< the buffer that it makes is booked in the ledger, `bytes` on each device
+    uint64_t bytes = 0;
+    uint64_t command = 0;  ///< bytes of its record
+  };
+
+  TaskTable(ClientObjects& objects, ReadinessTracker& tracker, ValueRefs& refs, Ledger& ledger, ErrorTable& errors,
+            Backend& backend, HostLink& link, Dispatcher& dispatcher)
+      : objects_(objects),
+        tracker_(tracker),
+        refs_(refs),
+        ledger_(ledger),
+        errors_(errors),
+        backend_(backend),
+        link_(link),
+        dispatcher_(dispatcher) {}
+
+  /// `value` is ready; nullptr: the task reads none.
+  void start(const Task& task, Value value, std::span<const std::byte> payload);
+  /// The backend has done a task, or the task failed with `error`. Takes over `made`, the buffer that the task made on
+  /// `devices`; nullptr: it made none.
+  void on_done(uint64_t number, Value made, uint64_t devices, const std::optional<std::string>& error);
+  uint64_t count() const { return tasks_.size(); }
+  /// A task that ends later finds no entry.
+  void clear() { tasks_.clear(); }
+
+ private:
+  ClientObjects& objects_;
+  ReadinessTracker& tracker_;
+  ValueRefs& refs_;
+  Ledger& ledger_;
+  ErrorTable& errors_;
+  Backend& backend_;
+  HostLink& link_;
+  Dispatcher& dispatcher_;
+  std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend was given
+  uint64_t last_ = 0;
+};
+
+}  // namespace pathways
