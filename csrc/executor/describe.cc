@@ -40,15 +40,13 @@ std::string Executor::describe_run(uint32_t slot) const {
     } else if (std::any_of(throttled.begin(), throttled.end(), is_this)) {
       text += name + (memory_.has_room(*run.plan, node) ? " waits for its turn" : " waits for memory");
     }
-    const auto found = exchanges_.find(node_key(run.order, node.global_node));
-    if (node.kind != NodeKind::kTransfer || found == exchanges_.end() || !found->second.is_prepared) continue;
-    const Exchange& exchange = found->second;
-    text += name + ": " + std::to_string(exchange.sends_left) + " sends, " + std::to_string(exchange.receives_left) +
+    const uint64_t key = node_key(run.order, node.global_node);
+    const Exchange* exchange = node.kind == NodeKind::kTransfer ? transfers_.find(key) : nullptr;
+    if (exchange == nullptr) continue;
+    text += name + ": " + std::to_string(exchange->sends_left) + " sends, " + std::to_string(exchange->receives_left) +
             " sources to come";
-    if (std::find(stalled_receives_.begin(), stalled_receives_.end(), found->first) != stalled_receives_.end()) {
-      text += ", no room to receive";
-    }
-    if (exchange.sends_left != 0 && exchange.source_ready) text += ", nobody has said where to write";
+    if (transfers_.is_stalled(key)) text += ", no room to receive";
+    if (exchange->sends_left != 0 && exchange->source_ready) text += ", nobody has said where to write";
   }
   return text;
 }

@@ -27,6 +27,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       tracker_(backend, refs_, *this),
       objects_(refs_, ledger_, errors_, link, *this),
       flow_(options.host, plans_, runs_, queues_, tracker_, objects_, refs_, errors_, link),
+      transfers_(options.host, runs_, queues_, memory_, flow_, tracker_, refs_, errors_, backend, link, *this),
       tasks_(objects_, tracker_, refs_, ledger_, errors_, backend, link, *this),
       fetches_(objects_, tasks_, tracker_, refs_, errors_, backend, link),
       commands_(options.host, objects_, fetches_, tasks_, tracker_, refs_, ledger_, errors_, backend, link) {
@@ -39,14 +40,8 @@ void Executor::clear() {
   backend_.stop_sends();  // the sends read the values
   runs_.clear(refs_);
   tracker_.clear();
-  for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
+  transfers_.clear();
   objects_.clear();
-  exchanges_.clear();
-  under_way_.clear();
-  stalled_receives_.clear();
-  unsourced_.clear();
-  unsent_.clear();
-  refused_.clear();
   errors_.forget_launches();
   stepwise_.clear();
   queues_.clear();
@@ -119,6 +114,12 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
   drain();
 }
 
+void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
+  if (!held_.empty()) release_held();
+  transfers_.on_hosts_lost(hosts, text);
+  drain();
+}
+
 void Executor::on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error) {
   tasks_.on_done(task, made, devices, error);
 }
@@ -131,7 +132,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
-    refuse_receives(record.order, why);
+    transfers_.refuse_run(record.order, why);
     link_.run_done(record.header.client, record.tag, 0, 1);  // it has launched none of its gangs
     return;
   }
@@ -235,7 +236,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
       if (Object* object = c->objects.find(Handle{handles[position]})) objects_.release(*c, *object);
     }
   }
-  if (!lost_peers_.empty()) miss_lost_peers(slot);
+  transfers_.miss_lost_peers(slot);
   flow_.close_step(slot);
   drain();
 }
@@ -244,7 +245,7 @@ void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& nod
   if (node.kind == NodeKind::kCall) {
     queues_.enter({slot, index}, node);
   } else if (node.kind == NodeKind::kTransfer) {
-    prepare_transfer(slot, index);
+    transfers_.prepare({slot, index});
   }
 }
 
@@ -253,7 +254,7 @@ void Executor::drain() {
     if (runs_[ref.run].plan->plan.node(ref.node).kind == NodeKind::kCall) {
       launch(ref);
     } else {
-      start_transfer(ref);
+      transfers_.start(ref);
     }
   });
 }
@@ -262,7 +263,7 @@ void Executor::launch(NodeRef ref) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
-  if (queues_.is_full(node) || !memory_.has_room(*run.plan, node) || owes_before(run, node) ||
+  if (queues_.is_full(node) || !memory_.has_room(*run.plan, node) || transfers_.owes_before(run, node) ||
       queues_.conflicts_with_running_gang(node)) {
     queues_.throttle(ref);
     return;
@@ -290,7 +291,7 @@ void Executor::launch(NodeRef ref) {
         has_stand_ins = true;
       }
     }
-    const bool is_away = node.gang != 0 && options_.gangs_block && waits_in_launch(node);  // GANG-2
+    const bool is_away = queues_.waits_in_launch(node);  // GANG-2
     if (is_away) link_.leave();
     const Status status = backend_.launch(where, inputs_, outputs_);
     if (is_away) link_.come_back();
@@ -313,7 +314,7 @@ void Executor::launch(NodeRef ref) {
   }
   // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
   // A launch that the backend refused has no output.
-  const bool runs = error == 0 || (node.gang != 0 && options_.gangs_block);
+  const bool runs = error == 0 || queues_.blocks(node);
   const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
   finish_launch(ref, error, counts, counts || !taken.empty());
 }
@@ -390,25 +391,15 @@ uint32_t Executor::poll() {
   uint32_t done = 0;
   if (!held_.empty() && ++held_polls_ > (runs_.live() == 0 ? kIdlePolls : kHeldPolls)) release_held();
   done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settle(item, readiness); });
-  sent_.clear();
-  backend_.take_sent(&sent_);
-  for (const Sent& sent : sent_) {
-    --under_way_[sent.destination];
-    end_send(sent.key, sent.destination, !sent.error.empty(), sent.error);
-    ++done;
-  }
-  while (!stalled_receives_.empty() && announce_receive(stalled_receives_.front())) {
-    stalled_receives_.pop_front();
-    ++done;
-  }
-  const uint64_t starts = stats_.launches + stats_.transfers;
+  done += transfers_.poll();
+  const uint64_t starts = stats_.launches + transfers_.started();
   queues_.retry_throttled();
   drain();
   // The order admits only what fits, so memory becomes free when the work under way is done. If nothing is under way,
   // the sizes that the order was given are wrong. Then the host launches without enough memory, because otherwise it
   // would stand still for ever.
-  const bool is_stuck = is_throttled() && done == 0 && tracker_.waiting() == 0 && exchanges_.empty() &&
-                        attended_.empty() && stats_.launches + stats_.transfers == starts;
+  const bool is_stuck = is_throttled() && done == 0 && tracker_.waiting() == 0 && transfers_.count() == 0 &&
+                        attended_.empty() && stats_.launches + transfers_.started() == starts;
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
@@ -425,7 +416,8 @@ ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
   stats.live_runs = runs_.live();
   stats.waiting = tracker_.waiting();
-  stats.exchanges = exchanges_.size();
+  stats.exchanges = transfers_.count();
+  stats.transfers = transfers_.started();
   stats.tasks = tasks_.count();
   stats.objects = objects_.count();
   return stats;

@@ -81,6 +81,7 @@
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
 #include "executor/task_table.h"
+#include "executor/transfer_manager.h"
 #include "executor/value_refs.h"
 #include "messages/records.h"
 #include "plan/plan.h"
@@ -150,13 +151,17 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void on_client_gone(uint32_t client);
   /// kInvalid: the peer's record is wrong (the peer has no part in that transfer, or has sent the same before). Then
   /// nothing was done.
-  Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
-  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
+  Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
+    return transfers_.on_receive_ready(order, node, host, offsets);
+  }
+  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
+    return transfers_.on_receive_done(order, node, host, failed, text);
+  }
   /// The executor takes nothing more from peer `host`. Whatever is still missing from the peer fails with `text`, in
   /// present runs and in later ones. The peer is notified, as it is of every failed transfer. A peer that is alive may
   /// still write into receive buffers that were announced to it, so their memory is never returned.
-  enum class LostPeer : uint8_t { kAlive, kDead };
-  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
+  using LostPeer = pathways::LostPeer;
+  void lose_peer(uint32_t host, std::string_view text, LostPeer state) { transfers_.lose_peer(host, text, state); }
   /// The backend has done a task, or the task failed with `error`. Takes over `made`, the buffer that the task made on
   /// `devices`; nullptr: it made none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
@@ -167,10 +172,7 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
   /// Sends to a host that are still under way. When that host is dead, nobody else may use its memory before these
   /// sends end.
-  uint32_t sends_under_way(uint32_t host) const {
-    const auto found = under_way_.find(host);
-    return found == under_way_.end() ? 0 : found->second;
-  }
+  uint32_t sends_under_way(uint32_t host) const { return transfers_.sends_under_way(host); }
   /// ERR-2: this host is the successor of a lost host. A buffer that is missing here was on the lost host if its client
   /// is not younger than the loss (its number is at most `youngest_client`). Requests for such a buffer fail with
   /// `text`.
@@ -203,31 +205,9 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
  private:
   static constexpr uint32_t kNone = 0xffffffffu;
 
-  /// This host's part in one cross-host transfer of one run, as a source, as a destination, or as both.
-  struct Exchange {
-    uint32_t run = 0xffffffffu;
-    uint32_t node = 0;
-    Value source = nullptr;
-    bool source_ready = false;
-    uint32_t source_error = 0;
-    uint32_t sends_left = 0;
-    uint32_t receives_left = 0;
-    bool is_prepared = false;
-    bool has_room = false;    ///< begin_receive has taken memory
-    bool is_written = false;  ///< a live peer may still write into it, and report nothing
-    uint32_t receive_error = 0;
-    std::vector<ReceiveBuffers> ready_receives;  ///< not sent yet; here `source` names the destination
-    std::vector<uint32_t> announced;             ///< hosts that have announced, ever
-    std::vector<uint32_t> done_sources;          ///< hosts that have written, or failed to
-    std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
-  };
-
   Value another_output(const PendingValue& item, std::span<const Value> taken) override;
   void wake(const ObjectWaiter& waiter, const Object& object) override;
   std::string describe_run(uint32_t slot) const;
-  bool owes_before(const Run& run, const NodeRecord& node);
-  void trim_sends();
-  static bool waits_in_launch(const NodeRecord& node);
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
   void prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node);
@@ -245,22 +225,6 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void resolve_result(const Run& run, uint32_t result, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
   void settle(const PendingValue& item, Readiness readiness);
-
-  void prepare_transfer(uint32_t slot, uint32_t node);
-  bool is_local(const Plan& plan, const NodeRecord& node) const;
-  void start_transfer(NodeRef ref);
-  bool announce_receive(uint64_t key);
-  void refuse_receives(uint64_t order, const std::string& why);
-  void try_send(uint64_t key);
-  void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);
-  void source_done(uint64_t key, uint32_t host, bool failed, std::string_view text);
-  bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
-  void source_settled(uint64_t key, uint32_t error);
-  void miss_peer(uint64_t key, uint32_t host, bool was_told);
-  void miss_lost_peers(uint32_t slot);
-  void finish_exchange(uint64_t key);
-  void finish_exchange_receive(uint64_t key);
-  void forget_receives(uint64_t key, uint32_t host);
 
   const Options options_;
   Backend& backend_;
@@ -281,25 +245,14 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   ReadinessTracker tracker_;
   ClientObjects objects_;
   Dataflow flow_;
+  TransferManager transfers_;
   TaskTable tasks_;
   FetchTable fetches_;
   ClientCommands commands_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
-  std::unordered_map<uint64_t, Exchange> exchanges_;
-  static constexpr size_t kRefusedKept = 256;
-  std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
-  struct Lost {
-    std::string text;
-    LostPeer state;
-  };
-  std::unordered_map<uint32_t, Lost> lost_peers_;
-  std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: sends under way
-  std::vector<Sent> sent_;                            ///< scratch of poll()
-  std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done
-  std::deque<uint64_t> stalled_receives_;             ///< receives without memory, by order; served first
-  std::vector<Value> inputs_, outputs_;               ///< scratch of launch()
-  std::vector<uint64_t> input_ages_;                  ///< the same
+  std::vector<Value> inputs_, outputs_;              ///< scratch of launch()
+  std::vector<uint64_t> input_ages_;                 ///< the same
   ExecutorStats stats_;
 };
 

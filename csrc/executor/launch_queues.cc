@@ -16,7 +16,7 @@ LaunchQueues::LaunchQueues(RunTable& runs, uint32_t devices, uint32_t max_in_fli
       several_device_gangs_(devices) {}
 
 void LaunchQueues::enter(NodeRef ref, const NodeRecord& node) {
-  if (node.gang != 0 && gangs_block_) {  // GANG-2: it must head the FIFO of gangs too
+  if (blocks(node)) {  // GANG-2: it must head the FIFO of gangs too
     ++runs_[ref.run].missing[ref.node];
     enter_fifo(gangs_, ref);
   }
@@ -24,7 +24,7 @@ void LaunchQueues::enter(NodeRef ref, const NodeRecord& node) {
 }
 
 void LaunchQueues::leave(const NodeRecord& node) {
-  if (node.gang != 0 && gangs_block_) leave_fifo(gangs_);
+  if (blocks(node)) leave_fifo(gangs_);
   for_each_device(node.devices, [&](uint32_t d) { leave_fifo(fifos_[d]); });  // ORD-1: the node heads each
 }
 
@@ -57,7 +57,7 @@ bool LaunchQueues::is_full(const NodeRecord& node) const {
 }
 
 bool LaunchQueues::conflicts_with_running_gang(const NodeRecord& node) const {
-  if (node.gang == 0 || !gangs_block_) return false;
+  if (!blocks(node)) return false;
   const auto& others = std::has_single_bit(node.devices) ? several_device_gangs_ : one_device_gangs_;
   bool conflicts = false;
   for_each_device(node.devices, [&](uint32_t d) { conflicts |= others[d] != 0; });

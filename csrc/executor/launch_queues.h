@@ -31,6 +31,7 @@ namespace pathways {
 class LaunchQueues {
  public:
   /// `max_in_flight`: launches that may be under way at once, per device; 0: no bound, and nothing is counted.
+  /// `gangs_block`: launching a gang blocks what the host does next (GANG-2).
   LaunchQueues(RunTable& runs, uint32_t devices, uint32_t max_in_flight, bool gangs_block);
 
   /// A node waits for one thing less.
@@ -64,6 +65,11 @@ class LaunchQueues {
   /// The first throttled node is ready again.
   void retry_first_throttled();
 
+  bool gangs_block() const { return gangs_block_; }
+  /// GANG-2: launching this call blocks what the host does next.
+  bool blocks(const NodeRecord& node) const { return node.gang != 0 && gangs_block_; }
+  /// GANG-2: the launch of this call waits for the other hosts inside the call.
+  bool waits_in_launch(const NodeRecord& node) const { return blocks(node) && std::has_single_bit(node.devices); }
   /// Whether a device of the call has as many launches in flight as it may have.
   bool is_full(const NodeRecord& node) const;
   /// GANG-3: whether a gang of the other kind (one local device, or several) is running on a device of this node.

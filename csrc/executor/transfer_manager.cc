@@ -1,32 +1,27 @@
-/// The executor's part of cross-slice transfers: announce receives, send when the source is ready, count receives done.
-///
-/// A destination takes memory when its run is prepared, and tells each source where to write (receive ready). A source
-/// writes straight there once its value is ready, so each byte is copied once. Then it tells the destination (receive
-/// done). A receive ready may come before the run itself is prepared here; then the exchange is made when it comes.
+#include "executor/transfer_manager.h"
+
 #include <algorithm>
-#include <bit>
 
 #include "base/check.h"
-#include "executor/executor.h"
 
 namespace pathways {
 
-void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
-  Run& run = runs_[slot];
+void TransferManager::prepare(NodeRef ref) {
+  Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
-  const NodeRecord& node = plan.node(index);
+  const NodeRecord& node = plan.node(ref.node);
   if (is_local(plan, node)) return;
   const uint64_t key = node_key(run.order, node.global_node);
   Exchange& exchange = exchanges_[key];
   PW_CHECK(!exchange.is_prepared);
   exchange.is_prepared = true;
-  exchange.run = slot;
-  exchange.node = index;
+  exchange.run = ref.run;
+  exchange.node = ref.node;
   exchange.sends_left += node.destination_count;
   exchange.receives_left += node.source_count;
   std::erase_if(exchange.ready_receives,
                 [&](const ReceiveBuffers& ready) { return !has_part(exchange, ready.source, false); });
-  if (options_.gangs_block && node.destination_count != 0) {
+  if (queues_.gangs_block() && node.destination_count != 0) {
     trim_sends();
     unsourced_.push_back(key);
     unsent_.push_back(key);
@@ -37,38 +32,23 @@ void Executor::prepare_transfer(uint32_t slot, uint32_t index) {
   if (!stalled_receives_.empty() || !announce_receive(key)) stalled_receives_.push_back(key);
 }
 
-bool Executor::is_local(const Plan& plan, const NodeRecord& node) const {
+bool TransferManager::is_local(const Plan& plan, const NodeRecord& node) const {
   const auto sources = plan.sources(node), destinations = plan.destinations(node);
-  return node.spread == 0 && sources.size() == 1 && sources[0] == options_.host && destinations.size() == 1 &&
-         destinations[0] == options_.host;
+  return node.spread == 0 && sources.size() == 1 && sources[0] == host_ && destinations.size() == 1 &&
+         destinations[0] == host_;
 }
 
-void Executor::start_transfer(NodeRef ref) {
+void TransferManager::start(NodeRef ref) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const uint32_t input = plan.inputs(node)[0];
   const uint32_t error = run.input_errors[ref.node];
-  if (error == 0 && is_local(plan, node) && !memory_.has_room(*run.plan, node)) {
-    queues_.throttle(ref);
-    return;
-  }
-  ++stats_.transfers;
   if (is_local(plan, node)) {
-    const uint32_t output = plan.outputs(node)[0];
-    Value moved = nullptr;
-    if (error != 0) {
-      flow_.propagate_error(ref.run, output, error);
-    } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
-      memory_.book(run, node, moved);
-      flow_.deliver(ref.run, output, moved, node.devices, tracker_.next_age());
-    } else {
-      flow_.propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
-    }
-    flow_.read_done(run, plan.inputs(node));
-    flow_.close_step(ref.run);
+    start_local(ref, run, node, error);
     return;
   }
+  ++started_;
   const uint64_t key = node_key(run.order, node.global_node);
   Exchange& exchange = exchanges_.at(key);
   if (error == 0) {
@@ -80,8 +60,29 @@ void Executor::start_transfer(NodeRef ref) {
   if (error != 0) source_settled(key, error);
 }
 
-/// The source value of an exchange is ready, or has failed with `error`.
-void Executor::source_settled(uint64_t key, uint32_t error) {
+/// A transfer within the host.
+void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node, uint32_t error) {
+  if (error == 0 && !memory_.has_room(*run.plan, node)) {
+    queues_.throttle(ref);
+    return;
+  }
+  ++started_;
+  const Plan& plan = run.plan->plan;
+  const uint32_t input = plan.inputs(node)[0], output = plan.outputs(node)[0];
+  Value moved = nullptr;
+  if (error != 0) {
+    flow_.propagate_error(ref.run, output, error);
+  } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
+    memory_.book(run, node, moved);
+    flow_.deliver(ref.run, output, moved, node.devices, tracker_.next_age());
+  } else {
+    flow_.propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
+  }
+  flow_.read_done(run, plan.inputs(node));
+  flow_.close_step(ref.run);
+}
+
+void TransferManager::source_settled(uint64_t key, uint32_t error) {
   Exchange& exchange = exchanges_.at(key);
   exchange.source_ready = true;
   exchange.source_error = error;
@@ -89,11 +90,11 @@ void Executor::source_settled(uint64_t key, uint32_t error) {
     try_send(key);
   } else if (exchange.sends_left == 0) {  // nobody is left to send to
     refs_.reset(exchange.source);
-    finish_exchange(key);
+    finish(key);
   }
 }
 
-bool Executor::announce_receive(uint64_t key) {
+bool TransferManager::announce_receive(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
   Run& run = runs_[exchange.run];
   const NodeRecord& node = run.plan->plan.node(exchange.node);
@@ -110,7 +111,7 @@ bool Executor::announce_receive(uint64_t key) {
   const uint64_t order = run.order;
   const uint32_t global = node.global_node;
   for (ReceiveBuffers& receive : receives) {
-    if (receive.source == options_.host) {
+    if (receive.source == host_) {
       exchange.ready_receives.push_back(std::move(receive));
     } else if (std::find(exchange.dead.begin(), exchange.dead.end(), receive.source) == exchange.dead.end()) {
       if (lost_peers_.contains(receive.source)) receive.offsets.clear();
@@ -121,7 +122,8 @@ bool Executor::announce_receive(uint64_t key) {
   return true;
 }
 
-Status Executor::on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
+Status TransferManager::on_receive_ready(uint64_t order, uint32_t node, uint32_t host,
+                                         std::span<const uint64_t> offsets) {
   const uint64_t key = node_key(order, node);
   const auto refused =
       std::find_if(refused_.begin(), refused_.end(), [&](const auto& run) { return run.first == order; });
@@ -136,13 +138,11 @@ Status Executor::on_receive_ready(uint64_t order, uint32_t node, uint32_t host, 
   exchange.announced.push_back(host);
   exchange.ready_receives.push_back({host, {offsets.begin(), offsets.end()}});
   try_send(key);
-  drain();
+  dispatcher_.drain();
   return Status::kOk;
 }
 
-/// This host refuses a run although other hosts rely on it (ERR-1): a host that has announced a receive for this run,
-/// or announces one later, is told why.
-void Executor::refuse_receives(uint64_t order, const std::string& why) {
+void TransferManager::refuse_run(uint64_t order, const std::string& why) {
   for (auto at = exchanges_.begin(); at != exchanges_.end();) {
     if (order_of(at->first) != order) {
       ++at;
@@ -157,14 +157,14 @@ void Executor::refuse_receives(uint64_t order, const std::string& why) {
 }
 
 /// Whether a host takes part in an exchange that is prepared here.
-bool Executor::has_part(const Exchange& exchange, uint32_t host, bool as_source) const {
+bool TransferManager::has_part(const Exchange& exchange, uint32_t host, bool as_source) const {
   const Plan& plan = runs_[exchange.run].plan->plan;
   const NodeRecord& node = plan.node(exchange.node);
   const auto hosts = as_source ? plan.sources(node) : plan.destinations(node);
   return std::find(hosts.begin(), hosts.end(), host) != hosts.end();
 }
 
-void Executor::try_send(uint64_t key) {
+void TransferManager::try_send(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
   if (!exchange.is_prepared || !exchange.source_ready || exchange.ready_receives.empty()) return;
   const std::vector<ReceiveBuffers> ready_receives = std::move(exchange.ready_receives);
@@ -189,26 +189,27 @@ void Executor::try_send(uint64_t key) {
 }
 
 /// A send is over: everything is written to `destination`, or never will be. Notifies the destination.
-void Executor::end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text) {
+void TransferManager::end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.sends_left > 0);
   if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
-  if (destination == options_.host) {
+  if (destination == host_) {
     source_done(key, destination, failed, text);
   } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
-    finish_exchange(key);
+    finish(key);
   } else {
     const Run& run = runs_[exchange.run];
     link_.receive_done(destination, run.order, run.plan->plan.node(exchange.node).global_node, failed, text);
-    finish_exchange(key);
+    finish(key);
   }
 }
 
-Status Executor::on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
+Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed,
+                                        std::string_view text) {
   const uint64_t key = node_key(order, node);
   const auto at = exchanges_.find(key);
   // A source writes only after this host has announced its receive, and this host was prepared then.
-  if (at == exchanges_.end() || !at->second.is_prepared || host == options_.host || !has_part(at->second, host, true)) {
+  if (at == exchanges_.end() || !at->second.is_prepared || host == host_ || !has_part(at->second, host, true)) {
     return Status::kInvalid;
   }
   const auto& heard = at->second.done_sources;
@@ -217,17 +218,17 @@ Status Executor::on_receive_done(uint64_t order, uint32_t node, uint32_t host, b
   return Status::kOk;
 }
 
-void Executor::source_done(uint64_t key, uint32_t host, bool failed, std::string_view text) {
+void TransferManager::source_done(uint64_t key, uint32_t host, bool failed, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.receives_left > 0);
   exchange.done_sources.push_back(host);
   if (failed && exchange.receive_error == 0) exchange.receive_error = errors_.add(std::string(text));
-  if (--exchange.receives_left == 0) finish_exchange_receive(key);
-  finish_exchange(key);
-  drain();
+  if (--exchange.receives_left == 0) finish_receive(key);
+  finish(key);
+  dispatcher_.drain();
 }
 
-void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
+void TransferManager::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
   if (!lost_peers_.emplace(host, Lost{std::string(text), state}).second) return;
   std::vector<uint64_t> keys;
   for (const auto& [key, exchange] : exchanges_) {
@@ -236,8 +237,8 @@ void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
   for (uint64_t key : keys) miss_peer(key, host, true);
 }
 
-/// A run came in which lost peers have a part: fails what they owe.
-void Executor::miss_lost_peers(uint32_t slot) {
+void TransferManager::miss_lost_peers(uint32_t slot) {
+  if (lost_peers_.empty()) return;
   const Plan& plan = runs_[slot].plan->plan;
   const auto nodes = plan.nodes();
   for (const NodeRecord& node : nodes) {
@@ -249,7 +250,7 @@ void Executor::miss_lost_peers(uint32_t slot) {
 }
 
 /// Counts what a lost peer still owes to an exchange as failed. `was_told`: a receive may have been announced to it.
-void Executor::miss_peer(uint64_t key, uint32_t host, bool was_told) {
+void TransferManager::miss_peer(uint64_t key, uint32_t host, bool was_told) {
   auto at = exchanges_.find(key);
   if (at == exchanges_.end() || !at->second.is_prepared) return;  // of a later run, which uses the successor
   const auto& [text, state] = lost_peers_.at(host);
@@ -269,7 +270,7 @@ void Executor::miss_peer(uint64_t key, uint32_t host, bool was_told) {
   }
 }
 
-void Executor::finish_exchange_receive(uint64_t key) {
+void TransferManager::finish_receive(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
   Run& run = runs_[exchange.run];
   const Plan& plan = run.plan->plan;
@@ -288,22 +289,18 @@ void Executor::finish_exchange_receive(uint64_t key) {
   }
 }
 
-/// GANG-2: whether the launch of a gang waits for the other hosts inside the call.
-bool Executor::waits_in_launch(const NodeRecord& node) { return std::has_single_bit(node.devices); }
-
-/// GANG-2: whether a transfer before this call still needs something that this host could not do after the launch.
 /// Earlier gangs are launched already, because this call heads the FIFO of gangs.
-bool Executor::owes_before(const Run& run, const NodeRecord& node) {
-  if (node.gang == 0 || !options_.gangs_block || exchanges_.empty()) return false;
+bool TransferManager::owes_before(const Run& run, const NodeRecord& node) {
+  if (!queues_.blocks(node) || exchanges_.empty()) return false;
   const uint64_t key = node_key(run.order, node.global_node);
   trim_sends();
   if (!unsourced_.empty() && unsourced_.front() < key) return true;
-  if (!waits_in_launch(node)) return false;
+  if (!queues_.waits_in_launch(node)) return false;
   return (!stalled_receives_.empty() && stalled_receives_.front() < key) || (!unsent_.empty() && unsent_.front() < key);
 }
 
 /// Removes from the fronts of `unsourced_` and `unsent_` the sends that have their source, or are over.
-void Executor::trim_sends() {
+void TransferManager::trim_sends() {
   const auto trim = [&](std::deque<uint64_t>& keys, auto&& is_owed) {
     while (!keys.empty()) {
       const auto at = exchanges_.find(keys.front());
@@ -315,7 +312,7 @@ void Executor::trim_sends() {
   trim(unsent_, [](const Exchange&) { return true; });
 }
 
-void Executor::finish_exchange(uint64_t key) {
+void TransferManager::finish(uint64_t key) {
   const auto at = exchanges_.find(key);
   if (at == exchanges_.end()) return;
   const Exchange& exchange = at->second;
@@ -325,6 +322,90 @@ void Executor::finish_exchange(uint64_t key) {
   if (node.input_count != 0 && !exchange.source_ready) return;  // a lost peer's part may end before the value is ready
   exchanges_.erase(at);
   flow_.close_step(slot);
+}
+
+void TransferManager::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
+  for (const uint32_t host : hosts) {
+    lost_peers_.insert_or_assign(host, Lost{std::string(text), LostPeer::kDead});
+    std::vector<uint64_t> keys;
+    keys.reserve(exchanges_.size());
+    for (const auto& [key, exchange] : exchanges_) keys.push_back(key);
+    std::sort(keys.begin(), keys.end());  // in the order of the runs
+    for (const uint64_t key : keys) {
+      forget_receives(key, host);
+      miss_peer(key, host, true);
+    }
+    lost_peers_.erase(host);  // later runs use its successor
+  }
+}
+
+/// Forgets the receives that a dead host announced and to which nothing is being written. The host is not notified of
+/// the ends of other sends.
+void TransferManager::forget_receives(uint64_t key, uint32_t host) {
+  const auto at = exchanges_.find(key);
+  if (at == exchanges_.end()) return;
+  Exchange& exchange = at->second;
+  const auto is_its = [&](const ReceiveBuffers& ready) { return ready.source == host; };
+  if (!exchange.is_prepared) {  // a refused run, or a later one: keeps what other hosts announced
+    std::erase_if(exchange.ready_receives, is_its);
+    std::erase(exchange.announced, host);
+    if (exchange.ready_receives.empty()) exchanges_.erase(at);
+    return;
+  }
+  exchange.dead.push_back(host);
+  if (std::erase_if(exchange.ready_receives, is_its) != 0) end_send(key, host, true, {});
+}
+
+uint32_t TransferManager::poll() {
+  uint32_t done = 0;
+  sent_.clear();
+  backend_.take_sent(&sent_);
+  for (const Sent& sent : sent_) {
+    --under_way_[sent.destination];
+    end_send(sent.key, sent.destination, !sent.error.empty(), sent.error);
+    ++done;
+  }
+  while (!stalled_receives_.empty() && announce_receive(stalled_receives_.front())) {
+    stalled_receives_.pop_front();
+    ++done;
+  }
+  return done;
+}
+
+uint32_t TransferManager::sends_under_way(uint32_t host) const {
+  const auto found = under_way_.find(host);
+  return found == under_way_.end() ? 0 : found->second;
+}
+
+const Exchange* TransferManager::find(uint64_t key) const {
+  const auto found = exchanges_.find(key);
+  return found == exchanges_.end() || !found->second.is_prepared ? nullptr : &found->second;
+}
+
+bool TransferManager::is_stalled(uint64_t key) const {
+  return std::find(stalled_receives_.begin(), stalled_receives_.end(), key) != stalled_receives_.end();
+}
+
+void TransferManager::clear() {
+  for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
+  exchanges_.clear();
+  under_way_.clear();
+  stalled_receives_.clear();
+  unsourced_.clear();
+  unsent_.clear();
+  refused_.clear();
+}
+
+void TransferManager::validate() const {
+  PW_CHECK(refused_.size() <= kRefusedKept);
+  for (const auto& [key, exchange] : exchanges_) {
+    if (!exchange.is_prepared) {
+      PW_CHECK(!exchange.ready_receives.empty());
+      continue;
+    }
+    PW_CHECK(runs_[exchange.run].plan != nullptr && runs_[exchange.run].order == order_of(key));
+    PW_CHECK(exchange.source == nullptr || exchange.sends_left != 0 || !exchange.source_ready);
+  }
 }
 
 }  // namespace pathways

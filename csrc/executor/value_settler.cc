@@ -137,7 +137,7 @@ void Executor::settle(const PendingValue& item, Readiness readiness) {
       break;
     }
     case PendingValue::Kind::kSend:
-      source_settled(item.key, error);
+      transfers_.source_settled(item.key, error);
       break;
     case PendingValue::Kind::kFetch:
       if (error != 0) {

@@ -1,0 +1,167 @@
+/// TransferManager: a host's part in the transfers of its runs: announces receives, sends when the source is ready,
+/// counts receives done.
+///
+/// A destination takes memory when its run is prepared, and tells each source where to write (receive ready). A source
+/// writes straight there once its value is ready, so each byte is copied once. Then it tells the destination (receive
+/// done). A receive ready may come before the run itself is prepared here; then the exchange is made when it comes. A
+/// transfer within the host is one call of the backend, and makes no exchange.
+///
+///   GANG-2  before the host launches a gang, it finishes whatever is earlier in the order and other hosts may need
+///           (`owes_before`). Otherwise the peers of the gang may wait for that, directly or through other hosts,
+///           before they launch their part, and all deadlock. Each wait is for something earlier in the order, so no
+///           cycle of waits can form. What must be finished depends on the launch:
+///           - A launch on one local device computes in the call, and waits there for the other hosts. The host makes
+///             it when it owes other hosts nothing: every receive is announced, and every value is sent. Records that
+///             are still in an outbox go out during the launch (HostLink::leave).
+///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
+///             the other, whatever their devices. The host makes it when the source of every earlier send is enqueued.
+///             The sends themselves go on beside the launch.
+///   ERR-1   a host that refuses a run tells those that wait for its part of the run's transfers why.
+///   ERR-2   a transfer that waits until a lost host announces a receive, or reports it done, fails with the failure
+///           reason of that host. A host is notified of a loss after every run that it was granted together with the
+///           lost host. So each exchange with the lost host is prepared, and what the lost host has not announced or
+///           written by now, it never will. The receives that it announced are forgotten, because they name memory that
+///           its successor uses for other things. The successor is told nothing of those runs.
+///
+/// Threading: the executor's thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "executor/backend.h"
+#include "executor/dataflow.h"
+#include "executor/dispatcher.h"
+#include "executor/launch_memory.h"
+#include "executor/launch_queues.h"
+#include "executor/readiness_tracker.h"
+#include "executor/run_table.h"
+
+namespace pathways {
+
+/// Whether a lost peer may still write into memory that was announced to it.
+enum class LostPeer : uint8_t { kAlive, kDead };
+
+/// This host's part in one cross-host transfer of one run, as a source, as a destination, or as both.
+struct Exchange {
+  uint32_t run = 0xffffffffu;
+  uint32_t node = 0;
+  Value source = nullptr;
+  bool source_ready = false;
+  uint32_t source_error = 0;
+  uint32_t sends_left = 0;
+  uint32_t receives_left = 0;
+  bool is_prepared = false;
+  bool has_room = false;    ///< begin_receive has taken memory
+  bool is_written = false;  ///< a live peer may still write into it, and report nothing
+  uint32_t receive_error = 0;
+  std::vector<ReceiveBuffers> ready_receives;  ///< not sent yet; here `source` names the destination
+  std::vector<uint32_t> announced;             ///< hosts that have announced, ever
+  std::vector<uint32_t> done_sources;          ///< hosts that have written, or failed to
+  std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
+};
+
+class TransferManager {
+ public:
+  TransferManager(uint32_t host, RunTable& runs, LaunchQueues& queues, LaunchMemory& memory, Dataflow& flow,
+                  ReadinessTracker& tracker, ValueRefs& refs, ErrorTable& errors, Backend& backend, HostLink& link,
+                  Dispatcher& dispatcher)
+      : host_(host),
+        runs_(runs),
+        queues_(queues),
+        memory_(memory),
+        flow_(flow),
+        tracker_(tracker),
+        refs_(refs),
+        errors_(errors),
+        backend_(backend),
+        link_(link),
+        dispatcher_(dispatcher) {}
+
+  /// A transfer of a new run: makes its exchange, and announces its receive.
+  void prepare(NodeRef ref);
+  /// A transfer that is ready: moves its value within the host, or lets it be sent when it is ready.
+  void start(NodeRef ref);
+  /// The source value of an exchange is ready, or has failed with `error`.
+  void source_settled(uint64_t key, uint32_t error);
+  /// GANG-2: whether a transfer before this call still needs something that this host could not do after the launch.
+  bool owes_before(const Run& run, const NodeRecord& node);
+  /// Takes note of sends that are over, and announces receives that have room by now. Returns how many things were
+  /// done.
+  uint32_t poll();
+
+  // Executor has the contracts of these.
+  Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
+  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
+  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
+  void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
+  uint32_t sends_under_way(uint32_t host) const;
+
+  /// This host refuses a run although other hosts rely on it (ERR-1): a host that has announced a receive for this run,
+  /// or announces one later, is told why.
+  void refuse_run(uint64_t order, const std::string& why);
+  /// A run came in, and lost peers may have a part in it: fails what they owe.
+  void miss_lost_peers(uint32_t slot);
+
+  /// Exchanges under way.
+  size_t count() const { return exchanges_.size(); }
+  /// Transfers started, ever.
+  uint64_t started() const { return started_; }
+  /// nullptr: none that is prepared here.
+  const Exchange* find(uint64_t key) const;
+  /// The exchange has no memory to receive.
+  bool is_stalled(uint64_t key) const;
+  /// Drops all values, and forgets all exchanges.
+  void clear();
+  /// For debug builds and tests.
+  void validate() const;
+
+ private:
+  static constexpr size_t kRefusedKept = 256;
+  struct Lost {
+    std::string text;
+    LostPeer state;
+  };
+
+  bool is_local(const Plan& plan, const NodeRecord& node) const;
+  bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
+  void start_local(NodeRef ref, Run& run, const NodeRecord& node, uint32_t error);
+  bool announce_receive(uint64_t key);
+  void try_send(uint64_t key);
+  void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);
+  void source_done(uint64_t key, uint32_t host, bool failed, std::string_view text);
+  void finish_receive(uint64_t key);
+  void finish(uint64_t key);
+  void miss_peer(uint64_t key, uint32_t host, bool was_told);
+  void forget_receives(uint64_t key, uint32_t host);
+  void trim_sends();
+
+  const uint32_t host_;
+  RunTable& runs_;
+  LaunchQueues& queues_;
+  LaunchMemory& memory_;
+  Dataflow& flow_;
+  ReadinessTracker& tracker_;
+  ValueRefs& refs_;
+  ErrorTable& errors_;
+  Backend& backend_;
+  HostLink& link_;
+  Dispatcher& dispatcher_;
+  std::unordered_map<uint64_t, Exchange> exchanges_;      ///< by order and global node
+  std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
+  std::unordered_map<uint32_t, Lost> lost_peers_;
+  std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: sends under way
+  std::vector<Sent> sent_;                            ///< scratch of poll()
+  std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done
+  std::deque<uint64_t> stalled_receives_;             ///< receives without memory, by order; served first
+  uint64_t started_ = 0;
+};
+
+}  // namespace pathways
