@@ -30,7 +30,8 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       transfers_(options.host, runs_, queues_, memory_, flow_, tracker_, refs_, errors_, backend, link, *this),
       tasks_(objects_, tracker_, refs_, ledger_, errors_, backend, link, *this),
       fetches_(objects_, tasks_, tracker_, refs_, errors_, backend, link),
-      commands_(options.host, objects_, fetches_, tasks_, tracker_, refs_, ledger_, errors_, backend, link) {
+      commands_(options.host, objects_, fetches_, tasks_, tracker_, refs_, ledger_, errors_, backend, link),
+      settler_(runs_, queues_, tracker_, objects_, flow_, transfers_, fetches_, refs_, errors_, backend, link) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -390,7 +391,7 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
 uint32_t Executor::poll() {
   uint32_t done = 0;
   if (!held_.empty() && ++held_polls_ > (runs_.live() == 0 ? kIdlePolls : kHeldPolls)) release_held();
-  done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settle(item, readiness); });
+  done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
   done += transfers_.poll();
   const uint64_t starts = stats_.launches + transfers_.started();
   queues_.retry_throttled();

@@ -83,6 +83,7 @@
 #include "executor/task_table.h"
 #include "executor/transfer_manager.h"
 #include "executor/value_refs.h"
+#include "executor/value_settler.h"
 #include "messages/records.h"
 #include "plan/plan.h"
 
@@ -203,9 +204,9 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void clear();
 
  private:
-  static constexpr uint32_t kNone = 0xffffffffu;
-
-  Value another_output(const PendingValue& item, std::span<const Value> taken) override;
+  Value another_output(const PendingValue& item, std::span<const Value> taken) override {
+    return settler_.another_output(item, taken);
+  }
   void wake(const ObjectWaiter& waiter, const Object& object) override;
   std::string describe_run(uint32_t slot) const;
   std::string unsound(const RunRecord& record, const uint64_t* handles);
@@ -219,12 +220,6 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void launch(NodeRef ref);
   void book_launched(Run& run, const NodeRecord& node);
   void finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched);
-  uint32_t failure(const PendingValue& item);
-  static uint32_t maker_of(const Plan& plan, uint32_t value);
-  uint32_t cause(uint32_t slot, uint32_t value);
-  void resolve_result(const Run& run, uint32_t result, uint32_t error);
-  Status read_back(const Run& run, uint32_t result);
-  void settle(const PendingValue& item, Readiness readiness);
 
   const Options options_;
   Backend& backend_;
@@ -249,6 +244,7 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   TaskTable tasks_;
   FetchTable fetches_;
   ClientCommands commands_;
+  ValueSettler settler_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
   std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
   std::vector<Value> inputs_, outputs_;              ///< scratch of launch()

@@ -1,36 +1,81 @@
-/// What the executor does with a pending value that is ready or has failed.
-#include <algorithm>
+#include "executor/value_settler.h"
 
-#include "base/check.h"
-#include "executor/executor.h"
+#include <algorithm>
+#include <string>
 
 namespace pathways {
 
-Value Executor::another_output(const PendingValue& item, std::span<const Value> taken) {
-  const Run& run = runs_[item.run];
-  const Plan& plan = run.plan->plan;
-  const auto outputs = plan.outputs(plan.node(item.index));
-  LocalClient* c = objects_.client(run.client);
-  const auto is_there = [&](Value value) {
-    return value != nullptr && !std::binary_search(taken.begin(), taken.end(), value) &&
-           backend_.readiness(value) != Readiness::kDeleted;
-  };
-  for (uint32_t i = 0; i < outputs.size(); ++i) {
-    Value found = is_there(run.values[outputs[i]]) ? run.values[outputs[i]] : nullptr;
-    for (const uint32_t result : plan.results_of(outputs[i])) {
-      if (found != nullptr || c == nullptr) break;
-      const Object* object = c->objects.find(Handle{run.results[result]});
-      if (object != nullptr && object->state == ObjectState::kDefined && is_there(object->value)) found = object->value;
+void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
+  if (item.counts) queues_.end_launch(runs_[item.run].plan->plan.node(item.index));
+  const bool has_failed = readiness == Readiness::kFailed && item.kind != PendingValue::Kind::kStandIn;
+  const uint32_t error = has_failed ? failure(item) : 0;
+  switch (item.kind) {
+    case PendingValue::Kind::kNode: {
+      const Plan& plan = runs_[item.run].plan->plan;
+      for (uint32_t value : plan.outputs(plan.node(item.index))) settle_results(item.run, value, error);
+      flow_.close_step(item.run);
+      break;
     }
-    if (found == nullptr) continue;
-    run.plan->watched[item.index] = i;
-    return found;
+    case PendingValue::Kind::kStandIn:
+      flow_.close_step(item.run);
+      break;
+    case PendingValue::Kind::kValue:
+      settle_results(item.run, item.index, error);
+      flow_.close_step(item.run);
+      break;
+    case PendingValue::Kind::kSend:
+      transfers_.source_settled(item.key, error);
+      break;
+    case PendingValue::Kind::kFetch:
+      if (error != 0) {
+        fetches_.refuse(item.index, errors_.text(error));
+      } else {
+        fetches_.settle(item.index, item.value);
+      }
+      break;
+    case PendingValue::Kind::kPut:
+      // `run` names the client: a put belongs to no run.
+      if (error == 0) {
+        link_.complete(item.run, Handle{item.key});
+      } else {
+        objects_.fail(item.run, Handle{item.key}, error);
+      }
+      break;
   }
-  return nullptr;
+  refs_.drop(item.value);
+}
+
+/// Completes the results that a value of a run is bound to, or fails them with `error`.
+void ValueSettler::settle_results(uint32_t slot, uint32_t value, uint32_t error) {
+  const Run& run = runs_[slot];
+  for (const uint32_t result : run.plan->plan.results_of(value)) {
+    uint32_t failed = error;
+    if (failed == 0 && read_back(run, result) != Status::kOk) failed = errors_.add(std::string(backend_.last_error()));
+    if (failed == 0) {
+      link_.complete(run.client, Handle{run.results[result]});
+    } else {
+      objects_.fail(run.client, Handle{run.results[result]}, failed);
+    }
+  }
+}
+
+/// READ-1: writes a ready result to the client's memory, if the client wants it with the completion.
+Status ValueSettler::read_back(const Run& run, uint32_t result) {
+  const Handle handle{run.results[result]};
+  if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
+  const Object* object = objects_.find(run.client, handle);
+  ReadBackSlot slot;
+  // When the handle was released or the client is gone, nobody will read it.
+  if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &slot)) {
+    return Status::kOk;
+  }
+  const Status status = backend_.read_back(object->value, slot);
+  link_.end_read_back(run.client, handle);
+  return status;
 }
 
 /// The error of a value that has failed: that of a failed input of its maker, if there is one, else its maker's own.
-uint32_t Executor::failure(const PendingValue& item) {
+uint32_t ValueSettler::failure(const PendingValue& item) {
   if (const uint32_t known = errors_.of_launch(item.age)) return known;
   if (item.kind != PendingValue::Kind::kNode && item.kind != PendingValue::Kind::kSend) {
     return errors_.add(std::string(backend_.last_error()));
@@ -59,7 +104,7 @@ uint32_t Executor::failure(const PendingValue& item) {
 
 /// The call of the plan that made a value, also when transfers within the host come between. kNone: the value is an
 /// argument, or was received.
-uint32_t Executor::maker_of(const Plan& plan, uint32_t value) {
+uint32_t ValueSettler::maker_of(const Plan& plan, uint32_t value) {
   const auto nodes = plan.nodes();
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     const auto outputs = plan.outputs(nodes[i]);
@@ -73,7 +118,7 @@ uint32_t Executor::maker_of(const Plan& plan, uint32_t value) {
 }
 
 /// Why a value of a run failed, as far as is known now; 0 if it did not.
-uint32_t Executor::cause(uint32_t slot, uint32_t value) {
+uint32_t ValueSettler::cause(uint32_t slot, uint32_t value) {
   const Plan& plan = runs_[slot].plan->plan;
   const uint32_t maker = maker_of(plan, value);
   const uint64_t age = runs_[slot].ages[value];
@@ -87,75 +132,26 @@ uint32_t Executor::cause(uint32_t slot, uint32_t value) {
   return backend_.readiness(item->value) == Readiness::kFailed ? failure(*item) : 0;
 }
 
-/// READ-1: writes a ready result to the client's memory, if the client wants it with the completion.
-Status Executor::read_back(const Run& run, uint32_t result) {
-  const Handle handle{run.results[result]};
-  if (run.wanted.empty() || (run.wanted[result / 64] >> (result % 64) & 1) == 0) return Status::kOk;
-  LocalClient* c = objects_.client(run.client);
-  const Object* object = c == nullptr ? nullptr : c->objects.find(handle);
-  ReadBackSlot slot;
-  // When the handle was released or the client is gone, nobody will read it.
-  if (object == nullptr || object->value == nullptr || !link_.begin_read_back(run.client, handle, &slot)) {
-    return Status::kOk;
-  }
-  const Status status = backend_.read_back(object->value, slot);
-  link_.end_read_back(run.client, handle);
-  return status;
-}
-
-/// Completes a result of a run, or fails it with `error`.
-void Executor::resolve_result(const Run& run, uint32_t result, uint32_t error) {
-  if (error == 0 && read_back(run, result) != Status::kOk) error = errors_.add(std::string(backend_.last_error()));
-  if (error == 0) {
-    link_.complete(run.client, Handle{run.results[result]});
-  } else {
-    objects_.fail(run.client, Handle{run.results[result]}, error);
-  }
-}
-
-void Executor::settle(const PendingValue& item, Readiness readiness) {
-  if (item.counts) queues_.end_launch(runs_[item.run].plan->plan.node(item.index));
-  const bool has_failed = readiness == Readiness::kFailed && item.kind != PendingValue::Kind::kStandIn;
-  const uint32_t error = has_failed ? failure(item) : 0;
-  switch (item.kind) {
-    case PendingValue::Kind::kNode: {
-      Run& run = runs_[item.run];
-      const Plan& plan = run.plan->plan;
-      for (uint32_t value : plan.outputs(plan.node(item.index))) {
-        for (uint32_t result : plan.results_of(value)) resolve_result(run, result, error);
-      }
-      flow_.close_step(item.run);
-      break;
+Value ValueSettler::another_output(const PendingValue& item, std::span<const Value> taken) {
+  const Run& run = runs_[item.run];
+  const Plan& plan = run.plan->plan;
+  const auto outputs = plan.outputs(plan.node(item.index));
+  const auto is_there = [&](Value value) {
+    return value != nullptr && !std::binary_search(taken.begin(), taken.end(), value) &&
+           backend_.readiness(value) != Readiness::kDeleted;
+  };
+  for (uint32_t i = 0; i < outputs.size(); ++i) {
+    Value found = is_there(run.values[outputs[i]]) ? run.values[outputs[i]] : nullptr;
+    for (const uint32_t result : plan.results_of(outputs[i])) {
+      if (found != nullptr) break;
+      const Object* object = objects_.find(run.client, Handle{run.results[result]});
+      if (object != nullptr && object->state == ObjectState::kDefined && is_there(object->value)) found = object->value;
     }
-    case PendingValue::Kind::kStandIn:
-      flow_.close_step(item.run);
-      break;
-    case PendingValue::Kind::kValue: {
-      Run& run = runs_[item.run];
-      for (uint32_t result : run.plan->plan.results_of(item.index)) resolve_result(run, result, error);
-      flow_.close_step(item.run);
-      break;
-    }
-    case PendingValue::Kind::kSend:
-      transfers_.source_settled(item.key, error);
-      break;
-    case PendingValue::Kind::kFetch:
-      if (error != 0) {
-        fetches_.refuse(item.index, errors_.text(error));
-      } else {
-        fetches_.settle(item.index, item.value);
-      }
-      break;
-    case PendingValue::Kind::kPut:
-      // `run` names the client: a put belongs to no run.
-      if (error == 0) {
-        link_.complete(item.run, Handle{item.key});
-      } else {
-        objects_.fail(item.run, Handle{item.key}, error);
-      }
-      break;
+    if (found == nullptr) continue;
+    run.plan->watched[item.index] = i;
+    return found;
   }
-  refs_.drop(item.value);
+  return nullptr;
 }
 
 }  // namespace pathways

@@ -1,0 +1,69 @@
+/// ValueSettler: what happens when a pending value is ready or has failed: results are completed, values are sent,
+/// fetches are written. It also finds out why a value failed.
+///
+///   READ-1  a result that the client wants with its completion is in the client's read-back area before the executor
+///           completes it.
+///   ERR-1   a value that failed because an input of its launch failed has the error of that input, also when the
+///           launch that made the input belongs to another run and was not seen to fail yet.
+///
+/// Used by the executor, for what the ReadinessTracker finds. Threading: the executor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "executor/client_objects.h"
+#include "executor/dataflow.h"
+#include "executor/fetch_table.h"
+#include "executor/launch_queues.h"
+#include "executor/readiness_tracker.h"
+#include "executor/run_table.h"
+#include "executor/transfer_manager.h"
+
+namespace pathways {
+
+class ValueSettler {
+ public:
+  ValueSettler(RunTable& runs, LaunchQueues& queues, ReadinessTracker& tracker, ClientObjects& objects, Dataflow& flow,
+               TransferManager& transfers, FetchTable& fetches, ValueRefs& refs, ErrorTable& errors, Backend& backend,
+               HostLink& link)
+      : runs_(runs),
+        queues_(queues),
+        tracker_(tracker),
+        objects_(objects),
+        flow_(flow),
+        transfers_(transfers),
+        fetches_(fetches),
+        refs_(refs),
+        errors_(errors),
+        backend_(backend),
+        link_(link) {}
+
+  /// Takes over the item's reference.
+  void settle(const PendingValue& item, Readiness readiness);
+  /// See OutputFinder.
+  Value another_output(const PendingValue& item, std::span<const Value> taken);
+
+ private:
+  static constexpr uint32_t kNone = 0xffffffffu;
+
+  void settle_results(uint32_t slot, uint32_t value, uint32_t error);
+  Status read_back(const Run& run, uint32_t result);
+  uint32_t failure(const PendingValue& item);
+  uint32_t cause(uint32_t slot, uint32_t value);
+  static uint32_t maker_of(const Plan& plan, uint32_t value);
+
+  RunTable& runs_;
+  LaunchQueues& queues_;
+  ReadinessTracker& tracker_;
+  ClientObjects& objects_;
+  Dataflow& flow_;
+  TransferManager& transfers_;
+  FetchTable& fetches_;
+  ValueRefs& refs_;
+  ErrorTable& errors_;
+  Backend& backend_;
+  HostLink& link_;
+};
+
+}  // namespace pathways
