@@ -35,7 +35,7 @@ std::string Executor::describe_run(uint32_t slot) const {
     const auto is_this = [&](const NodeRef& ref) { return ref.run == slot && ref.node == i; };
     if (run.missing[i] != 0) {
       text += name + " waits for " + std::to_string(run.missing[i]) + " of what it needs";
-    } else if (attended_.contains(node_key(run.order, i))) {
+    } else if (launcher_.is_attended(run, i)) {
       text += name + " calls its client back";
     } else if (std::any_of(throttled.begin(), throttled.end(), is_this)) {
       text += name + (memory_.has_room(*run.plan, node) ? " waits for its turn" : " waits for memory");

@@ -28,6 +28,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       objects_(refs_, ledger_, errors_, link, *this),
       flow_(options.host, plans_, runs_, queues_, tracker_, objects_, refs_, errors_, link),
       transfers_(options.host, runs_, queues_, memory_, flow_, tracker_, refs_, errors_, backend, link, *this),
+      launcher_(runs_, queues_, memory_, flow_, transfers_, tracker_, refs_, errors_, backend, link),
       tasks_(objects_, tracker_, refs_, ledger_, errors_, backend, link, *this),
       fetches_(objects_, tasks_, tracker_, refs_, errors_, backend, link),
       commands_(options.host, objects_, fetches_, tasks_, tracker_, refs_, ledger_, errors_, backend, link),
@@ -46,7 +47,7 @@ void Executor::clear() {
   errors_.forget_launches();
   stepwise_.clear();
   queues_.clear();
-  attended_.clear();  // a launch that ends later finds no entry
+  launcher_.clear();
   fetches_.clear();
   tasks_.clear();
   held_.clear();
@@ -253,138 +254,16 @@ void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& nod
 void Executor::drain() {
   queues_.start_ready([&](NodeRef ref) {
     if (runs_[ref.run].plan->plan.node(ref.node).kind == NodeKind::kCall) {
-      launch(ref);
+      launcher_.launch(ref);
     } else {
       transfers_.start(ref);
     }
   });
 }
 
-void Executor::launch(NodeRef ref) {
-  Run& run = runs_[ref.run];
-  const Plan& plan = run.plan->plan;
-  const NodeRecord& node = plan.node(ref.node);
-  if (queues_.is_full(node) || !memory_.has_room(*run.plan, node) || transfers_.owes_before(run, node) ||
-      queues_.conflicts_with_running_gang(node)) {
-    queues_.throttle(ref);
-    return;
-  }
-  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  const auto& failure = run.plan->failure;
-  uint32_t error = failure ? errors_.add(*failure) : run.input_errors[ref.node];
-  outputs_.assign(outputs.size(), nullptr);
-  const auto taken = run.plan->donated(node);
-  // A plan that could not be compiled has no executable on any host, so no host launches its calls. A gang is launched
-  // even when an input has failed (GANG-1).
-  const bool is_launched = !failure && (error == 0 || node.gang != 0);
-  if (is_launched) {
-    bool has_stand_ins = false;
-    const NodeContext where = run.context(ref.node);
-    inputs_.clear();
-    input_ages_.clear();
-    for (uint32_t i = 0; i < inputs.size(); ++i) {
-      const Value value = run.values[inputs[i]];
-      if (value != nullptr) {
-        inputs_.push_back(value);
-        input_ages_.push_back(run.ages[inputs[i]]);
-      } else {
-        inputs_.push_back(backend_.placeholder(where, i));
-        has_stand_ins = true;
-      }
-    }
-    const bool is_away = queues_.waits_in_launch(node);  // GANG-2
-    if (is_away) link_.leave();
-    const Status status = backend_.launch(where, inputs_, outputs_);
-    if (is_away) link_.come_back();
-    if (status == Status::kPending) {
-      for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
-        if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
-      }
-      attended_.emplace(node_key(run.order, ref.node), ref);
-      return;
-    }
-    tracker_.next_age();
-    if (!taken.empty() && status == Status::kOk && error == 0)
-      tracker_.take_over(node.devices, taken, inputs_, input_ages_);
-    for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
-      if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
-    }
-    book_launched(run, node);
-    // The error of a failed input says more than the error of a launch on its placeholder.
-    if (status != Status::kOk && error == 0) error = errors_.add(std::string(backend_.last_error()));
-  }
-  // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
-  // A launch that the backend refused has no output.
-  const bool runs = error == 0 || queues_.blocks(node);
-  const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
-  finish_launch(ref, error, counts, counts || !taken.empty());
-}
-
-void Executor::book_launched(Run& run, const NodeRecord& node) {
-  memory_.book_launch(run, node, outputs_);
-  ++stats_.launches;
-  if (node.gang != 0) {  // GANG-1
-    ++run.gangs;
-    ++stats_.gangs;
-  }
-}
-
-/// The call leaves the FIFOs of its devices, which go on to the next call. Its outputs are defined, or fail with
-/// `error`.
-void Executor::finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched) {
-  Run& run = runs_[ref.run];
-  const Plan& plan = run.plan->plan;
-  const NodeRecord& node = plan.node(ref.node);
-  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  queues_.leave(node);
-  Value watched = nullptr;
-  if (error != 0 && counts) {
-    watched = refs_.retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
-  } else if (error == 0 && !outputs.empty()) {
-    is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(),
-                                           [&](uint32_t value) { return !plan.results_of(value).empty(); });
-    if (is_watched) watched = refs_.retain(outputs_[run.plan->watched[ref.node]]);
-  }
-  for (uint32_t i = 0; i < outputs.size(); ++i) {
-    if (error == 0) {
-      flow_.define(ref.run, outputs[i], outputs_[i], node.devices, tracker_.age());
-    } else {
-      if (outputs_[i] != nullptr) refs_.drop(outputs_[i]);
-      flow_.propagate_error(ref.run, outputs[i], error);
-    }
-  }
-  if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
-  if (watched != nullptr) {
-    ++run.open;
-    const auto kind = error == 0 ? PendingValue::Kind::kNode : PendingValue::Kind::kStandIn;
-    const std::span<const uint64_t> made_of =
-        error == 0 ? std::span<const uint64_t>(input_ages_) : std::span<const uint64_t>();
-    if (counts) queues_.begin_launch(node);
-    tracker_.add(node.devices, {kind, counts, ref.run, ref.node, watched, 0, tracker_.age()}, made_of);
-  }
-  flow_.read_done(run, inputs);
-  flow_.close_step(ref.run);
-}
-
 void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,
                            const std::optional<std::string>& error) {
-  const auto found = attended_.find(node_key(order, node));
-  if (found == attended_.end()) {  // clear() dropped everything meanwhile
-    for (const Value value : made) backend_.drop(value);
-    return;
-  }
-  const NodeRef ref = found->second;
-  attended_.erase(found);
-  Run& run = runs_[ref.run];
-  const NodeRecord& call = run.plan->plan.node(ref.node);
-  outputs_.assign(made.begin(), made.end());
-  outputs_.resize(run.plan->plan.outputs(call).size(), nullptr);
-  input_ages_.clear();
-  tracker_.next_age();
-  book_launched(run, call);
-  uint32_t failed = run.input_errors[ref.node];
-  if (failed == 0 && error) failed = errors_.add(*error);
-  finish_launch(ref, failed, false, false);
+  launcher_.on_launched(order, node, made, error);
   drain();
 }
 
@@ -393,14 +272,14 @@ uint32_t Executor::poll() {
   if (!held_.empty() && ++held_polls_ > (runs_.live() == 0 ? kIdlePolls : kHeldPolls)) release_held();
   done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
   done += transfers_.poll();
-  const uint64_t starts = stats_.launches + transfers_.started();
+  const uint64_t starts = launcher_.launches() + transfers_.started();
   queues_.retry_throttled();
   drain();
   // The order admits only what fits, so memory becomes free when the work under way is done. If nothing is under way,
   // the sizes that the order was given are wrong. Then the host launches without enough memory, because otherwise it
   // would stand still for ever.
   const bool is_stuck = is_throttled() && done == 0 && tracker_.waiting() == 0 && transfers_.count() == 0 &&
-                        attended_.empty() && stats_.launches + transfers_.started() == starts;
+                        launcher_.attended() == 0 && launcher_.launches() + transfers_.started() == starts;
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
@@ -415,6 +294,8 @@ uint32_t Executor::poll() {
 
 ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
+  stats.launches = launcher_.launches();
+  stats.gangs = launcher_.gangs();
   stats.live_runs = runs_.live();
   stats.waiting = tracker_.waiting();
   stats.exchanges = transfers_.count();

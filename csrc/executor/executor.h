@@ -75,6 +75,7 @@
 #include "executor/fetch_table.h"
 #include "executor/launch_memory.h"
 #include "executor/launch_queues.h"
+#include "executor/launcher.h"
 #include "executor/ledger.h"
 #include "executor/object_store.h"
 #include "executor/plan_table.h"
@@ -217,9 +218,6 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
   void drain() override;
-  void launch(NodeRef ref);
-  void book_launched(Run& run, const NodeRecord& node);
-  void finish_launch(NodeRef ref, uint32_t error, bool counts, bool is_watched);
 
   const Options options_;
   Backend& backend_;
@@ -241,14 +239,12 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   ClientObjects objects_;
   Dataflow flow_;
   TransferManager transfers_;
+  Launcher launcher_;
   TaskTable tasks_;
   FetchTable fetches_;
   ClientCommands commands_;
   ValueSettler settler_;
   std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
-  std::unordered_map<uint64_t, NodeRef> attended_;   ///< attended launches under way, by order and node
-  std::vector<Value> inputs_, outputs_;              ///< scratch of launch()
-  std::vector<uint64_t> input_ages_;                 ///< the same
   ExecutorStats stats_;
 };
 

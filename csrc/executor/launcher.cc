@@ -1,0 +1,143 @@
+#include "executor/launcher.h"
+
+#include <algorithm>
+
+namespace pathways {
+
+bool Launcher::must_wait(const Run& run, const NodeRecord& node) {
+  return queues_.is_full(node) || !memory_.has_room(*run.plan, node) || transfers_.owes_before(run, node) ||
+         queues_.conflicts_with_running_gang(node);
+}
+
+void Launcher::launch(NodeRef ref) {
+  Run& run = runs_[ref.run];
+  const Plan& plan = run.plan->plan;
+  const NodeRecord& node = plan.node(ref.node);
+  if (must_wait(run, node)) {
+    queues_.throttle(ref);
+    return;
+  }
+  const auto outputs = plan.outputs(node);
+  const auto& failure = run.plan->failure;
+  uint32_t error = failure ? errors_.add(*failure) : run.input_errors[ref.node];
+  outputs_.assign(outputs.size(), nullptr);
+  const auto taken = run.plan->donated(node);
+  // A plan that could not be compiled has no executable on any host, so no host launches its calls. A gang is launched
+  // even when an input has failed (GANG-1).
+  const bool is_launched = !failure && (error == 0 || node.gang != 0);
+  if (is_launched) {
+    const Status status = enqueue(run, ref.node, node);
+    if (status == Status::kPending) {
+      attended_.emplace(node_key(run.order, ref.node), ref);
+      return;
+    }
+    tracker_.next_age();
+    if (!taken.empty() && status == Status::kOk && error == 0) {
+      tracker_.take_over(node.devices, taken, inputs_, input_ages_);
+    }
+    book(run, node);
+    // The error of a failed input says more than the error of a launch on its placeholder.
+    if (status != Status::kOk && error == 0) error = errors_.add(std::string(backend_.last_error()));
+  }
+  // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
+  // A launch that the backend refused has no output.
+  const bool runs = error == 0 || queues_.blocks(node);
+  const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
+  finish(ref, error, counts, counts || !taken.empty());
+}
+
+/// Gives the call to the backend, with a placeholder for each input that failed.
+Status Launcher::enqueue(const Run& run, uint32_t index, const NodeRecord& node) {
+  const auto inputs = run.plan->plan.inputs(node);
+  const NodeContext where = run.context(index);
+  bool has_stand_ins = false;
+  inputs_.clear();
+  input_ages_.clear();
+  for (uint32_t i = 0; i < inputs.size(); ++i) {
+    const Value value = run.values[inputs[i]];
+    if (value != nullptr) {
+      inputs_.push_back(value);
+      input_ages_.push_back(run.ages[inputs[i]]);
+    } else {
+      inputs_.push_back(backend_.placeholder(where, i));
+      has_stand_ins = true;
+    }
+  }
+  const bool is_away = queues_.waits_in_launch(node);  // GANG-2
+  if (is_away) link_.leave();
+  const Status status = backend_.launch(where, inputs_, outputs_);
+  if (is_away) link_.come_back();
+  for (uint32_t i = 0; has_stand_ins && i < inputs.size(); ++i) {
+    if (run.values[inputs[i]] == nullptr) refs_.drop(inputs_[i]);
+  }
+  return status;
+}
+
+void Launcher::book(Run& run, const NodeRecord& node) {
+  memory_.book_launch(run, node, outputs_);
+  ++launches_;
+  if (node.gang != 0) {  // GANG-1
+    ++run.gangs;
+    ++gangs_;
+  }
+}
+
+/// The call leaves the FIFOs of its devices, which go on to the next call. Its outputs are defined, or fail with
+/// `error`.
+void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched) {
+  Run& run = runs_[ref.run];
+  const Plan& plan = run.plan->plan;
+  const NodeRecord& node = plan.node(ref.node);
+  const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
+  queues_.leave(node);
+  Value watched = nullptr;
+  if (error != 0 && counts) {
+    watched = refs_.retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
+  } else if (error == 0 && !outputs.empty()) {
+    is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(),
+                                           [&](uint32_t value) { return !plan.results_of(value).empty(); });
+    if (is_watched) watched = refs_.retain(outputs_[run.plan->watched[ref.node]]);
+  }
+  for (uint32_t i = 0; i < outputs.size(); ++i) {
+    if (error == 0) {
+      flow_.define(ref.run, outputs[i], outputs_[i], node.devices, tracker_.age());
+    } else {
+      if (outputs_[i] != nullptr) refs_.drop(outputs_[i]);
+      flow_.propagate_error(ref.run, outputs[i], error);
+    }
+  }
+  if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
+  if (watched != nullptr) {
+    ++run.open;
+    const auto kind = error == 0 ? PendingValue::Kind::kNode : PendingValue::Kind::kStandIn;
+    const std::span<const uint64_t> made_of =
+        error == 0 ? std::span<const uint64_t>(input_ages_) : std::span<const uint64_t>();
+    if (counts) queues_.begin_launch(node);
+    tracker_.add(node.devices, {kind, counts, ref.run, ref.node, watched, 0, tracker_.age()}, made_of);
+  }
+  flow_.read_done(run, inputs);
+  flow_.close_step(ref.run);
+}
+
+void Launcher::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,
+                           const std::optional<std::string>& error) {
+  const auto found = attended_.find(node_key(order, node));
+  if (found == attended_.end()) {  // clear() dropped everything meanwhile
+    for (const Value value : made) backend_.drop(value);
+    return;
+  }
+  const NodeRef ref = found->second;
+  attended_.erase(found);
+  Run& run = runs_[ref.run];
+  const NodeRecord& call = run.plan->plan.node(ref.node);
+  outputs_.assign(made.begin(), made.end());
+  outputs_.resize(run.plan->plan.outputs(call).size(), nullptr);
+  input_ages_.clear();
+  tracker_.next_age();
+  book(run, call);
+  uint32_t failed = run.input_errors[ref.node];
+  if (failed == 0 && error) failed = errors_.add(*error);
+  finish(ref, failed, false, false);
+}
+
+}  // namespace pathways
