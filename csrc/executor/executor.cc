@@ -1,17 +1,15 @@
 #include "executor/executor.h"
 
-#include <algorithm>
-#include <bit>
-#include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/status.h"
+#include "executor/describe_runs.h"
 
 namespace pathways {
 namespace {
 
 constexpr uint32_t kStuckPolls = 64;
-constexpr uint32_t kHeldPolls = 256, kIdlePolls = 4;  // then the swap fault stops waiting for a second run
 
 }  // namespace
 
@@ -32,7 +30,8 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       tasks_(objects_, tracker_, refs_, ledger_, errors_, backend, link, *this),
       fetches_(objects_, tasks_, tracker_, refs_, errors_, backend, link),
       commands_(options.host, objects_, fetches_, tasks_, tracker_, refs_, ledger_, errors_, backend, link),
-      settler_(runs_, queues_, tracker_, objects_, flow_, transfers_, fetches_, refs_, errors_, backend, link) {
+      settler_(runs_, queues_, tracker_, objects_, flow_, transfers_, fetches_, refs_, errors_, backend, link),
+      sequential_(runs_, queues_, flow_, *this) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -45,12 +44,12 @@ void Executor::clear() {
   transfers_.clear();
   objects_.clear();
   errors_.forget_launches();
-  stepwise_.clear();
+  sequential_.clear();
   queues_.clear();
   launcher_.clear();
   fetches_.clear();
   tasks_.clear();
-  held_.clear();
+  swap_.clear();
   plans_.forget_runs();
 }
 
@@ -89,7 +88,7 @@ void Executor::remove_plan(uint32_t id) { plans_.remove(id); }
 
 void Executor::on_client_gone(uint32_t id) {
   if (!objects_.is_gone(id)) {
-    if (!held_.empty()) release_held();
+    if (swap_.is_holding()) release_held();
     if (objects_.end_client(id)) plans_.close_accounts_of(id);
     plans_.remove_plans_of(id);
   }
@@ -111,13 +110,18 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
     link_.command_done(record.header.client, bytes_of(record));
     return;
   }
-  if (!held_.empty()) release_held();  // the swap fault swaps runs, not a run and the release of its results
+  if (swap_.is_holding()) release_held();  // the swap fault swaps runs, not a run and the release of its results
   commands_.on_command(*c, record, payload);
   drain();
 }
 
+void Executor::on_go(uint64_t order, uint32_t last) {
+  if (swap_.is_holding()) release_held();
+  sequential_.on_go(order, last);
+}
+
 void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
-  if (!held_.empty()) release_held();
+  if (swap_.is_holding()) release_held();
   transfers_.on_hosts_lost(hosts, text);
   drain();
 }
@@ -138,9 +142,15 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
     link_.run_done(record.header.client, record.tag, 0, 1);  // it has launched none of its gangs
     return;
   }
-  if (faults_.swap_every != 0 && hold_back(record, handles)) return;
+  if (swap_.is_on()) {
+    if (!swap_.is_holding()) {
+      if (swap_.hold_back(record, handles)) return;
+    } else if (swap_.needs_held(record, handles)) {
+      release_held();
+    }
+  }
   prepare(record, handles);
-  if (!held_.empty()) release_held();
+  if (swap_.is_holding()) release_held();
 }
 
 std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) {
@@ -162,33 +172,9 @@ std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) 
   return {};
 }
 
-bool Executor::hold_back(const RunRecord& record, const uint64_t* handles) {
-  if (!held_.empty()) {
-    if (needs_held(record, handles)) release_held();
-    return false;
-  }
-  if (++fault_counter_ % faults_.swap_every != 0) return false;
-  const size_t extra = words_behind(record) * sizeof(uint64_t);
-  held_.resize(sizeof record + extra);
-  std::memcpy(held_.data(), &record, sizeof record);
-  if (extra != 0) std::memcpy(held_.data() + sizeof record, handles, extra);
-  held_polls_ = 0;
-  return true;
-}
-
-bool Executor::needs_held(const RunRecord& record, const uint64_t* handles) const {
-  const auto& held = *reinterpret_cast<const RunRecord*>(held_.data());
-  const auto* results = reinterpret_cast<const uint64_t*>(held_.data() + sizeof(RunRecord)) + held.arguments;
-  return held.header.client == record.header.client &&
-         std::find_first_of(handles, handles + record.arguments, results, results + held.results) !=
-             handles + record.arguments;
-}
-
 void Executor::release_held() {
-  const std::vector<std::byte> bytes = std::move(held_);
-  held_.clear();
-  prepare(*reinterpret_cast<const RunRecord*>(bytes.data()),
-          reinterpret_cast<const uint64_t*>(bytes.data() + sizeof(RunRecord)));
+  const HeldRun held = swap_.take();
+  prepare(held.record(), held.words());
 }
 
 void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
@@ -225,9 +211,9 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   }
   run.is_stepwise = (record.header.detail & kRunStepwise) != 0;
   if (run.is_stepwise) {
-    await_goes(slot);
+    sequential_.begin_run(slot);
   } else {
-    for (uint32_t i = 1; i + 1 < nodes.size(); ++i) prepare_node(slot, i, nodes[i]);  // PLAN-3
+    for (uint32_t i = 1; i + 1 < nodes.size(); ++i) prepare_node({slot, i}, nodes[i]);  // PLAN-3
   }
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
@@ -243,11 +229,11 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   drain();
 }
 
-void Executor::prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node) {
+void Executor::prepare_node(NodeRef ref, const NodeRecord& node) {
   if (node.kind == NodeKind::kCall) {
-    queues_.enter({slot, index}, node);
+    queues_.enter(ref, node);
   } else if (node.kind == NodeKind::kTransfer) {
-    transfers_.prepare({slot, index});
+    transfers_.prepare(ref);
   }
 }
 
@@ -269,7 +255,7 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
 
 uint32_t Executor::poll() {
   uint32_t done = 0;
-  if (!held_.empty() && ++held_polls_ > (runs_.live() == 0 ? kIdlePolls : kHeldPolls)) release_held();
+  if (swap_.is_holding() && swap_.is_overdue(runs_.live() == 0)) release_held();
   done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
   done += transfers_.poll();
   const uint64_t starts = launcher_.launches() + transfers_.started();
@@ -292,6 +278,10 @@ uint32_t Executor::poll() {
   return done;
 }
 
+std::vector<std::string> Executor::describe_runs(size_t most) const {
+  return pathways::describe_runs(most, runs_, queues_, memory_, launcher_, transfers_);
+}
+
 ExecutorStats Executor::stats() const {
   ExecutorStats stats = stats_;
   stats.launches = launcher_.launches();
@@ -301,6 +291,8 @@ ExecutorStats Executor::stats() const {
   stats.exchanges = transfers_.count();
   stats.transfers = transfers_.started();
   stats.tasks = tasks_.count();
+  stats.goes = sequential_.goes();
+  stats.go_ns = sequential_.go_ns();
   stats.objects = objects_.count();
   return stats;
 }

@@ -81,6 +81,8 @@
 #include "executor/plan_table.h"
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
+#include "executor/sequential_dispatch.h"
+#include "executor/swap_fault.h"
 #include "executor/task_table.h"
 #include "executor/transfer_manager.h"
 #include "executor/value_refs.h"
@@ -89,13 +91,6 @@
 #include "plan/plan.h"
 
 namespace pathways {
-
-/// Test hooks: faults that the runtime itself never makes.
-struct ExecutorFaults {
-  /// Breaks ORD-1: this host swaps each n-th pair of neighbouring runs, unless the second run takes a result of the
-  /// first.
-  uint32_t swap_every = 0;
-};
 
 struct ExecutorStats {
   uint64_t runs = 0;
@@ -198,7 +193,7 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   /// What the oldest live runs wait for: one line of text for each, for people to read.
   std::vector<std::string> describe_runs(size_t most) const;
   const Ledger& ledger() const { return ledger_; }
-  void set_faults(ExecutorFaults faults) { faults_ = faults; }
+  void set_faults(ExecutorFaults faults) { swap_.set(faults); }
   /// Bytes of memory that a host keeps for one run of a plan: its counters and handles.
   static size_t run_bytes(const Plan& plan) { return RunTable::run_bytes(plan); }
   /// Drops every value. Call it before the backend is destroyed.
@@ -209,14 +204,10 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
     return settler_.another_output(item, taken);
   }
   void wake(const ObjectWaiter& waiter, const Object& object) override;
-  std::string describe_run(uint32_t slot) const;
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
-  void prepare_node(uint32_t slot, uint32_t index, const NodeRecord& node);
-  void await_goes(uint32_t slot);
-  bool hold_back(const RunRecord& record, const uint64_t* handles);
-  bool needs_held(const RunRecord& record, const uint64_t* handles) const;
   void release_held();
+  void prepare_node(NodeRef ref, const NodeRecord& node) override;
   void drain() override;
 
   const Options options_;
@@ -226,11 +217,6 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   ValueRefs refs_;
   ErrorTable errors_;
   uint32_t stuck_polls_ = 0;
-  ExecutorFaults faults_;
-  uint64_t fault_counter_ = 0;
-  std::vector<std::byte> held_;  ///< the run that the swap fault holds back
-  uint32_t held_polls_ = 0;
-
   PlanTable plans_;
   LaunchMemory memory_;
   RunTable runs_;
@@ -244,7 +230,8 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   FetchTable fetches_;
   ClientCommands commands_;
   ValueSettler settler_;
-  std::unordered_map<uint64_t, uint32_t> stepwise_;  ///< by order: slots of runs with nodes that wait for a go
+  SequentialDispatch sequential_;
+  SwapFault swap_;
   ExecutorStats stats_;
 };
 
