@@ -10,6 +10,7 @@ namespace pathways {
 namespace {
 
 constexpr uint32_t kStuckPolls = 64;
+[[maybe_unused]] constexpr uint64_t kValidatePolls = 64;  // debug builds check all parts this often
 
 }  // namespace
 
@@ -84,8 +85,6 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanS
   drain();
 }
 
-void Executor::remove_plan(uint32_t id) { plans_.remove(id); }
-
 void Executor::on_client_gone(uint32_t id) {
   if (!objects_.is_gone(id)) {
     if (swap_.is_holding()) release_held();
@@ -126,14 +125,10 @@ void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view t
   drain();
 }
 
-void Executor::on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error) {
-  tasks_.on_done(task, made, devices, error);
-}
-
 // ----------------------------------------------------------------------------------------------------------- runs
 
 void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
-  ++stats_.runs;
+  ++run_records_;
   if (const std::string why = unsound(record, handles); !why.empty()) {
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
@@ -269,12 +264,16 @@ uint32_t Executor::poll() {
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
-    ++stats_.overfull;
+    ++overfull_;
     memory_.set_overfill(true);
     queues_.retry_first_throttled();
     drain();
     memory_.set_overfill(false);
   }
+  ++polls_;
+#if defined(PATHWAYS_DCHECK)
+  if (polls_ % kValidatePolls == 0) validate();
+#endif
   return done;
 }
 
@@ -283,18 +282,29 @@ std::vector<std::string> Executor::describe_runs(size_t most) const {
 }
 
 ExecutorStats Executor::stats() const {
-  ExecutorStats stats = stats_;
+  ExecutorStats stats;
+  stats.runs = run_records_;
   stats.launches = launcher_.launches();
   stats.gangs = launcher_.gangs();
+  stats.transfers = transfers_.started();
+  stats.objects = objects_.count();
   stats.live_runs = runs_.live();
   stats.waiting = tracker_.waiting();
   stats.exchanges = transfers_.count();
-  stats.transfers = transfers_.started();
+  stats.overfull = overfull_;
   stats.tasks = tasks_.count();
   stats.goes = sequential_.goes();
   stats.go_ns = sequential_.go_ns();
-  stats.objects = objects_.count();
   return stats;
+}
+
+void Executor::validate() const {
+  errors_.validate();
+  runs_.validate();
+  queues_.validate();
+  tracker_.validate();
+  objects_.validate();
+  transfers_.validate();
 }
 
 }  // namespace pathways

@@ -1,68 +1,41 @@
-/// One host's part of all runs: which nodes are ready, what to enqueue, what to send.
+/// Executor: one host's part of all runs: which nodes are ready, what to enqueue, what to send.
 ///
 /// The controller's records come in the cluster's order (`on_*`); `poll` moves finished work on. When the record of a
 /// run comes, the executor prepares all nodes of the run (ASY-2): it counts the inputs of each node, announces its
-/// receives, and puts its calls into the device FIFOs. A call is launched when nothing is missing: its inputs exist as
-/// values (XLA may still compute them), the call heads the FIFO of each local device that it holds, and its plan is
-/// compiled.
+/// receives, and puts its calls into the device FIFOs. Everything else it passes on to the classes of which it
+/// consists, each with one job. A label is explained at the class that keeps its law:
 ///
-/// A run that was sent as kRunStepwise is prepared node by node instead: the controller sends a go for its next nodes
-/// (`on_go`), and this host reports each call when it is enqueued. This is sequential dispatch. It exists as a baseline
-/// for measurements.
+///   PlanTable                the plans
+///   RunTable                 the state of the runs
+///   LaunchQueues             what is ready, in which order, and what must wait (ORD-1, ASY-1, GANG-2, GANG-3)
+///   Launcher, LaunchMemory   launch calls; what they need of the memory (GANG-1, MEM-1)
+///   Dataflow                 values and errors go from node to node (ERR-1, MEM-4)
+///   TransferManager          transfers between hosts (GANG-2, ERR-2)
+///   ReadinessTracker         values that XLA has not computed yet (LOOK-1)
+///   ValueSettler             what follows when it has computed them (READ-1)
+///   ClientObjects            the clients and their buffers (OWN-1)
+///   ClientCommands, FetchTable, TaskTable   what clients ask beside runs (FUT-3, MOVE-1)
+///   SequentialDispatch, SwapFault           for measurements and tests
 ///
-///   ORD-1   calls enter the device FIFOs in the order of the records, and leave a FIFO only from its head.
-///   ASY-1   the executor itself waits for nothing. What cannot go on stays in a list, and `poll` tries it again.
-///   GANG-1  a call of a gang is launched exactly once, also when some of its inputs failed: placeholders then replace
-///           the failed inputs. `gangs` counts these launches, per run and in all. Only a plan that could not be
-///           compiled is not launched.
-///   GANG-2  where launching a gang blocks what the host does next (`gangs_block`), the host launches gangs in the
-///           order, whatever devices they hold. Before it launches a gang, it finishes whatever is earlier in the order
-///           and other hosts may need. Otherwise the peers of the gang may wait for that, directly or through other
-///           hosts, before they launch their part, and all deadlock. Each wait is for something earlier in the order,
-///           so no cycle of waits can form. What must be finished depends on the launch:
-///           - A launch on one local device computes in the call, and waits there for the other hosts. The host makes
-///             it when it owes other hosts nothing: every receive is announced, and every value is sent. Records that
-///             are still in an outbox go out during the launch (HostLink::leave).
-///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
-///             the other, whatever their devices. The host makes it when the source of every earlier send is enqueued.
-///             The sends themselves go on beside the launch.
-///   GANG-3  where gangs block, a gang on one local device and a gang on several never run at the same time on a
-///           shared device: the later one is launched when the earlier one has run. Collectives among the same devices
-///           are paired by the order in which they run, and XLA's CPU client does not order these two kinds. If they
-///           ran together, collectives of different gangs would be paired: wrong values, or a crash.
-///   MEM-1   the ledger counts the bytes of a value from its first reference to its last. A call whose memory does not
-///           fit waits until work under way frees some.
-///   MEM-4   a value is dropped when its last reader has been launched, not before. The object store has references of
-///           its own to arguments and results.
-///   ERR-1   a failed value fails exactly the values and results that depend on it, with the text of the first error.
-///   ERR-2   a transfer that waits until a lost host announces a receive, or reports it done, fails with the failure
-///           reason of that host (loss.cc).
+/// Each of them uses those on which it is built, directly. What goes the other way (a buffer that is defined wakes its
+/// readers, a transfer that is over starts what it made ready) goes through ObjectWaiters, OutputFinder and Dispatcher,
+/// which the executor implements.
+///
 ///   OWN-1   a client that is gone owns nothing here. Its launched work and its tasks run to their end, and nobody is
 ///           notified. Its plans are removed at its end in the order too; so the hosts of a gang all know its plan, or
 ///           none does (GANG-1). Being gone is final: a plan of the client, or the client itself, may be registered
 ///           later, because registrations do not go through the order; such a registration has no effect.
-///   READ-1  a result that the client wants with its completion is in the client's read-back area before the executor
-///           completes it.
-///   LOOK-1  the executor reports a value as ready when it saw the value ready, or saw a value ready that was computed
-///           from it. Launches on one set of devices are chained when each takes a result of the one before; the last
-///           one answers for the whole chain. XLA gives a launch the error of its inputs, so a launch without an error
-///           shows that its inputs had none. A donated value tells nothing about its launch. Another output of that
-///           launch answers instead, or else the launch that took the value over. The latter may be a gang, which waits
-///           for other hosts. So pending values between the two that have a value of their own are settled before it
-///           (GANG-2).
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).
 #pragma once
 
-#include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -77,7 +50,6 @@
 #include "executor/launch_queues.h"
 #include "executor/launcher.h"
 #include "executor/ledger.h"
-#include "executor/object_store.h"
 #include "executor/plan_table.h"
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
@@ -130,7 +102,7 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   /// with that text.
   void set_compiled(uint32_t id, std::optional<std::string> error = std::nullopt, PlanSizes sizes = {});
   /// Runs that came before go on. When they are over, the backend is notified (Backend::forget_plan).
-  void remove_plan(uint32_t id);
+  void remove_plan(uint32_t id) { plans_.remove(id); }
   /// `capacity`: how many futures the client can have; handles beyond it are refused. Client numbers are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX) { objects_.add_client(client, capacity); }
   /// The order has passed the client's end.
@@ -161,7 +133,9 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void lose_peer(uint32_t host, std::string_view text, LostPeer state) { transfers_.lose_peer(host, text, state); }
   /// The backend has done a task, or the task failed with `error`. Takes over `made`, the buffer that the task made on
   /// `devices`; nullptr: it made none.
-  void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error);
+  void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error) {
+    tasks_.on_done(task, made, devices, error);
+  }
   /// An attended launch is over (Backend::launch, kPending). Takes over `made`, its outputs, which are ready; or the
   /// launch failed with `error`. No output of such a launch has taken over an input.
   void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
@@ -198,17 +172,19 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   static size_t run_bytes(const Plan& plan) { return RunTable::run_bytes(plan); }
   /// Drops every value. Call it before the backend is destroyed.
   void clear();
+  /// Checks the invariants of all parts. For debug builds and tests; not from within a call of the backend or the link.
+  void validate() const;
 
  private:
   Value another_output(const PendingValue& item, std::span<const Value> taken) override {
     return settler_.another_output(item, taken);
   }
   void wake(const ObjectWaiter& waiter, const Object& object) override;
+  void prepare_node(NodeRef ref, const NodeRecord& node) override;
+  void drain() override;
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
   void release_held();
-  void prepare_node(NodeRef ref, const NodeRecord& node) override;
-  void drain() override;
 
   const Options options_;
   Backend& backend_;
@@ -216,10 +192,9 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   Ledger ledger_;
   ValueRefs refs_;
   ErrorTable errors_;
-  uint32_t stuck_polls_ = 0;
   PlanTable plans_;
-  LaunchMemory memory_;
   RunTable runs_;
+  LaunchMemory memory_;
   LaunchQueues queues_;
   ReadinessTracker tracker_;
   ClientObjects objects_;
@@ -232,7 +207,9 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   ValueSettler settler_;
   SequentialDispatch sequential_;
   SwapFault swap_;
-  ExecutorStats stats_;
+  uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although a node is throttled and nothing is under way
+  uint64_t polls_ = 0;
+  uint64_t run_records_ = 0, overfull_ = 0;
 };
 
 }  // namespace pathways

@@ -1,9 +1,8 @@
 /// SequentialDispatch: runs that are prepared node by node, for measurements: the baseline without parallel
 /// preparation.
 ///
-/// The controller sends such a run as kRunStepwise, and then a go for its next nodes. Each go prepares these nodes. The
-/// host reports each call when it is enqueued (HostLink::enqueued). No run of a client that does not ask for it comes
-/// here.
+/// The controller sends such a run as kRunStepwise, and then a go for its next nodes. Each go prepares these nodes, and
+/// the host reports each call when it is enqueued (HostLink::enqueued).
 ///
 /// Threading: the executor's thread only.
 #pragma once

@@ -93,7 +93,7 @@ class TransferManager {
   void source_settled(uint64_t key, uint32_t error);
   /// GANG-2: whether a transfer before this call still needs something that this host could not do after the launch.
   bool owes_before(const Run& run, const NodeRecord& node);
-  /// Takes note of sends that are over, and announces receives that have room by now. Returns how many things were
+  /// Ends the sends that are over, and announces receives that have room by now. Returns how many things were
   /// done.
   uint32_t poll();
 
