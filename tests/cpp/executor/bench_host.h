@@ -131,6 +131,7 @@ struct BenchHost {
     EXPECT_EQ(stats.waiting, 0u);
     EXPECT_EQ(stats.exchanges, 0u);
     EXPECT_TRUE(executor.is_idle());
+    executor.validate();
   }
 
   RecordingLink link;
