@@ -16,7 +16,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 SPELLS_THEM = ("scripts/words.py", "tests/python/test_scripts.py")
 
-CORE = r"^(csrc|tests/cpp|tests/model|benchmarks/cpp)/|^pathways/_(core|host|network_transfer)\."
+CORE = r"^(csrc|tests/cpp|tests/model|benchmarks/cpp)/|^pathways/_\w+\.(pyx|pxd|pxi)$"
 HOSTS = r"^pathways/(plan|protocol|process|controller|host|cluster)/"
 ALL = r"^(csrc|pathways|tests|benchmarks/cpp|docs|examples|scripts)/|^[A-Z]+\.md$"
 

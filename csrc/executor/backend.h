@@ -1,6 +1,6 @@
 /// Backend: the only interface between the executor and the devices.
 ///
-/// Two implementations exist: JAX (pathways/_core.pyx through `CallbackBackend`) and the modelled device
+/// Two implementations exist: JAX (pathways/_host_callbacks.pxi through `CallbackBackend`) and the modelled device
 /// (csrc/simulate). A `Value` is the backend's own reference to the local shards of one logical array (with JAX, a
 /// `jax.Array`). The executor passes values on and never looks inside. It owes one `drop` for each reference that it
 /// was given.

@@ -1,7 +1,7 @@
 /// A host: its rings, its executor, and the clients' future tables that it completes.
 ///
 /// `step` takes a batch of records, lets the executor do what has become possible, and publishes the outgoing records.
-/// `wait` sleeps on the host's doorbell. The owner of the enqueue thread calls the two in turn: pathways/_core.pyx
+/// `wait` sleeps on the host's doorbell. The owner of the enqueue thread calls the two in turn: pathways/_host.pxi
 /// holds Python's lock in `step` and releases it in `wait` (GIL-1); the simulation has no such lock.
 ///
 /// ERR-2: when the order reports a loss, this host takes in what the lost peers wrote before, and then forgets them. It

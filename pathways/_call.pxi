@@ -1,0 +1,210 @@
+"""`Call`: one compiled signature of a program, which a client calls; and `Deadline`, the limit of its runs. Any thread
+may call it, with Python's lock held. Included by `_core.pyx`.
+"""
+
+cdef uint64_t _donating = 0  # number of calls so far that donate something
+# After this many runs without a read of a result, the result's value no longer comes with its completion.
+cdef uint32_t _UNREAD_RUNS = 64
+
+
+cdef class Deadline:
+    """How long runs of one program may take, and the error text of those that take longer (DEAD-1)."""
+    cdef int64_t nanos
+    cdef ErrorText text
+
+    def __init__(self, double seconds, str text not None):
+        self.nanos = <int64_t>min(seconds * 1e9, 1e18)  # 1e18 ns (31 years): as good as no limit
+        self.text = make_error_text(text.encode())
+
+
+cdef class Call:
+    """One compiled signature of a program on one client: handles in, one record out, arrays back (COST-1, ASY-1)."""
+    cdef readonly Client client
+    cdef ProgramRef program
+    cdef public bint stale              # a slice of the program moved: `bind` must be called again
+    cdef readonly tuple inputs          # Layouts
+    cdef readonly tuple outputs         # Layouts
+    cdef readonly tuple donated         # positions of arguments
+    cdef readonly tuple shared          # positions of arguments that a run makes `shared`
+    cdef readonly tuple shared_results  # positions of results that a run makes `shared`
+    cdef vector[uint32_t] kept          # positions of the arguments that are not donated, when some are donated
+    cdef vector[uint64_t] arguments
+    cdef vector[uint64_t] wanted        # one bit per result: set when its value must come with its completion
+    cdef vector[uint32_t] unread        # by result: runs since one of its arrays was read
+    cdef uint32_t wants                 # number of bits of `wanted` that are set
+    cdef public tuple names             # names of the inputs, for messages; None: messages use their positions
+
+    def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
+                 tuple donated=(), tuple shared=(), tuple shared_results=()):
+        self.client = client
+        self.inputs = inputs
+        self.outputs = outputs
+        self.donated = donated
+        for position in range(len(inputs)):
+            if donated and position not in donated:
+                self.kept.push_back(position)
+        self.wanted.resize((len(outputs) + 63) // 64)
+        self.unread.resize(len(outputs))
+        self.arguments.resize(len(inputs) + 1)
+        self.bind(plan, group, shared, shared_results)
+
+    def bind(self, uint32_t plan, uint32_t group, tuple shared=(), tuple shared_results=()):
+        """From now on the program has plan number `plan` and group `group`, because its slices are on other devices."""
+        cdef Layout layout
+        self.program.plan = plan
+        self.program.group = group
+        self.shared = shared
+        self.shared_results = shared_results
+        self.program.result_parts.clear()
+        self.program.result_bytes.clear()
+        for layout in self.outputs:
+            self.program.result_parts.push_back(layout.parts)
+            self.program.result_bytes.push_back(layout.nbytes)
+        self.stale = False
+
+    cdef void learn(self, uint32_t place) noexcept:
+        self.unread[place] = 0
+        if self.program.result_bytes[place] > kLargeBytes or not self.client.core.get().has_read_back():
+            return
+        if not self.wanted[place // 64] >> (place % 64) & 1:
+            self.wanted[place // 64] |= <uint64_t>1 << (place % 64)
+            self.wants += 1
+
+    cdef void forget_unread(self) noexcept:
+        cdef uint32_t place
+        for place in range(<uint32_t>self.unread.size()):
+            if self.wanted[place // 64] >> (place % 64) & 1:
+                self.unread[place] += 1
+                if self.unread[place] > _UNREAD_RUNS:
+                    self.wanted[place // 64] &= ~(<uint64_t>1 << (place % 64))
+                    self.wants -= 1
+
+    @property
+    def inline_results(self):
+        """The positions of the results whose values come with their completions."""
+        return [place for place in range(len(self.outputs)) if self.wanted[place // 64] >> (place % 64) & 1]
+
+    cdef bint gather(self, list leaves) except -1:
+        cdef Py_ssize_t i, n = len(self.inputs)
+        cdef Buffer leaf
+        cdef object array_type = self.client.array_type
+        cdef PyObject* item
+        cdef PyObject* want
+        if len(leaves) != n:
+            return False
+        for i in range(n):
+            item = PyList_GET_ITEM_(<PyObject*>leaves, i)
+            if <PyObject*>Py_TYPE_(item) != <PyObject*>array_type:
+                return False
+            leaf = <Buffer><object>item
+            want = PyTuple_GET_ITEM_(<PyObject*>self.inputs, i)
+            if <PyObject*>leaf.layout != want:
+                return False
+            # The moving thread accepts deleted arrays too: the release of an array that is deleted during the move is
+            # sent after the move.
+            if leaf.deleted and not (self.client.moving and self.client.mover == PyThread_get_thread_ident()):
+                from pathways.errors import DeletedArrayError
+                name = i if self.names is None else self.names[i]
+                raise DeletedArrayError(f"argument {name} was deleted or donated: {leaf!r}")
+            self.arguments[i] = leaf.handle
+        return True
+
+    cdef bint gives_twice(self, list leaves) except -1:
+        """Whether a donated array is also another argument of this call."""
+        global _donating
+        cdef Buffer leaf
+        cdef Py_ssize_t i
+        cdef size_t n
+        _donating += 1
+        for i in self.donated:
+            leaf = <Buffer>leaves[i]
+            if leaf.seen == _donating:
+                return True
+            leaf.seen = _donating
+        for n in range(self.kept.size()):
+            if (<Buffer>leaves[<Py_ssize_t>self.kept[n]]).seen == _donating:
+                return True
+        return False
+
+    def __call__(self, list leaves not None):
+        """Submits one run and returns its results as a list. Returns None when the leaves do not fit this signature, or
+        when a donated leaf is shared, is being read, or is also another argument: then pass a copy of it (MEM-4).
+        """
+        return self.submit(leaves, None)
+
+    def timed(self, list leaves not None, Deadline deadline not None):
+        """As `__call__`, but the run must be over when `deadline`, counted from now, has passed."""
+        return self.submit(leaves, deadline)
+
+    cdef bint takes(self, list leaves) except -1:
+        """Whether the call may be made with these leaves now. The answer holds until Python's lock is released."""
+        cdef Py_ssize_t i
+        if self.stale or not self.gather(leaves) or (self.donated and self.gives_twice(leaves)):
+            return False
+        for i in self.donated:
+            if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
+                return False
+        return True
+
+    cdef list submit(self, list leaves, Deadline deadline):
+        cdef int64_t at_ns = 0
+        cdef Py_ssize_t i, n
+        cdef Status status
+        cdef uint64_t tag
+        cdef Client client = self.client
+        cdef list out
+        cdef Layout layout
+        # Local variables, because another thread may make this call while the arrays are made below.
+        cdef uint64_t few[16]
+        cdef vector[uint64_t] many
+        cdef uint64_t* results = few
+        cdef vector[uint64_t] mask
+        if deadline is not None:
+            at_ns = monotonic_ns() + deadline.nanos
+        n = len(self.inputs)
+        if len(self.outputs) > 16:
+            many.resize(len(self.outputs))
+            results = many.data()
+        while True:
+            if client.gated:
+                client.pass_gate()
+            if not self.takes(leaves):
+                return None
+            if self.wants != 0:
+                mask = self.wanted
+            if at_ns == 0:
+                status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
+                                                  u64_span(mask.data(), mask.size()))
+            else:
+                status = client.core.get().submit(self.program, const_u64_span(self.arguments.data(), n), results,
+                                                  u64_span(mask.data(), mask.size()), at_ns, &deadline.text)
+            if status == Status.kOk:
+                break
+            if status == Status.kInvalid:
+                raise ValueError(f"a call with {n} arguments and {len(self.outputs)} results does not fit the ring "
+                                 "to the controller; pass fewer, larger arrays")
+            client.make_room()  # other threads may move, delete or pin the leaves meanwhile: check them again
+        for i in self.shared:
+            (<Buffer>leaves[i]).shared = True
+        for i in self.donated:  # before another thread can pin it
+            (<Buffer>leaves[i])._forget()
+        client.dispatches += 1
+        tag = client.core.get().last_tag()
+        n = len(self.outputs)
+        out = [None] * n
+        for i in range(n):
+            layout = <Layout><object>PyTuple_GET_ITEM_(<PyObject*>self.outputs, i)
+            out[i] = client.wrap(results[i], layout)
+            (<Buffer>out[i]).run = tag
+            (<Buffer>out[i]).maker = self
+            (<Buffer>out[i]).place = <uint32_t>i
+            (<Buffer>out[i]).timed = at_ns != 0
+        if mask.size() != 0:
+            for i in range(n):
+                (<Buffer>out[i]).is_inline = mask[i // 64] >> (i % 64) & 1
+            self.forget_unread()
+        for i in self.shared_results:
+            (<Buffer>out[i]).shared = True
+        if client.host is not None:
+            client.pump()
+        return out

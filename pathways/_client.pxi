@@ -1,0 +1,446 @@
+"""`Client`: the futures, the ring and the arena of one client. Each call, put, fetch and wait goes through it. Any
+thread may use it: Python's lock is held, except in waits. Included by `_core.pyx`.
+"""
+
+from time import sleep as _sleep
+
+cdef tuple _nothing = ()
+# From this number of runs under way on, a client is taken to have a stream of runs.
+cdef uint64_t _STREAM_RUNS = 8
+# A client that has waited this long sends the releases that it holds back.
+cdef int64_t _BRIEF_NS = 1_000_000
+
+PENDING, READY, FAILED, RELEASED = "pending", "ready", "failed", "released"
+
+
+@cython.no_gc_clear  # its memory must outlive its core, so the garbage collector must not clear members first
+cdef class Client:
+    """The native part of a client. Embedded, the client's own threads also run the whole cluster."""
+    cdef unique_ptr[CppClient] core
+    cdef object keep                   # segments
+    cdef object array_type
+    cdef readonly bint closed
+    cdef readonly str orphaned         # in a forked child: why the parent's arrays cannot be used here; else None
+    cdef bint gated                    # closed, or moving: a thread must call `pass_gate` before it sends
+    cdef readonly bint moving          # a thread moves a slice; no other thread sends anything meanwhile (MOVE-1)
+    cdef unsigned long mover           # the identifier of that thread
+    cdef int inside                    # number of threads between `enter` and `leave`
+    cdef PyObject** live               # by index of the handle: the array that owns it (a borrowed reference)
+    cdef list held                     # (handle, layout) of arrays released while a slice moved
+    cdef Host host                     # embedded: the host that this client's threads run; else None
+    cdef CppController* controller     # embedded: the controller
+    cdef bint pumping                  # embedded: a thread is inside a step
+    cdef object liveness               # callable: raises when the controller process is gone
+    cdef readonly uint64_t dispatches
+
+    def __init__(self, uint32_t client_id, client_segment, status_segment, bell_segment, array_type, liveness=None,
+                 uint32_t window=1024, uint64_t release_bytes=1 << 20):
+        cdef ClientOptions options
+        options.id = client_id
+        options.window = window
+        options.release_bytes = release_bytes
+        client_segment.hide_from_children()
+        status_segment.hide_from_children()
+        bell_segment.hide_from_children()
+        self.keep = (client_segment, status_segment, bell_segment)
+        self.core.reset(new CppClient(options, <ClientBlock*><size_t>client_segment.client_block,
+                                      <const StatusBlock*><size_t>status_segment.status_block,
+                                      <DoorbellWord*><size_t>bell_segment.bell))
+        self.live = <PyObject**>calloc(self.core.get().futures().capacity(), sizeof(PyObject*))
+        if self.live == NULL:
+            raise MemoryError("no memory for the table of arrays")
+        self.held = []
+        self.array_type = array_type
+        self.liveness = liveness
+        self.host = None
+        self.controller = NULL
+
+    def __dealloc__(self):
+        free(self.live)
+
+    def embed(self, controller, Host host not None):
+        """From now on this client's threads run `controller` and `host` themselves."""
+        self.keep = self.keep + (controller,)
+        self.controller = <CppController*><size_t>controller.address
+        self.host = host
+
+    def close(self):
+        """From now on sends nothing. Handles released from now on are dropped without a command."""
+        self.closed = self.gated = True
+        if self.host is not None:
+            _interrupts.leave()
+
+    def abandon(self, str reason not None, object owner):
+        """In a forked child: closes the client; every use of it raises `reason` (FORK-1). The client and its owner are
+        never freed, because their threads exist only in the parent: a join of them would wait for ever.
+        """
+        Py_INCREF(self)
+        Py_INCREF(owner)
+        self.close()
+        self.orphaned = reason
+        self.host = None
+
+    cdef inline void release_array(self, Buffer array) noexcept:
+        cdef Handle handle
+        handle.raw = array.handle
+        self.live[handle.index()] = NULL
+        if self.gated:
+            if not self.closed:
+                self.held.append((array.handle, array.layout))
+            return
+        try:
+            self.core.get().release(handle, array.layout.group, array.layout.nbytes)
+        except Exception:  # a release that cannot be sent now is sent with the next one
+            pass
+
+    # ---- moving a slice
+
+    cdef pass_gate(self):
+        """Waits while another thread moves a slice; raises when this client is closed."""
+        if self.closed:
+            self.check_alive()
+        while self.moving and self.mover != PyThread_get_thread_ident():
+            _sleep(0.001)
+
+    def enter(self):
+        """From here until `leave` no slice moves. Use it around code that reads a layout and then sends a command that
+        depends on it.
+        """
+        if self.gated:
+            self.pass_gate()
+        self.inside += 1
+
+    def leave(self):
+        self.inside -= 1
+
+    def begin_move(self):
+        """From now on until `end_move` only this thread sends. The caller's lock must admit one thread at a time."""
+        self.mover = PyThread_get_thread_ident()
+        self.moving = self.gated = True
+        while self.inside != 0:
+            _sleep(0.001)
+
+    def end_move(self):
+        """Lets the other threads send again. The releases held back meanwhile go to the layouts' present hosts."""
+        cdef Handle handle
+        cdef Layout layout
+        self.moving = False
+        self.gated = self.closed
+        held, self.held = self.held, []
+        if self.closed:
+            return
+        for raw, layout in held:
+            handle.raw = raw
+            self.core.get().release(handle, layout.group, layout.nbytes)
+
+    def arrays_on(self, slice):
+        """Every live array on a slice: those that are neither deleted nor freed."""
+        cdef uint32_t i
+        cdef list found = []
+        for i in range(self.core.get().futures().capacity()):
+            if self.live[i] != NULL and (<Buffer><object>self.live[i]).layout.slice is slice:
+                found.append(<object>self.live[i])
+        return found
+
+    cpdef pump(self):
+        """Embedded: runs on this thread all work that is ready. Returns True when something was done."""
+        cdef uint32_t done = 0, round_done
+        if self.host is None or self.pumping:
+            return False
+        cdef bint holds = _interrupts.hold()
+        self.pumping = True
+        try:
+            while True:
+                round_done = self.controller.step()
+                round_done += self.host.core.get().step()
+                done += round_done
+                if round_done == 0:
+                    return done != 0
+        finally:
+            self.pumping = False
+            if holds:
+                _interrupts.let_go()
+
+    cdef make_room(self):
+        """Waits for credit, ring space or futures; raises when the cluster is gone."""
+        self.check_alive()
+        self.core.get().flush()
+        if self.host is not None:
+            if not self.pump():
+                self.host.wait_oldest(self, 0.001)
+            PyErr_CheckSignals()
+            return
+        with nogil:
+            self.core.get().wait_room(nanoseconds(_LOOK_NS), SpinPolicy.sleep_at_once())
+        self.core.get().poll_inbox()
+        PyErr_CheckSignals()
+
+    cpdef check_alive(self):
+        """Raises when the client is closed, the failure reason when the cluster failed, or what the liveness check
+        raises.
+        """
+        if self.closed:
+            from pathways.errors import ClusterClosedError
+            raise ClusterClosedError(self.orphaned or "the cluster of this array or program was closed")
+        cdef ClusterStatus status = self.core.get().cluster_status()
+        if status != ClusterStatus.kUp:
+            from pathways.errors import raise_cluster_failure
+            raise_cluster_failure(self.core.get().cluster_failure().decode("utf-8", "replace"),
+                                  status == ClusterStatus.kClosed)
+        if self.liveness is not None:
+            self.liveness()
+
+    def state(self, Buffer buffer not None):
+        """"pending", "ready", "failed" or "released"; never blocks."""
+        cdef Handle handle
+        if self.orphaned is not None:
+            self.check_alive()
+        handle.raw = buffer.handle
+        return self.state_of(handle)
+
+    cdef object state_of(self, Handle handle):
+        self.core.get().poll_inbox()
+        cdef FutureState state = self.core.get().poll(handle)
+        if state == FutureState.kPending:
+            return PENDING
+        return READY if state == FutureState.kReady else (FAILED if state == FutureState.kFailed else RELEASED)
+
+    cpdef str wait_raw(self, uint64_t raw, double timeout=-1.0):
+        """Waits for a future. Returns "ready", "failed" or "released"; "pending" when `timeout` seconds are over.
+
+        A negative timeout sets no limit. Ctrl-C ends only the wait. Raises when the cluster is gone.
+        """
+        cdef Handle handle
+        cdef FutureState state
+        cdef int64_t end = 0 if timeout < 0 else monotonic_ns() + <int64_t>(min(timeout, 1e9) * 1e9)
+        cdef int64_t piece, left
+        if self.orphaned is not None:
+            self.check_alive()
+        handle.raw = raw
+        # Few runs under way: the caller waits for a step's result and wants it soon. So this thread polls for long, and
+        # holds the releases back, because they would be handled before the result. With a stream of runs under way, the
+        # caller only lets the hosts catch up. So this thread sleeps early, to leave the cores to the hosts.
+        cdef bint is_brief = self.host is None and self.core.get().in_flight() < _STREAM_RUNS
+        if self.host is None and not is_brief:
+            self.core.get().flush()
+        while True:
+            self.core.get().poll_inbox()
+            state = self.core.get().poll(handle)
+            if state == FutureState.kReady:
+                return READY
+            if state == FutureState.kFailed:
+                return FAILED
+            if state == FutureState.kFree:
+                return RELEASED
+            piece = _BRIEF_NS if is_brief else _LOOK_NS
+            if end != 0:  # a wait may return early, because other futures ring the doorbell too
+                left = end - monotonic_ns()
+                if left <= 0:
+                    return PENDING
+                piece = min(piece, left)
+            if self.host is not None:
+                self.check_alive()
+                if not self.pump():
+                    self.host.wait_oldest(self, piece * 1e-9)
+            else:
+                with nogil:
+                    self.core.get().wait(handle, nanoseconds(piece),
+                                         SpinPolicy.await_answer() if is_brief else SpinPolicy.adaptive())
+                if is_brief and self.core.get().poll(handle) == FutureState.kPending:
+                    is_brief = False
+                    self.core.get().flush()  # else the releases would be held back during the whole wait
+                if self.core.get().poll(handle) == FutureState.kPending:
+                    self.core.get().poll_inbox()
+                    if self.core.get().poll(handle) == FutureState.kPending:
+                        self.check_alive()
+            PyErr_CheckSignals()
+
+    def wait(self, Buffer buffer not None, double timeout=-1.0):
+        """See `wait_raw`."""
+        return self.wait_raw(buffer.handle, timeout)
+
+    def error_text(self, uint64_t raw):
+        """The error text of a failed future."""
+        cdef Handle handle
+        handle.raw = raw
+        self.core.get().poll_inbox()  # its deadline may have passed since the last poll (DEAD-1)
+        return self.core.get().error_of(handle).decode("utf-8", "replace")
+
+    def new_array(self, Layout layout not None):
+        """A new pending array. The hosts of its layout will complete its parts."""
+        cdef Handle handle = self.new_future(layout.parts)
+        return self.wrap(handle.raw, layout)
+
+    cdef object wrap(self, uint64_t raw, Layout layout):
+        cdef PyTypeObject* kind = <PyTypeObject*>self.array_type
+        cdef Buffer array = <Buffer><object>kind.tp_new(kind, <PyObject*>_nothing, NULL)
+        Py_DECREF(array)  # tp_new's reference; the cast took its own
+        array.handle = raw
+        array.layout = layout
+        array.client = self
+        cdef Handle handle
+        handle.raw = raw
+        self.live[handle.index()] = <PyObject*>array
+        return array
+
+    cdef Handle new_future(self, uint32_t parts) except *:
+        cdef Handle handle
+        while self.core.get().allocate(parts, &handle) != Status.kOk:
+            self.make_room()
+        return handle
+
+    def new_token(self, uint32_t parts):
+        """A new future for a fetch. Release it with `forget_token`."""
+        return self.new_future(parts).raw
+
+    def forget_token(self, uint64_t raw):
+        cdef Handle handle
+        handle.raw = raw
+        if not self.closed:
+            self.core.get().forget(handle)
+
+    def put(self, Buffer array not None, bytes payload not None, BlockView block=None):
+        """Sends the bytes of a new array as a command, in the order. `block` is the block that the payload names; it is
+        leased to each host of the array.
+        """
+        self.send_command(CommandKind.kPut, array.layout.group, array.handle, 0, payload, array.layout.space_set,
+                          array.layout.space_bytes, _lease(block, array.layout))
+
+    def fetch(self, Buffer array not None, uint64_t token, bytes payload not None, BlockView block=None):
+        """Has the hosts write an array into `block`, where the payload says, and then complete `token`. The block is
+        leased to each host of the array.
+        """
+        self.send_command(CommandKind.kFetch, array.layout.group, array.handle, token, payload, NO_SPACE_SET, 0,
+                          _lease(block, array.layout))
+
+    def make(self, Buffer array not None, bytes payload not None):
+        """Has the hosts of a new array make it by a task, in the order."""
+        self.send_command(CommandKind.kTask, array.layout.group, array.handle, 0, payload, array.layout.space_set,
+                          array.layout.space_bytes, Lease())
+
+    def command(self, int kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload not None):
+        """Sends one command in the order. `kind`: see `pathways.protocol.payloads`."""
+        self.send_command(<CommandKind>kind, group, raw, token, payload, NO_SPACE_SET, 0, Lease())
+
+    cdef send_command(self, CommandKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
+                      uint32_t space_set, uint64_t space_bytes, Lease lease):
+        cdef Handle handle, answer
+        cdef const char* data = payload
+        cdef Status status
+        handle.raw = raw
+        answer.raw = token
+        if self.closed:
+            self.check_alive()
+        while True:
+            status = self.core.get().command(kind, group, handle, answer,
+                                             const_byte_span(<const byte*>data, len(payload)), space_set, space_bytes,
+                                             lease)
+            if status == Status.kOk:
+                break
+            if status == Status.kInvalid:
+                raise ValueError(f"a command of {len(payload)} bytes does not fit the ring to the controller")
+            self.make_room()
+        if self.host is not None:
+            self.pump()
+
+    def flush(self):
+        """Sends the releases held back."""
+        self.core.get().flush()
+        if self.host is not None:
+            self.pump()
+
+    def cancel(self, uint64_t tag, list arrays, str reason):
+        """Fails `arrays`, the results of run `tag`, with `reason`. Drops the run unless it was granted to its hosts."""
+        cdef vector[uint64_t] raws
+        for array in arrays:
+            raws.push_back((<Buffer>array).handle)
+        cdef string text = reason.encode()
+        while self.core.get().cancel(tag, const_u64_span(raws.data(), raws.size()), text) == Status.kFull:
+            self.make_room()
+        if self.host is not None:
+            self.pump()
+
+    def pause(self, double seconds):
+        """Waits up to about `seconds` until something happens. Embedded, it runs what is ready meanwhile."""
+        cdef int64_t nanos = <int64_t>(seconds * 1e9)
+        if self.host is not None:
+            if not self.pump():
+                self.host.wait_oldest(self, seconds)
+        else:
+            with nogil:
+                self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.sleep_at_once())
+            self.core.get().poll_inbox()
+        PyErr_CheckSignals()
+
+    @property
+    def last_tag(self):
+        return self.core.get().last_tag()
+
+    @property
+    def in_flight(self):
+        return self.core.get().in_flight()
+
+    @property
+    def futures_in_use(self):
+        return self.core.get().futures().in_use()
+
+    # ---- host buffers
+
+    def allocate(self, size_t nbytes):
+        """A block of the client's shared arena, or None when the arena has no room now."""
+        cdef uint64_t offset
+        cdef Arena* arena = self.core.get().arena()
+        if arena == NULL:
+            return None
+        self.core.get().settle_forks()
+        if arena.allocate(nbytes, &offset) != Status.kOk:
+            self.core.get().poll_inbox()  # this reclaims the leases of lost hosts
+            if arena.allocate(nbytes, &offset) != Status.kOk:
+                return None
+        return BlockView.make(arena, offset, nbytes, self.keep)
+
+    def arena_in_use(self):
+        cdef Arena* arena = self.core.get().arena()
+        return 0 if arena == NULL else arena.bytes_in_use()
+
+    def trim_arena(self):
+        """Gives the pages of free blocks back to the system, and returns how many bytes they span. Any thread."""
+        cdef Arena* arena = self.core.get().arena()
+        cdef uint64_t at = 0, done = 0
+        if arena == NULL:
+            return 0
+        while not self.closed:
+            with nogil:
+                at = arena.trim(at, &done)
+            if at == 0:
+                break
+        return done
+
+    @property
+    def max_in_flight(self):
+        """How many runs may be in flight; a further call waits."""
+        return self.core.get().window()
+
+    @max_in_flight.setter
+    def max_in_flight(self, uint32_t most):
+        self.core.get().set_window(most)
+
+    def holdings(self):
+        """For each live block of the client's memory: (offset, bytes, counted references, hosts that lease it)."""
+        cdef Arena* arena = self.core.get().arena()
+        cdef vector[Holding] found
+        self.core.get().poll_inbox()
+        self.core.get().settle_forks()
+        if arena != NULL:
+            found = arena.holdings()
+        return [(found[i].offset, found[i].bytes, found[i].references,
+                 [host for host in range(BORROWERS) if found[i].borrowers >> <int>host & 1])
+                for i in range(found.size())]
+
+    def arena_stats(self):
+        cdef Arena* arena = self.core.get().arena()
+        self.core.get().poll_inbox()
+        self.core.get().settle_forks()
+        if arena == NULL:
+            return (0, 0, 0)
+        return (arena.bytes_in_use(), arena.high_water(), arena.capacity())
