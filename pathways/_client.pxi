@@ -196,9 +196,6 @@ cdef class Client:
         if self.orphaned is not None:
             self.check_alive()
         handle.raw = buffer.handle
-        return self.state_of(handle)
-
-    cdef object state_of(self, Handle handle):
         self.core.get().poll_inbox()
         cdef FutureState state = self.core.get().poll(handle)
         if state == FutureState.kPending:
@@ -268,8 +265,7 @@ cdef class Client:
 
     def new_array(self, Layout layout not None):
         """A new pending array. The hosts of its layout will complete its parts."""
-        cdef Handle handle = self.new_future(layout.parts)
-        return self.wrap(handle.raw, layout)
+        return self.wrap(self.new_token(layout.parts), layout)
 
     cdef object wrap(self, uint64_t raw, Layout layout):
         cdef PyTypeObject* kind = <PyTypeObject*>self.array_type
@@ -283,15 +279,12 @@ cdef class Client:
         self.live[handle.index()] = <PyObject*>array
         return array
 
-    cdef Handle new_future(self, uint32_t parts) except *:
+    cpdef uint64_t new_token(self, uint32_t parts) except? 0:
+        """A new future for a fetch. Release it with `forget_token`."""
         cdef Handle handle
         while self.core.get().allocate(parts, &handle) != Status.kOk:
             self.make_room()
-        return handle
-
-    def new_token(self, uint32_t parts):
-        """A new future for a fetch. Release it with `forget_token`."""
-        return self.new_future(parts).raw
+        return handle.raw
 
     def forget_token(self, uint64_t raw):
         cdef Handle handle
@@ -371,10 +364,6 @@ cdef class Client:
                 self.core.get().wait_room(nanoseconds(nanos), SpinPolicy.sleep_at_once())
             self.core.get().poll_inbox()
         PyErr_CheckSignals()
-
-    @property
-    def last_tag(self):
-        return self.core.get().last_tag()
 
     @property
     def in_flight(self):
