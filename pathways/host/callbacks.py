@@ -2,7 +2,7 @@
 
     XLA's thread --ask--> Questions (host) --chunks, through the controller--> Answers (client) --> the function
 
-A computation with callbacks is launched by a thread beside the enqueue thread (`JaxBackend.attend`). That thread may
+A computation with callbacks is launched by a thread beside the enqueue thread (`Attendants.attend`). That thread may
 wait as long as the client takes. Meanwhile the host launches nothing else on the computation's devices; everything else
 on the host goes on. The computation's results exist only when it is over, so a failed call fails exactly what depends
 on the computation (ERR-1).

@@ -114,6 +114,12 @@ def sharding(type: ArrayType, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, specs.to_partition_spec(type.spec))
 
 
+def launch_with_jit(function: Callable[..., Any], inputs: Sequence[jax.Array]) -> Any:
+    """A launch that was refused because `jax.disable_jit` is on for this thread, which is the embedded user's."""
+    with jax.disable_jit(False):
+        return function(*inputs)
+
+
 @dataclasses.dataclass(frozen=True)
 class Attended:
     """A launch to be made by a thread beside the enqueue thread, which calls `run` and waits for the end."""

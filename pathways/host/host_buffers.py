@@ -27,6 +27,7 @@ class Inputs:
         sharding: NamedSharding,
     ) -> None:
         """`device(number)` returns this host's device of that global number."""
+        self.type = placed.type
         self.packing: Packing = placed.packing
         self.sharding = sharding
         here = [

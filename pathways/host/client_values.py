@@ -1,0 +1,85 @@
+"""Values between a client's memory and a host's devices: puts, fetches, and small results that are read back.
+
+The enqueue thread calls all of it. Embedded, client and host hand each other objects by a key instead of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.host import read_back
+from pathways.host.all_dtypes import all_dtypes
+from pathways.host.placements import Placements
+from pathways.protocol import payloads
+from pathways.protocol.payloads import Mode
+
+
+class ClientValues:
+    """The puts and fetches of one host."""
+
+    def __init__(self, core: Any, placements: Placements, platform: str) -> None:
+        self._core = core
+        self._placements = placements
+        self._platform = platform
+        self.local: dict[int, Any] = {}  # embedded: objects that client and host hand to each other, by key
+
+    @all_dtypes
+    def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
+        """Makes a buffer of a client's bytes, on CPU without another copy. Returns it and the mask of local devices."""
+        number, _, what = payloads.parse_put(payload)
+        known = self._placements.inputs(client, number)
+        if isinstance(what, tuple):  # Mode.ARENA
+            block = self._core.client_block(client, *what)
+            if block.nbytes < known.packing.nbytes:
+                raise ValueError(f"a block of {block.nbytes} bytes, the array takes {known.packing.nbytes}")
+            return known.unpack(memoryview(block)), known.mask
+        if isinstance(what, int):  # Mode.LOCAL
+            value = self.local.pop(what, None)
+            if value is None:
+                raise ValueError(f"nothing was handed over under key {what}")
+            if isinstance(value, jax.Array):  # the caller keeps it, so copy it: this buffer may be donated (MEM-4)
+                if not value.devices().isdisjoint(known.sharding.device_set):
+                    value = value.copy()  # `device_put` ignores `may_alias=False` here
+                return jax.device_put(value, known.sharding), known.mask
+            return known.unpack(value), known.mask
+        full = np.frombuffer(what, known.type.dtype) if what else np.empty(0, known.type.dtype)
+        return known.cut(full.reshape(known.type.shape)), known.mask
+
+    def refuse_put(self, client: int, payload: bytes) -> None:
+        """Returns the client's memory of a put that was refused because there is no room for its buffer."""
+        _, _, what = payloads.parse_put(payload)
+        if isinstance(what, tuple):  # Mode.ARENA
+            self._core.client_block(client, *what)
+        elif isinstance(what, int):  # Mode.LOCAL
+            self.local.pop(what, None)
+
+    @all_dtypes
+    def fetch(self, client: int, value: jax.Array, payload: bytes) -> None:
+        """Writes this host's share of a ready buffer into the client's memory: each distinct part once."""
+        mode, what = payloads.parse_fetch(payload)
+        if mode is Mode.LOCAL:
+            if what[0] in self.local:  # else the reader is gone
+                self.local[what[0]] = read_back.whole(value)
+            return
+        offset, nbytes = what
+        block = self._core.client_block(client, offset, nbytes)
+        read_back.write(value, memoryview(block))
+
+    def refuse_fetch(self, client: int, payload: bytes) -> None:
+        """Returns the client's memory of a fetch whose buffer was deleted or has failed."""
+        mode, what = payloads.parse_fetch(payload)
+        if mode is Mode.ARENA:
+            self._core.client_block(client, *what)
+
+    @all_dtypes
+    def read_back_recipe(self, value: jax.Array) -> read_back.Recipe:
+        """The recipe by which `_core` reads back arrays like `value`."""
+        return read_back.recipe(value, self._platform)
+
+    @all_dtypes
+    def read_back(self, value: jax.Array, memory: memoryview) -> None:
+        """Writes this host's share of a small result into `memory`, where the client reads it."""
+        read_back.write(value, memory)

@@ -1,0 +1,56 @@
+"""The devices of one host and of its island, by their global numbers; and the shardings of placements over them.
+
+All parts of a host use it. The shardings are cached by the enqueue thread; any thread may use the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from pathways.compiler import specs
+from pathways.host.host_buffers import Inputs
+from pathways.plan.resharding import Placement
+
+
+class HostDevices:
+    """What a host knows of its devices. Immutable, but for the cache of shardings."""
+
+    def __init__(self, host: int, local: Sequence[jax.Device], island: Sequence[jax.Device], first: int) -> None:
+        """`local` are those of host `host`; `island` are the island's, in global order from number `first` on."""
+        self.host = host
+        self.local = tuple(local)
+        self.island = tuple(island)
+        self.first = first
+        self.platform: str = local[0].platform
+        self.is_cpu = self.platform == "cpu"
+        self._shardings: dict[Any, NamedSharding] = {}
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether the island has other hosts too."""
+        return len(self.island) > len(self.local)
+
+    def device(self, number: int) -> jax.Device:
+        """The island's device of that global number."""
+        return self.island[number - self.first]
+
+    def sharding(self, placed: Placement) -> NamedSharding:
+        """The sharding of a placement's arrays."""
+        key = (placed.mesh.axes, placed.devices, placed.type.spec)
+        known = self._shardings.get(key)
+        if known is None:
+            devices = np.empty(len(placed.devices), dtype=object)
+            devices[:] = [self.device(number) for number in placed.devices]
+            axes = placed.mesh.axes or (("_devices", len(placed.devices)),)
+            mesh = Mesh(devices.reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+            known = self._shardings[key] = NamedSharding(mesh, specs.to_partition_spec(placed.type.spec))
+        return known
+
+    def inputs(self, placed: Placement) -> Inputs:
+        """A placement, prepared for making arrays of a client's bytes."""
+        return Inputs(placed, self.host, len(self.local), self.device, self.sharding(placed))

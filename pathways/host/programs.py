@@ -1,0 +1,192 @@
+"""The programs of one host: stored by control threads, compiled by a thread of their own, dropped in the order.
+
+A compiled program's callables are given to `_core.Host`, which launches them without this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _native
+from pathways.compiler.ir import LogicalProgram
+from pathways.host import executables
+from pathways.host.all_dtypes import all_dtypes
+from pathways.host.callbacks import Asker
+from pathways.host.devices import HostDevices
+from pathways.plan.binding import Bindings, BoundProgram, HostPlan, host_plan
+from pathways.plan.host_resharding import host_reshard_plan
+from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
+
+#: Called with a program's number, and with the error or the memory.
+OnCompiled = Callable[[int, str | None, ProgramMemory | None], None]
+
+
+class Program:
+    """A registered program on one host. Immutable after it is compiled."""
+
+    def __init__(
+        self, client: int, bound: BoundProgram, plan: HostPlan, host: int, asker: Callable[[int], Asker]
+    ) -> None:
+        """`asker(devices)` makes the `Asker` by which a computation on so many devices calls the client."""
+        self.client = client
+        self.bound = bound
+        self.plan = plan
+        self.asker = asker
+        self.host_reshard_plans = [
+            host_reshard_plan(
+                plan_here, bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), host, bound.devices_per_host
+            )
+            for plan_here, node in zip(plan.routes, plan.transfers, strict=True)
+        ]
+
+    def node_name(self, node: int) -> str:
+        """The name of a node of this host's plan; "" when it has none."""
+        nodes = _native.describe_plan(self.plan.block)
+        return self.bound.program.nodes[nodes[node]["node"]].name if node < len(nodes) - 1 else ""
+
+
+class Programs:
+    """Stores, compiles and drops a host's programs."""
+
+    def __init__(self, core: Any, devices: HostDevices) -> None:
+        self._core = core
+        self._devices = devices
+        self.by_number: dict[int, Program] = {}
+        self._executables = executables.ExecutableCache()
+        self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._compiler_thread: threading.Thread | None = None
+        self._compiles = CompileCounter()
+
+    # ---- from any thread
+
+    def register(
+        self,
+        client: int,
+        program_id: int,
+        program: LogicalProgram,
+        bindings: Bindings,
+        asker: Callable[[int], Asker],
+        on_compiled: OnCompiled,
+    ) -> None:
+        """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
+        devices = self._devices
+        bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local))
+        registered = Program(client, bound, host_plan(bound, devices.host, devices.is_cpu), devices.host, asker)
+        self.by_number[program_id] = registered
+        try:
+            for route, plan_here in enumerate(registered.host_reshard_plans):
+                for destination, words in plan_here.copy_plans.items():
+                    self._core.add_copy_plan(program_id, route, destination, words)
+            self._core.add_plan(program_id, registered.plan.block, client)
+        except BaseException:
+            del self.by_number[program_id]
+            raise
+        if self._compiler_thread is None:
+            self._compiler_thread = threading.Thread(target=self._compile_loop, name="pw-compile", daemon=True)
+            self._compiler_thread.start()
+        self._compiler.put(lambda: self._compile(program_id, registered, on_compiled))
+
+    def analyze(self, program_id: int) -> dict[str, Any]:
+        """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""
+        registered = self.by_number.get(program_id)
+        if registered is None:
+            return {}
+        return {
+            str(launch.computation): {"memory": dataclasses.asdict(loaded.memory), "cost": loaded.cost()}
+            for launch, loaded in zip(registered.plan.launches, self._load(registered), strict=True)
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics, for people to read."""
+        return {
+            "compiles": self._compiles.count,
+            "executables": len(self._executables),
+            "programs": len(self.by_number),
+        }
+
+    def name_of(self, plan: int | None) -> str | None:
+        """The name of a program, if it is here."""
+        known = self.by_number.get(plan) if plan is not None else None
+        return known.bound.program.name if known is not None else None
+
+    # ---- from the compiler's thread
+
+    def _compile_loop(self) -> None:
+        while (job := self._compiler.get()) is not None:
+            job()
+
+    def _compile(self, program_id: int, registered: Program, on_compiled: OnCompiled) -> None:
+        error = memory = None
+        if program_id not in self.by_number:
+            on_compiled(program_id, "the program was forgotten before it was compiled", None)
+            return
+        try:
+            loaded = self._load(registered)
+            temporaries = [each.memory.temporary_bytes for each in loaded]
+            profile = Profile(registered.bound, self._devices.host, receives_on_host=self._devices.is_cpu)
+            memory = profile.memory(registered.plan, temporaries)
+            sizes = sizes_of(registered.plan, profile, temporaries)
+            self._core.set_launchables(program_id, tuple(each.call for each in loaded), *sizes)
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem} (on host {self._devices.host})"
+            self._core.set_failed(program_id, error)
+        on_compiled(program_id, error, memory)
+
+    @all_dtypes
+    def _load(self, registered: Program) -> tuple[executables.Executable, ...]:
+        """Compiles a program's launches; equal modules are compiled once per host."""
+        bound = registered.bound
+        loaded = []
+        for launch in registered.plan.launches:
+            computation = bound.program.computations[launch.computation]
+            devices = [self._devices.device(number) for number in bound.bindings[computation.mesh]]
+            loaded.append(
+                self._executables.load(computation, devices, launch.donates, registered.client, registered.asker)
+            )
+        return tuple(loaded)
+
+    # ---- from the enqueue thread
+
+    @all_dtypes
+    def placeholder(self, plan: int, node: int, index: int) -> jax.Array:
+        """Zeros in place of a failed input, so that this host still launches its part of the gang (GANG-1)."""
+        registered = self.by_number[plan]
+        value = _native.describe_plan(registered.plan.block)[node]["inputs"][index]
+        placed = registered.bound.placed(registered.plan.values[value])
+        return self._devices.inputs(placed).cut(np.zeros(placed.type.shape, placed.type.dtype))
+
+    def remove(self, client: int, program_id: int) -> None:
+        """Removes a client's program, when its last run is over. A program of another client stays."""
+        if program_id in self.by_number and self.by_number[program_id].client == client:
+            self._core.remove_plan(program_id)
+
+    def drop(self, program_id: int) -> Program | None:
+        """Drops a removed program, because its last run is over. Returns what was dropped."""
+        return self.by_number.pop(program_id, None)
+
+    def forget(self, client: int) -> None:
+        """Drops what calls a client that is gone. Its programs go when their last runs are over."""
+        self._executables.forget(client)
+
+    def stop(self) -> None:
+        """Ends the compiler's thread when it has nothing left to compile."""
+        self._compiler.put(None)
+
+
+class CompileCounter:
+    """Counts XLA compilations of this process, by JAX's own monitoring events."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.count += 1

@@ -1,0 +1,145 @@
+"""A host's part in the transfers of programs: within the host, to and from other hosts, and over the network.
+
+The native executor decides what is transferred when, and its copier moves what goes through shared memory. The enqueue
+thread calls all of this module; control threads call `open_streams` and `replace_peer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways import _jaxlib
+from pathways.host.devices import HostDevices
+from pathways.host.network_transfer import Streams
+from pathways.host.programs import Program
+from pathways.host.receive import ReceiveAllocation, allocate_receive
+from pathways.plan.host_resharding import HostReshardPlan
+
+
+class Transfers:
+    """The transfers of one host. A transfer's number in its host's plan is its `route`."""
+
+    def __init__(self, core: Any, devices: HostDevices, programs: Mapping[int, Program], transfer_bytes: int) -> None:
+        """`programs` are the host's, by number. `transfer_bytes`: memory of the host for receive buffers."""
+        self._core = core
+        self._devices = devices
+        self._programs = programs
+        self._transfer_bytes = transfer_bytes
+        self._targets: dict[int, Any] = {}  # by id() of a host reshard plan: abstract value, sharding, devices, plan
+        self._receives: dict[tuple[int, int, int], ReceiveAllocation] = {}  # by order, plan and reshard plan (`route`)
+        self._streams: Streams | None = None  # to hosts on other machines
+        self.local_bytes = 0  # moved by transfers within this host
+
+    # ---- streams to other machines
+
+    def open_streams(self, address: str, far: Mapping[int, str]) -> None:
+        """Opens the streams to the hosts `far` on other machines; see `Streams`. Call it before the loop begins."""
+        self._streams = Streams(self._core, address, far)
+
+    def replace_peer(self, host: int, stream: str) -> None:
+        """Ends the stream to lost host `host`; its successor takes network transfers at `stream`."""
+        if self._streams is not None:
+            self._streams.replace(host, stream)
+
+    def stop(self) -> None:
+        """Ends the streams."""
+        if self._streams is not None:
+            self._streams.stop()
+
+    # ---- within this host
+
+    def transfer(self, plan: int, route: int, value: jax.Array) -> jax.Array:
+        """Runs a transfer whose source and target are both on this host alone.
+
+        If every shard fits as it is, the result shows the same shards, or copies of whole shards on other devices
+        (MEM-4). Otherwise JAX reshards the value.
+        """
+        plan_here = self._programs[plan].host_reshard_plans[route]
+        if all(plan_here.direct):
+            self.local_bytes += plan_here.copied
+            return self._show(plan_here, _jaxlib.shards_of(value), [])
+        if value.size == 0:  # JAX cannot reshard an array without elements onto other devices
+            kind = plan_here.target.type
+            return self._devices.inputs(plan_here.target).cut(np.zeros(kind.shape, kind.dtype))
+        self.local_bytes += value.nbytes
+        return jax.device_put(value, self._devices.sharding(plan_here.target))
+
+    # ---- to other hosts
+
+    def transfer_number(self, plan: int, route: int) -> int:
+        """The number by which all hosts know a transfer: its number in the program."""
+        return self._programs[plan].plan.numbers[route]
+
+    def shards(self, plan: int, route: int, value: jax.Array) -> tuple[Any, list[int]]:
+        """The source shards, already ready, that the transfer's copy plans read.
+
+        Returns an object that keeps the shards alive, and their addresses.
+        """
+        plan_here = self._programs[plan].host_reshard_plans[route]
+        shards = _jaxlib.shards_of(value)
+        if self._devices.is_cpu and not _jaxlib.is_sub_byte(plan_here.target.type.dtype):
+            return value, [_jaxlib.address_of(shards[at]) for at in plan_here.reads]
+        copies = [np.ascontiguousarray(shards[at]) for at in plan_here.reads]
+        return copies, [copy.__array_interface__["data"][0] for copy in copies]
+
+    def send_remote(self, outgoing: Any) -> None:
+        """Sends an outgoing transfer to a host on another machine; `core.remote_send_done` is called at its end."""
+        assert self._streams is not None
+        self._streams.send(outgoing)
+
+    # ---- from other hosts
+
+    def begin_receive(self, order: int, plan: int, route: int) -> tuple[tuple[int, ...], list[int]] | None:
+        """Allocates a receive's blocks. Returns the sending hosts and the offsets of all blocks; None: no room now."""
+        plan_here = self._programs[plan].host_reshard_plans[route]
+        receive = allocate_receive(self._core, self._devices.host, plan_here, self._transfer_bytes)
+        if receive is None:
+            return None
+        self._receives[order, plan, route] = receive
+        if self._streams is not None:
+            self._streams.expect(order, self.transfer_number(plan, route), plan_here.sources, receive.views)
+        return plan_here.sources, receive.offsets
+
+    def direct(self, order: int, plan: int, route: int, value: jax.Array) -> None:
+        """Gives a receive the shards of this host's own value, which it shows as they are."""
+        self._receives[order, plan, route].shards = _jaxlib.shards_of(value)
+
+    def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
+        """Makes an array of a receive's blocks, which are all written; on CPU the array uses the blocks' memory."""
+        receive = self._receives.pop((order, plan, route))
+        plan_here = self._programs[plan].host_reshard_plans[route]
+        self.local_bytes += plan_here.copied
+        return self._show(plan_here, receive.shards, receive.views)
+
+    def abandon_receive(self, order: int, plan: int, route: int) -> None:
+        """Returns the memory of a failed transfer's receive."""
+        self._receives.pop((order, plan, route), None)
+        if self._streams is not None:
+            self._streams.forget(
+                order, self.transfer_number(plan, route), self._programs[plan].host_reshard_plans[route].sources
+            )
+
+    def _show(
+        self, plan_here: HostReshardPlan, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]
+    ) -> jax.Array:
+        known = self._targets.get(id(plan_here))
+        if known is None:
+            kind = plan_here.target.type
+            aval = _jaxlib.shaped_array(kind.shape, kind.dtype, False)
+            known = self._targets[id(plan_here)] = (
+                aval,
+                self._devices.sharding(plan_here.target),
+                [self._devices.device(number) for number in plan_here.devices],
+                plan_here,
+            )
+        parts = [views[at] if shard < 0 else shards[shard] for at, shard in plan_here.shows]
+        return _jaxlib.assemble(known[0], known[1], parts, known[2])
+
+    def forget(self, program: Program) -> None:
+        """Drops what was prepared for a program that is dropped."""
+        for plan_here in program.host_reshard_plans:
+            self._targets.pop(id(plan_here), None)
