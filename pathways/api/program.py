@@ -18,13 +18,13 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from pathways import _core, _jaxlib, errors
 from pathways.api.array import Array
 from pathways.api.compiled import Compiled, Lowering
+from pathways.api.lowered import Lowered, Tracing
 from pathways.api.session import Session, current
 from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
-from pathways.api.stages import Handle, Stage
+from pathways.api.stages import Handle
 from pathways.api.tracing import Interop, is_tracing, remember, tracing
-from pathways.compiler import compile_traced, logical_text
-from pathways.compiler.ir import LogicalProgram
+from pathways.compiler import compile_traced
 from pathways.compiler.options import Options
 from pathways.compiler.placed import (
     both_forms,
@@ -36,7 +36,6 @@ from pathways.compiler.placed import (
 )
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import Argument, Traced, names_of, trace, which
-from pathways.plan.binding import BoundProgram, plan_text
 
 
 class Program(Handle):
@@ -216,7 +215,13 @@ class Program(Handle):
     def trace(self, *args: Any, **kwargs: Any) -> Tracing:
         """Traces for these arguments (arrays, or `jax.ShapeDtypeStruct`s): `.jaxpr`, `.out_info`, `.lower()`."""
         split = self._split(args, kwargs)
-        return Tracing(self, split, *self._trace(split))
+        traced, cluster, used = self._trace(split)
+        return Tracing(
+            traced,
+            split,
+            functools.partial(self._partition, traced, cluster, used),
+            functools.partial(self._lower_plainly, split),
+        )
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces, partitions and lowers for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing."""
@@ -403,80 +408,6 @@ class TimedProgram(Handle):
 
     def __repr__(self) -> str:
         return f"<{self._program!r} with a timeout of {self._seconds:g} s>"
-
-
-class Tracing(Stage):
-    """A program traced for given arguments. Made by `Program.trace`; the counterpart of `jax.stages.Traced`."""
-
-    def __init__(self, program: Program, split: Split, traced: Traced, cluster: Session, used: list[Slice]) -> None:
-        super().__init__(traced)
-        self._program = program
-        self._split = split
-        self._cluster = cluster
-        self._used = used
-
-    @property
-    def jaxpr(self) -> Any:
-        """The closed jaxpr. Placed functions are its `jit` equations with a mark in their names."""
-        return self._traced.jaxpr
-
-    @property
-    def fun_name(self) -> str:
-        """The program's name."""
-        return self._traced.name
-
-    def lower(self, *, lowering_platforms: Sequence[str] | None = None, **private: Any) -> Any:
-        """Partitions and lowers it; runs nothing.
-
-        Args:
-            lowering_platforms: of a placed function, for which platforms to lower the plain function instead, for
-                whoever runs it without a cluster. It is how `jax.export` asks, and gives a `jax.stages.Lowered`.
-        """
-        if lowering_platforms is not None:
-            return self._program._lower_plainly(self._split, tuple(lowering_platforms), private)
-        lowering = self._program._partition(self._traced, self._cluster, self._used)
-        return Lowered(self._program, self._split, lowering)
-
-
-class Lowered(Stage):
-    """A lowered program: text at each level, and `compile()`."""
-
-    def __init__(self, program: Program, split: Split, lowering: Lowering) -> None:
-        super().__init__(lowering.traced)
-        self._program = program
-        self._split = split
-        self._lowering = lowering
-
-    def as_text(self, level: str = "plan") -> str:
-        """The program as "mpmd" (after partitioning), "ifrt", "program" (ours, no devices yet) or "plan"."""
-        program = self._lowering.program
-        if level == "mpmd":
-            return program.mpmd_text
-        if level == "ifrt":
-            return program.ifrt_text
-        if level == "program":
-            return logical_text(program)
-        if level == "plan":
-            return plan_text(self.bound, self._lowering.cluster.control().topology.machines)
-        raise errors.ProgramError(f'expected "mpmd", "ifrt", "program" or "plan", got {level!r}')
-
-    @property
-    def logical(self) -> LogicalProgram:
-        """The program, free of physical devices."""
-        return self._lowering.program
-
-    @property
-    def bound(self) -> BoundProgram:
-        """The program on the physical devices that its slices are bound to now."""
-        return self._lowering.bind()
-
-    def cost_analysis(self) -> dict[str, float]:
-        """As `Compiled.cost_analysis`; compiles it for that."""
-        return self.compile().cost_analysis()
-
-    def compile(self) -> Compiled:
-        """Registers it with the hosts and waits until they have compiled it."""
-        return self._lowering.compile(self._split.tree)
 
 
 def program(
