@@ -1,0 +1,95 @@
+"""`ControlPlane`: what the API needs of a cluster besides dispatch. Any thread may call any method.
+
+`remote.py` has the one of a cluster in other processes, `embedded.py` the one of this process as a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pathways import errors
+from pathways._jaxlib import Callback
+from pathways.compiler.ir import LogicalProgram
+from pathways.plan.topology import SliceBinding, Topology
+
+
+class ControlPlane(Protocol):
+    """What the API needs of a cluster besides dispatch. The cluster is a remote one, or this process itself."""
+
+    @property
+    def topology(self) -> Topology:
+        """The hosts and devices of the cluster."""
+
+    @property
+    def client_id(self) -> int:
+        """This client's number in the cluster."""
+
+    @property
+    def client_segment(self) -> Any:
+        """This client's `_native.Segment`."""
+
+    @property
+    def status_segment(self) -> Any:
+        """The `_native.Segment` with the cluster's status, which clients only read."""
+
+    @property
+    def bell_segment(self) -> Any:
+        """The `_native.Segment` of the doorbell at which this client rings the controller."""
+
+    def allocate_slice(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
+    ) -> SliceBinding:
+        """Binds a new slice. Raises `SliceError` when that is impossible."""
+
+    def release_slice(self, slice_id: int) -> None:
+        """Ends a slice."""
+
+    def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
+        """Binds a slice to other devices. Raises `SliceError` when the slice cannot lie on them. The client itself must
+        move the slice's arrays.
+        """
+
+    def group(self, hosts: tuple[int, ...]) -> int:
+        """The number of the group of exactly these hosts."""
+
+    def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
+        """Sends a program, bound to devices mesh by mesh, to its hosts. Returns its number while they still compile."""
+
+    def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
+        """Waits until the program is compiled. Raises `ComputationError` with the host and XLA's message."""
+
+    def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
+        """XLA's analysis of a compiled program. By number of a computation: "memory" and "cost" on one device."""
+
+    def forget_programs(self, numbers: Sequence[int]) -> None:
+        """Removes programs from the controller's records. The hosts get the command `payloads.forget` in the order."""
+
+    def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
+        """Answers the calls of hosts from now on, with these functions by number. The mapping may grow later."""
+
+    def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+        """Takes a client off the devices. Returns the bytes that left them. An embedded cluster calls `pause(seconds)`
+        to run meanwhile.
+        """
+
+    def resume(self, client: int, pause: Callable[[float], None]) -> int:
+        """Brings a suspended client back. Returns the bytes that came back to the devices."""
+
+    def cluster_stats(self) -> dict[str, Any]:
+        """Statistics of the cluster."""
+
+    def alive(self) -> bool:
+        """Whether the cluster still works, by a check that takes a few microseconds."""
+
+    def failure(self) -> errors.PathwaysError | None:
+        """Why the cluster no longer works; None while it works."""
+
+    def check(self) -> None:
+        """Raises the reason if the cluster no longer works."""
+
+    def close(self) -> None:
+        """Leaves the cluster."""
+
+    def abandon(self, reason: str) -> None:
+        """For a forked child: refuses every later use with `reason`, and leaves the parent's connection as it is."""
