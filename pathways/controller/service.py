@@ -1,4 +1,4 @@
-"""The gRPC services of the controller. They turn requests into calls of `ClientManager`, and errors into refusals.
+"""The gRPC services of the controller. They turn requests into calls of its managers, and errors into refusals.
 
 TRUST-1: the secret of the caller's connection says which client makes a call, see `ClientManager.caller`. Only the
 requests of `Suspend` and `Resume` name a client.
@@ -49,6 +49,8 @@ class ControllerService(rpc.ControllerServicer):
 
     def __init__(self, client_manager: ClientManager) -> None:
         self._client_manager = client_manager
+        self._programs = client_manager.programs
+        self._callbacks = client_manager.callbacks
         self._cluster = client_manager.cluster
 
     def _caller(self, context: Any) -> ClientRecord:
@@ -115,20 +117,20 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
-        return pb.RegisterProgramReply(program_id=await self._client_manager.register(self._caller(context), request))
+        return pb.RegisterProgramReply(program_id=await self._programs.register(self._caller(context), request))
 
     @_refusing
     async def WaitCompiled(self, request: pb.WaitCompiledRequest, context: Any) -> pb.WaitCompiledReply:  # noqa: D102
-        await self._client_manager.wait_compiled(self._caller(context), request.program_id)
+        await self._programs.wait_compiled(self._caller(context), request.program_id)
         return pb.WaitCompiledReply()
 
     @_refusing
     async def Analyze(self, request: pb.AnalyzeRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
-        return pb.AnalyzeReply(host_json=await self._client_manager.analyze(self._caller(context), request.program_id))
+        return pb.AnalyzeReply(host_json=await self._programs.analyze(self._caller(context), request.program_id))
 
     @_refusing
     async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> pb.ForgetProgramsReply:  # noqa: D102
-        self._client_manager.forget_programs(self._caller(context), request.program_ids)
+        self._programs.forget(self._caller(context), request.program_ids)
         return pb.ForgetProgramsReply()
 
     @_refusing
@@ -155,10 +157,10 @@ class ControllerService(rpc.ControllerServicer):
         async def read() -> None:
             try:
                 async for answer in answers:
-                    self._client_manager.answer_host(client, answer)
+                    self._callbacks.answer_host(client, answer)
             finally:
                 if client.questions is questions:
-                    self._client_manager.stop_answering(client)
+                    self._callbacks.stop_answering(client)
 
         reader = asyncio.ensure_future(read())
         try:
@@ -197,7 +199,7 @@ class ControllerService(rpc.ControllerServicer):
     @_refusing
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), "end the cluster")
-        connection = self._client_manager.connection(wire.token_of(context))
+        connection = self._client_manager.connections.of(wire.token_of(context))
         who = "an operator" if connection.client is None else f"client {connection.client.number}"
         reason = f"{who} (pid {connection.pid}) asked it to end"
         # End the cluster after this reply, so that the caller receives it.

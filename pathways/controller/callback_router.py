@@ -1,0 +1,65 @@
+"""Passes the calls of clients' functions from hosts to clients, and the answers back.
+
+pathways/host/callbacks.py asks, pathways/cluster/callbacks.py answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.records import ClientRecord, HostRecord
+from pathways.protocol import control_pb2 as pb
+
+
+class CallbackRouter:
+    """Owned by the controller's event loop thread."""
+
+    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord]) -> None:
+        """`clients`: those that there are now, by number; the client manager changes it."""
+        self._cluster = cluster
+        self._clients = clients
+        # Calls that have no answer yet. The key: host, its incarnation, number of the call. The value: the client that
+        # must answer.
+        self._calls: dict[tuple[int, int, int], int] = {}
+
+    def ask_client(self, host: HostRecord, part: pb.CallbackPart) -> None:
+        """Passes a host's call of a client's function to that client."""
+        client = self._clients.get(part.client)
+        if client is None or client.questions is None:
+            if part.last:
+                self._refuse(host, part.call, f"client {part.client}, which would have to answer, is gone")
+            return
+        part.host, part.incarnation = host.number, host.incarnation
+        self._calls[host.number, host.incarnation, part.call] = client.number
+        client.questions.put_nowait(part)
+
+    def answer_host(self, client: ClientRecord, part: pb.CallbackPart) -> None:
+        """Passes a client's answer to the host that asked. An answer to a call of another client is ignored."""
+        key = (part.host, part.incarnation, part.call)
+        if self._calls.get(key) != client.number:
+            return
+        if part.last or part.error:
+            del self._calls[key]
+        host = self._cluster.hosts[part.host]
+        if not host.is_lost and host.incarnation == part.incarnation:
+            host.requests.put_nowait(pb.HostRequest(callback=part))
+
+    def stop_answering(self, client: ClientRecord) -> None:
+        """Fails every call that a client has not answered, and every call that hosts make to it from now on."""
+        if client.questions is not None:
+            client.questions.put_nowait(None)
+            client.questions = None
+        for key in [key for key, whose in self._calls.items() if whose == client.number]:
+            del self._calls[key]
+            host = self._cluster.hosts[key[0]]
+            if not host.is_lost and host.incarnation == key[1]:
+                self._refuse(host, key[2], f"client {client.number}, which was to answer, is gone")
+
+    def host_lost(self, host: int) -> None:
+        """A lost host waits for no answer: its open calls are forgotten."""
+        self._calls = {key: whose for key, whose in self._calls.items() if key[0] != host}
+
+    @staticmethod
+    def _refuse(host: HostRecord, call: int, why: str) -> None:
+        host.requests.put_nowait(pb.HostRequest(callback=pb.CallbackPart(call=call, last=True, error=why)))

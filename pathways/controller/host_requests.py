@@ -1,0 +1,89 @@
+"""The controller's requests to hosts, and their answers. Nothing waits for a host that is lost (ERR-2)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.records import HostRecord
+from pathways.process import fd_passing
+from pathways.protocol import control_pb2 as pb
+
+STATS_TIMEOUT_S = 2.0
+
+
+class HostRequests:
+    """Owned by the controller's event loop thread."""
+
+    def __init__(self, cluster: ClusterManager) -> None:
+        self._cluster = cluster
+        # Requests that hosts have not answered yet. The key: kind of request, host, its incarnation, a number.
+        self._asked: dict[tuple[str, int, int, int], asyncio.Future[str]] = {}
+        self._stats_numbers = itertools.count(1)
+
+    async def ask(self, host: HostRecord, what: str, number: int, request: pb.HostRequest, timeout_s: float) -> str:
+        """Sends a host a request and returns its answer; empty when the host is lost.
+
+        Raises:
+            TimeoutError: the host did not answer in time.
+            PathwaysError: the cluster ended.
+        """
+        if host.is_lost:
+            return ""
+        key = (what, host.number, host.incarnation, number)
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        host.requests.put_nowait(request)
+        try:
+            return await self._cluster.unless_ended(answer, timeout_s)
+        finally:
+            del self._asked[key]
+
+    async def hand_over(
+        self,
+        host: HostRecord,
+        what: str,
+        number: int,
+        request: pb.HostRequest,
+        message: fd_passing.Message,
+        segment: Any,
+        timeout_s: float,
+    ) -> str:
+        """Gives a host a segment. Returns the host's error text; empty for success, and for a host that is lost."""
+        try:
+            if not host.is_lost:
+                fd_passing.send(host.socket, message, [segment.fd])
+        except fd_passing.Closed:  # the process has ended; the controller is about to notice
+            return ""
+        try:
+            return await self.ask(host, what, number, request, timeout_s)
+        except TimeoutError:
+            return f"no answer in {timeout_s:g} s"
+
+    async def stats(self, host: HostRecord, program: int = 0) -> str:
+        """A host's driver statistics, or its analysis of a program, as JSON; `{}` when it does not answer in time."""
+        if not host.ready.is_set():
+            return "{}"
+        number = next(self._stats_numbers)
+        request = pb.HostRequest(report_stats=pb.ReportStats(request=number, program_id=program))
+        try:
+            return await self.ask(host, "stats", number, request, STATS_TIMEOUT_S) or "{}"
+        except TimeoutError:
+            return "{}"
+
+    def answered(self, host: HostRecord, what: str, number: int, answer: str) -> None:
+        """Takes in a host's answer."""
+        settle(self._asked.get((what, host.number, host.incarnation, number)), answer)
+
+    def host_lost(self, host: HostRecord) -> None:
+        """Completes every open request to a host with an empty answer."""
+        for (_, number, incarnation, _), answer in list(self._asked.items()):
+            if (number, incarnation) == (host.number, host.incarnation):
+                settle(answer, "")
+
+
+def settle(future: asyncio.Future[str] | None, value: str) -> None:
+    """Completes a future that is there and not done."""
+    if future is not None and not future.done():
+        future.set_result(value)

@@ -1,0 +1,149 @@
+"""The programs of all clients, and what each of their hosts has done with them: stored, compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+
+from pathways import errors
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.host_requests import HostRequests, settle
+from pathways.controller.records import ClientRecord, HostRecord, ProgramRecord
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import wire
+
+
+class ProgramManager:
+    """Owned by the controller's event loop thread."""
+
+    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord], requests: HostRequests) -> None:
+        """`clients`: those that there are now, by number; the client manager changes it."""
+        self._cluster = cluster
+        self._clients = clients
+        self._requests = requests
+        self._programs: dict[int, ProgramRecord] = {}
+        self._numbers = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+
+    # -- the requests of clients -------------------------------------------------------------------------------------
+
+    async def register(self, client: ClientRecord, request: pb.RegisterProgramRequest) -> int:
+        """Sends a client's program to the hosts of its bindings. Returns its number when all of them have stored it."""
+        topology = self._cluster.topology
+        devices = tuple(device for binding in request.bindings for device in binding.devices)
+        if not devices or min(devices) < 0 or max(devices) >= topology.devices:
+            raise errors.SliceError(
+                f"a program is bound to devices 0..{topology.devices - 1}, got {list(devices[:8]) or 'none'}"
+            )
+        hosts = topology.hosts_of(devices)
+        number = next(self._numbers)
+        program = ProgramRecord(
+            number,
+            client.number,
+            pb.HostRequest(
+                store_program=pb.StoreProgram(
+                    client=client.number, program_id=number, program=request.program, bindings=request.bindings
+                )
+            ),
+            {host: self._loop.create_future() for host in hosts},
+            {host: self._loop.create_future() for host in hosts},
+            name=request.name,
+            bindings=tuple(tuple(binding.devices) for binding in request.bindings),
+        )
+        self._cluster.register_plan(number, request.program, program.bindings)
+        self._cluster.own_plan(program)
+        self._programs[number] = program
+        client.programs.add(number)
+        for host in hosts:
+            if self._cluster.hosts[host].is_served:  # any other host gets every program when it is ready
+                self._cluster.hosts[host].requests.put_nowait(program.request)
+        for host, stored in program.stored.items():
+            if error := await self._cluster.unless_ended(stored):
+                raise errors.PlanError(f"host {host} refused the program: {error}")
+        return program.number
+
+    async def wait_compiled(self, client: ClientRecord, number: int) -> None:
+        """Waits until every host that runs a program of the client's has compiled it.
+
+        Raises:
+            PlanError: the client has no such program.
+            ComputationError: a host could not compile it; contains XLA's own message.
+        """
+        program = self._program_of(client, number)
+        for host, compiled in program.compiled.items():
+            if error := await self._cluster.unless_ended(compiled):
+                raise errors.ComputationError(f"host {host} could not compile program {number}: {error}")
+        if not program.is_admitted:
+            program.is_admitted = True
+            self._cluster.admit_by(program)
+
+    async def analyze(self, client: ClientRecord, number: int) -> Sequence[str]:
+        """XLA's analysis of a client's compiled program, from each host that runs it, as JSON."""
+        hosts = [self._cluster.hosts[host] for host in self._program_of(client, number).compiled]
+        return await asyncio.gather(*(self._requests.stats(host, number) for host in hosts))
+
+    def forget(self, client: ClientRecord, numbers: Sequence[int]) -> None:
+        """Removes programs from the client's own; the client calls them no more.
+
+        Runs that still wait may use them. So a lost host's successor gets such a program too, until the client's
+        command to forget it has been granted in the order (ERR-2).
+        """
+        client.programs.difference_update(numbers)
+        self._drop_forgotten()
+
+    def _drop_forgotten(self) -> None:
+        for number in self._cluster.controller.take_forgotten():
+            program = self._programs.pop(number, None)
+            if program is not None and program.client in self._clients:
+                self._clients[program.client].programs.discard(number)
+
+    def _program_of(self, client: ClientRecord, number: int) -> ProgramRecord:
+        program = self._programs.get(number)
+        if program is None or program.client != client.number:
+            raise errors.PlanError(f"no program {number} of this client")
+        return program
+
+    # -- clients and hosts come and go -------------------------------------------------------------------------------
+
+    def client_gone(self, client: int) -> None:
+        """Drops the programs of a client that is gone (OWN-1); whoever waits for them waits no longer."""
+        for program in [program for program in self._programs.values() if program.client == client]:
+            del self._programs[program.number]
+            for answer in (*program.stored.values(), *program.compiled.values()):
+                settle(answer, "its client is gone")
+
+    def host_lost(self, host: int) -> None:
+        """A program that a lost host had stored counts as not stored, until the host's successor has stored it."""
+        for program in self._programs.values():
+            stored = program.stored.get(host)
+            if stored is not None and stored.done():
+                program.stored[host] = self._loop.create_future()
+
+    def serve(self, hosts: Sequence[HostRecord]) -> list[asyncio.Future[str]]:
+        """Gives new hosts every living program that they take part in. Returns their answers to come."""
+        self._drop_forgotten()
+        for program in self._programs.values():
+            for host in hosts:
+                if host.number in program.stored:
+                    host.requests.put_nowait(program.request)
+        return [
+            answer
+            for program in self._programs.values()
+            for number, answer in program.stored.items()
+            if any(host.number == number for host in hosts)
+        ]
+
+    # -- what hosts report -------------------------------------------------------------------------------------------
+
+    def stored(self, host: HostRecord, report: pb.ProgramStored) -> None:
+        """A host has stored a program, or refused it."""
+        if program := self._programs.get(report.program_id):
+            settle(program.stored.get(host.number), report.error.message)
+
+    def compiled(self, host: HostRecord, report: pb.ProgramCompiled) -> None:
+        """A host has compiled a program, or could not."""
+        if program := self._programs.get(report.program_id):
+            if report.HasField("memory"):
+                program.memory[host.number] = wire.load_memory(report.memory)
+            settle(program.compiled.get(host.number), report.error)
