@@ -85,11 +85,7 @@ def main() -> int:
     """Command line. Returns 1 when an old word was found."""
     found: list[str] = []
     for name in tracked():
-        if (
-            "_pb2" in name
-            or name in SPELLS_THEM
-            or not re.search(r"\.(h|cc|py|pyi|pyx|pxd|pxi|proto|md)$", name)
-        ):
+        if "_pb2" in name or name in SPELLS_THEM or not re.search(r"\.(h|cc|py|pyi|pyx|pxd|pxi|proto|md)$", name):
             continue
         found += hits(name, (ROOT / name).read_text(encoding="utf-8"))
     print("\n".join(found) if found else "no old words")
