@@ -25,7 +25,7 @@ TEST(Status, ErrorCarriesStatusAndText) {
     throw_errno(Status::kNoMemory, "opening x", ENOENT);
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), Status::kNoMemory);
-    EXPECT_STREQ(error.what(), "opening x: No such file or directory");
+    EXPECT_EQ(std::string(error.what()), "opening x: No such file or directory");
   }
 }
 

@@ -64,7 +64,7 @@ TEST(LaunchQueues, WhatIsThrottledIsTriedAgain) {
   host.enter(1);
   host.queues.start_ready([&](NodeRef ref) {
     host.queues.throttle(ref);
-    host.queues.start_ready([](NodeRef) { FAIL(); });  // it goes on to the next itself
+    host.queues.start_ready([](NodeRef) { ADD_FAILURE(); });  // it goes on to the next itself
   });
   EXPECT_EQ(host.queues.throttled().size(), 2u);
   EXPECT_EQ(host.ready(), Calls{});
