@@ -4,6 +4,7 @@
 // Why: where processes share few cores, real computations would compete with the runtime that is being measured; the
 // stand-in sleeps.
 #include <pybind11/pybind11.h>
+#include <xla/ffi/api/ffi.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -12,7 +13,6 @@
 
 #include "bind/bind.h"
 #include "sync/atomic.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace py = pybind11;
 namespace ffi = xla::ffi;

@@ -134,6 +134,7 @@ class Test {
  protected:
   virtual void SetUp() {}
   virtual void TearDown() {}
+  virtual void TestBody() = 0;
 };
 
 }  // namespace testing
@@ -158,7 +159,7 @@ int main(int argc, char** argv) {
 #define MINITEST_DEFINE(suite, name, parent)                                                \
   struct suite##_##name##_Test : parent {                                                   \
     using parent::SetUp, parent::TearDown;                                                  \
-    void TestBody();                                                                        \
+    void TestBody() override;                                                               \
   };                                                                                        \
   static const auto& minitest_##suite##_##name = ::testing::internal::g_tests.emplace_back( \
       #suite "." #name, &::testing::Test::minitest_run<suite##_##name##_Test>);             \
