@@ -70,7 +70,7 @@ void Grants::forward_granted(EntryId id, std::span<const std::byte> record) {
 /// Entries leave one after the other, each when all steps of the run before it are done.
 void Grants::forward_in_turn() {
   while (const auto ready = sequential_->next()) {
-    forward(ready->entry.entry, ready->entry.id, ready->entry.record, ready->flags);
+    forward(ready->entry, ready->id, ready->record, ready->flags);
   }
 }
 
@@ -273,11 +273,16 @@ void Grants::announce_gone(uint32_t client) {
 
 // ------------------------------------------------------------------------------------------------------ lost hosts
 
+void Grants::end_sequential() {
+  if (!sequential_) return;
+  sequential_->end();
+  forward_in_turn();
+}
+
 void Grants::complete_in_place_of(uint32_t host) {
   for (const EntryId id : sequencer_.running_on(host)) {
     // GANG-1: nobody knows whether the lost host launched its gangs; its successor begins to count at 0.
     const uint32_t client = sequencer_.entry(id).client;
-    if (sequential_) sequential_->host_done(id, host);
     if (sequencer_.complete(id, host)) retire(id, client);
   }
 }
@@ -291,7 +296,6 @@ void Grants::drop_stranded(std::string_view text) {
   });
   sort_youngest_first(stranded);
   for (const EntryId id : stranded) drop(id, text);  // this also fails the results that would lie on survivors
-  if (sequential_) forward_in_turn();
 }
 
 void Grants::open(uint32_t host) {

@@ -1,7 +1,7 @@
 /// The order at the controller: a record enters it, waits there for its grant, goes to its hosts' outboxes, and a run
 /// is retired when all its hosts have completed it.
 ///
-/// AdmissionQueue submits the records of clients, ClientRemoval and Suspension those that the controller makes. Inbox
+/// AdmissionQueue submits the records of clients, the Controller those that it makes itself. Inbox
 /// passes on what hosts report. Deadlines and AdmissionQueue drop runs that wait. Recovery closes and opens hosts. With
 /// ControllerOptions::sequential, granted entries leave through SequentialDispatchForTesting.
 ///
@@ -86,6 +86,8 @@ class Grants {
   void close(uint32_t host) { sequencer_.close(host); }
   /// The successor is granted what waited for it.
   void open(uint32_t host);
+  /// Sends what was granted and is not sent, before hosts are lost; see SequentialDispatchForTesting.
+  void end_sequential();
   /// Completes what a lost host was granted.
   void complete_in_place_of(uint32_t host);
   /// Drops the waiting runs that need both lost hosts and surviving hosts.

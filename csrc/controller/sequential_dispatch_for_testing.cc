@@ -6,23 +6,27 @@
 namespace pathways {
 
 void SequentialDispatchForTesting::wait(const Entry& entry, EntryId id, std::span<const std::byte> record) {
-  stepper_.waiting().push_back({id, entry, {record.begin(), record.end()}});
+  waiting_.push_back({id, entry, {record.begin(), record.end()}});
   if (ClientState* client = clients_.find(entry.client)) client->credits.record_waits(record.size());
 }
 
-std::optional<SequentialDispatchForTesting::Ready> SequentialDispatchForTesting::next() {
+std::optional<SequentialDispatchForTesting::Granted> SequentialDispatchForTesting::next() {
   send_gos();
-  if (stepper_.is_busy() || stepper_.waiting().empty()) return std::nullopt;
-  Ready ready{std::move(stepper_.waiting().front()), 0};
-  stepper_.waiting().pop_front();
-  const Stepper::Waiting& first = ready.entry;
+  if (stepper_.is_busy() || waiting_.empty()) return std::nullopt;
+  Granted first = std::move(waiting_.front());
+  waiting_.pop_front();
   if (ClientState* client = clients_.find(first.entry.client)) client->credits.record_goes(first.record.size());
-  if (first.entry.kind != EntryKind::kRun) return ready;
+  if (is_over_ || first.entry.kind != EntryKind::kRun) return first;
   const uint32_t plan = read_record<RunRecord>(first.record).plan;
-  if (!stepper_.knows(plan)) return ready;
-  ready.flags = kRunStepwise;
+  if (!stepper_.knows(plan)) return first;
+  first.flags = kRunStepwise;
   stepper_.begin(first.id, first.entry.order, first.entry.client, plan);
-  return ready;
+  return first;
+}
+
+void SequentialDispatchForTesting::end() {
+  is_over_ = true;
+  stepper_.await_nothing();
 }
 
 void SequentialDispatchForTesting::send_gos() {
@@ -30,15 +34,14 @@ void SequentialDispatchForTesting::send_gos() {
     const GoRecord go{{RecordKind::kGo, 0, stepper_.client()}, stepper_.order(), step->last, 0};
     stats_.records_out += step->hosts_to_notify.size();
     for (const uint32_t h : step->hosts_to_notify) {
-      if (hosts_.is_lost(h)) continue;
       hosts_.outbox_of(h).send(sizeof go, [&](std::byte* out) { std::memcpy(out, &go, sizeof go); });
     }
   }
 }
 
 bool SequentialDispatchForTesting::enqueued(uint32_t host, const EnqueuedRecord& record) {
-  return record.host == host && record.tag <= UINT32_MAX &&
-         stepper_.enqueued(static_cast<EntryId>(record.tag), record.node, host);
+  if (record.host != host || record.tag > UINT32_MAX) return false;
+  return is_over_ || stepper_.enqueued(static_cast<EntryId>(record.tag), record.node, host);
 }
 
 }  // namespace pathways

@@ -68,4 +68,10 @@ void Stepper::host_done(EntryId run, uint32_t host) {
   stop_awaiting(host);
 }
 
+void Stepper::await_nothing() {
+  std::fill(over_.begin(), over_.end(), true);
+  std::fill(awaited_.begin(), awaited_.end(), false);
+  left_ = 0;
+}
+
 }  // namespace pathways

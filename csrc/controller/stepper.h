@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -37,13 +36,6 @@ class Stepper {
     std::vector<uint32_t> hosts_to_notify;  ///< hosts with a node in the step
     std::vector<uint32_t> heard;  ///< hosts that report its call as enqueued; empty in the last step, of transfers only
   };
-  /// An entry of the order that waits until all steps of the run before it are done.
-  struct Waiting {
-    EntryId id;
-    Entry entry;
-    std::vector<std::byte> record;
-  };
-
   explicit Stepper(uint32_t hosts) : awaited_(hosts), over_(hosts) {}
 
   /// Registers the nodes of a plan, in the program's order. A run of a plan that is not registered is dispatched as a
@@ -64,9 +56,8 @@ class Stepper {
   bool enqueued(EntryId run, uint32_t node, uint32_t host);
   /// `host` is done with a run: the stepper waits for nothing more from that host.
   void host_done(EntryId run, uint32_t host);
-
-  std::deque<Waiting>& waiting() { return waiting_; }
-  bool is_idle() const { return !is_busy() && waiting_.empty(); }
+  /// Waits for no host any more: `next` returns all steps that are left, one after the other.
+  void await_nothing();
 
  private:
   void stop_awaiting(uint32_t host);
@@ -80,7 +71,6 @@ class Stepper {
   uint32_t left_ = 0;          ///< hosts that have not yet reported the current step
   std::vector<bool> awaited_;  ///< by host: it has not yet reported the current step
   std::vector<bool> over_;     ///< by host: it is done with the run
-  std::deque<Waiting> waiting_;
 };
 
 }  // namespace pathways

@@ -65,14 +65,15 @@ struct RawClient {
 };
 
 struct Cluster : ::testing::Test {
-  explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {})
+  explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {}, bool sequential = false)
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
     std::vector<HostView> blocks;
     for (uint32_t h = 0; h < count; ++h) {
       hosts.push_back(std::make_unique<PlayedHost>(h, count, block));
       blocks.push_back(hosts[h]->block);
     }
-    controller = std::make_unique<Controller>(Controller::Options{window, {}, std::move(budgets)}, block, blocks);
+    Controller::Options options{.window = window, .budgets = std::move(budgets), .sequential = sequential};
+    controller = std::make_unique<Controller>(std::move(options), block, blocks);
     controller->add_group(1, {0});
     controller->add_group(2, {0, 1});
     good = std::make_unique<Client>(Client::Options{0, 8}, good_memory.block, block);

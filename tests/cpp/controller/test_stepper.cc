@@ -57,7 +57,7 @@ TEST(Stepper, WaitsForEveryHost) {
   ASSERT_NE(stepper.next(), nullptr);  // the transfer back, which nobody reports
   EXPECT_TRUE(stepper.is_busy());
   EXPECT_EQ(stepper.next(), nullptr);
-  EXPECT_TRUE(stepper.is_idle());
+  EXPECT_FALSE(stepper.is_busy());
 }
 
 TEST(Stepper, HostThatIsDoneIsNotAwaited) {
