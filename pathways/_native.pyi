@@ -76,7 +76,6 @@ class Controller:
         self,
         segment: Segment,
         hosts: Sequence[Segment],
-        islands: Sequence[int] = ...,
         window: int = 256,
         budgets: Sequence[int] = ...,
         spaces: Sequence[str] = ...,

@@ -13,32 +13,25 @@ using namespace pybind11::literals;
 namespace pathways::bind {
 namespace {
 
-/// A controller, and the segments that it uses; these must outlive it.
-struct BoundController {
-  BoundController(py::object controller_segment, const std::vector<py::object>& host_segments,
-                  std::vector<uint32_t> islands, uint32_t window, std::vector<uint64_t> budgets,
-                  std::vector<std::string> spaces, bool sequential, py::object status_segment)
-      : controller_memory(std::move(controller_segment)),
-        status_memory(std::move(status_segment)),
-        host_memory(host_segments) {
-    std::vector<HostView> hosts;
-    for (const py::object& segment : host_memory) hosts.emplace_back(segment.cast<Segment&>());
-    Controller::Options options;
-    options.window = window;
-    options.islands = std::move(islands);
-    options.budgets = std::move(budgets);
-    options.spaces = std::move(spaces);
-    options.sequential = sequential;
-    options.knows_plans = true;
-    core = std::make_unique<Controller>(
-        std::move(options), ControllerBlock::attach(controller_memory.cast<Segment&>()), std::move(hosts),
-        status_memory.is_none() ? nullptr : StatusBlock::attach(status_memory.cast<Segment&>()));
-  }
+/// The segments that a controller uses.
+struct Memory {
+  py::object controller, status;
+  std::vector<py::object> hosts;
+  std::map<uint32_t, std::pair<py::object, py::object>> clients{};  ///< by client: its block, and its bell
+};
 
-  py::object controller_memory, status_memory;
-  std::vector<py::object> host_memory;
-  std::map<uint32_t, std::pair<py::object, py::object>> client_memory;  ///< by client: its block, and its bell
-  std::unique_ptr<Controller> core;                                     // last member, so it is destroyed first
+/// A controller, and its segments, which outlive it: they are the first base.
+struct BoundController : Memory, Controller {
+  BoundController(Memory memory, Options options)
+      : Memory(std::move(memory)),
+        Controller(std::move(options), ControllerBlock::attach(controller.cast<Segment&>()), views(),
+                   status.is_none() ? nullptr : StatusBlock::attach(status.cast<Segment&>())) {}
+
+  std::vector<HostView> views() const {
+    std::vector<HostView> found;
+    for (const py::object& segment : hosts) found.emplace_back(segment.cast<Segment&>());
+    return found;
+  }
 };
 
 py::dict stats_dict(const ControllerStats& s) {
@@ -54,28 +47,24 @@ py::dict stats_dict(const ControllerStats& s) {
 void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(py::init<py::object, const std::vector<py::object>&, std::vector<uint32_t>, uint32_t, std::vector<uint64_t>,
-                    std::vector<std::string>, bool, py::object>(),
-           "segment"_a, "hosts"_a, "islands"_a = std::vector<uint32_t>{}, "window"_a = 256,
-           "budgets"_a = std::vector<uint64_t>{}, "spaces"_a = std::vector<std::string>{}, "sequential"_a = false,
-           "status"_a = py::none(),
-           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-           "transfers. "
-           "`status`: the segment that clients read.")
       .def(
-          "add_space_set",
-          [](BoundController& c, std::vector<uint32_t> spaces) {
-            const py::gil_scoped_release unlock;
-            return c.core->add_space_set(std::move(spaces));
-          },
-          "spaces"_a, "The number of memory spaces that hold buffers together.")
-      .def(
-          "set_budget",
-          [](BoundController& c, uint32_t space, uint64_t bytes) {
-            const py::gil_scoped_release unlock;
-            c.core->set_budget(space, bytes);
-          },
-          "space"_a, "bytes"_a)
+          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
+                      std::vector<std::string> spaces, bool sequential, py::object status) {
+            return std::make_unique<BoundController>(Memory{std::move(segment), std::move(status), std::move(hosts)},
+                                                     Controller::Options{.window = window,
+                                                                         .budgets = std::move(budgets),
+                                                                         .spaces = std::move(spaces),
+                                                                         .sequential = sequential,
+                                                                         .knows_plans = true});
+          }),
+          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+          "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
+          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
+          "transfers. "
+          "`status`: the segment that clients read.")
+      .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
+           "The number of memory spaces that hold buffers together.")
+      .def("set_budget", &Controller::set_budget, "space"_a, "bytes"_a, unlocked)
       .def(
           "set_plan_memory",
           [](BoundController& c, uint32_t plan, uint32_t client, const std::string& name, const std::string& biggest,
@@ -87,18 +76,13 @@ void register_controller(py::module_& m) {
             for (const auto& [group, set, bytes, argument, same_as] : results) {
               memory.results.push_back({group, set, bytes, argument, same_as});
             }
-            const py::gil_scoped_release unlock;
-            c.core->set_plan_memory(plan, std::move(memory));
+            c.set_plan_memory(plan, std::move(memory));
           },
-          "plan"_a, "client"_a, "name"_a, "biggest"_a, "needs"_a, "results"_a, "donated"_a,
+          "plan"_a, "client"_a, "name"_a, "biggest"_a, "needs"_a, "results"_a, "donated"_a, unlocked,
           "What runs of a plan take: `needs` are (space, peak, eager), `results` (group, space set, bytes, argument, "
           "same as).")
-      .def(
-          "add_group",
-          [](BoundController& c, uint32_t group, std::vector<uint32_t> hosts) {
-            c.core->add_group(group, std::move(hosts));
-          },
-          "group"_a, "hosts"_a, "Who is meant by a group number. Group 0 is all hosts.")
+      .def("add_group", &Controller::add_group, "group"_a, "hosts"_a,
+           "Who is meant by a group number. Group 0 is all hosts.")
       .def(
           "add_plan",
           [](BoundController& c, uint32_t plan, const std::vector<std::pair<bool, std::vector<uint32_t>>>& nodes) {
@@ -106,22 +90,18 @@ void register_controller(py::module_& m) {
             for (const auto& [is_call, hosts] : nodes) {
               program.push_back({static_cast<uint32_t>(program.size()), is_call, hosts});
             }
-            c.core->add_plan(plan, std::move(program));
+            c.add_plan(plan, std::move(program));
           },
           "plan"_a, "nodes"_a,
           "Sequential dispatch only: per node of a program, in order, whether it is a call, and whom it concerns.")
-      .def(
-          "register_plan",
-          [](BoundController& c, uint32_t plan, uint32_t client, uint32_t group) {
-            c.core->register_plan(plan, client, group);
-          },
-          "plan"_a, "client"_a, "group"_a, "TRUST-1: whose plan it is, and whose hosts its runs go to.")
+      .def("register_plan", &Controller::register_plan, "plan"_a, "client"_a, "group"_a,
+           "TRUST-1: whose plan it is, and whose hosts its runs go to.")
       .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment, py::object bell) {
             DoorbellWord* word = bell.is_none() ? nullptr : &BellBlock::attach(bell.cast<Segment&>())->doorbell;
-            c.core->add_client(client, ClientView(segment.cast<Segment&>()), word);
-            c.client_memory[client] = {std::move(segment), std::move(bell)};
+            c.add_client(client, ClientView(segment.cast<Segment&>()), word);
+            c.clients[client] = {std::move(segment), std::move(bell)};
           },
           "client"_a, "segment"_a, "bell"_a = py::none(),
           "`bell`: the segment where it rings. Raises ValueError when its segment makes no sense.")
@@ -130,67 +110,47 @@ void register_controller(py::module_& m) {
           [](BoundController& c, uint32_t client) {
             {
               const py::gil_scoped_release unlock;
-              c.core->remove_client(client);
+              c.remove_client(client);
             }
-            c.client_memory.erase(client);
+            c.clients.erase(client);
           },
           "client"_a, "OWN-1: drops what the client has waiting; the hosts free what it owned.")
-      .def(
-          "lose_hosts",
-          [](BoundController& c, std::vector<uint32_t> hosts, std::string text) {
-            return c.core->lose_hosts(std::move(hosts), std::move(text));
-          },
-          "hosts"_a, "text"_a, unlocked,
-          "ERR-2: these hosts' processes have ended: what they had fails with `text`. The number of this loss.")
+      .def("lose_hosts", &Controller::lose_hosts, "hosts"_a, "text"_a, unlocked,
+           "ERR-2: these hosts' processes have ended: what they had fails with `text`. The number of this loss.")
       .def(
           "restore_host",
           [](BoundController& c, uint32_t host, py::object segment) {
             const HostView block(segment.cast<Segment&>());
             {
               const py::gil_scoped_release unlock;
-              c.core->restore_host(host, block);
+              c.restore_host(host, block);
             }
-            c.host_memory.at(host) = std::move(segment);
+            c.hosts.at(host) = std::move(segment);
           },
           "host"_a, "segment"_a, "ERR-2: a lost host's successor, with a segment of its own, takes part from now on.")
-      .def(
-          "take_forgotten", [](BoundController& c) { return c.core->take_forgotten(); }, unlocked,
-          "Plans that nothing in the order names any more, each told once.")
-      .def(
-          "suspend", [](BoundController& c, uint32_t client) { c.core->suspend(client); }, "client"_a, unlocked,
-          "Takes no further record of the client's.")
-      .def(
-          "resume", [](BoundController& c, uint32_t client) { c.core->resume(client); }, "client"_a, unlocked)
-      .def(
-          "offload", [](BoundController& c, uint32_t client) { c.core->offload(client); }, "client"_a, unlocked,
-          "Its buffers left the devices.")
-      .def(
-          "restore", [](BoundController& c, uint32_t client) { return c.core->restore(client); }, "client"_a, unlocked,
-          "They are to come back; why they cannot, or nothing.")
-      .def(
-          "is_quiet", [](BoundController& c, uint32_t client) { return c.core->is_quiet(client); }, "client"_a,
-          unlocked, "Whether every run that was taken from the client is over.")
+      .def("take_forgotten", &Controller::take_forgotten, unlocked,
+           "Plans that nothing in the order names any more, each told once.")
+      .def("suspend", &Controller::suspend, "client"_a, unlocked, "Takes no further record of the client's.")
+      .def("resume", &Controller::resume, "client"_a, unlocked)
+      .def("offload", &Controller::offload, "client"_a, unlocked, "Its buffers left the devices.")
+      .def("restore", &Controller::restore, "client"_a, unlocked, "They are to come back; why they cannot, or nothing.")
+      .def("is_quiet", &Controller::is_quiet, "client"_a, unlocked,
+           "Whether every run that was taken from the client is over.")
       .def(
           "command_for",
-          [](BoundController& c, uint32_t client, uint16_t kind, const py::bytes& payload) {
-            const std::string_view view = payload;
-            const auto* data = reinterpret_cast<const std::byte*>(view.data());
-            std::vector<std::byte> copy(data, data + view.size());
-            const py::gil_scoped_release unlock;
-            c.core->command_for(client, static_cast<CommandKind>(kind), std::move(copy));
+          [](BoundController& c, uint32_t client, uint16_t kind, std::string_view payload) {
+            const auto bytes = std::as_bytes(std::span(payload));
+            c.command_for(client, static_cast<CommandKind>(kind), {bytes.begin(), bytes.end()});
           },
-          "client"_a, "kind"_a, "payload"_a, "A command to all hosts, as if the client had sent it.")
-      .def("step", [](BoundController& c) { return c.core->step(); })
-      .def(
-          "start", [](BoundController& c) { c.core->start(); }, unlocked)
-      .def(
-          "stop", [](BoundController& c) { c.core->stop(); }, unlocked)
-      .def(
-          "fail", [](BoundController& c, const std::string& text) { c.core->fail(text); }, "message"_a, unlocked)
-      .def(
-          "close", [](BoundController& c) { c.core->close(); }, unlocked)
-      .def("stats", [](BoundController& c) { return stats_dict(c.core->stats()); })
-      .def_property_readonly("address", [](BoundController& c) { return reinterpret_cast<size_t>(c.core.get()); });
+          "client"_a, "kind"_a, "payload"_a, unlocked, "A command to all hosts, as if the client had sent it.")
+      .def("step", &Controller::step)
+      .def("start", &Controller::start, unlocked)
+      .def("stop", &Controller::stop, unlocked)
+      .def("fail", &Controller::fail, "message"_a, unlocked)
+      .def("close", &Controller::close, unlocked)
+      .def("stats", [](BoundController& c) { return stats_dict(c.stats()); })
+      .def_property_readonly("address",
+                             [](BoundController& c) { return reinterpret_cast<size_t>(static_cast<Controller*>(&c)); });
 }
 
 }  // namespace pathways::bind

@@ -13,7 +13,6 @@ namespace pathways {
 
 struct ControllerOptions {
   uint32_t window = 256;              ///< most runs that are granted to one host and not done there
-  std::vector<uint32_t> islands;      ///< per host, its island; for statistics
   std::vector<uint64_t> budgets{};    ///< bytes per memory space: devices by number, then hosts' memory for transfers
   std::vector<std::string> spaces{};  ///< their names, for errors
   std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< see MEM-3 in admission_queue.h

@@ -66,7 +66,6 @@ class Admission {
   /// a repeated space.
   SpaceSetId add_set(std::vector<SpaceId> spaces);
   bool has_set(SpaceSetId set) const { return set < sets_.size(); }
-  std::span<const SpaceId> spaces_of(SpaceSetId set) const { return sets_[set]; }
   uint32_t space_count() const { return static_cast<uint32_t>(spaces_.size()); }
 
   /// Whether a run fits. `worst`, if given, is set to the first space with the worst verdict.
@@ -95,7 +94,6 @@ class Admission {
   void claim(std::span<const SpaceNeed> needs);
   void claim_set(SpaceSetId set);
   void clear_claims();
-  bool has_claims() const { return !claimed_.empty(); }
 
   uint64_t budget(SpaceId space) const { return spaces_[space].budget; }
   /// A smaller budget takes no memory away; it only keeps new runs and puts from being admitted.

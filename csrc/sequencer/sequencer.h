@@ -78,7 +78,6 @@ class Sequencer {
   /// Entries that waited for the host may be granted. The host must have completed everything, itself or through the
   /// controller.
   void open(uint32_t host);
-  bool is_closed(uint32_t host) const { return hosts_[host].closed; }
   /// Runs that the host was granted and has not completed, in any order. O(entries).
   std::vector<EntryId> running_on(uint32_t host) const;
   bool is_running_on(EntryId id, uint32_t host) const {

@@ -22,9 +22,8 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
         HostBlock::make(h, options.hosts, {options.ring_bytes, options.peer_ring_bytes, 0}, false));
     blocks.push_back(HostBlock::attach(host_segments_.back()));
   }
-  Controller::Options controller_options{options.window, {}};
-  controller_options.sequential = options.sequential;
-  controller_ = std::make_unique<Controller>(std::move(controller_options), controller_block_, blocks);
+  controller_ = std::make_unique<Controller>(
+      Controller::Options{.window = options.window, .sequential = options.sequential}, controller_block_, blocks);
   Host::Options host_options{.devices = options.devices, .max_in_flight = options.max_in_flight};
   // In virtual time a host's step does all the work there is, however slow the machine is.
   if (options.clock == ModelClock::Kind::kVirtual) host_options.longest_step = std::chrono::hours(1);

@@ -190,7 +190,7 @@ TEST_F(Deadlines, TheLoopWakesByItself) {
 
 /// One place of 100 bytes.
 struct HeldDeadlines : Deadlines {
-  HeldDeadlines() : Deadlines({256, {}, {100}, {"device 0"}}) {}
+  HeldDeadlines() : Deadlines({256, {100}, {"device 0"}}) {}
 };
 
 TEST_F(HeldDeadlines, ARunThatWaitsForMemoryIsDropped) {
