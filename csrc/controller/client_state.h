@@ -51,7 +51,7 @@ struct ClientState {
   std::string fault;         ///< why it is to be evicted; empty: it is not
   bool is_mute = false;      ///< its ring from the controller is invalid: nothing more is sent
 
-  // Suspension
+  // Controller
   bool is_suspended = false;
 
   // Several classes count in `credits`; see there. Grants writes `sent`

@@ -4,11 +4,11 @@
 /// What is sent becomes visible when the pass flushes, and each client's doorbell is rung once then.
 ///
 ///   OWN-1   a client whose ring is invalid, or that sent an invalid record, is marked with the reason (`fault`).
-///           ClientRemoval evicts it in this pass or in the next; the other clients notice nothing.
+///           the Controller evicts it in this pass or in the next; the other clients notice nothing.
 ///   FLOW-1  a client that does not read its ring gets shorter error texts.
 ///   DEAD-1  a result that was late stays late: see `fail_late`.
 ///
-/// Invariant: `by_id_` names exactly the clients of `all_`, but for one that ClientRemoval is removing.
+/// Invariant: `by_id_` names exactly the clients of `all_`, but for one that the Controller is removing.
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "controller/client_records.h"
 
 namespace pathways {
 namespace {
@@ -33,25 +34,17 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       deadlines_(clients_, ledger_, grants_, stats_),
       queue_(options_, clients_, ledger_, grants_, deadlines_, stats_),
       inbox_(options_, block->ready_bitmap, mailbox_, hosts_, clients_, ledger_, grants_, queue_, stats_),
-      removal_(hosts_, clients_, ledger_, grants_, queue_, inbox_),
-      recovery_(hosts_, clients_, ledger_, grants_, queue_, inbox_),
-      suspension_(options_, hosts_, clients_, ledger_, grants_, queue_, stats_) {}
+      recovery_(hosts_, clients_, ledger_, grants_, queue_, inbox_) {}
 
 Controller::~Controller() { stop(); }
 
 // ----------------------------------------------------------------------------------------------------------- mail
 
-void Controller::run_mail(std::function<void()> mail) {
-  std::promise<void> done;
-  auto result = done.get_future();
-  mailbox_.post([&] {
-    try {
-      mail();
-      done.set_value();
-    } catch (...) {
-      done.set_exception(std::current_exception());
-    }
-  });
+template <typename Mail>
+auto Controller::run_mail(Mail mail) {
+  // Shared: the stepping thread may still be leaving the task when this thread has its result.
+  auto task = std::make_shared<std::packaged_task<decltype(mail())()>>(std::move(mail));
+  mailbox_.post([task] { (*task)(); });
   bool is_running;
   {
     const std::lock_guard lock(mutex_);
@@ -61,7 +54,7 @@ void Controller::run_mail(std::function<void()> mail) {
     mailbox_.read();
     flush();
   }
-  result.get();
+  return task->get_future().get();
 }
 
 void Controller::add_group(GroupId group, std::vector<uint32_t> hosts) {
@@ -80,9 +73,7 @@ void Controller::add_group(GroupId group, std::vector<uint32_t> hosts) {
 }
 
 SpaceSetId Controller::add_space_set(std::vector<SpaceId> spaces) {
-  SpaceSetId set = 0;
-  run_mail([&] { set = ledger_.add_space_set(std::move(spaces)); });
-  return set;
+  return run_mail([&] { return ledger_.add_space_set(std::move(spaces)); });
 }
 
 void Controller::set_budget(SpaceId space, uint64_t bytes) {
@@ -125,13 +116,11 @@ void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* b
 }
 
 void Controller::remove_client(uint32_t id) {
-  run_mail([this, id] { removal_.remove(id); });
+  run_mail([&] { remove(id); });
 }
 
 uint64_t Controller::lose_hosts(std::vector<uint32_t> hosts, std::string text) {
-  uint64_t number = 0;
-  run_mail([&] { number = recovery_.lose(hosts, text); });
-  return number;
+  return run_mail([&] { return recovery_.lose(hosts, text); });
 }
 
 void Controller::restore_host(uint32_t host, const HostView& block) {
@@ -139,43 +128,43 @@ void Controller::restore_host(uint32_t host, const HostView& block) {
 }
 
 std::vector<uint32_t> Controller::take_forgotten() {
-  std::vector<uint32_t> plans;
-  run_mail([&] { plans = grants_.take_forgotten(); });
-  return plans;
+  return run_mail([&] { return grants_.take_forgotten(); });
 }
 
 void Controller::suspend(uint32_t id) {
-  run_mail([this, id] { suspension_.suspend(id); });
+  run_mail([&] {
+    if (ClientState* client = clients_.find(id)) client->is_suspended = true;
+  });
 }
 
 void Controller::resume(uint32_t id) {
-  run_mail([this, id] { suspension_.resume(id); });
+  run_mail([&] {
+    if (ClientState* client = clients_.find(id)) client->is_suspended = false;
+    queue_.retry_soon();  // so that its held records are tried again
+  });
 }
 
 bool Controller::is_quiet(uint32_t id) {
-  bool is_quiet = true;
-  run_mail([&] { is_quiet = suspension_.is_quiet(id); });
-  return is_quiet;
+  return run_mail([&] {
+    const ClientState* client = clients_.find(id);
+    return client == nullptr || client->credits.in_flight() == 0;
+  });
 }
 
 void Controller::offload(uint32_t id) {
-  run_mail([&] { suspension_.offload(id); });
+  run_mail([&] { ledger_.offload(id); });
 }
 
 std::string Controller::restore(uint32_t id) {
-  std::string refused;
-  run_mail([&] { refused = suspension_.restore(id); });
-  return refused;
+  return run_mail([&] { return restore_blocks(id); });
 }
 
 void Controller::command_for(uint32_t id, CommandKind kind, std::vector<std::byte> payload) {
-  run_mail([&] { suspension_.command_for(id, kind, payload); });
+  run_mail([&] { send_for(id, kind, payload); });
 }
 
 ControllerStats Controller::stats() {
-  ControllerStats stats;
-  run_mail([&] { stats = snapshot(); });
-  return stats;
+  return run_mail([&] { return snapshot(); });
 }
 
 ControllerStats Controller::snapshot() const {
@@ -193,13 +182,69 @@ ControllerStats Controller::snapshot() const {
   return stats;
 }
 
+// -------------------------------------------------------------------------------------------------------- clients
+
+/// OWN-1: drops what the client has waiting, and releases the memory of its buffers for entries that come behind its
+/// end. Each host gets a notice behind everything of the client that the host was granted.
+void Controller::remove(uint32_t id) {
+  if (ClientState* client = clients_.find(id)) {
+    clients_.forget(*client);  // from here on nothing is written to its memory
+    inbox_.forget(*client);
+    queue_.forget(*client);
+    ledger_.release_all(*client);
+    grants_.drop_all_of(id);
+    ledger_.forget_plans_of(id);
+    clients_.erase(*client);
+  }
+  grants_.announce_gone(id);
+}
+
+/// OWN-1: removes all clients that are marked (Clients::fault), each after the reason was sent to it; the others notice
+/// nothing. Returns their number.
+uint32_t Controller::evict_faulty() {
+  clients_.clear_faults();
+  uint32_t done = 0;
+  for (size_t i = 0; i < clients_.count();) {
+    ClientState& client = *clients_.all()[i];
+    if (client.fault.empty()) {
+      ++i;
+      continue;
+    }
+    clients_.tell_eviction(client);
+    flush();
+    remove(client.id);  // this removes it from the list
+    ++done;
+  }
+  return done;
+}
+
+std::string Controller::restore_blocks(uint32_t id) {
+  SpaceId worst = 0;
+  if (ledger_.restore(id, &worst)) return {};
+  const Admission& admission = ledger_.admission();
+  return "ResourceExhaustedError: client " + std::to_string(id) + "'s buffers find no room on " +
+         options_.name_of_space(worst) + " beside the " + std::to_string(admission.live(worst)) + " of " +
+         std::to_string(admission.budget(worst)) + " bytes that others hold or run there; try again later";
+}
+
+void Controller::send_for(uint32_t id, CommandKind kind, std::span<const std::byte> payload) {
+  ClientState* client = clients_.find(id);
+  if (client == nullptr) return;
+  const std::vector<std::byte> record = controller_command(id, kind, payload);
+  ++stats_.commands;
+  // One entry per host: a lost host gets the command when it is back, and no other host waits for it (ERR-2).
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    grants_.submit(*client, record, kOneHost | h, EntryKind::kCommand, 0);
+  }
+}
+
 // --------------------------------------------------------------------------------------------------------- passes
 
 uint32_t Controller::step() {
   mailbox_.read();
   uint32_t done = inbox_.drain_hosts();
   done += inbox_.drain_clients();
-  if (clients_.has_faults()) done += removal_.evict_faulty();
+  if (clients_.has_faults()) done += evict_faulty();
   if (!deadlines_.empty()) done += deadlines_.pass(queue_);
   if (queue_.has_held()) queue_.retry();
   if (inbox_.unread() != 0) done += inbox_.readable();

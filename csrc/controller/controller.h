@@ -15,17 +15,15 @@
 ///   Deadlines       runs that have a deadline (DEAD-1)
 ///   AdmissionQueue  held records, turns and claims; who is refused (MEM-2, MEM-3)
 ///   Inbox           what is read from the rings and how it is checked; plans' owners (TRUST-1, FLOW-1)
-///   ClientRemoval   the end of a client (OWN-1); no state
 ///   Recovery        lost hosts and their successors (ERR-2, ARENA-5)
-///   Suspension      suspended clients
-///   Controller      the mailbox, the thread, the statistics, and the pass
+///   Controller      the mailbox, the thread, the statistics, the pass, the end of a client (OWN-1), suspended clients
 ///
 /// One pass (`step`), in this order:
 ///   1. mail: registrations, removals, losses, suspensions, questions, each as a whole
 ///   2. Inbox, hosts: a run that is done goes to Grants, which retires it and sends what became grantable
 ///   3. Inbox, clients: a record goes to AdmissionQueue. It is held or refused there, or booked in MemoryLedger and
 ///      submitted to Grants, which sends it to the hosts' outboxes when it is granted
-///   4. ClientRemoval: clients with a fault
+///   4. clients with a fault are evicted (OWN-1)
 ///   5. Deadlines that have passed
 ///   6. AdmissionQueue: held records that fit now
 ///   7. HostRings and Clients: what was sent is published, and each reader's doorbell is rung once
@@ -41,8 +39,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -50,7 +48,6 @@
 #include <vector>
 
 #include "controller/admission_queue.h"
-#include "controller/client_removal.h"
 #include "controller/clients.h"
 #include "controller/cluster_end.h"
 #include "controller/controller_options.h"
@@ -62,7 +59,6 @@
 #include "controller/plan_memory.h"
 #include "controller/recovery.h"
 #include "controller/stepper.h"
-#include "controller/suspension.h"
 #include "messages/records.h"
 #include "messages/shared_segments.h"
 #include "sequencer/sequencer.h"
@@ -142,8 +138,13 @@ class Controller {
   int64_t next_deadline_ns() const { return deadlines_.empty() ? INT64_MAX : deadlines_.next_ns(); }
 
  private:
-  /// Runs `mail` on the stepping thread, and returns when it has run.
-  void run_mail(std::function<void()> mail);
+  /// Runs `mail` on the stepping thread, and returns what it returns, or throws what it throws.
+  template <typename Mail>
+  auto run_mail(Mail mail);
+  void remove(uint32_t client);
+  uint32_t evict_faulty();
+  std::string restore_blocks(uint32_t client);
+  void send_for(uint32_t client, CommandKind kind, std::span<const std::byte> payload);
   void flush();
   void validate() const;
   void loop();
@@ -164,9 +165,7 @@ class Controller {
   Deadlines deadlines_;
   AdmissionQueue queue_;
   Inbox inbox_;
-  ClientRemoval removal_;
   Recovery recovery_;
-  Suspension suspension_;
 
   std::mutex mutex_;  ///< guards is_running_ and client_ids_
   std::unordered_set<uint32_t> client_ids_;

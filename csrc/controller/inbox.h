@@ -6,7 +6,7 @@
 /// One pass takes a bounded batch from every ring, so a client that floods the controller delays another client by one
 /// batch at most.
 /// COST-3: a pass looks only at hosts whose bit is set (ReadyBitmap).
-/// OWN-1: a client that sends an invalid record is marked to be evicted (ClientRemoval); the other clients notice
+/// OWN-1: a client that sends an invalid record is marked to be evicted (Controller); the other clients notice
 /// nothing. Hosts are the runtime's own processes: an invalid record from a host fails the cluster, and the error names
 /// the host.
 /// TRUST-1: the controller copies a record out of its ring before it reads the record, and accesses a client's block

@@ -2,8 +2,8 @@
 /// handle has which block, and when a block is released.
 ///
 /// AdmissionQueue asks whether a record fits (`check`) and books it when the record gets its place in the order
-/// (`enter`, `apply`). Grants ends a run's reservation (`leave`). Recovery and ClientRemoval release the blocks of
-/// buffers that are gone. Suspension moves a client's blocks out and in.
+/// (`enter`, `apply`). Grants ends a run's reservation (`leave`). Recovery and the Controller release the blocks of
+/// buffers that are gone. The Controller moves a suspended client's blocks out and in.
 ///
 /// MEM-1: the ledger follows the order. At any moment it is true for the order up to the last record that was booked.
 /// Each live handle has at most one reference to one block, and drops it when the handle is released, is donated, is
