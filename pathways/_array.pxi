@@ -86,8 +86,7 @@ cdef class Buffer:
 
     def _read(self):
         """READ-1: waits for an inline result and returns its bytes in C order; None when it failed or was deleted."""
-        cdef Handle handle
-        handle.raw = self.handle
+        cdef Handle handle = _handle(self.handle)
         if self.client.closed:
             self.client.check_alive()
         if self.client.core.get().poll(handle) == FutureState.kPending:

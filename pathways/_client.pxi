@@ -4,6 +4,13 @@ thread may use it: Python's lock is held, except in waits. Included by `_core.py
 
 from time import sleep as _sleep
 
+
+cdef inline Handle _handle(uint64_t raw) noexcept nogil:
+    cdef Handle handle
+    handle.raw = raw
+    return handle
+
+
 cdef tuple _nothing = ()
 # From this number of runs under way on, a client is taken to have a stream of runs.
 cdef uint64_t _STREAM_RUNS = 8
@@ -81,8 +88,7 @@ cdef class Client:
         self.host = None
 
     cdef inline void release_array(self, Buffer array) noexcept:
-        cdef Handle handle
-        handle.raw = array.handle
+        cdef Handle handle = _handle(array.handle)
         self.live[handle.index()] = NULL
         if self.gated:
             if not self.closed:
@@ -122,7 +128,6 @@ cdef class Client:
 
     def end_move(self):
         """Lets the other threads send again. The releases held back meanwhile go to the layouts' present hosts."""
-        cdef Handle handle
         cdef Layout layout
         self.moving = False
         self.gated = self.closed
@@ -130,8 +135,7 @@ cdef class Client:
         if self.closed:
             return
         for raw, layout in held:
-            handle.raw = raw
-            self.core.get().release(handle, layout.group, layout.nbytes)
+            self.core.get().release(_handle(raw), layout.group, layout.nbytes)
 
     def arrays_on(self, slice):
         """Every live array on a slice: those that are neither deleted nor freed."""
@@ -165,15 +169,7 @@ cdef class Client:
         """Waits for credit, ring space or futures; raises when the cluster is gone."""
         self.check_alive()
         self.core.get().flush()
-        if self.host is not None:
-            if not self.pump():
-                self.host.wait_oldest(self, 0.001)
-            PyErr_CheckSignals()
-            return
-        with nogil:
-            self.core.get().wait_room(nanoseconds(_LOOK_NS), SpinPolicy.sleep_at_once())
-        self.core.get().poll_inbox()
-        PyErr_CheckSignals()
+        self.pause(0.001 if self.host is not None else _LOOK_NS * 1e-9)
 
     cpdef check_alive(self):
         """Raises when the client is closed, the failure reason when the cluster failed, or what the liveness check
@@ -192,12 +188,10 @@ cdef class Client:
 
     def state(self, Buffer buffer not None):
         """"pending", "ready", "failed" or "released"; never blocks."""
-        cdef Handle handle
         if self.orphaned is not None:
             self.check_alive()
-        handle.raw = buffer.handle
         self.core.get().poll_inbox()
-        cdef FutureState state = self.core.get().poll(handle)
+        cdef FutureState state = self.core.get().poll(_handle(buffer.handle))
         if state == FutureState.kPending:
             return PENDING
         return READY if state == FutureState.kReady else (FAILED if state == FutureState.kFailed else RELEASED)
@@ -207,13 +201,12 @@ cdef class Client:
 
         A negative timeout sets no limit. Ctrl-C ends only the wait. Raises when the cluster is gone.
         """
-        cdef Handle handle
+        cdef Handle handle = _handle(raw)
         cdef FutureState state
         cdef int64_t end = 0 if timeout < 0 else monotonic_ns() + <int64_t>(min(timeout, 1e9) * 1e9)
         cdef int64_t piece, left
         if self.orphaned is not None:
             self.check_alive()
-        handle.raw = raw
         # Few runs under way: the caller waits for a step's result and wants it soon. So this thread polls for long, and
         # holds the releases back, because they would be handled before the result. With a stream of runs under way, the
         # caller only lets the hosts catch up. So this thread sleeps early, to leave the cores to the hosts.
@@ -258,10 +251,8 @@ cdef class Client:
 
     def error_text(self, uint64_t raw):
         """The error text of a failed future."""
-        cdef Handle handle
-        handle.raw = raw
         self.core.get().poll_inbox()  # its deadline may have passed since the last poll (DEAD-1)
-        return self.core.get().error_of(handle).decode("utf-8", "replace")
+        return self.core.get().error_of(_handle(raw)).decode("utf-8", "replace")
 
     def new_array(self, Layout layout not None):
         """A new pending array. The hosts of its layout will complete its parts."""
@@ -274,9 +265,7 @@ cdef class Client:
         array.handle = raw
         array.layout = layout
         array.client = self
-        cdef Handle handle
-        handle.raw = raw
-        self.live[handle.index()] = <PyObject*>array
+        self.live[_handle(raw).index()] = <PyObject*>array
         return array
 
     cpdef uint64_t new_token(self, uint32_t parts) except? 0:
@@ -287,10 +276,8 @@ cdef class Client:
         return handle.raw
 
     def forget_token(self, uint64_t raw):
-        cdef Handle handle
-        handle.raw = raw
         if not self.closed:
-            self.core.get().forget(handle)
+            self.core.get().forget(_handle(raw))
 
     def put(self, Buffer array not None, bytes payload not None, BlockView block=None):
         """Sends the bytes of a new array as a command, in the order. `block` is the block that the payload names; it is
@@ -317,15 +304,12 @@ cdef class Client:
 
     cdef send_command(self, CommandKind kind, uint32_t group, uint64_t raw, uint64_t token, bytes payload,
                       uint32_t space_set, uint64_t space_bytes, Lease lease):
-        cdef Handle handle, answer
         cdef const char* data = payload
         cdef Status status
-        handle.raw = raw
-        answer.raw = token
         if self.closed:
             self.check_alive()
         while True:
-            status = self.core.get().command(kind, group, handle, answer,
+            status = self.core.get().command(kind, group, _handle(raw), _handle(token),
                                              const_byte_span(<const byte*>data, len(payload)), space_set, space_bytes,
                                              lease)
             if status == Status.kOk:
@@ -353,7 +337,7 @@ cdef class Client:
         if self.host is not None:
             self.pump()
 
-    def pause(self, double seconds):
+    cpdef pause(self, double seconds):
         """Waits up to about `seconds` until something happens. Embedded, it runs what is ready meanwhile."""
         cdef int64_t nanos = <int64_t>(seconds * 1e9)
         if self.host is not None:
