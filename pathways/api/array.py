@@ -6,7 +6,8 @@ It stands wherever a JAX array does: in pytrees, under NumPy functions, in arith
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -30,6 +31,20 @@ else:
     _Face = _core.Buffer
 
 
+def _conversion(kind: type) -> Any:
+    """The method of `Array` that makes a Python number of one element."""
+
+    def convert(self: Array) -> Any:
+        if self.layout.shape:
+            raise TypeError(f"only scalar arrays can be converted to {kind.__name__}, got {self!r}")
+        return kind(self.__array__())
+
+    convert.__name__ = f"__{kind.__name__}__"
+    convert.__qualname__ = f"Array.{convert.__name__}"
+    convert.__annotations__ = {"return": kind.__name__}
+    return convert
+
+
 class Array(_Face):
     """A logical array on a slice. Made by programs and by `pw.device_put`; never directly."""
 
@@ -39,37 +54,7 @@ class Array(_Face):
         """Refused: there is no value without a slice."""
         raise TypeError("pw.Array is not made directly; pw.device_put(x, slice) puts a value on a slice")
 
-    # ---- what it is; none of these waits
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-        return self.layout.shape
-
-    @property
-    def dtype(self) -> Any:
-        """Element type."""
-        return self.layout.dtype
-
-    @property
-    def weak_type(self) -> bool:
-        """Whether JAX would promote it like a Python number."""
-        return bool(self.layout.weak_type)
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.layout.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.layout.shape, dtype=np.int64))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array, each element once."""
-        return int(self.layout.nbytes)
+    # ---- what it is; none of these waits. `_FACTS` has the rest: shape, dtype and so on
 
     @property
     def slice(self) -> Any:
@@ -81,27 +66,6 @@ class Array(_Face):
         """Its sharding over the slice's abstract mesh; knows the slice."""
         spec = specs.to_partition_spec(self.layout.spec[: len(self.layout.shape)])
         return self.layout.slice.sharding(spec)
-
-    @property
-    def aval(self) -> Any:
-        """What JAX sees of it while it traces."""
-        layout = self.layout
-        return _jaxlib.shaped_array(layout.shape, layout.dtype, layout.weak_type)
-
-    @property
-    def committed(self) -> bool:
-        """True: it stays on its slice, and operations with it run there."""
-        return True
-
-    @property
-    def is_fully_replicated(self) -> bool:
-        """Whether every device of the slice holds all of it."""
-        return not any(self.layout.spec)
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        """True: the client can read all of it."""
-        return True
 
     def devices(self) -> set[Any]:
         """The devices of its slice."""
@@ -249,11 +213,9 @@ class Array(_Face):
 
     # ---- Python's own protocols; each of these waits
 
-    def __float__(self) -> float:
-        return self._scalar("float").__float__()
-
-    def __int__(self) -> int:
-        return self._scalar("int").__int__()
+    __float__ = _conversion(float)
+    __int__ = _conversion(int)
+    __complex__ = _conversion(complex)
 
     def __bool__(self) -> bool:
         # ValueError, as NumPy's and JAX's arrays raise it: libraries that compare what they do not know catch it.
@@ -261,9 +223,6 @@ class Array(_Face):
             many = "an empty array" if self.size == 0 else "an array with more than one element"
             raise ValueError(f"the truth value of {many} is ambiguous, got {self!r}; use .size, .any() or .all()")
         return bool(self.__array__())
-
-    def __complex__(self) -> complex:
-        return complex(self._scalar("complex").__complex__())
 
     def __index__(self) -> int:
         if self.shape or not np.issubdtype(self.dtype, np.integer):
@@ -277,11 +236,6 @@ class Array(_Face):
     def tolist(self) -> Any:
         """The value as nested lists."""
         return np.asarray(self).tolist()
-
-    def _scalar(self, what: str) -> np.ndarray:
-        if self.layout.shape:
-            raise TypeError(f"only scalar arrays can be converted to {what}, got {self!r}")
-        return self.__array__()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -350,6 +304,33 @@ class Array(_Face):
         return f"pw.Array({value}{self.dtype}[{dims}]{weak} on {self.layout.slice.mesh_spec.name}, spec={spec}{state})"
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _aval(self: Array) -> Any:
+    return _jaxlib.shaped_array(self.layout.shape, self.layout.dtype, self.layout.weak_type)
+
+
+#: Properties of `Array` that follow from its layout alone: name, type, description, value.
+_FACTS: tuple[tuple[str, str, str, Callable[[Array], Any]], ...] = (
+    ("shape", "tuple[int, ...]", "Extents.", lambda self: self.layout.shape),
+    ("dtype", "Any", "Element type.", lambda self: self.layout.dtype),
+    ("weak_type", "bool", "Whether JAX would promote it like a Python number.", lambda self: self.layout.weak_type),
+    ("ndim", "int", "Number of dimensions.", lambda self: len(self.layout.shape)),
+    ("size", "int", "Number of elements.", lambda self: math.prod(self.layout.shape)),
+    ("nbytes", "int", "Bytes of the whole array, each element once.", lambda self: self.layout.nbytes),
+    ("aval", "Any", "What JAX sees of it while it traces.", _aval),
+    ("committed", "bool", "True: it stays on its slice, and operations with it run there.", lambda self: True),
+    (
+        "is_fully_replicated",
+        "bool",
+        "Whether every device of the slice holds all of it.",
+        lambda self: not any(self.layout.spec),
+    ),
+    ("is_fully_addressable", "bool", "True: the client can read all of it.", lambda self: True),
+)
+for _name, _type, _description, _value in _FACTS:
+    _value.__annotations__ = {"return": _type}
+    setattr(Array, _name, property(_value, doc=_description))
 
 
 def _unpickle_key(words: np.ndarray, implementation: str) -> jax.Array:
