@@ -15,7 +15,7 @@ import gc
 import itertools
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from pathways import _core, _jaxlib, errors
 from pathways.cluster.arena_trimming import ArenaTrimmer
 from pathways.compiler.ir import ArrayType
 from pathways.plan.shard_packing import Packing, aligned
+from pathways.plan.topology import SliceBinding
 from pathways.protocol import payloads
 
 #: Up to here bytes travel inside the command; above, through shared memory.
@@ -36,18 +37,25 @@ _READY, _FAILED = "ready", "failed"
 _keys = itertools.count(1)
 
 
+class KnownPlacement(NamedTuple):
+    """Where the arrays of one layout are, as its hosts were told: under which number, and for which devices."""
+
+    number: int
+    binding: SliceBinding
+    packing: Packing
+
+
 class HostTransfer(abc.ABC):
     """Puts and read-backs of one cluster. The caller is inside `_core.Client.enter`, so no slice moves meanwhile."""
 
     @abc.abstractmethod
-    def put(self, array: Any, leaf: Any, packing: Packing, placement: int, what: object) -> None:
+    def put(self, array: Any, leaf: Any, placement: KnownPlacement, what: object) -> None:
         """Sends the value of a new array. The bytes are copied, once, before this returns.
 
         Args:
             array: the new `pw.Array`, of the layout that the value has.
             leaf: a NumPy array, or a `jax.Array` of this process.
-            packing: how the bytes lie for the hosts.
-            placement: the number by which the hosts know the layout's placement.
+            placement: that of the layout.
             what: the value's name in messages.
         """
 
@@ -63,15 +71,15 @@ class SharedMemory(HostTransfer):
         self._client = client
         self._arena_trimmer = arena_trimmer
 
-    def put(self, array: Any, leaf: Any, packing: Packing, placement: int, what: object) -> None:  # noqa: D102
+    def put(self, array: Any, leaf: Any, placement: KnownPlacement, what: object) -> None:  # noqa: D102
         kind: ArrayType = array.layout.cache
         if kind.nbytes <= INLINE_BYTES:
             data = np.asarray(leaf, dtype=kind.dtype).tobytes()
-            self._client.put(array, payloads.put_inline(placement, data))
+            self._client.put(array, payloads.put_inline(placement.number, data))
             return
-        block = self.allocate(packing.nbytes, what)
-        packing.pack(leaf, memoryview(block))
-        self._client.put(array, payloads.put_arena(placement, block.offset, packing.nbytes), block)
+        block = self.allocate(placement.packing.nbytes, what)
+        placement.packing.pack(leaf, memoryview(block))
+        self._client.put(array, payloads.put_arena(placement.number, block.offset, block.nbytes), block)
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
         nbytes = array.layout.cache.nbytes
@@ -97,14 +105,14 @@ class InProcess(HostTransfer):
         self._client = client
         self._handed_over = handed_over
 
-    def put(self, array: Any, leaf: Any, packing: Packing, placement: int, what: object) -> None:  # noqa: D102
+    def put(self, array: Any, leaf: Any, placement: KnownPlacement, what: object) -> None:  # noqa: D102
         key = next(_keys)
         if isinstance(leaf, jax.Array):
             self._handed_over[key] = leaf
         else:
-            self._handed_over[key] = memory = aligned(packing.nbytes)
-            packing.pack(leaf, memory)
-        self._client.put(array, payloads.put_local(placement, key))
+            self._handed_over[key] = memory = aligned(placement.packing.nbytes)
+            placement.packing.pack(leaf, memory)
+        self._client.put(array, payloads.put_local(placement.number, key))
 
     def read_back(self, array: Any) -> ReadBack:  # noqa: D102
         token = self._client.new_token(array.layout.parts)

@@ -43,7 +43,7 @@ def put_leaf(leaf: Any, layout: _core.Layout, what: object) -> Array:
     client.enter()  # a slice that moves changes who holds the array
     try:
         array: Array = client.new_array(layout)
-        cluster.transfer.put(array, leaf, cluster.packing(layout), cluster.placement(layout), what)
+        cluster.transfer.put(array, leaf, cluster.placement(layout), what)
         return array
     finally:
         client.leave()

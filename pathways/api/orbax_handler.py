@@ -282,7 +282,7 @@ class _Save(_Job):
     async def write(self, store: Any) -> None:
         """Has it all written. `store`: where what orbax keeps of the layout goes; None: somebody else writes it."""
         try:
-            await asyncio.gather(*(info.await_path_creation() for _, info, _ in self._items))
+            await self.paths()
             await self.settle()
             self._ask_for_writes()
             await self._write_shardings()
@@ -459,7 +459,7 @@ class _Restore(_Job):
         layout = cluster.layout(kind, slice_, dtype=logical, shape=shape)
         cluster.native.enter()  # a slice that moves changes who shall hold it
         try:
-            placement = cluster.placement(layout)
+            placement = cluster.placement(layout).number
             array: Array = cluster.native.new_array(layout)
             self.join(array)
             payload = payloads.task(

@@ -13,12 +13,11 @@ from typing import Any
 from pathways import _core
 from pathways.api.array import Array
 from pathways.api.effects import Effects
-from pathways.api.host_transfer import HostTransfer, InProcess, SharedMemory
+from pathways.api.host_transfer import HostTransfer, InProcess, KnownPlacement, SharedMemory
 from pathways.api.slices import Device, Slice, VirtualDeviceSet
 from pathways.api.tracing import remember
 from pathways.cluster.arena_trimming import ArenaTrimmer
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.plan.shard_packing import Packing
 from pathways.plan.topology import SliceBinding
 from pathways.protocol import payloads
 
@@ -41,8 +40,7 @@ class Session:
     def __init__(self, control: Any, is_embedded: bool) -> None:
         self._control = control
         self._layouts: dict[Any, _core.Layout] = {}
-        self._packings: dict[_core.Layout, Packing] = {}
-        self._placements: dict[Any, tuple[int, SliceBinding]] = {}  # what hosts were told, and for which devices
+        self._placements: dict[_core.Layout, KnownPlacement] = {}
         self._lock = threading.RLock()
         topology = control.topology
         each = topology.devices_per_host
@@ -151,13 +149,6 @@ class Session:
                 known = self._layouts.setdefault(key, known)
         return known
 
-    def packing(self, layout: _core.Layout) -> Packing:
-        """How bytes of a layout travel to its hosts."""
-        known = self._packings.get(layout)
-        if known is None:
-            known = self._packings[layout] = layout.slice.placed(layout.cache).packing
-        return known
-
     def move_layouts(self, slice: Slice, binding: SliceBinding) -> None:
         """From now on a slice lies elsewhere; `steady` is held, and nobody sends (`_core.Client.begin_move`)."""
         with self._lock:
@@ -166,20 +157,19 @@ class Session:
                 if layout.slice is slice:
                     layout.move(binding.group, binding.hosts, binding.space_set)
 
-    def placement(self, layout: _core.Layout) -> int:
-        """The number by which the hosts of a layout know its placement. The first call sends them the placement."""
-        kind: ArrayType = layout.cache
-        key = (kind.shape, kind.dtype, kind.spec, layout.slice.mesh_spec.name)
-        known = self._placements.get(key)
-        if known is None or known[1] is not layout.slice.binding:
+    def placement(self, layout: _core.Layout) -> KnownPlacement:
+        """The placement of a layout, which its hosts know by number. The first call sends them the placement."""
+        known = self._placements.get(layout)
+        if known is None or known.binding is not layout.slice.binding:
             with self._lock:
-                known = self._placements.get(key)
-                if known is None or known[1] is not layout.slice.binding:
-                    number = len(self._placements) + 1 if known is None else known[0]
-                    payload = payloads.define(number, layout.slice.placed(kind))
-                    self.native.command(payloads.BACKEND, layout.group, number, 0, payload)
-                    known = self._placements[key] = number, layout.slice.binding
-        return known[0]
+                known = self._placements.get(layout)
+                if known is None or known.binding is not layout.slice.binding:
+                    number = len(self._placements) + 1 if known is None else known.number
+                    placed = layout.slice.placed(layout.cache)
+                    self.native.command(payloads.BACKEND, layout.group, number, 0, payloads.define(number, placed))
+                    known = KnownPlacement(number, layout.slice.binding, placed.packing)
+                    self._placements[layout] = known
+        return known
 
     def sweep(self) -> None:
         """Tells the hosts, in the order, and the controller of programs that nobody here can call any more."""

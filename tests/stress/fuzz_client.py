@@ -91,7 +91,7 @@ class Culprit:
         self.cluster = pw.connect(address)
         self.slice = pw.make_virtual_device_set(self.cluster).add_slice(devices=2)
         self.good = pw.device_put(VALUE, self.slice).block_until_ready()
-        self.placement = self.cluster.placement(self.good.layout)
+        self.placement = self.cluster.placement(self.good.layout).number
         self.native: Any = self.cluster.native
         self.channel = grpc.insecure_channel(remote.Address.parse(address).control)
         self.descriptors = remote.Address.parse(address).descriptors

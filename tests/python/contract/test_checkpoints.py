@@ -261,7 +261,7 @@ def test_a_failed_array_is_not_saved_and_says_why(add: Any, cluster: Any, quiet:
     layout = cluster.layout(good.layout.cache, slice_)
     bad = cluster.native.new_array(layout)  # a restore of something that is not there
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "nothing/")}}
-    placement = cluster.placement(layout)
+    placement = cluster.placement(layout).number
     command = payloads.task("read", 1 << 40, name="bad", spec=spec, context={}, placement=placement, dtype="float32")
     cluster.native.make(bad, command)
     with pytest.raises(pw.errors.CheckpointError, match=r"'bad' at .*/nothing failed on host \d.*"):

@@ -53,8 +53,8 @@ def spans(block: Any, room: int) -> dict[str, tuple[int, int]]:
 
 def test_puts_of_what_was_not_lent(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
-    placement = cluster.placement(layout)
-    room = cluster.packing(layout).nbytes
+    placement = cluster.placement(layout).number
+    room = cluster.placement(layout).packing.nbytes
     block = host_transfer.allocate(native, room, "a test")
     np.frombuffer(block, np.uint8)[:] = 0
     never = host_transfer.allocate(native, room, "a test")
@@ -75,7 +75,7 @@ def test_puts_of_what_was_not_lent(cluster: Any, mine: Any) -> None:
 
 def test_puts_that_make_no_sense(cluster: Any, mine: Any) -> None:
     native, layout = cluster.native, mine.layout
-    placement = cluster.placement(layout)
+    placement = cluster.placement(layout).number
     for name, payload in {
         "a short block": payloads.put_arena(
             placement, (block := host_transfer.allocate(native, 64, "a test")).offset, 64
