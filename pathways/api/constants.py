@@ -8,6 +8,7 @@ flag may clear it. Bounded per position. Never for positions that are donated.
 
 from __future__ import annotations
 
+import functools
 import struct
 import weakref
 from collections.abc import Hashable, Sequence
@@ -102,19 +103,14 @@ class Constants:
         most = 1 if layout.nbytes > BIG_BYTES else KEPT
         while len(kept) >= most:
             kept.pop(next(iter(kept)), None)
-        kept[name] = array, weakref.ref(leaf, _Forget(kept, name)) if is_identity else None
+        kept[name] = array, weakref.ref(leaf, functools.partial(_forget, kept, name)) if is_identity else None
         return array
 
 
-class _Forget:
+def _forget(
+    kept: dict[Hashable, tuple[Array, weakref.ref[Any] | None]], name: Hashable, whose: weakref.ref[Any]
+) -> None:
     """Forgets a value by its identity when it is gone: another may soon have the same."""
-
-    __slots__ = ("_kept", "_name")
-
-    def __init__(self, kept: dict[Hashable, tuple[Array, weakref.ref[Any] | None]], name: Hashable) -> None:
-        self._kept, self._name = kept, name
-
-    def __call__(self, whose: weakref.ref[Any]) -> None:
-        known = self._kept.get(self._name)
-        if known is not None and known[1] is whose:
-            self._kept.pop(self._name, None)
+    known = kept.get(name)
+    if known is not None and known[1] is whose:
+        kept.pop(name, None)

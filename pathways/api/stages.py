@@ -51,24 +51,16 @@ class Stage(Handle):
     def args_info(self) -> Any:
         """A `jax.stages.ArgInfo` for each argument, as (positional arguments, keyword arguments)."""
         traced = self._traced
-        count = traced.in_tree.num_leaves
-        return tree_unflatten(
-            traced.in_tree,
-            [
-                jax.stages.ArgInfo(_jaxlib.shaped_array(argument.shape, argument.dtype, argument.weak_type), donated)
-                for argument, donated in zip(traced.arguments[:count], traced.donated[:count], strict=True)
-            ],
-        )
+        return tree_unflatten(traced.in_tree, list(map(jax.stages.ArgInfo, self._avals(), traced.donated)))
 
     @property
     def in_avals(self) -> Any:
         """The abstract values of the arguments, as `args_info`."""
-        traced = self._traced
-        count = traced.in_tree.num_leaves
-        return tree_unflatten(
-            traced.in_tree,
-            [_jaxlib.shaped_array(a.shape, a.dtype, a.weak_type) for a in traced.arguments[:count]],
-        )
+        return tree_unflatten(self._traced.in_tree, self._avals())
+
+    def _avals(self) -> list[Any]:
+        given = self._traced.arguments[: self._traced.in_tree.num_leaves]
+        return [_jaxlib.shaped_array(argument.shape, argument.dtype, argument.weak_type) for argument in given]
 
     @property
     def out_info(self) -> Any:
