@@ -2,9 +2,25 @@
 may call it, with Python's lock held. Included by `_core.pyx`.
 """
 
+import enum as _enum
+
 cdef uint64_t _donating = 0  # number of calls so far that donate something
 # After this many runs without a read of a result, the result's value no longer comes with its completion.
 cdef uint32_t _UNREAD_RUNS = 64
+
+
+class Refusal(_enum.Enum):
+    """Why a `Call` did not take its leaves. Nothing was sent. Reasons that come first are found first."""
+    UNLIKE = "another number of leaves, or an array of another layout: the leaves have another signature"
+    HOST_VALUE = "a leaf is not an array yet, and the arrays fit: put the leaf"
+    STALE = "a slice of the program moved: call `bind`"
+    SHARED = "a donated array is shared, is being read, or is also another argument: pass a copy of it (MEM-4)"
+
+
+cdef object _UNLIKE = Refusal.UNLIKE
+cdef object _HOST_VALUE = Refusal.HOST_VALUE
+cdef object _STALE = Refusal.STALE
+cdef object _SHARED = Refusal.SHARED
 
 
 cdef class Deadline:
@@ -22,7 +38,9 @@ cdef class Call:
     cdef readonly Client client
     cdef ProgramRef program
     cdef public bint stale              # a slice of the program moved: `bind` must be called again
-    cdef readonly tuple inputs          # Layouts
+    cdef readonly tuple inputs          # Layouts of the leaves
+    cdef tuple layouts                  # Layouts of the leaves, then of `closed_over`
+    cdef readonly list closed_over      # the arrays that the program closes over: its last arguments
     cdef readonly tuple outputs         # Layouts
     cdef readonly tuple donated         # positions of arguments
     cdef readonly tuple shared          # positions of arguments that a run makes `shared`
@@ -32,12 +50,19 @@ cdef class Call:
     cdef vector[uint64_t] wanted        # one bit per result: set when its value must come with its completion
     cdef vector[uint32_t] unread        # by result: runs since one of its arrays was read
     cdef uint32_t wants                 # number of bits of `wanted` that are set
-    cdef public tuple names             # names of the inputs, for messages; None: messages use their positions
+    cdef str name                       # of the program, for messages
+    cdef tuple names                    # of the inputs, for messages; empty: messages use their positions
 
     def __init__(self, Client client not None, uint32_t plan, uint32_t group, tuple inputs, tuple outputs,
-                 tuple donated=(), tuple shared=(), tuple shared_results=()):
+                 tuple donated=(), tuple shared=(), tuple shared_results=(), list closed_over not None=[],
+                 str name="", tuple names=()):
+        """`inputs`: the Layouts of the leaves, then those of `closed_over`."""
         self.client = client
-        self.inputs = inputs
+        self.layouts = inputs
+        self.closed_over = closed_over
+        self.inputs = inputs[:len(inputs) - len(closed_over)]
+        self.name = name
+        self.names = names
         self.outputs = outputs
         self.donated = donated
         for position in range(len(inputs)):
@@ -79,35 +104,38 @@ cdef class Call:
                     self.wanted[place // 64] &= ~(<uint64_t>1 << (place % 64))
                     self.wants -= 1
 
-    @property
-    def inline_results(self):
-        """The positions of the results whose values come with their completions."""
-        return [place for place in range(len(self.outputs)) if self.wanted[place // 64] >> (place % 64) & 1]
-
-    cdef bint gather(self, list leaves) except -1:
-        cdef Py_ssize_t i, n = len(self.inputs)
+    cdef object gather(self, list leaves):
+        """Takes the leaves' handles. Returns None, or what the first look at the leaves refuses."""
+        cdef Py_ssize_t i, n = len(self.layouts)
         cdef Buffer leaf
+        cdef object refusal = None
         cdef object array_type = self.client.array_type
         cdef PyObject* item
-        cdef PyObject* want
         if len(leaves) != n:
-            return False
+            return _UNLIKE
         for i in range(n):
             item = PyList_GET_ITEM_(<PyObject*>leaves, i)
             if <PyObject*>Py_TYPE_(item) != <PyObject*>array_type:
-                return False
+                refusal = _HOST_VALUE
+                continue
             leaf = <Buffer><object>item
-            want = PyTuple_GET_ITEM_(<PyObject*>self.inputs, i)
-            if <PyObject*>leaf.layout != want:
-                return False
+            if <PyObject*>leaf.layout != PyTuple_GET_ITEM_(<PyObject*>self.layouts, i):
+                return _UNLIKE
             # The moving thread accepts deleted arrays too: the release of an array that is deleted during the move is
             # sent after the move.
             if leaf.deleted and not (self.client.moving and self.client.mover == PyThread_get_thread_ident()):
-                from pathways.errors import DeletedArrayError
-                name = i if self.names is None else self.names[i]
-                raise DeletedArrayError(f"argument {name} was deleted or donated: {leaf!r}")
+                self.refuse_deleted(i, leaf)
             self.arguments[i] = leaf.handle
-        return True
+        return refusal
+
+    cdef refuse_deleted(self, Py_ssize_t i, Buffer leaf):
+        from pathways.errors import DeletedArrayError
+        if i >= len(self.inputs):
+            raise DeletedArrayError(
+                f"{self.name!r} closes over {leaf!r}, which was deleted, or donated to a program, since it was "
+                "traced. Give it as an argument, or keep the array")
+        name = self.names[i] if self.names else i
+        raise DeletedArrayError(f"argument {name} was deleted or donated: {leaf!r}")
 
     cdef bint gives_twice(self, list leaves) except -1:
         """Whether a donated array is also another argument of this call."""
@@ -126,33 +154,33 @@ cdef class Call:
                 return True
         return False
 
-    def __call__(self, list leaves not None):
-        """Submits one run and returns its results as a list. Returns None when the leaves do not fit this signature, or
-        when a donated leaf is shared, is being read, or is also another argument: then pass a copy of it (MEM-4).
-        """
-        return self.submit(leaves, None)
-
-    def timed(self, list leaves not None, Deadline deadline not None):
-        """As `__call__`, but the run must be over when `deadline`, counted from now, has passed."""
-        return self.submit(leaves, deadline)
-
-    cdef bint takes(self, list leaves) except -1:
-        """Whether the call may be made with these leaves now. The answer holds until Python's lock is released."""
+    cdef object refusal_of(self, list leaves):
+        """Why the call may not be made with these leaves now; None: it may, until Python's lock is released."""
         cdef Py_ssize_t i
-        if self.stale or not self.gather(leaves) or (self.donated and self.gives_twice(leaves)):
-            return False
-        for i in self.donated:
-            if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
-                return False
-        return True
+        cdef object refusal = self.gather(leaves)
+        if refusal is not None:
+            return refusal
+        if self.stale:
+            return _STALE
+        if self.donated:
+            if self.gives_twice(leaves):
+                return _SHARED
+            for i in self.donated:
+                if (<Buffer>leaves[i]).shared or (<Buffer>leaves[i]).cached is not None:
+                    return _SHARED
+        return None
 
-    cdef list submit(self, list leaves, Deadline deadline):
+    def __call__(self, list leaves not None, Deadline deadline=None):
+        """Submits one run and returns its results as a list, or a `Refusal`. The run must be over when `deadline`,
+        counted from now, has passed.
+        """
         cdef int64_t at_ns = 0
         cdef Py_ssize_t i, n
         cdef Status status
         cdef uint64_t tag
         cdef Client client = self.client
         cdef list out
+        cdef object refusal
         cdef Layout layout
         # Local variables, because another thread may make this call while the arrays are made below.
         cdef uint64_t few[16]
@@ -161,15 +189,18 @@ cdef class Call:
         cdef vector[uint64_t] mask
         if deadline is not None:
             at_ns = monotonic_ns() + deadline.nanos
-        n = len(self.inputs)
+        if self.closed_over:
+            leaves = leaves + self.closed_over
+        n = len(self.layouts)
         if len(self.outputs) > 16:
             many.resize(len(self.outputs))
             results = many.data()
         while True:
             if client.gated:
                 client.pass_gate()
-            if not self.takes(leaves):
-                return None
+            refusal = self.refusal_of(leaves)
+            if refusal is not None:
+                return refusal
             if self.wants != 0:
                 mask = self.wanted
             if at_ns == 0:

@@ -1,5 +1,6 @@
 """Types of `_core.pyx`, where every name is described."""
 
+import enum
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -110,6 +111,12 @@ class Client:
     def holdings(self) -> list[tuple[int, int, int, list[int]]]: ...
     def arena_stats(self) -> tuple[int, int, int]: ...
 
+class Refusal(enum.Enum):
+    UNLIKE = ...
+    HOST_VALUE = ...
+    STALE = ...
+    SHARED = ...
+
 class Call:
     client: Client
     inputs: tuple[Layout, ...]
@@ -117,9 +124,7 @@ class Call:
     donated: tuple[int, ...]
     shared: tuple[int, ...]
     shared_results: tuple[int, ...]
-    names: tuple[str, ...] | None
-    @property
-    def inline_results(self) -> list[int]: ...
+    closed_over: list[Any]
     def __init__(
         self,
         client: Client,
@@ -130,13 +135,15 @@ class Call:
         donated: tuple[int, ...] = (),
         shared: tuple[int, ...] = (),
         shared_results: tuple[int, ...] = (),
+        closed_over: list[Any] = ...,
+        name: str = "",
+        names: tuple[str, ...] = (),
     ) -> None: ...
     stale: bool
     def bind(
         self, plan: int, group: int, shared: tuple[int, ...] = (), shared_results: tuple[int, ...] = ()
     ) -> None: ...
-    def __call__(self, leaves: list[Any]) -> list[Any] | None: ...
-    def timed(self, leaves: list[Any], deadline: Deadline) -> list[Any] | None: ...
+    def __call__(self, leaves: list[Any], deadline: Deadline | None = None) -> list[Any] | Refusal: ...
 
 class BlockView:
     offset: int

@@ -12,6 +12,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
+from pathways._core import Refusal
 from pathways.api import value_checks
 from pathways.api.array import Array
 from pathways.api.constants import Constants, kind_of
@@ -80,20 +81,31 @@ class Lowering:
             )
 
         calls = self.program.calls
-        arguments = self.traced.in_order().arguments if calls.last >= 0 else self.traced.arguments
+        traced = self.traced.in_order() if calls.last >= 0 else self.traced
         results = (*self.traced.results, *(ORDER for _ in range(calls.count)))
         inputs = tuple(
-            layout(value, argument) for value, argument in zip(self.program.arguments, arguments, strict=True)
+            layout(value, argument) for value, argument in zip(self.program.arguments, traced.arguments, strict=True)
         )
         outputs = tuple(layout(value, result) for value, result in zip(self.program.results, results, strict=True))
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
-        call: Any = _core.Call(
-            cluster.native, registration.number, registration.group, inputs, outputs, donated, shared, shared_results
+        closed_over = [
+            array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
+            for array, layout in zip(traced.closed_over, inputs[len(inputs) - len(traced.closed_over) :], strict=True)
+        ]
+        call = _core.Call(
+            cluster.native,
+            registration.number,
+            registration.group,
+            inputs,
+            outputs,
+            donated,
+            shared,
+            shared_results,
+            closed_over,
+            traced.name,
+            traced.argument_names,
         )
-        call.names = self.traced.argument_names
-        if self.traced.closed_over:
-            call = Closure(call, self.traced.name, self.traced.closed_over)
         return Compiled(call, in_tree, self, bound, registration)
 
 
@@ -114,52 +126,6 @@ class Registration:
             self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
 
 
-class Closure:
-    """A `_core.Call` whose last arguments are arrays that the program closes over: callers give the others.
-
-    The arrays are those of when it was traced, as in `jax.jit`. An array does not change, so holding it is enough.
-    """
-
-    def __init__(self, call: _core.Call, name: str, arrays: Sequence[Array]) -> None:
-        self._call = call
-        self._name = name
-        self.arrays = [
-            array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
-            for array, layout in zip(arrays, call.inputs[len(call.inputs) - len(arrays) :], strict=True)
-        ]
-        self.client = call.client
-        self.inputs = call.inputs[: len(call.inputs) - len(arrays)]
-        self.outputs = call.outputs
-        self.donated = call.donated
-        self.bind = call.bind
-
-    @property
-    def stale(self) -> bool:
-        """As `_core.Call.stale`."""
-        return self._call.stale
-
-    @stale.setter
-    def stale(self, value: bool) -> None:
-        self._call.stale = value
-
-    def _arguments(self, leaves: list[Any]) -> list[Any]:
-        for array in self.arrays:
-            if array.is_deleted():
-                raise errors.DeletedArrayError(
-                    f"{self._name!r} closes over {array!r}, which was deleted, or donated to a program, since it was "
-                    "traced. Give it as an argument, or keep the array"
-                )
-        return [*leaves, *self.arrays]
-
-    def __call__(self, leaves: list[Any]) -> list[Any] | None:
-        """As `_core.Call`."""
-        return self._call(self._arguments(leaves)) if len(leaves) == len(self.inputs) else None
-
-    def timed(self, leaves: list[Any], deadline: _core.Deadline) -> list[Any] | None:
-        """As `_core.Call.timed`."""
-        return self._call.timed(self._arguments(leaves), deadline) if len(leaves) == len(self.inputs) else None
-
-
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): read by a
     transfer, or the same value under two names."""
@@ -177,7 +143,7 @@ class Compiled(Handle):
 
     def __init__(
         self,
-        call: _core.Call | Closure,
+        call: _core.Call,
         in_tree: Any,
         lowering: Lowering,
         bound: BoundProgram,
@@ -194,7 +160,6 @@ class Compiled(Handle):
         )
         traced = lowering.traced
         self.names = (*traced.argument_names[: traced.given], "the order of callbacks")[: len(call.inputs)]
-        self._closed_over: Sequence[Array] = call.arrays if isinstance(call, Closure) else ()
         self.modes = _jaxlib.trace_modes()
         self.bound = bound
         self.constants = Constants(call, self.names)
@@ -206,19 +171,26 @@ class Compiled(Handle):
             call.stale = bound.bindings != lowering.bind().bindings  # a slice moved meanwhile
             lowering.cluster.compiled.add(self)
 
-    def run_known(self, leaves: list[Any], has_home: bool) -> list[Array] | None:
-        """Runs on arrays as they are wanted and host values of kinds seen before; None: this takes the long way."""
-        is_placed = has_home
-        for leaf, layout, kinds in zip(leaves, self.call.inputs, self.constants.kinds, strict=True):
+    def run_if_fitting(self, leaves: list[Any], has_home: bool, deadline: _core.Deadline | None) -> list[Array] | None:
+        """Runs on arrays as they are wanted and host values of kinds seen before; None: the long way must look at them.
+
+        Only a call under `modes` may come here. `has_home`: the program's cluster does not depend on its arguments.
+        """
+        out = self.call(leaves, deadline)
+        if type(out) is list:
+            return out
+        if out is Refusal.UNLIKE or (out is Refusal.HOST_VALUE and not self._knows(leaves, has_home)):
+            return None
+        return self._resolve(out, leaves, deadline)
+
+    def _knows(self, leaves: list[Any], is_placed: bool) -> bool:
+        """Whether the host values among the leaves are of kinds seen before."""
+        for leaf, kinds in zip(leaves, self.constants.kinds, strict=True):
             if type(leaf) is Array:
-                if leaf.layout is not layout:
-                    return None
                 is_placed = True
             elif kind_of(leaf) not in kinds:
-                return None
-        if not is_placed and current() is not self.asked:
-            return None
-        return self.run(leaves)
+                return False
+        return is_placed or current() is self.asked
 
     def uses(self, slice_: Slice) -> bool:
         """Whether a slice is part of it."""
@@ -253,43 +225,47 @@ class Compiled(Handle):
         return out
 
     def _run(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
-        if self.calls_back:
-            return self._run_calling_back(leaves, deadline)
-        return self._submit(leaves, deadline)
-
-    def _run_calling_back(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
         def submit(*before: Any) -> list[Array]:
-            return self._submit([*leaves, *before], deadline)
+            given = [*leaves, *before]
+            return self._resolve(self.call(given, deadline), given, deadline)
 
+        if not self.calls_back:
+            return submit()
         lowering = self._lowering
         results: list[Array] = lowering.cluster.effects.run(lowering.program, self.call.inputs, submit, move)
         return results
 
-    def _submit(self, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
-        ready = [
-            leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
-            for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
-        ]
-        given = [ready[position] for position in self.call.donated]
-        times = collections.Counter(map(id, (*ready, *self._closed_over))) if given else {}
-
-        def is_pinned(position: int) -> bool:
-            array = ready[position]
-            return not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1)
-
-        while True:
-            for position in filter(is_pinned, self.call.donated):  # MEM-4: what something else may still read
-                ready[position] = copy(ready[position])
-            if self.call.stale:
+    def _resolve(self, out: list[Array] | Refusal, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
+        """The results for leaves of this signature. `out` is what `call` gave for them. While it is a refusal, this
+        removes the reason and calls again."""
+        given: list[Any] = []
+        while not isinstance(out, list):
+            if out is Refusal.STALE:
                 self._bind_again()
-            out = self.call(ready) if deadline is None else self.call.timed(ready, deadline)
-            if out is not None:
-                break
-            if not self.call.stale and not any(map(is_pinned, self.call.donated)):
-                raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
-        for array in given:
+            elif out is Refusal.SHARED:
+                given = given or [leaves[position] for position in self.call.donated]
+                leaves = self._copy_shared(leaves)
+            else:  # a host value; or an array of another layout, which `put_leaf` refuses
+                leaves = [
+                    leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
+                    for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
+                ]
+            out = self.call(leaves, deadline)
+        for array in given:  # those that were copied
             array.delete()
         return out
+
+    def _copy_shared(self, leaves: list[Any]) -> list[Any]:
+        """MEM-4: a donated argument is copied when something else may still read it."""
+        times = collections.Counter(map(id, (*leaves, *self.call.closed_over)))
+
+        def is_shared(array: Array) -> bool:
+            return not array.is_deleted() and (array.shared or array.cached is not None or times[id(array)] > 1)
+
+        return [
+            copy(leaf) if position in self.call.donated and is_shared(leaf) else leaf
+            for position, leaf in enumerate(leaves)
+        ]
 
     def cost_analysis(self) -> dict[str, float]:
         """XLA's estimate of one run, for one device of each slice ("flops", "bytes accessed", ...), from the hosts."""

@@ -33,18 +33,14 @@ _NUMBERS = (int, float, bool, complex)
 def install() -> None:
     """Teaches JAX what a `pw.Array` is, and `pw.Array` what JAX's arrays can."""
     methods, properties = _jaxlib.array_attributes()
-    own = vars(Array)
-    for name, fun in _jaxlib.array_operators().items():
-        if name not in own:
-            setattr(Array, name, _operator(name, fun))
-    for name, fun in methods.items():
-        if name not in own:
-            setattr(Array, name, fun)
-    for name, getter in properties.items():
-        if name not in own:
-            setattr(
-                Array, name, property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
-            )
+    attributes: dict[str, Any] = {
+        name: property(functools.partial(At, otherwise=getter) if name == "at" else _memo(name, getter))
+        for name, getter in properties.items()
+    }
+    attributes |= methods
+    attributes |= {name: _operator(name, fun) for name, fun in _jaxlib.array_operators().items()}
+    for name in attributes.keys() - vars(Array).keys():
+        setattr(Array, name, attributes[name])
     setattr(Array, "__array_ufunc__", numpy_protocols.array_ufunc)  # noqa: B010 - the stubs of Array do not name it
     setattr(Array, "__array_function__", numpy_protocols.array_function)  # noqa: B010
     _jaxlib.accept_arrays(Array, Array._value, run, full_like, _elsewhere, _pulled)
@@ -140,7 +136,7 @@ def _operator(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
             settings, call, places = known
             if settings == _jaxlib.trace_modes() and _jaxlib.is_top_level():
                 result = call([self] if len(places) == 1 else [self, other] if places[0] == 0 else [other, self])
-                if result is not None:
+                if type(result) is list:
                     return result[0]
         elif not _jaxlib.is_top_level():
             return fun(self, other)
@@ -160,7 +156,7 @@ def _memo(name: str, fun: Callable[[Any], Any]) -> Callable[[Any], Any]:
         known = table.shortcuts.get(key)
         if known is not None and known[0] == _jaxlib.trace_modes() and _jaxlib.is_top_level():
             result = known[1]([self])
-            if result is not None:
+            if type(result) is list:
                 return result[0]
         if not _jaxlib.is_top_level():
             return fun(self)

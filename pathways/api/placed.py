@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,12 +28,11 @@ class PlacedFunction(Program):
         *,
         in_shardings: Any,
         out_shardings: Any,
-        donate_argnums: int | Sequence[int] | None,
-        donate_argnames: str | Sequence[str] | None,
-        static_argnums: int | Sequence[int] | None,
-        static_argnames: str | Sequence[str] | None,
+        static: Mapping[str, Any],
+        donate: Mapping[str, Any],
         name: str | None,
     ) -> None:
+        """`static`, `donate`: the options of `jax.jit` that say which arguments are static, and which are donated."""
         self.slice = slice_
         remember(slice_)
         self._placed = placed(
@@ -41,27 +40,18 @@ class PlacedFunction(Program):
             slice_.mesh_spec,
             in_shardings=in_shardings,
             out_shardings=out_shardings,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
             name=name,
+            **static,
         )
-        super().__init__(
-            self._placed,
-            name=self._placed.name,
-            home=slice_,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-        )
+        super().__init__(self._placed, name=self._placed.name, home=slice_, **static, **donate)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside a program's trace: one computation of it. Alone: one run of a program of one node."""
         if not tracing:  # the way of most calls, in as little Python as can be
-            flat = self._flat
-            if flat is not None and not kwargs and flat.modes == trace_modes():
-                out = flat.call([*args])
-                if out is not None:
+            last = self._last
+            if last is not None and last.is_flat and not kwargs and last.modes == trace_modes():
+                out = last.call([*args])
+                if type(out) is list:
                     return out[0]
         elif is_tracing():
             remember(self.slice)
@@ -144,10 +134,8 @@ def jit(
         slice_=devices,
         in_shardings=in_shardings,
         out_shardings=out_shardings,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
+        static={"static_argnums": static_argnums, "static_argnames": static_argnames},
+        donate={"donate_argnums": donate_argnums, "donate_argnames": donate_argnames},
         name=name,
     )
     return make if fun is None else make(fun)

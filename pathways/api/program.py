@@ -71,8 +71,7 @@ class Program(Handle):
         )
         self._options = Options.of(options)
         self._compiled: dict[Hashable, Compiled] = {}
-        self._last: Compiled | None = None
-        self._flat: Compiled | None = None  # the last, where arguments and result are arrays themselves, in no tree
+        self._last: Compiled | None = None  # what the last call ran; without static arguments only
         self._staged: Any = None  # see `_stage`
         #: With static arguments: by number and names of a call's arguments, see `_find_static`.
         self._routes: dict[Hashable, tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...], dict[Any, Compiled]]] = {}
@@ -82,29 +81,26 @@ class Program(Handle):
         """Submits one run and returns its results as arrays that are still to come."""
         return self._submit(args, kwargs)
 
-    def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        flat = self._flat
-        if flat is not None and not kwargs and flat.modes == _jaxlib.trace_modes():
-            out = flat.call([*args])  # what it takes are arrays: in the tree of flat.in_tree, if there are as many
+    def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None) -> Any:
+        known = self._recall(args, kwargs)
+        if known is not None:
+            compiled, leaves = known
+            out = compiled.run_if_fitting(leaves, self._home is not None, deadline)
             if out is not None:
-                return out[0]
-        if not self._has_static:
-            leaves, tree = tree_flatten((args, kwargs))
-            last = self._last
-            if last is not None and last.modes == _jaxlib.trace_modes() and tree == last.in_tree:
-                out = last.call(leaves)
-                if out is None:
-                    out = last.run_known(leaves, self._home is not None)
-                if out is not None:
-                    return tree_unflatten(last.out_tree, out)
-        elif (found := self._find_static(args, kwargs)) is not None:
-            last, leaves = found
-            out = last.call(leaves)
-            if out is None:
-                out = last.run_known(leaves, self._home is not None)
-            if out is not None:
-                return out[0] if last.is_flat else tree_unflatten(last.out_tree, out)
-        return self._call_slowly(args, kwargs)
+                return out[0] if compiled.is_flat else tree_unflatten(compiled.out_tree, out)
+        return self._call_slowly(args, kwargs, deadline)
+
+    def _recall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]] | None:
+        """What the last call like this one ran, and this call's leaves; None: this call takes the long way."""
+        if self._has_static:
+            return self._find_static(args, kwargs)
+        last = self._last
+        if last is None or last.modes != _jaxlib.trace_modes():
+            return None
+        if last.is_flat and not kwargs:
+            return last, [*args]
+        leaves, tree = tree_flatten((args, kwargs))
+        return (last, leaves) if tree == last.in_tree else None
 
     def _find_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]] | None:
         """What a call with these static arguments ran before, and this call's leaves; None: it takes the long way."""
@@ -128,12 +124,7 @@ class Program(Handle):
         shape = (len(args), *kwargs)
         route = self._routes.get(shape)
         if route is None:
-            static = which(
-                self._static_argnums, self._static_argnames, parameter_names(self._fun, len(args)), self._positional
-            )
-            static_names = names_of(self._static_argnames)
-            positions = tuple(sorted(static))
-            dynamic = tuple(n for n in range(len(args)) if n not in static)
+            positions, dynamic, static_names = self._static(len(args))
             route = positions, tuple(name for name in kwargs if name in static_names), dynamic, {}
             route = self._routes.setdefault(shape, route)
         positions, names, _, known = route
@@ -141,9 +132,7 @@ class Program(Handle):
         if key is not None and (compiled.in_tree.num_leaves or self._home is not None):
             known[key] = compiled
 
-    def _call_slowly(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None
-    ) -> Any:
+    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None) -> Any:
         if is_tracing() or _jaxlib.is_recording():
             return self._fun(*args, **kwargs)
         if _jaxlib.is_jit_disabled():
@@ -157,8 +146,7 @@ class Program(Handle):
         if checked:
             out = self._run_checked(compiled, leaves, deadline, args, kwargs)
         else:
-            self._last = compiled if not compiled.calls_back else None
-            self._flat = compiled if compiled.is_flat and not self._has_static else None
+            self._last = None if compiled.calls_back or self._has_static else compiled
             out = compiled.run(leaves, deadline)
         if not compiled.calls_back:
             compiled.constants.learn(leaves)
@@ -234,19 +222,23 @@ class Program(Handle):
     def clear_cache(self) -> None:
         """Forgets what it has compiled and traced; the next call does both again."""
         with self._lock:
-            self._last = self._flat = self._staged = None
+            self._last = self._staged = None
             self._compiled.clear()
             self._routes.clear()
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
-        parameters = parameter_names(self._fun, len(args))
+    def _static(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...], Sequence[str]]:
+        """Of a call with `count` positional arguments: which are static, which are not, and the static names."""
+        parameters = parameter_names(self._fun, count)
         static = which(self._static_argnums, self._static_argnames, parameters, self._positional)
-        static_names = names_of(self._static_argnames)
-        dynamic = [n for n in range(len(args)) if n not in static]
+        dynamic = tuple(n for n in range(count) if n not in static)
+        return tuple(sorted(static)), dynamic, names_of(self._static_argnames)
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
+        static, dynamic, static_names = self._static(len(args))
         dynamic_kwargs = {key: value for key, value in kwargs.items() if key not in static_names}
         leaves, tree = tree_flatten((tuple(args[n] for n in dynamic), dynamic_kwargs))
         constants = (
-            tuple(key_of(args[n]) for n in sorted(static)),
+            tuple(key_of(args[n]) for n in static),
             tuple(sorted((key, key_of(value)) for key, value in kwargs.items() if key in static_names)),
         )
         return Split(args, kwargs, leaves, tree, constants, dynamic)
@@ -294,11 +286,8 @@ class Program(Handle):
             for number, leaf in enumerate(split.leaves)
         ]
         dynamic, dynamic_kwargs = tree_unflatten(split.tree, arguments)
-        parameters = parameter_names(self._fun, len(split.args))
-        static = which(self._static_argnums, self._static_argnames, parameters, self._positional)
-        merged, rest = [], iter(dynamic)
-        for number, arg in enumerate(split.args):
-            merged.append(arg if number in static else next(rest))
+        rest = iter(dynamic)
+        merged = [next(rest) if number in split.dynamic else arg for number, arg in enumerate(split.args)]
         kwargs = {key: dynamic_kwargs.get(key, value) for key, value in split.kwargs.items()}
         checked = bool(_jaxlib.value_checks())
         thread = threading.get_ident()
@@ -367,20 +356,7 @@ class TimedProgram(Handle):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Submits one run, which has `seconds` from now."""
-        program = self._program
-        if not program._has_static:
-            leaves, tree = tree_flatten((args, kwargs))
-            last = program._last
-            if last is not None and last.modes == _jaxlib.trace_modes() and tree == last.in_tree:
-                out = last.call.timed(leaves, self._deadline)
-                if out is not None:
-                    return tree_unflatten(last.out_tree, out)
-        elif (found := program._find_static(args, kwargs)) is not None:
-            last, leaves = found
-            out = last.call.timed(leaves, self._deadline)
-            if out is not None:
-                return tree_unflatten(last.out_tree, out)
-        return program._call_slowly(args, kwargs, self._deadline)
+        return self._program._submit(args, kwargs, self._deadline)
 
     def with_timeout(self, seconds: float) -> TimedProgram:
         """The same program with another deadline."""
@@ -433,18 +409,8 @@ def program(
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.
     """
-    if fun is None:
-        return functools.partial(
-            program,
-            name=name,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            **options,
-        )
-    return Program(
-        fun,
+    make = functools.partial(
+        Program,
         name=name,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
@@ -452,3 +418,4 @@ def program(
         donate_argnames=donate_argnames,
         options=options,
     )
+    return make if fun is None else make(fun)

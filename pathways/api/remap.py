@@ -134,7 +134,7 @@ def _move(cluster: Session, slice_: Slice, old: SliceBinding, new: SliceBinding)
             native, registration.number, registration.group, inputs, tuple(moved_layout(layout) for layout in inputs)
         )
         fresh = call(list(piece))
-        assert fresh is not None, "the arrays are of their own layouts"
+        assert isinstance(fresh, list), fresh
         pairs.extend(zip(piece, fresh, strict=True))
     failed = False
     for array, fresh in pairs:

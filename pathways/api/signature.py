@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -29,20 +30,16 @@ def static_key(
     return (kinds, tuple(values)) if _PLAIN.issuperset(kinds) else None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Split:
     """A call's arguments, static ones apart."""
 
-    def __init__(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Any],
-        tree: Any,
-        constants: Hashable,
-        dynamic: Sequence[int],
-    ) -> None:
-        self.args, self.kwargs, self.leaves, self.tree, self.constants = args, kwargs, leaves, tree, constants
-        self.dynamic = tuple(dynamic)
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    tree: Any
+    constants: Hashable
+    dynamic: tuple[int, ...]
 
 
 class LeafName:
