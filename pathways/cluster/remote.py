@@ -41,7 +41,7 @@ from pathways.process.config import PROTOCOL_VERSION, ClientSizes
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
-from pathways.protocol.serialization import dump_program
+from pathways.protocol.serialization import dump_program, load
 from pathways.protocol.wire import Stage
 
 __all__ = ["RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix", "inspect"]
@@ -261,7 +261,7 @@ class RemoteControl:
             ),
         )
         self.client_id = reply.client
-        self.topology = wire.load_topology(reply.topology)
+        self.topology = load(reply.topology, Topology)
         self.host_pids = tuple(reply.host_pids)
 
     # -- the control plane -------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class RemoteControl:
                 f"a slice needs a shape of ints, axis names and an island number or None, got {shape!r}, "
                 f"{axis_names!r}, {island!r}"
             ) from error
-        return wire.load_binding(self._call(self._stub.AllocateSlice, request))
+        return load(self._call(self._stub.AllocateSlice, request), SliceBinding)
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""
@@ -289,7 +289,7 @@ class RemoteControl:
             request = pb.RemapSliceRequest(slice_id=slice_id, devices=devices)
         except ValueError as error:  # beyond 32 bits
             raise errors.SliceError(f"no such devices in the cluster: {list(devices)}") from error
-        return wire.load_binding(self._call(self._stub.RemapSlice, request))
+        return load(self._call(self._stub.RemapSlice, request), SliceBinding)
 
     def group(self, hosts: tuple[int, ...]) -> int:
         """See `ControlPlane`."""

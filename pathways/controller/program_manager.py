@@ -10,8 +10,9 @@ from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests, settle
 from pathways.controller.records import ClientRecord, HostRecord, ProgramRecord
+from pathways.plan.memory_profile import ProgramMemory
 from pathways.protocol import control_pb2 as pb
-from pathways.protocol import wire
+from pathways.protocol.serialization import load
 
 
 class ProgramManager:
@@ -145,5 +146,5 @@ class ProgramManager:
         """A host has compiled a program, or could not."""
         if program := self._programs.get(report.program_id):
             if report.HasField("memory"):
-                program.memory[host.number] = wire.load_memory(report.memory)
+                program.memory[host.number] = load(report.memory, ProgramMemory)
             settle(program.compiled.get(host.number), report.error)

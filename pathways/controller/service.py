@@ -24,6 +24,7 @@ from pathways.process.children import resident_bytes
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
+from pathways.protocol.serialization import dump
 from pathways.protocol.wire import Stage
 
 _Reply = TypeVar("_Reply")
@@ -72,7 +73,7 @@ class ControllerService(rpc.ControllerServicer):
         client = await self._client_manager.join(wire.token_of(context), request)
         return pb.JoinReply(
             client=client.number,
-            topology=wire.dump_topology(self._cluster.topology),
+            topology=dump(self._cluster.topology, pb.Topology),
             controller_pid=os.getpid(),
             host_pids=[host.process.pid for host in self._cluster.hosts],
         )
@@ -88,7 +89,7 @@ class ControllerService(rpc.ControllerServicer):
         island = request.island if request.HasField("island") else None
         binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
         client.slices.add(binding.slice_id)
-        return wire.dump_binding(self._cluster.bind(binding))
+        return dump(self._cluster.bind(binding), pb.SliceBinding)
 
     @_refusing
     async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> pb.ReleaseSliceReply:  # noqa: D102
@@ -109,7 +110,7 @@ class ControllerService(rpc.ControllerServicer):
                 f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
             )
         binding = self._cluster.resources.remap(request.slice_id, tuple(request.devices))
-        return wire.dump_binding(self._cluster.bind(binding))
+        return dump(self._cluster.bind(binding), pb.SliceBinding)
 
     @_refusing
     async def Group(self, request: pb.GroupRequest, context: Any) -> pb.GroupReply:  # noqa: D102
@@ -174,7 +175,7 @@ class ControllerService(rpc.ControllerServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:  # noqa: D102
         topology = self._cluster.topology
         reply = pb.StatsReply(
-            topology=wire.dump_topology(topology),
+            topology=dump(topology, pb.Topology),
             address=self._cluster.address,
             controller_pid=os.getpid(),
             controller_resident_bytes=resident_bytes(os.getpid()),

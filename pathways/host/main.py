@@ -32,7 +32,7 @@ from pathways.process.config import HostConfig, load_host
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
-from pathways.protocol.serialization import load_program
+from pathways.protocol.serialization import dump, load_program
 from pathways.protocol.wire import Stage
 
 FD_TIMEOUT_S = 10.0
@@ -286,7 +286,7 @@ class HostProcess:
     def _compiled(self, program_id: int, error: str | None, memory: ProgramMemory | None = None) -> None:
         report = pb.ProgramCompiled(program_id=program_id, error=(error or "")[: 1 << 16])
         if memory is not None:
-            report.memory.CopyFrom(wire.dump_memory(memory))
+            report.memory.CopyFrom(dump(memory, pb.ProgramMemory))
         self._report(pb.HostReport(program_compiled=report))
 
     def _offloaded(self, request: int, error: str | None, nbytes: int) -> None:

@@ -1,26 +1,86 @@
-"""Turns a `LogicalProgram` into bytes and back, by protobuf. A client sends the bytes once, and the hosts read them.
+"""Turns dataclasses into protobuf messages and back: a field goes into the message's field of the same name.
 
-`load_program` checks only what the bytes alone can show: known dtypes, numbers in range. The binder and the plan's
-validator check that the program is correct.
+A field that the message lacks stays in its process. Where a dataclass has a tuple and the message has a message, the
+tuple's items are the message's fields, in order; or all items are its only field. A client sends a `LogicalProgram` as
+bytes once, and the hosts read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import enum
+import functools
+import itertools
+import typing
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
-import ml_dtypes
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+from pathways.compiler.ir import LogicalProgram, NodeKind
 from pathways.errors import PlanError
+from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
 
 # Protobuf refuses longer messages.
 MAX_PROGRAM_BYTES = 2**31 - 1
 
-_KINDS = {NodeKind.CALL: pb.Node.CALL, NodeKind.TRANSFER: pb.Node.TRANSFER}
-_KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
+_T = TypeVar("_T")
+_Message = TypeVar("_Message", bound=Message)
+_hints = functools.cache(typing.get_type_hints)
+
+
+def dump(value: Any, kind: type[_Message]) -> _Message:
+    """A dataclass as a message of this kind."""
+    return kind(**_fields(value, kind.DESCRIPTOR))
+
+
+def _fields(value: Any, kind: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _dumped(getattr(value, field.name), field) for field in kind.fields}
+    items = [value] if len(kind.fields) == 1 else value
+    return {field.name: _dumped(item, field) for field, item in zip(kind.fields, items, strict=True)}
+
+
+def _dumped(item: Any, field: Any) -> Any:
+    if field.message_type is not None:
+        return [_fields(each, field.message_type) for each in item]
+    return item.name if isinstance(item, np.dtype | enum.Enum) else item
+
+
+def load(message: Message, kind: type[_T]) -> _T:
+    """The dataclass that `dump` was given.
+
+    Raises:
+        PlanError: an element type or a member of an enum is unknown.
+    """
+    hints = _hints(kind)
+    return kind(
+        **{field.name: _loaded(message, field, hints[field.name]) for field in message.DESCRIPTOR.fields},
+    )
+
+
+def _loaded(message: Any, field: Any, hint: Any) -> Any:
+    item = getattr(message, field.name)
+    if field.enum_type is None:
+        return _value(item, hint)
+    known = field.enum_type.values_by_number.get(item)
+    if known is None or known.name not in hint.__members__:
+        raise PlanError(f"{message.DESCRIPTOR.name.lower()} {message.name!r} is of unknown {field.name} {item}")
+    return hint[known.name]
+
+
+def _value(item: Any, hint: Any) -> Any:
+    if typing.get_origin(hint) is tuple:
+        kinds = typing.get_args(hint)
+        if kinds[-1] is Ellipsis:
+            items = getattr(item, item.DESCRIPTOR.fields[0].name) if isinstance(item, Message) else item
+            return tuple(_value(each, kinds[0]) for each in items)
+        return tuple(_loaded(item, field, each) for field, each in zip(item.DESCRIPTOR.fields, kinds, strict=True))
+    if hint is np.dtype:
+        return load_dtype(item)
+    return load(item, hint) if isinstance(item, Message) else item
 
 
 def dump_program(program: LogicalProgram, texts: bool = True) -> bytes:
@@ -29,89 +89,46 @@ def dump_program(program: LogicalProgram, texts: bool = True) -> bytes:
     Raises:
         PlanError: it is too long for one message.
     """
-    message = pb.LogicalProgram(
-        name=program.name,
-        meshes=[
-            pb.MeshSpec(name=mesh.name, axes=[pb.Axis(name=name, size=size) for name, size in mesh.axes])
-            for mesh in program.meshes
-        ],
-        values=_dump_types(program.values),
-        nodes=[
-            pb.Node(
-                kind=_KINDS[node.kind],
-                name=node.name,
-                computation=node.computation,
-                inputs=node.inputs,
-                outputs=node.outputs,
-                origin=node.origin,
-                transposes=node.transposes,
-                donates=node.donates,
-            )
-            for node in program.nodes
-        ],
-        arguments=program.arguments,
-        results=program.results,
-        donated_arguments=program.donated_arguments,
-        mpmd_text=program.mpmd_text if texts else "",
-        ifrt_text=program.ifrt_text if texts else "",
-    )
-    for computation in program.computations:
-        message.computations.add(
-            name=computation.name,
-            module=computation.module,
-            fingerprint=computation.fingerprint,
-            mesh=computation.mesh,
-            inputs=_dump_types(computation.inputs),
-            outputs=_dump_types(computation.outputs),
-            donated=computation.donated,
-            callbacks=computation.callbacks,
-        )
     modules = sum(len(computation.module) for computation in program.computations)
-    if modules > MAX_PROGRAM_BYTES or message.ByteSize() > MAX_PROGRAM_BYTES:
-        raise PlanError(
-            f"program {program.name!r} takes {max(modules, MAX_PROGRAM_BYTES + 1):,} bytes or more, but at most "
-            f"{MAX_PROGRAM_BYTES:,} can be sent: pass big constants as arguments instead of closing over them"
-        )
-    return message.SerializeToString(deterministic=True)
+    if modules <= MAX_PROGRAM_BYTES:
+        message = dump(program, pb.LogicalProgram)
+        if not texts:
+            message.mpmd_text = message.ifrt_text = ""
+        if message.ByteSize() <= MAX_PROGRAM_BYTES:
+            return message.SerializeToString(deterministic=True)
+    raise PlanError(
+        f"program {program.name!r} takes {max(modules, MAX_PROGRAM_BYTES + 1):,} bytes or more, but at most "
+        f"{MAX_PROGRAM_BYTES:,} can be sent: pass big constants as arguments instead of closing over them"
+    )
 
 
 def load_program(data: bytes) -> LogicalProgram:
     """The program that `dump_program` wrote.
 
+    Checks only what the bytes alone can show: known dtypes, numbers in range. The binder and the plan's validator check
+    that the program is correct.
+
     Raises:
         PlanError: the bytes are no program; the message says what is wrong with them.
     """
     try:
-        message = pb.LogicalProgram.FromString(data)
+        program = load(pb.LogicalProgram.FromString(data), LogicalProgram)
     except DecodeError as error:
         raise PlanError(f"{len(data)} bytes that should be a program cannot be read: {error}") from error
-    meshes = tuple(MeshSpec(mesh.name, tuple((axis.name, axis.size) for axis in mesh.axes)) for mesh in message.meshes)
-    values = _load_types(message.values, len(meshes))
-    computations = tuple(
-        Computation(
-            name=computation.name,
-            module=computation.module,
-            fingerprint=computation.fingerprint,
-            mesh=_index("mesh", computation.mesh, len(meshes)),
-            inputs=_load_types(computation.inputs, len(meshes)),
-            outputs=_load_types(computation.outputs, len(meshes)),
-            donated=tuple(computation.donated),
-            callbacks=tuple(computation.callbacks),
-        )
-        for computation in message.computations
-    )
-    return LogicalProgram(
-        name=message.name,
-        meshes=meshes,
-        values=values,
-        computations=computations,
-        nodes=tuple(_load_node(node, len(values), len(computations)) for node in message.nodes),
-        arguments=_indices("value", message.arguments, len(values)),
-        results=_indices("value", message.results, len(values)),
-        donated_arguments=tuple(message.donated_arguments),
-        mpmd_text=message.mpmd_text,
-        ifrt_text=message.ifrt_text,
-    )
+    called = itertools.chain.from_iterable((*each.inputs, *each.outputs) for each in program.computations)
+    for array in (*program.values, *called):
+        if len(array.spec) != len(array.shape):
+            raise PlanError(f"an array of {len(array.shape)} dimensions has a spec for {len(array.spec)}")
+        if any(size < 0 for size in array.shape):
+            raise PlanError(f"an array has the shape {array.shape}")
+        _check("mesh", [array.mesh], len(program.meshes))
+    _check("mesh", (computation.mesh for computation in program.computations), len(program.meshes))
+    for node in program.nodes:
+        if node.kind is NodeKind.CALL:
+            _check("computation", [node.computation], len(program.computations))
+        _check("value", (*node.inputs, *node.outputs), len(program.values))
+    _check("value", (*program.arguments, *program.results), len(program.values))
+    return program
 
 
 def load_dtype(name: str) -> np.dtype:
@@ -121,62 +138,15 @@ def load_dtype(name: str) -> np.dtype:
         PlanError: no element type has this name.
     """
     try:
-        extended = getattr(ml_dtypes, name, None)
-        dtype = np.dtype(name if extended is None else extended)
-    except TypeError as error:
+        dtype = payloads.dtype_of(name)
+    except ValueError as error:
         raise PlanError(f"unknown element type {name!r}") from error
-    if dtype.name != name or dtype.hasobject:
+    if dtype.name != name:
         raise PlanError(f"{name!r} is no element type of arrays on devices")
     return dtype
 
 
-def _dump_types(types: Sequence[ArrayType]) -> list[pb.ArrayType]:
-    return [
-        pb.ArrayType(
-            shape=each.shape,
-            dtype=np.dtype(each.dtype).name,
-            mesh=each.mesh,
-            spec=[pb.DimSpec(axes=axes) for axes in each.spec],
-        )
-        for each in types
-    ]
-
-
-def _load_types(types: Iterable[pb.ArrayType], meshes: int) -> tuple[ArrayType, ...]:
-    loaded = []
-    for each in types:
-        if len(each.spec) != len(each.shape):
-            raise PlanError(f"an array of {len(each.shape)} dimensions has a spec for {len(each.spec)}")
-        if any(size < 0 for size in each.shape):
-            raise PlanError(f"an array has the shape {tuple(each.shape)}")
-        spec = tuple(tuple(dimension.axes) for dimension in each.spec)
-        loaded.append(ArrayType(tuple(each.shape), load_dtype(each.dtype), _index("mesh", each.mesh, meshes), spec))
-    return tuple(loaded)
-
-
-def _load_node(node: pb.Node, values: int, computations: int) -> Node:
-    kind = _KINDS_BACK.get(node.kind)
-    if kind is None:
-        raise PlanError(f"node {node.name!r} is of unknown kind {node.kind}")
-    if kind is NodeKind.CALL:
-        _index("computation", node.computation, computations)
-    return Node(
-        kind=kind,
-        name=node.name,
-        computation=node.computation,
-        inputs=_indices("value", node.inputs, values),
-        outputs=_indices("value", node.outputs, values),
-        origin=node.origin,
-        transposes=node.transposes,
-        donates=tuple(node.donates),
-    )
-
-
-def _index(what: str, number: int, count: int) -> int:
-    if not 0 <= number < count:
-        raise PlanError(f"no {what} {number}: the program has {count}")
-    return number
-
-
-def _indices(what: str, numbers: Iterable[int], count: int) -> tuple[int, ...]:
-    return tuple(_index(what, number, count) for number in numbers)
+def _check(what: str, numbers: Iterable[int], count: int) -> None:
+    for number in numbers:
+        if not 0 <= number < count:
+            raise PlanError(f"no {what} {number}: the program has {count}")

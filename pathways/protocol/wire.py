@@ -1,19 +1,16 @@
-"""What both ends of the control plane share: channel options, errors in gRPC calls, conversion of messages to data and
-back.
-"""
+"""What both ends of the control plane share: channel options, errors in gRPC calls, the statistics as plain data."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any, NoReturn
 
 import grpc
 
 from pathways import errors
-from pathways.plan.memory_profile import DeviceNeed, ProgramMemory, ResultMemory
-from pathways.plan.topology import SliceBinding, Topology
+from pathways.plan.topology import Topology
 from pathways.protocol import control_pb2 as pb
+from pathways.protocol.serialization import load
 
 #: The stages in the start of a host or of the cluster.
 Stage = pb.StartupEvent
@@ -86,85 +83,9 @@ def make_error(kind: str, message: str) -> errors.PathwaysError:
     return errors.PathwaysError(f"{kind}: {message}")
 
 
-def dump_topology(topology: Topology) -> pb.Topology:
-    """The topology as a message."""
-    return pb.Topology(
-        islands=[pb.Island(hosts=hosts) for hosts in topology.islands],
-        devices_per_host=topology.devices_per_host,
-        platform=topology.platform,
-        jax_version=topology.jax_version,
-        jaxlib_version=topology.jaxlib_version,
-        device_bytes=topology.device_bytes,
-        machines=topology.machines,
-    )
-
-
-def load_topology(message: pb.Topology) -> Topology:
-    """What `dump_topology` wrote."""
-    return Topology(
-        islands=tuple(tuple(island.hosts) for island in message.islands),
-        devices_per_host=message.devices_per_host,
-        platform=message.platform,
-        jax_version=message.jax_version,
-        jaxlib_version=message.jaxlib_version,
-        device_bytes=message.device_bytes,
-        machines=tuple(message.machines),
-    )
-
-
-def dump_binding(binding: SliceBinding) -> pb.SliceBinding:
-    """The binding as a message."""
-    return pb.SliceBinding(
-        slice_id=binding.slice_id,
-        shape=binding.shape,
-        axis_names=binding.axis_names,
-        island=binding.island,
-        devices=binding.devices,
-        hosts=binding.hosts,
-        group=binding.group,
-        space_set=binding.space_set,
-    )
-
-
-def load_binding(message: pb.SliceBinding) -> SliceBinding:
-    """What `dump_binding` wrote."""
-    return SliceBinding(
-        slice_id=message.slice_id,
-        shape=tuple(message.shape),
-        axis_names=tuple(message.axis_names),
-        island=message.island,
-        devices=tuple(message.devices),
-        hosts=tuple(message.hosts),
-        group=message.group,
-        space_set=message.space_set,
-    )
-
-
-def dump_memory(memory: ProgramMemory) -> pb.ProgramMemory:
-    """The memory of a program as a message."""
-    return pb.ProgramMemory(
-        devices=[pb.ProgramMemory.DeviceNeed(**dataclasses.asdict(need)) for need in memory.devices],
-        receive_peak=memory.receive_peak,
-        results=[pb.ProgramMemory.Result(**dataclasses.asdict(result)) for result in memory.results],
-        donated=memory.donated,
-        biggest=memory.biggest,
-    )
-
-
-def load_memory(message: pb.ProgramMemory) -> ProgramMemory:
-    """What `dump_memory` wrote."""
-    return ProgramMemory(
-        tuple(DeviceNeed(need.device, need.peak, need.eager) for need in message.devices),
-        message.receive_peak,
-        tuple(ResultMemory(r.mesh, r.bytes, r.on_host, r.argument, r.same_as) for r in message.results),
-        tuple(message.donated),
-        message.biggest,
-    )
-
-
 def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
     """The statistics of a cluster as plain data, with those of host drivers and the native controller merged in."""
-    topology = load_topology(reply.topology)
+    topology = load(reply.topology, Topology)
     return {
         "address": reply.address,
         "uptime_s": reply.uptime_s,
@@ -177,28 +98,18 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
         "hosts": [
             {
                 **json.loads(host.driver_json or "{}"),
-                "host": host.host,
-                "island": host.island,
+                **{
+                    name: getattr(host, name)
+                    for name in ("host", "island", "pid", "restarts", "state", "resident_bytes")
+                },
                 "machine": topology.machine_of(host.host),
-                "pid": host.pid,
-                "restarts": host.restarts,
-                "state": host.state,
-                "resident_bytes": host.resident_bytes,
                 "devices": tuple(range(host.devices.first, host.devices.first + host.devices.count)),
             }
             for host in reply.hosts
         ],
         "clients": [
-            {
-                "client": client.client,
-                "pid": client.pid,
-                "owner": client.owner,
-                "resident_bytes": client.resident_bytes,
-                "slices": client.slices,
-                "programs": client.programs,
-                "suspended": client.suspended,
-            }
+            {field.name: getattr(client, field.name) for field in pb.ClientStats.DESCRIPTOR.fields}
             for client in reply.clients
         ],
-        "device_load": tuple(int(load) for load in reply.device_load),
+        "device_load": tuple(int(slices) for slices in reply.device_load),
     }

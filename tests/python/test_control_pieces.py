@@ -26,7 +26,7 @@ from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import children, config, environment, fd_passing, run_directory, supervisor
 from pathways.process.config import ClusterOptions, ControllerConfig, HostConfig
 from pathways.protocol import control_pb2, generate, program_pb2, wire
-from pathways.protocol.serialization import dump_program, load_dtype, load_program
+from pathways.protocol.serialization import dump, dump_program, load, load_dtype, load_program
 
 # -- programs as bytes ---------------------------------------------------------------------------------------------
 
@@ -161,12 +161,10 @@ def test_generated_messages_match_the_protos() -> None:
 
 def test_topology_and_bindings_cross_the_wire() -> None:
     topology = Topology(((0, 1), (2,)), 4, "cuda", "1", "2")
-    assert wire.load_topology(wire.dump_topology(topology)) == topology
+    assert load(dump(topology, control_pb2.Topology), Topology) == topology
     binding = SliceBinding(3, (2, 2), ("a", "b"), 1, (8, 9, 10, 11), (2,), 5)
-    assert (
-        wire.load_binding(control_pb2.SliceBinding.FromString(wire.dump_binding(binding).SerializeToString()))
-        == binding
-    )
+    data = dump(binding, control_pb2.SliceBinding).SerializeToString()
+    assert load(control_pb2.SliceBinding.FromString(data), SliceBinding) == binding
 
 
 def test_errors_keep_their_class_across_the_wire() -> None:
