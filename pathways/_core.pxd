@@ -128,12 +128,10 @@ cdef extern from "memory/copy_plan.h" namespace "pathways" nogil:
         pass
 
 cdef extern from "executor/network_transfer.h" namespace "pathways" nogil:
-    cdef cppclass ChunkRecord:
+    cdef cppclass Chunk:
         uint64_t order
         uint32_t node
         uint32_t host
-    cdef cppclass Chunk:
-        ChunkRecord record
     cdef cppclass CppOutgoingTransfer "pathways::OutgoingTransfer":
         CppOutgoingTransfer(uint64_t, uint32_t, uint32_t, shared_ptr[const CopyPlan], vector[const byte*]) except +
         uint64_t bytes()

@@ -82,7 +82,7 @@ def unpack(bytes message not None, waiting not None):
         first = first_chunk(const_byte_span(at, left))
         at += first.second
         left -= first.second
-        order, node, host = first.first.record.order, first.first.record.node, first.first.record.host
+        order, node, host = first.first.order, first.first.node, first.first.host
         incoming = waiting(order, node, host)
         if incoming is None:
             finished.append((order, node, host, "nobody waits for it there"))

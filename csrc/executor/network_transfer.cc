@@ -1,19 +1,82 @@
 #include "executor/network_transfer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include "base/status.h"
-#include "messages/records.h"
 
 namespace pathways {
 namespace {
 
-constexpr uint64_t kMostBytes = std::numeric_limits<uint32_t>::max() & ~7u;  // of one chunk
+static_assert(std::endian::native == std::endian::little, "protobuf's fixed numbers are little-endian");
 
-[[noreturn]] void refuse(const ChunkRecord& chunk, const std::string& why) {
+constexpr uint64_t kMostBytes = uint64_t{1} << 30;  // of one chunk; protobuf takes messages of up to 2 GiB
+
+// The tags of transfer.proto: number of the field << 3 | wire type.
+enum Tag : uint8_t {
+  kChunk = 0x0A,
+  kOrder = 0x09,
+  kNode = 0x15,
+  kHost = 0x1D,
+  kAt = 0x21,
+  kWords = 0x2A,
+  kData = 0x32
+};
+
+// A tag with a length takes six bytes: the length is a varint that is filled up to five bytes, so that a chunk's head
+// has the same size for any payload.
+constexpr uint64_t kLengthBytes = 6;
+constexpr uint64_t kHeadBytes = kLengthBytes + (1 + 8) + (1 + 4) + (1 + 4) + (1 + 8) + kLengthBytes;
+
+template <class T>
+std::byte* put(std::byte* out, Tag tag, T value) {
+  *out = std::byte{tag};
+  std::memcpy(out + 1, &value, sizeof value);
+  return out + 1 + sizeof value;
+}
+
+std::byte* put_length(std::byte* out, Tag tag, uint64_t length) {
+  *out++ = std::byte{tag};
+  for (int i = 0; i < 4; ++i, length >>= 7) *out++ = std::byte{static_cast<uint8_t>(length | 0x80)};
+  *out++ = std::byte{static_cast<uint8_t>(length)};
+  return out;
+}
+
+class WireReader {
+ public:
+  explicit WireReader(std::span<const std::byte> left) : left_(left) {}
+  std::span<const std::byte> left() const { return left_; }
+
+  std::span<const std::byte> bytes(uint64_t count) {
+    if (count > left_.size()) throw Error(Status::kInvalid, "a chunk of network transfers is cut off");
+    const auto taken = left_.first(count);
+    left_ = left_.subspan(count);
+    return taken;
+  }
+  template <class T>
+  T fixed() {
+    T value;
+    std::memcpy(&value, bytes(sizeof value).data(), sizeof value);
+    return value;
+  }
+  /// The bytes behind their length.
+  std::span<const std::byte> counted() {
+    uint64_t length = 0;
+    for (int shift = 0; shift < 35; shift += 7) {
+      const auto next = fixed<uint8_t>();
+      length |= uint64_t{next & 0x7Fu} << shift;
+      if (next < 0x80) return bytes(length);
+    }
+    throw Error(Status::kInvalid, "a length in a chunk of network transfers has no end");
+  }
+
+ private:
+  std::span<const std::byte> left_;
+};
+
+[[noreturn]] void refuse(const Chunk& chunk, const std::string& why) {
   throw Error(Status::kInvalid, "host " + std::to_string(chunk.host) + " sent a chunk of transfer " +
                                     std::to_string(chunk.node) + " of run " + std::to_string(chunk.order) + " " + why);
 }
@@ -29,55 +92,83 @@ OutgoingTransfer::OutgoingTransfer(uint64_t order, uint32_t node, uint32_t host,
       sources_(std::move(sources)),
       walk_(*copy_plan_) {}
 
-uint64_t OutgoingTransfer::room() const { return overhead() + padded(copy_plan_->bytes() - walk_.passed()); }
+uint64_t OutgoingTransfer::overhead() const {
+  return kHeadBytes + (walk_.passed() == 0 ? kLengthBytes + copy_plan_->words().size() * 8 : 0);
+}
+
+uint64_t OutgoingTransfer::room() const { return overhead() + left(); }
 
 uint64_t OutgoingTransfer::pack(std::span<std::byte> out) {
-  const uint64_t before = overhead();
   if (out.size() < least()) return 0;
-  ChunkRecord chunk{order_, node_, host_, walk_.passed(), 0, 0};
-  if (walk_.passed() == 0) {
+  const uint64_t before = overhead(), at = walk_.passed(), all = left();
+  const uint64_t most = std::min<uint64_t>(out.size() - before, kMostBytes);
+  // Words are not cut, so that the next chunk reads its sources aligned too.
+  const uint64_t bytes = gather(walk_, sources_, out.subspan(before, all <= most ? all : most & ~uint64_t{7}));
+  std::byte* head = put_length(out.data(), kChunk, before - kLengthBytes + bytes);
+  head = put(head, kOrder, order_);
+  head = put(head, kNode, node_);
+  head = put(head, kHost, host_);
+  head = put(head, kAt, at);
+  if (at == 0) {
     const auto words = copy_plan_->words();
-    chunk.words = static_cast<uint32_t>(words.size());
-    std::memcpy(out.data() + sizeof chunk, words.data(), words.size_bytes());
+    head = put_length(head, kWords, words.size_bytes());
+    std::memcpy(head, words.data(), words.size_bytes());
+    head += words.size_bytes();
   }
-  const uint64_t most = std::min((out.size() - before) & ~uint64_t{7}, kMostBytes);
-  const uint64_t bytes = gather(walk_, sources_, out.subspan(before, most));
-  std::memset(out.data() + before + bytes, 0, padded(bytes) - bytes);
-  chunk.bytes = static_cast<uint32_t>(bytes);
-  std::memcpy(out.data(), &chunk, sizeof chunk);
-  return before + padded(bytes);
+  put_length(head, kData, bytes);
+  return before + bytes;
 }
 
 std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message) {
-  Chunk chunk{};
-  if (message.size() < sizeof chunk.record) throw Error(Status::kInvalid, "a chunk of network transfers is cut off");
-  std::memcpy(&chunk.record, message.data(), sizeof chunk.record);
-  const uint64_t before = sizeof chunk.record + uint64_t{chunk.record.words} * 8;
-  const uint64_t all = before + padded(uint64_t{chunk.record.bytes});
-  if (all > message.size()) refuse(chunk.record, "that is cut off");
-  chunk.words.resize(chunk.record.words);
-  if (!chunk.words.empty()) {
-    std::memcpy(chunk.words.data(), message.data() + sizeof chunk.record, chunk.words.size() * 8);
+  WireReader outer(message);
+  if (outer.fixed<uint8_t>() != kChunk) throw Error(Status::kInvalid, "a message of network transfers is no chunk");
+  Chunk chunk;
+  for (WireReader in(outer.counted()); !in.left().empty();) {
+    switch (in.fixed<uint8_t>()) {
+      case kOrder:
+        chunk.order = in.fixed<uint64_t>();
+        break;
+      case kNode:
+        chunk.node = in.fixed<uint32_t>();
+        break;
+      case kHost:
+        chunk.host = in.fixed<uint32_t>();
+        break;
+      case kAt:
+        chunk.at = in.fixed<uint64_t>();
+        break;
+      case kWords: {
+        const auto words = in.counted();
+        if (words.size() % 8 != 0) refuse(chunk, "with half a word");
+        chunk.words.resize(words.size() / 8);
+        if (!words.empty()) std::memcpy(chunk.words.data(), words.data(), words.size());
+        break;
+      }
+      case kData:
+        chunk.bytes = in.counted();
+        break;
+      default:
+        refuse(chunk, "with a field that is unknown");
+    }
   }
-  chunk.bytes = message.subspan(before, chunk.record.bytes);
-  return {std::move(chunk), all};
+  return {std::move(chunk), message.size() - outer.left().size()};
 }
 
 void IncomingTransfer::take(const Chunk& chunk) {
   if (!walk_.has_value()) {
     CopyPlan copy_plan = CopyPlan::parse(chunk.words);
     const auto blocks = copy_plan.block_bytes();
-    if (blocks.size() != blocks_.size()) refuse(chunk.record, "for another number of blocks");
+    if (blocks.size() != blocks_.size()) refuse(chunk, "for another number of blocks");
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (copy_plan.writes(i) && (blocks_[i] == nullptr || blocks[i] != bytes_[i])) {
-        refuse(chunk.record, "for block " + std::to_string(i) + ", which is not what it takes it for");
+        refuse(chunk, "for block " + std::to_string(i) + ", which is not what it takes it for");
       }
     }
     copy_plan_.emplace(std::move(copy_plan));
     walk_.emplace(*copy_plan_);
   }
-  if (chunk.record.at != walk_->passed() || chunk.bytes.size() > copy_plan_->bytes() - walk_->passed()) {
-    refuse(chunk.record, "out of turn");
+  if (chunk.at != walk_->passed() || chunk.bytes.size() > copy_plan_->bytes() - walk_->passed()) {
+    refuse(chunk, "out of turn");
   }
   scatter(*walk_, blocks_, chunk.bytes);
 }

@@ -1,9 +1,11 @@
 /// Network transfers: the bytes of transfers between machines, sent through a stream of messages.
 ///
 /// An outgoing transfer is all that one host sends to another host in one transfer. A chunk is a part of one outgoing
-/// transfer; a message is one chunk or more, one behind the other. The sender gathers the bytes of an outgoing transfer
-/// from its shards straight into messages, as far as there is room. The receiver's incoming transfer scatters them into
-/// the blocks of the receive that waits for them. The stream itself is in Python (pathways/host/network_transfer.py).
+/// transfer; a message is one chunk or more, one behind the other, as pathways/protocol/transfer.proto defines them.
+/// The sender writes this wire format itself, because a generated encoder would copy the payload. The sender gathers
+/// the bytes of an outgoing transfer from its shards straight into messages, as far as there is room. The receiver's
+/// incoming transfer scatters them into the blocks of the receive that waits for them. The stream itself is in Python
+/// (pathways/host/network_transfer.py).
 ///
 ///   FAR-1  a chunk is written only where an incoming transfer waits for it, only whole, and only in turn. An invalid
 ///          chunk is refused, and nothing of it is written.
@@ -12,6 +14,7 @@
 /// lock (GIL-1).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,19 +26,6 @@
 
 namespace pathways {
 
-/// The head of a chunk: which part of which outgoing transfer follows. Behind it come `words` 8-byte words, which are
-/// the copy plan (in the first chunk only), then `bytes` bytes, padded to 8. Of fixed width, in the machines' byte
-/// order.
-struct ChunkRecord {
-  uint64_t order;  ///< of the run
-  uint32_t node;   ///< global node
-  uint32_t host;   ///< the sender
-  uint64_t at;     ///< bytes of the outgoing transfer before this chunk
-  uint32_t words;
-  uint32_t bytes;
-};
-static_assert(sizeof(ChunkRecord) == 32);
-
 class OutgoingTransfer {
  public:
   /// `sources`: those of the copy plan. They must outlive this object.
@@ -46,13 +36,14 @@ class OutgoingTransfer {
   bool is_over() const { return walk_.is_over(); }
   /// The bytes that one chunk of all that is left takes in a message, and the bytes that the smallest chunk takes.
   uint64_t room() const;
-  uint64_t least() const { return overhead() + 8; }
+  uint64_t least() const { return overhead() + std::min<uint64_t>(8, left()); }
   /// Writes one chunk, as large as fits into `out`. Returns the bytes that it takes there; 0: not even the smallest
   /// chunk fits.
   uint64_t pack(std::span<std::byte> out);
 
  private:
-  uint64_t overhead() const { return sizeof(ChunkRecord) + (walk_.passed() == 0 ? copy_plan_->words().size() * 8 : 0); }
+  uint64_t left() const { return copy_plan_->bytes() - walk_.passed(); }
+  uint64_t overhead() const;
 
   const uint64_t order_;
   const uint32_t node_, host_;
@@ -61,14 +52,18 @@ class OutgoingTransfer {
   CopyWalk walk_;
 };
 
-/// A chunk as it lies in a message.
+/// A chunk as it lies in a message; the fields are those of the message `Chunk`.
 struct Chunk {
-  ChunkRecord record;
-  std::vector<uint64_t> words;
-  std::span<const std::byte> bytes;
+  uint64_t order = 0;
+  uint32_t node = 0;
+  uint32_t host = 0;
+  uint64_t at = 0;
+  std::vector<uint64_t> words;       ///< `copy_plan`
+  std::span<const std::byte> bytes;  ///< `data`; in the message itself
 };
 
-/// The chunk that a message begins with, and the bytes that it takes there. Throws Error(kInvalid) when it is cut off.
+/// The chunk that a message begins with, and the bytes that it takes there. Throws Error(kInvalid) when it is cut off,
+/// or no chunk.
 std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message);
 
 class IncomingTransfer {

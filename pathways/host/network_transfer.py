@@ -1,10 +1,11 @@
 """Network transfers between machines: one gRPC stream from each host to each host on another machine that it sends to.
 
-A message is a sequence of chunks of outgoing transfers (csrc/executor/network_transfer.h). When the stream is idle, a
-queued transfer goes at once. When it is busy, as many chunks as fit into `MESSAGE_BYTES` share a message. Short
-outgoing transfers go before long ones. For each outgoing transfer the receiver answers once: it is written completely,
-or why it never will be. When a stream breaks, all its unanswered transfers have failed; the next outgoing transfer
-opens a new stream. HTTP/2 pings detect a dead peer: a host that is silent for `wire.SILENCE_S` counts as gone.
+A message is a sequence of chunks of outgoing transfers; transfer.proto defines it, csrc/executor/network_transfer.h
+writes and reads it. When the stream is idle, a queued transfer goes at once. When it is busy, as many chunks as fit
+into `MESSAGE_BYTES` share a message. Short outgoing transfers go before long ones. For each outgoing transfer the
+receiver answers once: it is written completely, or why it never will be. When a stream breaks, all its unanswered
+transfers have failed; the next outgoing transfer opens a new stream. HTTP/2 pings detect a dead peer: a host that is
+silent for `wire.SILENCE_S` counts as gone.
 
 `jax.experimental.transfer` is not used, for two reasons. It has no call to withdraw an offer, so what a sender offers
 to a host that is then lost stays in the sender's memory for ever. And on CPU it moves large arrays more slowly
@@ -16,7 +17,6 @@ Streams use Unix sockets in the cluster's directory, which only its user can ent
 
 from __future__ import annotations
 
-import struct
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +26,14 @@ from typing import Any
 import grpc
 
 from pathways import _core
+from pathways.protocol import transfer_pb2 as pb
 from pathways.protocol import wire
 
 MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
-_SERVICE, _METHOD = "pathways.Streams", "Carry"
-_TOLD = struct.Struct("<QII")  # order, node, bytes of the error text that follows; 0: the transfer is complete
+# The stream of transfer.proto. Both ends give gRPC the serialised messages: see there how the payload travels.
+_SERVICE = pb.DESCRIPTOR.services_by_name["Streams"]
+_METHOD = _SERVICE.methods_by_name["Carry"]
 
 
 class Streams:
@@ -51,14 +53,18 @@ class Streams:
         self._waiting: dict[tuple[int, int, int], Any] = {}  # incoming transfers by order, node and sender
         for peer in far:
             core.set_far(peer)
-        handler = grpc.stream_stream_rpc_method_handler(self._receive)
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._receive, response_serializer=pb.TransferEnd.SerializeToString
+        )
         # A stream holds a thread as long as it lives. A successor's stream may come before its predecessor's is over,
         # so there are two threads per host.
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * len(far), thread_name_prefix="pw-stream"),
             options=wire.FAR_OPTIONS,
         )
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE.full_name, {_METHOD.name: handler}),)
+        )
         self._server.add_insecure_port(address)
         self._server.start()
 
@@ -89,12 +95,11 @@ class Streams:
             stream_out.stop()
         self._server.stop(None)
 
-    def _receive(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _receive(self, messages: Iterator[bytes], context: Any) -> Iterator[pb.TransferEnd]:
         for message in messages:
             for order, node, host, error in _core.unpack(message, self._delivery):
                 self._waiting.pop((order, node, host), None)
-                text = (error or "").encode("utf-8", "replace")
-                yield _TOLD.pack(order, node, len(text)) + text
+                yield pb.TransferEnd(order=order, node=node, error=error or "")
 
     def _delivery(self, order: int, node: int, host: int) -> Any:
         return self._waiting.get((order, node, host))
@@ -203,14 +208,15 @@ class _Stream:
     def _converse(self, channel: Any) -> str:
         """Sends messages and reads answers until the stream is over. Returns why it ended."""
         messages = iter(lambda: self._stream_out.next_message(self), None)
-        self._call = call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(messages)
+        carry = channel.stream_stream(
+            f"/{_SERVICE.full_name}/{_METHOD.name}", response_deserializer=pb.TransferEnd.FromString
+        )
+        self._call = call = carry(messages)
         if self._cancelled:
             call.cancel()
         try:
             for answer in call:
-                order, node, size = _TOLD.unpack_from(answer)
-                text = answer[_TOLD.size : _TOLD.size + size].decode("utf-8", "replace")
-                self._stream_out.delivered(order, node, text or None)
+                self._stream_out.delivered(answer.order, answer.node, answer.error or None)
         except grpc.RpcError as error:
             return f"{error.code().name}: {error.details()}"
         return "the other end closed it"

@@ -20,6 +20,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.protocol import transfer_pb2 as pb
+from pathways.protocol import transfer_pb2_grpc as rpc
 from pathways.protocol import wire
 
 pytestmark = pytest.mark.slow
@@ -127,14 +129,12 @@ def test_a_host_refuses_what_makes_no_sense(far: Any, ends: tuple[Any, Any]) -> 
     here, there = ends
     folder = far.address.rpartition("/")[0]
     address = f"{folder}/stream-2-{far.stats()['hosts'][2]['restarts']}.sock"
-    piece = b"".join(
-        number.to_bytes(size, "little") for number, size in ((7, 8), (1, 4), (0, 4), (0, 8), (0, 4), (8, 4))
-    )
+    piece = pb.Chunks(chunks=[pb.Chunk(order=7, node=1, data=b"12345678")]).SerializeToString()
     with grpc.insecure_channel(address, options=wire.FAR_OPTIONS) as channel:
+        (answer,) = rpc.StreamsStub(channel).Carry(iter([pb.Chunks.FromString(piece)]))
+        assert answer.error == "nobody waits for it there"
         send_remote = channel.stream_stream("/pathways.Streams/Carry")
-        (answer,) = send_remote(iter([piece + b"12345678"]))
-        assert answer.endswith(b"nobody waits for it there")
-        for broken in (b"no piece", piece + b"1234"):
+        for broken in (b"\nno piece", piece[:-4]):
             with pytest.raises(grpc.RpcError) as told:
                 list(send_remote(iter([broken])))
             assert "cut off" in told.value.details()

@@ -7,15 +7,19 @@ The other end is a gRPC server of the test's own; packing and unpacking are nati
 from __future__ import annotations
 
 import dataclasses
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+from pathways import _core
 from pathways.host import network_transfer
+from pathways.protocol import transfer_pb2 as pb
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,15 +71,15 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
     monkeypatch.setattr(network_transfer._core, "pack", pack)
     stops: list[Callable[[], Any]] = []
 
-    def start(answer: Callable[[bytes], Iterator[bytes]]) -> tuple[Any, Core]:
+    def start(answer: Callable[[bytes], Iterator[pb.TransferEnd]]) -> tuple[Any, Core]:
         address = f"unix:{tmp_path}/{len(stops)}.sock"
 
-        def receive(messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        def receive(messages: Iterator[bytes], context: Any) -> Iterator[pb.TransferEnd]:
             for message in messages:
                 yield from answer(message)
 
         server = grpc.server(futures.ThreadPoolExecutor(4))
-        handler = grpc.stream_stream_rpc_method_handler(receive)
+        handler = grpc.stream_stream_rpc_method_handler(receive, response_serializer=pb.TransferEnd.SerializeToString)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pathways.Streams", {"Carry": handler}),))
         server.add_insecure_port(address)
         server.start()
@@ -89,18 +93,32 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
         stop()
 
 
-def answered(message: bytes, text: bytes = b"") -> Iterator[bytes]:
+def answered(message: bytes, text: str = "") -> Iterator[pb.TransferEnd]:
     """What a host says of a message's outgoing transfers that are all there."""
     for chunk in message:
         if chunk % 2:
-            yield network_transfer._TOLD.pack(chunk // 2, 1, len(text)) + text
+            yield pb.TransferEnd(order=chunk // 2, node=1, error=text)
+
+
+def test_a_generated_stub_reads_and_writes_what_native_code_does() -> None:
+    """transfer.proto is the wire format. `tests/cpp/executor/test_network_transfer.cc` has the same bytes."""
+    words = [0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0]  # a copy plan: five bytes of one source into one block
+    head = bytes.fromhex("0a8d818080000907000000000000001501000000") + bytes.fromhex("1d03000000" + "21" + "00" * 8)
+    native = head + b"\x2a\xe0\x80\x80\x80\x00" + struct.pack("<12Q", *words) + b"\x32\x85\x80\x80\x80\x00hello"
+    chunk = pb.Chunk(order=7, node=1, host=3, copy_plan=words, data=b"hello")
+    assert pb.Chunks.FromString(native) == pb.Chunks(chunks=[chunk])
+    for message in (native, pb.Chunks(chunks=[chunk]).SerializeToString()):
+        block = np.zeros(5, np.uint8)
+        waiting = {(7, 1, 3): _core.IncomingTransfer([block])}
+        assert _core.unpack(message, lambda *key, waiting=waiting: waiting[key]) == [(7, 1, 3, None)]
+        assert block.tobytes() == b"hello"
 
 
 def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
     sizes: list[int] = []
     gate = threading.Event()
 
-    def answer(message: bytes) -> Iterator[bytes]:
+    def answer(message: bytes) -> Iterator[pb.TransferEnd]:
         sizes.append(len(message))
         gate.wait(30)
         yield from answered(message)
@@ -115,7 +133,7 @@ def test_each_is_told_once_and_what_is_queued_shares_messages(way: Any) -> None:
 
 
 def test_a_refusal_is_the_transfers_own(way: Any) -> None:
-    made, core = way(lambda message: answered(message, b"nobody waits for it there" if message[0] == 3 else b""))
+    made, core = way(lambda message: answered(message, "nobody waits for it there" if message[0] == 3 else ""))
     for order in (1, 2):
         made.send(OutgoingTransfer(order))
         core.wait(order)
@@ -125,7 +143,7 @@ def test_a_refusal_is_the_transfers_own(way: Any) -> None:
 def test_a_stream_that_breaks_fails_what_it_carried_and_the_next_is_new(way: Any) -> None:
     calls: list[bytes] = []
 
-    def answer(message: bytes) -> Iterator[bytes]:
+    def answer(message: bytes) -> Iterator[pb.TransferEnd]:
         calls.append(message)
         if len(calls) == 1:
             raise RuntimeError("it fell")

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -68,9 +69,9 @@ TEST(NetworkTransfer, AnyCuts) {
       ASSERT_LE(used, message.size());
       for (std::span<const std::byte> left = std::span(message).first(used); !left.empty();) {
         const auto [chunk, bytes] = first_chunk(left);
-        EXPECT_EQ(chunk.record.order, 7u);
-        EXPECT_EQ(chunk.record.host, 3u);
-        ways[chunk.record.node].incoming->take(chunk);
+        EXPECT_EQ(chunk.order, 7u);
+        EXPECT_EQ(chunk.host, 3u);
+        ways[chunk.node].incoming->take(chunk);
         left = left.subspan(bytes);
       }
     }
@@ -84,6 +85,29 @@ TEST(NetworkTransfer, AnyCuts) {
       EXPECT_EQ(way.receive->blocks, want.blocks);
     }
   }
+}
+
+// tests/python/test_network_transfer.py gives the same bytes to protobuf's own reader.
+TEST(NetworkTransfer, WritesWhatTheProtoDefines) {
+  const auto copy_plan =
+      std::make_shared<const CopyPlan>(CopyPlan::parse(std::vector<uint64_t>{0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0}));
+  const std::vector<std::byte> five{std::byte{'h'}, std::byte{'e'}, std::byte{'l'}, std::byte{'l'}, std::byte{'o'}};
+  OutgoingTransfer outgoing(7, 1, 3, copy_plan, {five.data()});
+  std::vector<std::byte> message(outgoing.room());
+  ASSERT_EQ(outgoing.pack(message), message.size());
+  std::string want(
+      "\x0a\x8d\x81\x80\x80\x00"
+      "\x09\x07\0\0\0\0\0\0\0"
+      "\x15\x01\0\0\0"
+      "\x1d\x03\0\0\0"
+      "\x21\0\0\0\0\0\0\0\0"
+      "\x2a\xe0\x80\x80\x80\x00",
+      40);
+  for (const char word : {'\0', '\1', '\5', '\1', '\5', '\1', '\0', '\0', '\0', '\0', '\5', '\0'}) {
+    want += word + std::string(7, '\0');
+  }
+  want += std::string("\x32\x85\x80\x80\x80\x00hello", 11);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(message.data()), message.size()), want);
 }
 
 TEST(NetworkTransfer, RefusesWhatMakesNoSense) {
@@ -111,7 +135,7 @@ TEST(NetworkTransfer, RefusesWhatMakesNoSense) {
   };
   using Blocks = std::vector<std::vector<std::byte>>;
   const Blocks right = ReceiveBuffers(*copy_plan).blocks;
-  refused([](Chunk& p) { p.record.at = 8; }, right);
+  refused([](Chunk& p) { p.at = 8; }, right);
   refused([](Chunk& p) { p.words.pop_back(); }, right);
   refused([](Chunk& p) { p.words.clear(); }, right);
   refused([](Chunk& p) { p.words[1] = ~0ull; }, right);
