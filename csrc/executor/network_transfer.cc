@@ -25,10 +25,12 @@ enum Tag : uint8_t {
   kData = 0x32
 };
 
-// A tag with a length takes six bytes: the length is a varint that is filled up to five bytes, so that a chunk's head
-// has the same size for any payload.
-constexpr uint64_t kLengthBytes = 6;
-constexpr uint64_t kHeadBytes = kLengthBytes + (1 + 8) + (1 + 4) + (1 + 4) + (1 + 8) + kLengthBytes;
+// Numbers are varints that are filled up: lengths to five bytes, so that a chunk's head has the same size for any
+// payload, and tags so far that the payload of a chunk that begins at a multiple of 16 does so too, as vector copies
+// like it.
+constexpr uint64_t kChunkBytes = 5 + 5, kWordsBytes = 3 + 5, kDataBytes = 5 + 5;
+constexpr uint64_t kHeadBytes = kChunkBytes + (1 + 8) + (1 + 4) + (1 + 4) + (1 + 8) + kDataBytes;
+static_assert(kHeadBytes == 48);
 
 template <class T>
 std::byte* put(std::byte* out, Tag tag, T value) {
@@ -37,10 +39,10 @@ std::byte* put(std::byte* out, Tag tag, T value) {
   return out + 1 + sizeof value;
 }
 
-std::byte* put_length(std::byte* out, Tag tag, uint64_t length) {
-  *out++ = std::byte{tag};
-  for (int i = 0; i < 4; ++i, length >>= 7) *out++ = std::byte{static_cast<uint8_t>(length | 0x80)};
-  *out++ = std::byte{static_cast<uint8_t>(length)};
+/// A varint of exactly `width` bytes.
+std::byte* put_varint(std::byte* out, uint64_t value, int width) {
+  for (int i = 1; i < width; ++i, value >>= 7) *out++ = std::byte{static_cast<uint8_t>(value | 0x80)};
+  *out++ = std::byte{static_cast<uint8_t>(value)};
   return out;
 }
 
@@ -61,16 +63,17 @@ class WireReader {
     std::memcpy(&value, bytes(sizeof value).data(), sizeof value);
     return value;
   }
-  /// The bytes behind their length.
-  std::span<const std::byte> counted() {
-    uint64_t length = 0;
+  uint64_t varint() {
+    uint64_t value = 0;
     for (int shift = 0; shift < 35; shift += 7) {
       const auto next = fixed<uint8_t>();
-      length |= uint64_t{next & 0x7Fu} << shift;
-      if (next < 0x80) return bytes(length);
+      value |= uint64_t{next & 0x7Fu} << shift;
+      if (next < 0x80) return value;
     }
-    throw Error(Status::kInvalid, "a length in a chunk of network transfers has no end");
+    throw Error(Status::kInvalid, "a number in a chunk of network transfers has no end");
   }
+  /// The bytes behind their length.
+  std::span<const std::byte> counted() { return bytes(varint()); }
 
  private:
   std::span<const std::byte> left_;
@@ -93,7 +96,7 @@ OutgoingTransfer::OutgoingTransfer(uint64_t order, uint32_t node, uint32_t host,
       walk_(*copy_plan_) {}
 
 uint64_t OutgoingTransfer::overhead() const {
-  return kHeadBytes + (walk_.passed() == 0 ? kLengthBytes + copy_plan_->words().size() * 8 : 0);
+  return kHeadBytes + (walk_.passed() == 0 ? kWordsBytes + copy_plan_->words().size() * 8 : 0);
 }
 
 uint64_t OutgoingTransfer::room() const { return overhead() + left(); }
@@ -104,27 +107,27 @@ uint64_t OutgoingTransfer::pack(std::span<std::byte> out) {
   const uint64_t most = std::min<uint64_t>(out.size() - before, kMostBytes);
   // Words are not cut, so that the next chunk reads its sources aligned too.
   const uint64_t bytes = gather(walk_, sources_, out.subspan(before, all <= most ? all : most & ~uint64_t{7}));
-  std::byte* head = put_length(out.data(), kChunk, before - kLengthBytes + bytes);
+  std::byte* head = put_varint(put_varint(out.data(), kChunk, 5), before - kChunkBytes + bytes, 5);
   head = put(head, kOrder, order_);
   head = put(head, kNode, node_);
   head = put(head, kHost, host_);
   head = put(head, kAt, at);
   if (at == 0) {
     const auto words = copy_plan_->words();
-    head = put_length(head, kWords, words.size_bytes());
+    head = put_varint(put_varint(head, kWords, 3), words.size_bytes(), 5);
     std::memcpy(head, words.data(), words.size_bytes());
     head += words.size_bytes();
   }
-  put_length(head, kData, bytes);
+  put_varint(put_varint(head, kData, 5), bytes, 5);
   return before + bytes;
 }
 
 std::pair<Chunk, uint64_t> first_chunk(std::span<const std::byte> message) {
   WireReader outer(message);
-  if (outer.fixed<uint8_t>() != kChunk) throw Error(Status::kInvalid, "a message of network transfers is no chunk");
+  if (outer.varint() != kChunk) throw Error(Status::kInvalid, "a message of network transfers is no chunk");
   Chunk chunk;
   for (WireReader in(outer.counted()); !in.left().empty();) {
-    switch (in.fixed<uint8_t>()) {
+    switch (in.varint()) {
       case kOrder:
         chunk.order = in.fixed<uint64_t>();
         break;

@@ -103,8 +103,15 @@ def answered(message: bytes, text: str = "") -> Iterator[pb.TransferEnd]:
 def test_a_generated_stub_reads_and_writes_what_native_code_does() -> None:
     """transfer.proto is the wire format. `tests/cpp/executor/test_network_transfer.cc` has the same bytes."""
     words = [0, 1, 5, 1, 5, 1, 0, 0, 0, 0, 5, 0]  # a copy plan: five bytes of one source into one block
-    head = bytes.fromhex("0a8d818080000907000000000000001501000000") + bytes.fromhex("1d03000000" + "21" + "00" * 8)
-    native = head + b"\x2a\xe0\x80\x80\x80\x00" + struct.pack("<12Q", *words) + b"\x32\x85\x80\x80\x80\x00hello"
+    head = bytes.fromhex("8a8080800093818080000907000000000000001501000000") + bytes.fromhex(
+        "1d03000000" + "21" + "00" * 8
+    )
+    native = (
+        head
+        + b"\xaa\x80\x00\xe0\x80\x80\x80\x00"
+        + struct.pack("<12Q", *words)
+        + b"\xb2\x80\x80\x80\x00\x85\x80\x80\x80\x00hello"
+    )
     chunk = pb.Chunk(order=7, node=1, host=3, copy_plan=words, data=b"hello")
     assert pb.Chunks.FromString(native) == pb.Chunks(chunks=[chunk])
     for message in (native, pb.Chunks(chunks=[chunk]).SerializeToString()):

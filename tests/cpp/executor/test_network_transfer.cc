@@ -96,17 +96,17 @@ TEST(NetworkTransfer, WritesWhatTheProtoDefines) {
   std::vector<std::byte> message(outgoing.room());
   ASSERT_EQ(outgoing.pack(message), message.size());
   std::string want(
-      "\x0a\x8d\x81\x80\x80\x00"
+      "\x8a\x80\x80\x80\x00\x93\x81\x80\x80\x00"
       "\x09\x07\0\0\0\0\0\0\0"
       "\x15\x01\0\0\0"
       "\x1d\x03\0\0\0"
       "\x21\0\0\0\0\0\0\0\0"
-      "\x2a\xe0\x80\x80\x80\x00",
-      40);
+      "\xaa\x80\x00\xe0\x80\x80\x80\x00",
+      46);
   for (const char word : {'\0', '\1', '\5', '\1', '\5', '\1', '\0', '\0', '\0', '\0', '\5', '\0'}) {
     want += word + std::string(7, '\0');
   }
-  want += std::string("\x32\x85\x80\x80\x80\x00hello", 11);
+  want += std::string("\xb2\x80\x80\x80\x00\x85\x80\x80\x80\x00hello", 15);
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(message.data()), message.size()), want);
 }
 
