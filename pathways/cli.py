@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fractions
-import importlib
 import importlib.metadata
-import importlib.util
 import json
 import re
 import signal
@@ -46,34 +44,13 @@ class _Size(click.ParamType[int]):
 
 _SIZE = _Size()
 _HOLDERS_SHOWN = 20  # the biggest of the clients' programs
-# Commands that are imported only when they are called, because they import more than the others: module, name, help.
-_LATER = {"bench": ("pathways.bench.cli", "bench", "Measure Pathways and its rivals.")}
 
 
 class _Commands(click.Group):
-    """The command group, with the commands of `_LATER`."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command's name."""
-        return sorted([*super().list_commands(ctx), *_LATER])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name."""
-        if cmd_name in _LATER:
-            module, name, _ = _LATER[cmd_name]
-            command: click.Command = getattr(importlib.import_module(module), name)
-            return command
-        return super().get_command(ctx, cmd_name)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list of commands for `--help`, without importing anything."""
-        rows = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
-        rows += [(name, text) for name, (_, _, text) in _LATER.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(rows))
+    """The command group: an error of Pathways becomes a message."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command; an error of Pathways becomes a message."""
+        """Runs a command."""
         try:
             return super().invoke(ctx)
         except errors.PathwaysError as error:
@@ -201,6 +178,16 @@ def resume(address: str, client: int) -> None:
 
     came = resume_client(address, client)
     click.echo(f"client {client} is not suspended any more; {_bytes(came)} came back to the devices")
+
+
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
+    """Measure Pathways and its rivals."""
+    from pathways.bench import cli
+
+    cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=ctx.help_option_names)
 
 
 def _as_data(stats: dict[str, Any]) -> dict[str, Any]:

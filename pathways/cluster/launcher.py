@@ -27,8 +27,9 @@ from pathways.cluster.startup_display import shown
 from pathways.plan.memory_profile import check_budget
 from pathways.plan.topology import Topology
 from pathways.process import environment, run_directory, supervisor
-from pathways.process.children import Deadline, describe_exit, is_readable, wait_readable
+from pathways.process.children import Deadline, describe_exit, is_readable, quoted
 from pathways.process.config import ClusterOptions, ControllerConfig, dump
+from pathways.process.supervisor import wait_readable
 
 OWNER_GRACE_S = 5.0
 CLOSE_GRACE_S = 8.0
@@ -225,7 +226,5 @@ class LocalClusterHandle:
         return ""
 
     def _ended(self, report: dict[str, Any]) -> str:
-        log = str(report.get("log", ""))
-        quoted = "\n".join(f"    {line}" for line in log.splitlines())
-        end = f"Process {self._controller_pid} {describe_exit(int(report['returncode']))}."
-        return f"{end} The last lines of its log:\n{quoted}" if quoted else f"{end} Its log is empty."
+        end = describe_exit(int(report["returncode"]))
+        return f"Process {self._controller_pid} {end}. {quoted(str(report.get('log', '')).splitlines())}"

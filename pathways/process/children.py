@@ -1,4 +1,4 @@
-"""Small helpers for processes on Linux: whether a process is alive, how it ended, and the last lines of its log.
+"""Small helpers for processes on Linux: whether a process is alive, and how it ended. `supervisor.py` has more.
 
 A process is monitored by its pidfd. A pidfd always means the same process; the kernel may use a pid again for another.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import time
 
+from pathways.process.supervisor import last_lines, wait_readable
+
 _PR_SET_PDEATHSIG = 1
-LOG_TAIL_LINES = 15
 
 
 class ParentLost(Exception):
@@ -34,16 +34,7 @@ def die_with_parent(parent: int) -> None:
 
 def is_readable(fd: int) -> bool:
     """Whether a descriptor is readable now; for a pidfd: whether its process has ended. Takes a few microseconds."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))
-
-
-def wait_readable(fd: int, timeout_s: float) -> bool:
-    """Waits until `fd` is readable; False when `timeout_s` passed first."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(max(0.0, timeout_s) * 1e3))
+    return wait_readable(fd, 0.0)
 
 
 def describe_exit(returncode: int) -> str:
@@ -56,21 +47,18 @@ def describe_exit(returncode: int) -> str:
         return f"was killed by signal {-returncode}"
 
 
-def log_tail(path: str | None, lines: int = LOG_TAIL_LINES) -> str:
+def log_tail(path: str, lines: int = 15) -> str:
     """The last lines of a log, indented, under a heading. When there are none, a sentence that says why."""
-    if path is None:
-        return "It has no log."
     try:
-        with open(path, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - 64 * 1024))
-            text = log.read().decode(errors="replace")
+        return quoted(last_lines(path, lines))
     except OSError as error:
         return f"Its log cannot be read: {error}."
-    last = [line for line in text.splitlines() if line.strip()][-lines:]
-    if not last:
-        return "Its log is empty."
-    return "The last lines of its log:\n" + "\n".join(f"    {line[:400]}" for line in last)
+
+
+def quoted(lines: list[str]) -> str:
+    """The lines of a log, indented, under a heading."""
+    indented = "".join(f"\n    {line}" for line in lines)
+    return f"The last lines of its log:{indented}" if lines else "Its log is empty."
 
 
 def resident_bytes(pid: int) -> int:
@@ -80,22 +68,6 @@ def resident_bytes(pid: int) -> int:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def children(pid: int) -> list[int]:
-    """The direct children of a process, zombies too."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as stat:
-                    # The name, in parentheses, may contain any character. State and parent follow the last ")".
-                    parent = int(stat.read().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-            if parent == pid:
-                found.append(int(entry))
-    return found
 
 
 class Deadline:

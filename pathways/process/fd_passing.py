@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import Any
 
-from pathways.process.children import wait_readable
+from pathways.process.supervisor import wait_readable
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_FDS = 8

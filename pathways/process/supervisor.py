@@ -39,7 +39,7 @@ def main(argument: str) -> int:
     """Runs a cluster from start to end; returns the controller's exit status."""
     config = json.loads(argument)
     directory, owner_fd, report_fd = config["directory"], config["owner_fd"], config["report_fd"]
-    if _ended(owner_fd, 0.0):
+    if wait_readable(owner_fd, 0.0):
         return 0
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Handlers, not SIG_IGN: children would inherit SIG_IGN.
@@ -67,7 +67,7 @@ def main(argument: str) -> int:
             controller.terminate()
         _report(report_fd, {"event": "spawned", "pid": controller.pid})
         status = _watch(controller, owner_fd, config["grace_s"])
-        _report(report_fd, {"event": "ended", "returncode": status, "log": _tail(log_path)})
+        _report(report_fd, {"event": "ended", "returncode": status, "log": "\n".join(last_lines(log_path))})
     except OSError as error:
         _report(report_fd, {"event": "error", "message": f"cannot start a cluster in {directory}: {error}"})
     finally:
@@ -83,15 +83,16 @@ def _watch(controller: subprocess.Popen[bytes], owner_fd: int, grace_s: float) -
     poller.register(controller_fd, select.POLLIN)
     poller.register(owner_fd, select.POLLIN)
     ready = [fd for fd, _ in poller.poll()]
-    if controller_fd not in ready and not _ended(controller_fd, grace_s):
+    if controller_fd not in ready and not wait_readable(controller_fd, grace_s):
         controller.kill()
     return controller.wait()
 
 
-def _ended(pidfd: int, timeout_s: float) -> bool:
+def wait_readable(fd: int, timeout_s: float) -> bool:
+    """Waits until `fd` is readable; False when `timeout_s` passed first."""
     poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(timeout_s * 1e3))
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1e3))
 
 
 def _end_descendants() -> None:
@@ -109,12 +110,14 @@ def _end_descendants() -> None:
 
 
 def _children() -> list[int]:
-    me, found = os.getpid(), []
+    """The direct children of this process, zombies too."""
+    found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat") as stat:
-                    if int(stat.read().rpartition(")")[2].split()[1]) == me:
+                    # The name, in parentheses, may contain any character. State and parent follow the last ")".
+                    if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
                         found.append(int(entry))
             except (OSError, ValueError, IndexError):
                 continue
@@ -131,15 +134,13 @@ def _report(fd: int, message: dict[str, object]) -> None:
         os.write(fd, json.dumps(message).encode() + b"\n")
 
 
-def _tail(path: str) -> str:
-    try:
-        with open(path, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - 8192))
-            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return ""
-    return "\n".join(line[:400] for line in lines[-15:])
+def last_lines(path: str, lines: int = 15) -> list[str]:
+    """The last lines of a log that are not empty. Raises OSError when it cannot be read."""
+    with open(path, "rb") as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - 64 * 1024))
+        text = log.read().decode(errors="replace")
+    return [line[:400] for line in text.splitlines() if line.strip()][-lines:]
 
 
 if __name__ == "__main__":

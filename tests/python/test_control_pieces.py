@@ -257,7 +257,7 @@ def test_a_child_dies_with_its_parent() -> None:
     pidfd = os.pidfd_open(int(process.stdout.readline()))
     process.kill()
     process.wait()
-    assert children.wait_readable(pidfd, 10.0), "the child outlived its parent"
+    assert supervisor.wait_readable(pidfd, 10.0), "the child outlived its parent"
     os.close(pidfd)
     process.stdout.close()
     with pytest.raises(children.ParentLost):
