@@ -17,25 +17,11 @@ from pathways.plan.topology import SliceBinding, Topology
 class ControlPlane(Protocol):
     """What the API needs of a cluster besides dispatch. The cluster is a remote one, or this process itself."""
 
-    @property
-    def topology(self) -> Topology:
-        """The hosts and devices of the cluster."""
-
-    @property
-    def client_id(self) -> int:
-        """This client's number in the cluster."""
-
-    @property
-    def client_segment(self) -> Any:
-        """This client's `_native.Segment`."""
-
-    @property
-    def status_segment(self) -> Any:
-        """The `_native.Segment` with the cluster's status, which clients only read."""
-
-    @property
-    def bell_segment(self) -> Any:
-        """The `_native.Segment` of the doorbell at which this client rings the controller."""
+    topology: Topology
+    client_id: int  # this client's number in the cluster
+    client_segment: Any  # this client's `_native.Segment`
+    status_segment: Any  # the segment with the cluster's status, which clients only read
+    bell_segment: Any  # the segment of the doorbell at which this client rings the controller
 
     def allocate_slice(
         self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
@@ -84,9 +70,6 @@ class ControlPlane(Protocol):
 
     def failure(self) -> errors.PathwaysError | None:
         """Why the cluster no longer works; None while it works."""
-
-    def check(self) -> None:
-        """Raises the reason if the cluster no longer works."""
 
     def close(self) -> None:
         """Leaves the cluster."""

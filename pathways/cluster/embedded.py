@@ -6,13 +6,12 @@ heap.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +19,11 @@ import jax
 from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
 from pathways.compiler.ir import LogicalProgram
+from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.resource_manager import ResourceManager
+from pathways.controller.suspend import leave_devices, return_to_devices
 from pathways.host import jax_backend
-from pathways.plan.memory_profile import UNLIMITED, ProgramMemory, ledger_entries
+from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import environment
 from pathways.protocol import payloads
@@ -98,8 +99,8 @@ class EmbeddedControl:
         self.driver = jax_backend.JaxBackend(0, devices, devices, 0, [self._host_segment], self._controller_segment)
         self.driver.attach_client(0, self.client_segment)
         self.controller.add_client(0, self.client_segment, self.bell_segment)
-        self._manager = ResourceManager(self.topology)
-        self._space_sets: dict[tuple[int, ...], int] = {}
+        self._resources = ResourceManager(self.topology)
+        self._numbers = NativeNumbers(self.controller, self._resources)
         self._programs = 0
         self._errors: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -107,7 +108,7 @@ class EmbeddedControl:
         self._suspending = threading.Lock()
         self._suspended = False
         self._requests = 0
-        self._answers: dict[int, tuple[str | None, int]] = {}
+        self._moved: dict[int, tuple[str, int]] = {}  # the host's answers to requests: error text and bytes
         self.driver.on_offloaded = self._offloaded
 
     def allocate_slice(
@@ -115,34 +116,22 @@ class EmbeddedControl:
     ) -> SliceBinding:
         """See `ControlPlane`."""
         with self._lock:
-            binding = self._manager.allocate(shape, axis_names, island)
-            self.controller.add_group(binding.group, list(binding.hosts))
-            return dataclasses.replace(binding, space_set=self._space_set(binding.devices))
-
-    def _space_set(self, devices: Sequence[int]) -> int:
-        key = tuple(sorted(devices))
-        if key not in self._space_sets:
-            self._space_sets[key] = self.controller.add_space_set(key)
-        return self._space_sets[key]
+            return self._numbers.bind(self._resources.allocate(shape, axis_names, island))
 
     def release_slice(self, slice_id: int) -> None:
         """See `ControlPlane`."""
         with self._lock:
-            self._manager.release(slice_id)
+            self._resources.release(slice_id)
 
     def remap_slice(self, slice_id: int, devices: tuple[int, ...]) -> SliceBinding:
         """See `ControlPlane`."""
         with self._lock:
-            binding = self._manager.remap(slice_id, devices)
-            self.controller.add_group(binding.group, list(binding.hosts))
-            return dataclasses.replace(binding, space_set=self._space_set(binding.devices))
+            return self._numbers.bind(self._resources.remap(slice_id, devices))
 
     def group(self, hosts: tuple[int, ...]) -> int:
         """See `ControlPlane`."""
         with self._lock:
-            number = self._manager.group(hosts)
-            self.controller.add_group(number, list(hosts))
-            return number
+            return self._numbers.group(hosts)
 
     def register_program(self, program: LogicalProgram, bindings: tuple[tuple[int, ...], ...]) -> int:
         """See `ControlPlane`. Returns only when the program is compiled: no other process compiles meanwhile."""
@@ -163,8 +152,8 @@ class EmbeddedControl:
         self.driver.register_program(0, number, program, bindings, compiled)
         done.wait()
         if (memory := parts[0]) is not None:
-            entries = ledger_entries([memory], bindings, [0], self.topology, self._space_set, lambda hosts: 0)
-            self.controller.set_plan_memory(number, 0, program.name, memory.biggest, *entries, memory.donated)
+            with self._lock:
+                self._numbers.admit_by(number, 0, program.name, bindings, {0: memory})
         return number
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
@@ -188,56 +177,41 @@ class EmbeddedControl:
 
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""
-        self._check_client(client)
-        with self._suspending:
-            if self._suspended:
-                return 0
-            self.controller.suspend(client)
-            try:
-                while not self.controller.is_quiet(client):
-                    pause(0.001)
-                nbytes = self._offload(payloads.OFFLOAD, to_disk, pause)
-            except BaseException:
-                self.controller.resume(client)
-                raise
-            self.controller.offload(client)
-            self._suspended = True
-            return nbytes
+
+        async def wait(seconds: float) -> None:
+            pause(seconds)
+
+        ask = functools.partial(self._ask, pause)
+        return self._move(client, True, lambda: leave_devices(self.controller, client, ask, wait, to_disk))
 
     def resume(self, client: int, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""
-        self._check_client(client)
-        with self._suspending:
-            if not self._suspended:
-                return 0
-            if refused := self.controller.restore(client):
-                raise errors.from_text(refused, errors.ResourceExhaustedError)
-            try:
-                nbytes = self._offload(payloads.RESTORE, False, pause)
-            except BaseException:
-                self.controller.offload(client)
-                raise
-            self._suspended = False
-            self.controller.resume(client)
-            return nbytes
+        ask = functools.partial(self._ask, pause)
+        return self._move(client, False, lambda: return_to_devices(self.controller, client, ask))
 
-    def _check_client(self, client: int) -> None:
+    def _move(self, client: int, suspended: bool, steps: Callable[[], Coroutine[Any, Any, int]]) -> int:
         if client != self.client_id:
             raise errors.ClusterClosedError(f"client {client!r} is not part of this cluster; the only one is 0")
+        with self._suspending:
+            if self._suspended == suspended:
+                return 0
+            try:
+                steps().send(None)  # waits by `pause` only, so it runs to its end
+            except StopIteration as end:
+                self._suspended = suspended
+                return int(end.value)
+            raise AssertionError("the steps waited for an event loop")
 
-    def _offload(self, kind: int, to_disk: bool, pause: Callable[[float], None]) -> int:
+    async def _ask(self, pause: Callable[[float], None], kind: int, to_disk: bool) -> list[tuple[str, int]]:
         self._requests += 1
         request = self._requests
         self.controller.command_for(self.client_id, kind, payloads.offload(request, to_disk))
-        while request not in self._answers:
+        while request not in self._moved:
             pause(0.001)
-        error, nbytes = self._answers.pop(request)
-        if error is not None:
-            raise errors.from_text(error, errors.ComputationError)
-        return nbytes
+        return [self._moved.pop(request)]
 
     def _offloaded(self, request: int, error: str | None, nbytes: int) -> None:
-        self._answers[request] = error, nbytes
+        self._moved[request] = error or "", nbytes
 
     def cluster_stats(self) -> dict[str, Any]:
         """See `ControlPlane`."""

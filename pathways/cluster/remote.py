@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways._jaxlib import Callback
@@ -143,14 +144,7 @@ def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
     Raises:
         ConnectError: no cluster listens there, or the controller does not answer in time.
     """
-    where = Address.parse(address)
-    with grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel:
-        try:
-            return wire.load_stats(rpc.ControllerStub(channel).Stats(pb.StatsRequest(), timeout=timeout_s))
-        except grpc.RpcError as error:
-            raise wire.raised(error) or errors.ConnectError(
-                f"no cluster answers at {address}: {error.details()}"
-            ) from None
+    return wire.load_stats(_answer(address, "Stats", Empty(), "", timeout_s))
 
 
 def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
@@ -176,16 +170,18 @@ def _client_request(kind: Any, client: int, **fields: Any) -> Any:
 
 
 def _operate(address: str, method: str, request: Any) -> Any:
-    where = Address.parse(address)
-    with (
-        contextlib.closing(_open(address, where)) as connection,
-        grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel,
-    ):
+    with contextlib.closing(_open(address, Address.parse(address))) as connection:
         message, fds = _first_word(address, connection)
         for fd in fds:
             os.close(fd)
+        return _answer(address, method, request, message["token"], None)
+
+
+def _answer(address: str, method: str, request: Any, token: str, timeout_s: float | None) -> Any:
+    with grpc.insecure_channel(Address.parse(address).control, options=wire.CHANNEL_OPTIONS) as channel:
         try:
-            return getattr(rpc.ControllerStub(channel), method)(request, metadata=wire.bearer(message["token"]))
+            call = getattr(rpc.ControllerStub(channel), method)
+            return call(request, timeout=timeout_s, metadata=wire.bearer(token))
         except grpc.RpcError as error:
             raise wire.raised(error) or errors.ConnectError(
                 f"no cluster answers at {address}: {error.details()}"
@@ -230,7 +226,7 @@ class RemoteControl:
         self.controller_pidfd = fds[2]
 
     def _watch_startup(self, progress: Callable[[StartupEvent], None] | None, deadline: Deadline) -> None:
-        events = self._stub.WatchStartup(pb.WatchStartupRequest(), timeout=deadline.left(1e6))
+        events = self._stub.WatchStartup(Empty(), timeout=deadline.left(1e6))
         last = pb.StartupEvent()
         try:
             for last in events:
@@ -310,11 +306,11 @@ class RemoteControl:
         Raises:
             TimeoutError: not compiled after `timeout` seconds; the hosts go on compiling.
         """
-        self._call(self._stub.WaitCompiled, pb.WaitCompiledRequest(program_id=program_id), timeout)
+        self._call(self._stub.WaitCompiled, pb.ProgramRequest(program_id=program_id), timeout)
 
     def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
         """See `ControlPlane`."""
-        request = pb.AnalyzeRequest(program_id=program_id)
+        request = pb.ProgramRequest(program_id=program_id)
         found: dict[int, dict[str, Any]] = {}
         for text in self._call(self._stub.Analyze, request).host_json:
             answer = json.loads(text)
@@ -345,11 +341,11 @@ class RemoteControl:
 
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
-        return wire.load_stats(self._call(self._stub.Stats, pb.StatsRequest()))
+        return wire.load_stats(self._call(self._stub.Stats, Empty()))
 
     def shutdown(self) -> None:
         """Asks the controller to end the whole cluster. Returns when the controller has received the request."""
-        self._call(self._stub.Shutdown, pb.ShutdownRequest(), 5.0)
+        self._call(self._stub.Shutdown, Empty(), 5.0)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -385,7 +381,7 @@ class RemoteControl:
             return
         if self.failure() is None:
             with contextlib.suppress(grpc.RpcError):  # closing the connection below has the same effect
-                self._stub.Leave(pb.LeaveRequest(), timeout=LEAVE_TIMEOUT_S, metadata=wire.bearer(self._token))
+                self._stub.Leave(Empty(), timeout=LEAVE_TIMEOUT_S, metadata=wire.bearer(self._token))
         self._release()
 
     def abandon(self, reason: str) -> None:

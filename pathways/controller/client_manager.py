@@ -39,7 +39,7 @@ class ClientManager:
         self._requests = HostRequests(cluster)
         self.programs = ProgramManager(cluster, self.clients, self._requests)
         self.callbacks = CallbackRouter(cluster, self.clients)
-        self._suspension = Suspension(cluster, self.clients)
+        self.suspension = Suspension(cluster, self.clients)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,9 @@ class ClientManager:
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
             return  # the client has left meanwhile
-        if error := await self._requests.hand_over(host, "attach", number, request, message, segment, ATTACH_TIMEOUT_S):
+        if error := await self._requests.hand_over(
+            host, "client_attached", number, request, message, segment, ATTACH_TIMEOUT_S
+        ):
             raise errors.ConnectError(f"{host.name} could not take the client: {error}")
 
     def _connection_lost(self, connection: Connection) -> None:
@@ -124,7 +126,7 @@ class ClientManager:
         for slice_id in client.slices:
             self.cluster.resources.release(slice_id)
         self.programs.client_gone(number)
-        self._suspension.client_gone(number)
+        self.suspension.client_gone(number)
         self.callbacks.stop_answering(client)
         if not self.cluster.done.done():
             self.cluster.controller.remove_client(number)  # it notifies the hosts, in the order
@@ -161,16 +163,6 @@ class ClientManager:
                     "use the same on both sides"
                 )
 
-    # -- suspension, see suspend.py ----------------------------------------------------------------------------------
-
-    async def suspend(self, client: int, to_disk: bool) -> int:
-        """Takes a client off the devices. Returns the bytes that left the devices."""
-        return await self._suspension.suspend(self.client(client), to_disk)
-
-    async def resume(self, client: int) -> int:
-        """Brings a suspended client back. Returns the bytes that came back to the devices."""
-        return await self._suspension.resume(self.client(client))
-
     # -- hosts come and go (ERR-2) -----------------------------------------------------------------------------------
 
     def hosts_lost(self, hosts: Sequence[HostRecord]) -> None:
@@ -179,7 +171,7 @@ class ClientManager:
         A program that they had stored counts as not stored, until their successors have stored it.
         """
         for host in hosts:
-            self._suspension.host_lost(host.number)
+            self.suspension.host_lost(host.number)
             self.callbacks.host_lost(host.number)
             self._requests.host_lost(host)
             self.programs.host_lost(host.number)
@@ -199,7 +191,7 @@ class ClientManager:
             replace = pb.ReplacePeer(host=peer, loss=loss, stream=streams.get(peer, ""))
             request = pb.HostRequest(replace_peer=replace)
             message: fd_passing.Message = {"kind": "peer", "peer": peer}
-            if error := await self._requests.hand_over(host, "peer", peer, request, message, segment, limit):
+            if error := await self._requests.hand_over(host, "peer_replaced", peer, request, message, segment, limit):
                 raise errors.HostLostError(f"{host.name} could not take the successor of host {peer}: {error}")
 
     async def serve(self, hosts: Sequence[HostRecord]) -> None:
@@ -218,25 +210,25 @@ class ClientManager:
         """Takes in one report of a host's session."""
         if self.cluster.hosts[host.number] is not host:
             return  # a report of a lost host, which has a successor
-        what = report.WhichOneof("report")
-        if what == "stage":
-            self.cluster.host_stage(host, report.stage)
-        elif what == "client_attached":
-            self._requests.answered(host, "attach", report.client_attached.client, report.client_attached.error.message)
-        elif what == "peer_replaced":
-            self._requests.answered(host, "peer", report.peer_replaced.host, report.peer_replaced.error.message)
-        elif what == "program_stored":
-            self.programs.stored(host, report.program_stored)
-        elif what == "program_compiled":
-            self.programs.compiled(host, report.program_compiled)
-        elif what == "stats":
-            self._requests.answered(host, "stats", report.stats.request, report.stats.driver_json)
-        elif what == "callback":
-            self.callbacks.ask_client(host, report.callback)
-        elif what == "client_offloaded":
-            self._suspension.report(host.number, report.client_offloaded)
-        elif what == "error":
-            host.error = report.error.error.message
+        what = str(report.WhichOneof("report"))
+        body = getattr(report, what)
+        match what:
+            case "stage":
+                self.cluster.host_stage(host, body)
+            case "client_attached" | "peer_replaced":
+                self._requests.answered(host, what, body.number, body.error.message)
+            case "program_stored":
+                self.programs.stored(host, body)
+            case "program_compiled":
+                self.programs.compiled(host, body)
+            case "stats":
+                self._requests.answered(host, what, body.request, body.driver_json)
+            case "callback":
+                self.callbacks.ask_client(host, body)
+            case "client_offloaded":
+                self.suspension.report(host.number, body)
+            case "error":
+                host.error = body.error.message
 
     # -- statistics --------------------------------------------------------------------------------------------------
 

@@ -25,15 +25,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from google.protobuf.empty_pb2 import Empty
+
 from pathways import errors
+from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
-from pathways.plan.binding import Bindings, BoundProgram, concerned
-from pathways.plan.memory_profile import UNLIMITED, ledger_entries
-from pathways.plan.topology import SliceBinding, Topology
+from pathways.plan.binding import BoundProgram, concerned
+from pathways.plan.memory_profile import UNLIMITED
+from pathways.plan.topology import Topology
 from pathways.process import environment, fd_passing
 from pathways.process.children import is_readable
 from pathways.process.config import ControllerConfig, HostConfig, dump
@@ -89,12 +92,11 @@ class ClusterManager:
         self.started_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._startup_events = asyncio.Event()
-        self._native_groups: set[int] = set()
-        self._space_sets: dict[tuple[int, ...], int] = {}
         self._services: dict[int, Any] = {}  # by island: the coordination service of its group
-        self._segment: Any = None
-        self._status_segment: Any = None
-        self._controller: Any = None
+        self.segment: Any = None  # the hosts map it
+        self.status_segment: Any = None  # clients map it, and can only read
+        self.controller: Any = None  # the native controller
+        self.numbers: NativeNumbers
         self._supervisor_fd = -1
 
     @property
@@ -117,28 +119,29 @@ class ClusterManager:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
-        self._segment = self.native.controller_segment()
-        self._status_segment = self.native.status_segment()
+        self.segment = self.native.controller_segment()
+        self.status_segment = self.native.status_segment()
         if sizes.distance_us:
-            self.native.set_distance(self._segment, sizes.distance_us)
+            self.native.set_distance(self.segment, sizes.distance_us)
         count = self.topology.hosts
         segments = [self.new_segment(host) for host in range(count)]
         for island in range(len(self.topology.islands)):
             self.start_coordinator(island, 0)
         for host in range(count):
             self.hosts.append(self.start_host(host, segments))
-        self._controller = self.native.Controller(
-            self._segment,
+        self.controller = self.native.Controller(
+            self.segment,
             segments,
             [self.topology.island_of(host) for host in range(count)],
             # A host reports the memory of its devices when it is ready: see `host_stage`.
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             spaces=self._spaces(),
             sequential=sizes.sequential,
-            status=self._status_segment,
+            status=self.status_segment,
         )
-        self.group(range(count))  # the native controller takes group 0 for all hosts
-        self._controller.start()
+        self.numbers = NativeNumbers(self.controller, self.resources)
+        self.numbers.group(range(count))  # the native controller takes group 0 for all hosts
+        self.controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
 
     def _spaces(self) -> list[str]:
@@ -219,7 +222,7 @@ class ClusterManager:
             coordinator=self._coordinator(island, incarnation) if len(members) > 1 else "",
             parent=os.getpid(),
             socket_fd=theirs.fileno(),
-            controller_fd=self._segment.fd,
+            controller_fd=self.segment.fd,
             segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
             start_timeout_s=self.config.options.start_timeout_s,
             native=self.config.options.native,
@@ -280,7 +283,7 @@ class ClusterManager:
         if report.stage == Stage.HOST_READY and report.device_bytes:
             first = host.config.first_device
             for device in range(first, first + host.config.devices_per_host):
-                self._controller.set_budget(device, report.device_bytes)
+                self.controller.set_budget(device, report.device_bytes)
             known = self.topology.device_bytes or report.device_bytes
             self.topology = dataclasses.replace(self.topology, device_bytes=min(known, report.device_bytes))
         host.stage = max(host.stage, report.stage)
@@ -314,8 +317,8 @@ class ClusterManager:
         self.failure = failure
         error = pb.Error(type=type(failure).__name__, message=str(failure))
         print(f"{error.type}: {error.message}", file=sys.stderr, flush=True)
-        if self._controller is not None:
-            self._controller.fail(f"{error.type}: {error.message}")
+        if self.controller is not None:
+            self.controller.fail(f"{error.type}: {error.message}")
         self.announce(pb.StartupEvent(stage=Stage.FAILED, host=-1, error=error))
         for callback in self.on_end:
             callback(failure)
@@ -375,7 +378,7 @@ class ClusterManager:
         """
         if isinstance(self.failure, errors.ClusterClosedError):
             for host in self.hosts:
-                host.requests.put_nowait(pb.HostRequest(stop=pb.Stop()))
+                host.requests.put_nowait(pb.HostRequest(stop=Empty()))
             deadline = time.monotonic() + STOP_GRACE_S
             while time.monotonic() < deadline and any(host.process.poll() is None for host in self.hosts):
                 await asyncio.sleep(0.01)
@@ -384,71 +387,18 @@ class ClusterManager:
         for host in self.hosts:
             host.requests.put_nowait(None)
             host.process.wait()
-        if self._controller is not None:
-            self._controller.stop()
+        if self.controller is not None:
+            self.controller.stop()
         if self._supervisor_fd >= 0 and is_readable(self._supervisor_fd):
             shutil.rmtree(self.config.directory, ignore_errors=True)
 
-    # -- the native controller ---------------------------------------------------------------------------------------
+    def register_plan(self, program: ProgramRecord) -> None:
+        """Gives the native controller the client whose runs may name a program, and the hosts of its runs (TRUST-1).
 
-    def group(self, hosts: Iterable[int]) -> int:
-        """The number of the group of exactly these hosts; the sequencer knows the group."""
-        key = tuple(sorted(set(hosts)))
-        number = self.resources.group(key)
-        if number not in self._native_groups:
-            self._controller.add_group(number, list(key))
-            self._native_groups.add(number)
-        return number
-
-    def space_set(self, devices: Iterable[int]) -> int:
-        """The native controller's number for the set of exactly these memory spaces, in any order."""
-        key = tuple(sorted(set(devices)))
-        if key not in self._space_sets:
-            self._space_sets[key] = self._controller.add_space_set(list(key))
-        return self._space_sets[key]
-
-    def bind(self, binding: SliceBinding) -> SliceBinding:
-        """The binding, with the native controller's number for its devices; the controller knows its group."""
-        self.group(binding.hosts)
-        return dataclasses.replace(binding, space_set=self.space_set(binding.devices))
-
-    def own_plan(self, program: ProgramRecord) -> None:
-        """Gives the native controller the client whose runs may name a program, and the hosts of its runs (TRUST-1)."""
-        self._controller.register_plan(program.number, program.client, self.group(program.stored))
-
-    def admit_by(self, program: ProgramRecord) -> None:
-        """Gives the native controller the memory that a run of a program takes, as its hosts computed it (MEM-2)."""
-        parts = [part for _, part in sorted(program.memory.items())]
-        if not parts:
-            return
-        self._controller.set_plan_memory(
-            program.number,
-            program.client,
-            program.name,
-            parts[0].biggest,
-            *ledger_entries(parts, program.bindings, list(program.memory), self.topology, self.space_set, self.group),
-            parts[0].donated,
-        )
-
-    def register_plan(self, number: int, program: bytes, bindings: Bindings) -> None:
-        """Gives the sequencer the hosts of each node of a program. Only a cluster that dispatches node by node
-        (`sequential`) needs this.
+        A cluster that dispatches node by node (`sequential`) also needs the hosts of each node.
         """
         if self.config.options.sequential:
-            bound = BoundProgram(load_program(program), bindings, self.topology.devices_per_host)
-            self._controller.add_plan(number, concerned(bound))
-
-    @property
-    def controller(self) -> Any:
-        """The native controller."""
-        return self._controller
-
-    @property
-    def segment(self) -> Any:
-        """The controller's segment, which the hosts map."""
-        return self._segment
-
-    @property
-    def status_segment(self) -> Any:
-        """The controller's segment that clients can read but not write."""
-        return self._status_segment
+            logical = load_program(program.request.store_program.program)
+            bound = BoundProgram(logical, program.bindings, self.topology.devices_per_host)
+            self.controller.add_plan(program.number, concerned(bound))
+        self.controller.register_plan(program.number, program.client, self.numbers.group(program.stored))

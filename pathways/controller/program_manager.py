@@ -52,8 +52,7 @@ class ProgramManager:
             name=request.name,
             bindings=tuple(tuple(binding.devices) for binding in request.bindings),
         )
-        self._cluster.register_plan(number, request.program, program.bindings)
-        self._cluster.own_plan(program)
+        self._cluster.register_plan(program)
         self._programs[number] = program
         client.programs.add(number)
         for host in hosts:
@@ -77,7 +76,7 @@ class ProgramManager:
                 raise errors.ComputationError(f"host {host} could not compile program {number}: {error}")
         if not program.is_admitted:
             program.is_admitted = True
-            self._cluster.admit_by(program)
+            self._cluster.numbers.admit_by(number, client.number, program.name, program.bindings, program.memory)
 
     async def analyze(self, client: ClientRecord, number: int) -> Sequence[str]:
         """XLA's analysis of a client's compiled program, from each host that runs it, as JSON."""
@@ -137,9 +136,9 @@ class ProgramManager:
 
     # -- what hosts report -------------------------------------------------------------------------------------------
 
-    def stored(self, host: HostRecord, report: pb.ProgramStored) -> None:
+    def stored(self, host: HostRecord, report: pb.Answer) -> None:
         """A host has stored a program, or refused it."""
-        if program := self._programs.get(report.program_id):
+        if program := self._programs.get(report.number):
             settle(program.stored.get(host.number), report.error.message)
 
     def compiled(self, host: HostRecord, report: pb.ProgramCompiled) -> None:

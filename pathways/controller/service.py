@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways.controller.client_manager import ClientManager
@@ -28,6 +29,8 @@ from pathways.protocol.serialization import dump
 from pathways.protocol.wire import Stage
 
 _Reply = TypeVar("_Reply")
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 _Handler = Callable[[Any, Any, Any], Awaitable[_Reply]]
 
 
@@ -40,9 +43,34 @@ def _refusing(handler: _Handler[_Reply]) -> _Handler[_Reply]:
             return await handler(self, request, context)
         except errors.PathwaysError as error:
             await wire.refuse(context, error)
-            raise AssertionError("abort raises") from error
 
     return wrapped
+
+
+async def _exchange(
+    incoming: AsyncIterator[_In],
+    take: Callable[[_In], None],
+    over: Callable[[], None],
+    queue: asyncio.Queue[_Out | None],
+) -> AsyncIterator[_Out]:
+    """Both directions of a stream: yields the items of a queue until None, and gives `take` each incoming message.
+
+    `over` is called when no more messages come in.
+    """
+
+    async def read() -> None:
+        try:
+            async for message in incoming:
+                take(message)
+        finally:
+            over()
+
+    reader = asyncio.ensure_future(read())
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+    finally:
+        reader.cancel()
 
 
 class ControllerService(rpc.ControllerServicer):
@@ -57,7 +85,15 @@ class ControllerService(rpc.ControllerServicer):
     def _caller(self, context: Any) -> ClientRecord:
         return self._client_manager.caller(wire.token_of(context))
 
-    async def WatchStartup(self, request: pb.WatchStartupRequest, context: Any) -> AsyncIterator[pb.StartupEvent]:  # noqa: D102
+    def _owner(self, context: Any, slice_id: int) -> ClientRecord:
+        client = self._caller(context)
+        if slice_id not in client.slices:
+            raise errors.SliceError(
+                f"no slice {slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
+            )
+        return client
+
+    async def WatchStartup(self, request: Empty, context: Any) -> AsyncIterator[pb.StartupEvent]:  # noqa: D102
         sent = 0
         while True:
             while sent < len(self._cluster.startup):
@@ -74,14 +110,13 @@ class ControllerService(rpc.ControllerServicer):
         return pb.JoinReply(
             client=client.number,
             topology=dump(self._cluster.topology, pb.Topology),
-            controller_pid=os.getpid(),
             host_pids=[host.process.pid for host in self._cluster.hosts],
         )
 
     @_refusing
-    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:  # noqa: D102
+    async def Leave(self, request: Empty, context: Any) -> Empty:  # noqa: D102
         self._client_manager.remove(self._caller(context).number)
-        return pb.LeaveReply()
+        return Empty()
 
     @_refusing
     async def AllocateSlice(self, request: pb.AllocateSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
@@ -89,60 +124,54 @@ class ControllerService(rpc.ControllerServicer):
         island = request.island if request.HasField("island") else None
         binding = self._cluster.resources.allocate(tuple(request.shape), tuple(request.axis_names), island)
         client.slices.add(binding.slice_id)
-        return dump(self._cluster.bind(binding), pb.SliceBinding)
+        return dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
 
     @_refusing
-    async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> pb.ReleaseSliceReply:  # noqa: D102
-        client = self._caller(context)
-        if request.slice_id not in client.slices:
-            raise errors.SliceError(
-                f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
-            )
+    async def ReleaseSlice(self, request: pb.ReleaseSliceRequest, context: Any) -> Empty:  # noqa: D102
+        client = self._owner(context, request.slice_id)
         client.slices.remove(request.slice_id)
         self._cluster.resources.release(request.slice_id)
-        return pb.ReleaseSliceReply()
+        return Empty()
 
     @_refusing
     async def RemapSlice(self, request: pb.RemapSliceRequest, context: Any) -> pb.SliceBinding:  # noqa: D102
-        client = self._caller(context)
-        if request.slice_id not in client.slices:
-            raise errors.SliceError(
-                f"no slice {request.slice_id} of this client; its slices: {sorted(client.slices) or 'none'}"
-            )
+        self._owner(context, request.slice_id)
         binding = self._cluster.resources.remap(request.slice_id, tuple(request.devices))
-        return dump(self._cluster.bind(binding), pb.SliceBinding)
+        return dump(self._cluster.numbers.bind(binding), pb.SliceBinding)
 
     @_refusing
     async def Group(self, request: pb.GroupRequest, context: Any) -> pb.GroupReply:  # noqa: D102
-        return pb.GroupReply(group=self._cluster.group(request.hosts))
+        return pb.GroupReply(group=self._cluster.numbers.group(request.hosts))
 
     @_refusing
     async def RegisterProgram(self, request: pb.RegisterProgramRequest, context: Any) -> pb.RegisterProgramReply:  # noqa: D102
         return pb.RegisterProgramReply(program_id=await self._programs.register(self._caller(context), request))
 
     @_refusing
-    async def WaitCompiled(self, request: pb.WaitCompiledRequest, context: Any) -> pb.WaitCompiledReply:  # noqa: D102
+    async def WaitCompiled(self, request: pb.ProgramRequest, context: Any) -> Empty:  # noqa: D102
         await self._programs.wait_compiled(self._caller(context), request.program_id)
-        return pb.WaitCompiledReply()
+        return Empty()
 
     @_refusing
-    async def Analyze(self, request: pb.AnalyzeRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
+    async def Analyze(self, request: pb.ProgramRequest, context: Any) -> pb.AnalyzeReply:  # noqa: D102
         return pb.AnalyzeReply(host_json=await self._programs.analyze(self._caller(context), request.program_id))
 
     @_refusing
-    async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> pb.ForgetProgramsReply:  # noqa: D102
+    async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> Empty:  # noqa: D102
         self._programs.forget(self._caller(context), request.program_ids)
-        return pb.ForgetProgramsReply()
+        return Empty()
 
     @_refusing
-    async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.SuspendReply:  # noqa: D102
+    async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.MovedReply:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), f"suspend client {request.client}", request.client)
-        return pb.SuspendReply(bytes=await self._client_manager.suspend(request.client, request.disk))
+        client = self._client_manager.client(request.client)
+        return pb.MovedReply(bytes=await self._client_manager.suspension.suspend(client, request.disk))
 
     @_refusing
-    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:  # noqa: D102
+    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.MovedReply:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), f"resume client {request.client}", request.client)
-        return pb.ResumeReply(bytes=await self._client_manager.resume(request.client))
+        client = self._client_manager.client(request.client)
+        return pb.MovedReply(bytes=await self._client_manager.suspension.resume(client))
 
     async def Callbacks(  # noqa: D102
         self, answers: AsyncIterator[pb.CallbackPart], context: Any
@@ -155,24 +184,18 @@ class ControllerService(rpc.ControllerServicer):
             await wire.refuse(context, errors.ClusterClosedError(f"client {client.number} answers already"))
         questions = client.questions = asyncio.Queue()
 
-        async def read() -> None:
-            try:
-                async for answer in answers:
-                    self._callbacks.answer_host(client, answer)
-            finally:
-                if client.questions is questions:
-                    self._callbacks.stop_answering(client)
+        def over() -> None:
+            if client.questions is questions:
+                self._callbacks.stop_answering(client)
 
-        reader = asyncio.ensure_future(read())
-        try:
-            yield pb.CallbackPart()  # tells the client that the stream is open
-            while (question := await questions.get()) is not None:
-                yield question
-        finally:
-            reader.cancel()
+        questions.put_nowait(pb.CallbackPart())  # tells the client that the stream is open
+        async for question in _exchange(
+            answers, functools.partial(self._callbacks.answer_host, client), over, questions
+        ):
+            yield question
 
     @_refusing
-    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsReply:  # noqa: D102
+    async def Stats(self, request: Empty, context: Any) -> pb.StatsReply:  # noqa: D102
         topology = self._cluster.topology
         reply = pb.StatsReply(
             topology=dump(topology, pb.Topology),
@@ -198,14 +221,14 @@ class ControllerService(rpc.ControllerServicer):
         return reply
 
     @_refusing
-    async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:  # noqa: D102
+    async def Shutdown(self, request: Empty, context: Any) -> Empty:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), "end the cluster")
         connection = self._client_manager.connections.of(wire.token_of(context))
         who = "an operator" if connection.client is None else f"client {connection.client.number}"
         reason = f"{who} (pid {connection.pid}) asked it to end"
         # End the cluster after this reply, so that the caller receives it.
         asyncio.get_running_loop().call_later(0.01, self._cluster.end, reason)
-        return pb.ShutdownReply()
+        return Empty()
 
 
 class HostsService(rpc.HostsServicer):
@@ -225,17 +248,10 @@ class HostsService(rpc.HostsServicer):
             raise AssertionError("abort raises")
         self._cluster.host_stage(host, pb.HostStage(stage=Stage.HOST_CONNECTED))
 
-        async def read() -> None:
-            try:
-                async for report in reports:
-                    self._client_manager.report(host, report)
-            finally:
-                self._cluster.session_ended(host)
-                host.requests.put_nowait(None)  # the host has closed its end of the stream, so close ours
+        def over() -> None:
+            self._cluster.session_ended(host)
+            host.requests.put_nowait(None)  # the host has closed its end of the stream, so close ours
 
-        reader = asyncio.ensure_future(read())
-        try:
-            while (request := await host.requests.get()) is not None:
-                yield request
-        finally:
-            reader.cancel()
+        take = functools.partial(self._client_manager.report, host)
+        async for request in _exchange(reports, take, over, host.requests):
+            yield request

@@ -13,8 +13,10 @@ is then in the state before, and has lost nothing.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
@@ -24,6 +26,50 @@ from pathways.protocol import payloads
 
 #: Seconds between two checks whether a client's runs are over.
 QUIET_LOOK_S = 0.002
+
+
+#: Asks every host to move a client's buffers: `OFFLOAD` or `RESTORE`, to disk. Of each host: error text and bytes.
+Ask = Callable[[int, bool], Awaitable[Sequence[tuple[str, int]]]]
+
+
+async def leave_devices(
+    native: Any, client: int, ask: Ask, pause: Callable[[float], Awaitable[None]], to_disk: bool
+) -> int:
+    """Takes a client of the native controller off the devices. Returns the bytes that left them.
+
+    Both kinds of cluster use this. `pause(seconds)` lets others run meanwhile.
+    """
+    native.suspend(client)
+    try:
+        while not native.is_quiet(client):
+            await pause(QUIET_LOOK_S)
+        nbytes = await _everywhere(ask, payloads.OFFLOAD, payloads.RESTORE, to_disk)
+    except BaseException:
+        native.resume(client)
+        raise
+    native.offload(client)
+    return nbytes
+
+
+async def return_to_devices(native: Any, client: int, ask: Ask) -> int:
+    """Brings a client of the native controller back. Returns the bytes that came back to the devices."""
+    if refused := native.restore(client):
+        raise errors.from_text(refused, errors.ResourceExhaustedError)
+    try:
+        nbytes = await _everywhere(ask, payloads.RESTORE, payloads.OFFLOAD, False)
+    except BaseException:
+        native.offload(client)
+        raise
+    native.resume(client)
+    return nbytes
+
+
+async def _everywhere(ask: Ask, kind: int, undo: int, to_disk: bool) -> int:
+    answers = await ask(kind, to_disk)
+    if failures := [error for error, _ in answers if error]:
+        await ask(undo, False)
+        raise errors.from_text(failures[0], errors.ComputationError)
+    return sum(nbytes for _, nbytes in answers)
 
 
 class Suspension:
@@ -43,7 +89,9 @@ class Suspension:
         Raises:
             ResourceExhaustedError: a host has no room; the client goes on.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._suspend(client, to_disk)))
+        ask = functools.partial(self._ask, client.number)
+        steps = functools.partial(leave_devices, self._cluster.controller, client.number, ask, self._pause, to_disk)
+        return await asyncio.shield(self._move(client, True, steps))
 
     async def resume(self, client: ClientRecord) -> int:
         """Brings a client back to the devices. Returns the bytes that came back; 0 when the client is not suspended.
@@ -53,62 +101,35 @@ class Suspension:
             ComputationError: a host could not bring the buffers back, for example because a device has no room; the
                 client stays suspended.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._resume(client)))
+        ask = functools.partial(self._ask, client.number)
+        steps = functools.partial(return_to_devices, self._cluster.controller, client.number, ask)
+        return await asyncio.shield(self._move(client, False, steps))
 
-    async def _suspend(self, client: ClientRecord, to_disk: bool) -> int:
+    async def _move(self, client: ClientRecord, suspended: bool, steps: Callable[[], Awaitable[int]]) -> int:
         async with client.moving:
-            if client.suspended:
+            if client.suspended == suspended:
                 return 0
-            controller = self._cluster.controller
-            controller.suspend(client.number)
-            try:
-                while not controller.is_quiet(client.number):
-                    await asyncio.sleep(QUIET_LOOK_S)
-                    if self._cluster.failure is not None:
-                        raise self._cluster.failure
-                nbytes = await self._everywhere(client, payloads.OFFLOAD, payloads.RESTORE, to_disk)
-            except BaseException:
-                controller.resume(client.number)
-                raise
-            controller.offload(client.number)
-            client.suspended = True
+            nbytes = await steps()
+            client.suspended = suspended
             return nbytes
 
-    async def _resume(self, client: ClientRecord) -> int:
-        async with client.moving:
-            if not client.suspended:
-                return 0
-            controller = self._cluster.controller
-            if refused := controller.restore(client.number):
-                raise errors.from_text(refused, errors.ResourceExhaustedError)
-            try:
-                nbytes = await self._everywhere(client, payloads.RESTORE, payloads.OFFLOAD, False)
-            except BaseException:
-                controller.offload(client.number)
-                raise
-            client.suspended = False
-            controller.resume(client.number)
-            return nbytes
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self._cluster.failure is not None:
+            raise self._cluster.failure
 
-    async def _everywhere(self, client: ClientRecord, kind: int, undo: int, to_disk: bool) -> int:
-        answers = await self._ask(client, kind, to_disk)
-        if failures := [answer.error for answer in answers if answer.error]:
-            await self._ask(client, undo, False)
-            raise errors.from_text(failures[0], errors.ComputationError)
-        return sum(answer.bytes for answer in answers)
-
-    async def _ask(self, client: ClientRecord, kind: int, to_disk: bool) -> list[pb.ClientOffloaded]:
-        if client.number not in self._clients:
-            raise _gone(client.number)
+    async def _ask(self, client: int, kind: int, to_disk: bool) -> list[tuple[str, int]]:
+        if client not in self._clients:
+            raise _gone(client)
         request = next(self._requests)
         futures = []
         for host in self._cluster.hosts:
             future = asyncio.get_running_loop().create_future()
-            self._answers[host.number, request] = client.number, future
+            self._answers[host.number, request] = client, future
             futures.append(self._cluster.unless_ended(future))
-        self._cluster.controller.command_for(client.number, kind, payloads.offload(request, to_disk))
+        self._cluster.controller.command_for(client, kind, payloads.offload(request, to_disk))
         try:
-            return list(await asyncio.gather(*futures))
+            return [(answer.error, answer.bytes) for answer in await asyncio.gather(*futures)]
         finally:
             for host in self._cluster.hosts:
                 self._answers.pop((host.number, request), None)

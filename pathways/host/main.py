@@ -168,14 +168,6 @@ class HostProcess:
         """Starts, and serves until the controller asks it to stop. Returns the exit status."""
         far = self._config.machine != 0  # on another machine than the controller
         channel = grpc.insecure_channel(self._config.address, options=wire.FAR_OPTIONS if far else wire.CHANNEL_OPTIONS)
-        self._report(
-            pb.HostReport(
-                hello=pb.HostHello(
-                    jax_version=importlib.metadata.version("jax"),
-                    jaxlib_version=importlib.metadata.version("jaxlib"),
-                )
-            )
-        )
         token, _ = fd_passing.receive(self._socket, FD_TIMEOUT_S)  # proves who this host is; nobody else has the socket
         requests = rpc.HostsStub(channel).Session(
             iter(self._reports.get, None), wait_for_ready=True, metadata=wire.bearer(token["token"])
@@ -248,7 +240,7 @@ class HostProcess:
             driver.attach_client(request.client, self._native.Segment.attach(fds[0]))
         except Exception as failure:
             error = _described(failure)
-        self._report(pb.HostReport(client_attached=pb.ClientAttached(client=request.client, error=error)))
+        self._report(pb.HostReport(client_attached=pb.Answer(number=request.client, error=error)))
 
     def _do_callback(self, request: pb.CallbackPart, driver: Driver) -> None:
         driver.callbacks.answer(request)  # type: ignore[attr-defined]
@@ -262,7 +254,7 @@ class HostProcess:
             driver.replace_peer(request.host, self._native.Segment.attach(fds[0]), request.loss, request.stream)
         except Exception as failure:
             error = _described(failure)
-        self._report(pb.HostReport(peer_replaced=pb.PeerReplaced(host=request.host, error=error)))
+        self._report(pb.HostReport(peer_replaced=pb.Answer(number=request.host, error=error)))
 
     def _do_store_program(self, request: pb.StoreProgram, driver: Driver) -> None:
         error = pb.Error()
@@ -272,7 +264,7 @@ class HostProcess:
             driver.register_program(request.client, request.program_id, program, bindings, self._compiled)
         except Exception as failure:
             error = _described(failure)
-        self._report(pb.HostReport(program_stored=pb.ProgramStored(program_id=request.program_id, error=error)))
+        self._report(pb.HostReport(program_stored=pb.Answer(number=request.program_id, error=error)))
 
     def _do_report_stats(self, request: pb.ReportStats, driver: Driver) -> None:
         try:

@@ -28,7 +28,11 @@ MAX_PROGRAM_BYTES = 2**31 - 1
 
 _T = TypeVar("_T")
 _Message = TypeVar("_Message", bound=Message)
-_hints = functools.cache(typing.get_type_hints)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def dump(value: Any, kind: type[_Message]) -> _Message:
@@ -55,7 +59,7 @@ def load(message: Message, kind: type[_T]) -> _T:
     Raises:
         PlanError: an element type or a member of an enum is unknown.
     """
-    hints = _hints(kind)
+    hints = _hints(typing.cast("Any", kind))
     return kind(
         **{field.name: _loaded(message, field, hints[field.name]) for field in message.DESCRIPTOR.fields},
     )

@@ -252,6 +252,7 @@ TRESPASSER = """
 import json, os, sys
 from importlib.metadata import version
 import grpc
+from google.protobuf.empty_pb2 import Empty
 from pathways import errors
 from pathways.cluster import remote
 from pathways.process import fd_passing
@@ -285,10 +286,10 @@ attempt("another resumed", lambda: guest.resume(other, None))
 attempt("the cluster's end", guest.shutdown)
 attempt("an operator that is a client", lambda: remote.suspend(address, other))
 for method, request in (
-    ("Leave", pb.LeaveRequest()),
+    ("Leave", Empty()),
     ("AllocateSlice", pb.AllocateSliceRequest(shape=[1], axis_names=["x"])),
-    ("Shutdown", pb.ShutdownRequest()),
-    ("Analyze", pb.AnalyzeRequest(program_id=program)),
+    ("Shutdown", Empty()),
+    ("Analyze", pb.ProgramRequest(program_id=program)),
     ("Suspend", pb.SuspendRequest(client=other)),
     ("Join", pb.JoinRequest(protocol=PROTOCOL_VERSION, jax_version=version("jax"), jaxlib_version=version("jaxlib"))),
 ):

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import jax
 import numpy as np
+from google.protobuf.empty_pb2 import Empty
 
 import pathways as pw
 from pathways import errors
@@ -39,13 +40,13 @@ METHODS: dict[str, Any] = {
     "ReleaseSlice": pb.ReleaseSliceRequest(slice_id=1),
     "RemapSlice": pb.RemapSliceRequest(slice_id=1, devices=[0, 1]),
     "Group": pb.GroupRequest(hosts=[0, 1]),
-    "WaitCompiled": pb.WaitCompiledRequest(program_id=1),
-    "Analyze": pb.AnalyzeRequest(program_id=1),
+    "WaitCompiled": pb.ProgramRequest(program_id=1),
+    "Analyze": pb.ProgramRequest(program_id=1),
     "ForgetPrograms": pb.ForgetProgramsRequest(program_ids=[1, 2, 3]),
     "Suspend": pb.SuspendRequest(client=1, disk=False),
     "Resume": pb.ResumeRequest(client=1),
-    "Stats": pb.StatsRequest(),
-    "Shutdown": pb.ShutdownRequest(),
+    "Stats": Empty(),
+    "Shutdown": Empty(),
 }
 
 
