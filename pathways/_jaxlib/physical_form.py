@@ -58,7 +58,7 @@ def to_physical(value: Any, dtype: Any) -> Any:
 def from_physical(value: Any, dtype: Any) -> Any:
     """The inverse of `to_physical`: a JAX key array, or a NumPy array on the same memory."""
     if is_key(dtype):
-        return wrap_key(jax.numpy.asarray(value), dtype)
+        return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=key_name(dtype))
     if is_complex(dtype):
         array = np.asarray(value, order="C")
         logical = array.reshape(-1).view(np.dtype(dtype)).reshape(array.shape[:-1])
@@ -113,11 +113,6 @@ def is_key(dtype: Any) -> bool:
 def key_name(dtype: Any) -> str:
     """The name of a key dtype's PRNG implementation, as `jax.random.key(impl=)` takes it."""
     return str(dtype._impl.name)
-
-
-def wrap_key(words: jax.Array, dtype: Any) -> jax.Array:
-    """The PRNG key array of key dtype `dtype` over its uint32 words."""
-    return jax.random.wrap_key_data(words, impl=dtype._impl.name)
 
 
 def physical_struct(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -9,32 +9,6 @@ backend.
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind, Spec
 from pathways.compiler.options import SCHEDULES, Options
 from pathways.compiler.pipeline import compile_traced
-from pathways.compiler.placed import SliceTag, TaggedFunction, placed
+from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.printing import logical_text
-from pathways.compiler.specs import abstract_mesh, normalize, to_partition_spec
-from pathways.compiler.trace import Argument, Traced, as_argument, device_put, trace
-
-__all__ = [
-    "SCHEDULES",
-    "Argument",
-    "ArrayType",
-    "Computation",
-    "LogicalProgram",
-    "MeshSpec",
-    "Node",
-    "NodeKind",
-    "Options",
-    "TaggedFunction",
-    "SliceTag",
-    "Spec",
-    "Traced",
-    "abstract_mesh",
-    "as_argument",
-    "compile_traced",
-    "device_put",
-    "logical_text",
-    "normalize",
-    "placed",
-    "to_partition_spec",
-    "trace",
-]
+from pathways.compiler.trace import Argument, Traced, device_put, trace

@@ -88,7 +88,7 @@ def refuse_elsewhere(jit_name: str) -> None:
 
 
 class TaggedFunction:
-    """A function placed on a slice. A call under trace becomes one named computation of the program.
+    """`fun` placed on `mesh`. A call under trace becomes one named computation of the program.
 
     A call on concrete arrays is a plain `jax.jit` call: the caller must make it run on its slice.
     """
@@ -104,6 +104,10 @@ class TaggedFunction:
         static_argnames: str | Sequence[str] | None = (),
         name: str | None = None,
     ) -> None:
+        """Shardings are pytree prefixes of PartitionSpecs; None leaves the choice to the compiler.
+
+        `in_shardings` is for the positional arguments that are not static: one spec for all, or a tuple.
+        """
         if not callable(fun):
             raise errors.ProgramError(
                 f"expected a function to place on slice {mesh.name!r}, got {fun!r} of type {type(fun).__name__}"
@@ -161,29 +165,12 @@ class TaggedFunction:
         return [n for n in range(count) if n not in static and names[n] not in self.static_argnames]
 
 
-def placed(
-    fun: Callable[..., Any],
-    mesh: MeshSpec,
-    *,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    static_argnums: int | Sequence[int] | None = (),
-    static_argnames: str | Sequence[str] | None = (),
-    name: str | None = None,
-) -> TaggedFunction:
-    """`fun` placed on `mesh`. Shardings are pytree prefixes of PartitionSpecs; None leaves the choice to the compiler.
-
-    `in_shardings` is for the positional arguments that are not static: one spec for all, or a tuple.
-    """
-    return TaggedFunction(
-        fun,
-        mesh,
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        name=name,
-    )
+def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """A function's parameters; None: they are not known."""
+    try:
+        return list(inspect.signature(fun).parameters.values())
+    except (ValueError, TypeError):
+        return None
 
 
 def both_forms(
@@ -197,9 +184,8 @@ def both_forms(
     names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
     if bool(numbers) == bool(names):
         return numbers, names
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (ValueError, TypeError):
+    parameters = _parameters(fun)
+    if parameters is None:
         return numbers, names
     either = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else None for p in parameters]
     if names:
@@ -230,10 +216,7 @@ def check_arguments(
 
     `static` and `donate` each have the numbers and the names as the user gave them, then as `both_forms` made them.
     """
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (ValueError, TypeError):
-        parameters = []
+    parameters = _parameters(fun) or []
     takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for option, given in (("static_argnames", static[1]), ("donate_argnames", donate[1])):
@@ -255,23 +238,16 @@ def check_arguments(
 
 def positional_parameters(fun: Callable[..., Any]) -> int | None:
     """How many positional arguments a function takes at most; None: any number, or not known."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (ValueError, TypeError):
-        return None
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+    parameters = _parameters(fun)
+    if parameters is None or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return None
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     """Names of the first `count` positional parameters, for error messages."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (ValueError, TypeError):
-        parameters = []
     names: list[str] = []
-    for parameter in parameters:
+    for parameter in _parameters(fun) or []:
         if parameter.kind is parameter.VAR_POSITIONAL:
             names.extend(f"{parameter.name}[{n}]" for n in range(count - len(names)))
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

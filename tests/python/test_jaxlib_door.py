@@ -173,7 +173,7 @@ def test_keys_and_physical_types():
     assert _jaxlib.is_key(key.dtype) and not _jaxlib.is_key(np.float32) and not _jaxlib.is_key(None)
     assert _jaxlib.physical(jax.typeof(key)) == ((2,), np.dtype(np.uint32))
     words = jax.random.key_data(key)
-    assert _jaxlib.wrap_key(words, key.dtype) == key
+    assert _jaxlib.from_physical(words, key.dtype) == key
     assert Argument((), key.dtype).struct().dtype == key.dtype
 
 
