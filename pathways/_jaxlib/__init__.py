@@ -49,14 +49,14 @@ from pathways._jaxlib.jaxprs import (
     as_function,
     equation_context,
     extend_jit,
-    is_closed,
     is_jaxpr,
     is_plain_parameter,
     is_transposed,
+    jaxprs_in,
     jit_p,
     new_jaxpr,
     new_var,
-    rebuilt,
+    opened,
     sub_jaxprs,
 )
 from pathways._jaxlib.lowering import guard_lowering, lower_jaxpr, lowering_for_slices

@@ -113,7 +113,7 @@ def in_order(
         return list(eqns), [done if v is after else v for v in outputs]
     args = [*constants, *(v for v in inputs if v is not before)]
     results = [v for v in outputs if v is not after]
-    body = new_jaxpr([], [], args, results, eqns, like=like)
+    body = new_jaxpr({}, args, results, eqns, like=like)
     new = {v: core.Var(v.aval) for v in results}
     eqn = core.new_jaxpr_eqn([before, *args], [after, *new.values()], _in_order_p, {"jaxpr": body}, core.no_effects)
     return [eqn], [new.get(v, v) for v in outputs]

@@ -37,22 +37,14 @@ class _Kind:
     effect: Any = None  # the effect of an `ordered` one
 
 
-def _callback_kinds() -> dict[core.Primitive, _Kind]:
-    kinds = {
-        jax_callback.pure_callback_p: _Kind("jax.pure_callback", jax_callback.pure_callback_impl),
-        jax_callback.io_callback_p: _Kind(
-            "jax.experimental.io_callback", jax_callback.io_callback_impl, jax_callback._OrderedIOEffect
-        ),
-        debugging.debug_callback_p: _Kind("jax.debug.callback", debugging.debug_callback_impl),
-    }
-    if hasattr(debugging, "debug_print_p"):
-        kinds[debugging.debug_print_p] = _Kind(
-            "jax.debug.print", debugging.debug_print_impl, debugging.ordered_debug_effect
-        )
-    return kinds
-
-
-CALLBACK_KINDS = _callback_kinds()
+CALLBACK_KINDS: dict[core.Primitive, _Kind] = {
+    jax_callback.pure_callback_p: _Kind("jax.pure_callback", jax_callback.pure_callback_impl),
+    jax_callback.io_callback_p: _Kind(
+        "jax.experimental.io_callback", jax_callback.io_callback_impl, jax_callback._OrderedIOEffect
+    ),
+    debugging.debug_callback_p: _Kind("jax.debug.callback", debugging.debug_callback_impl),
+    debugging.debug_print_p: _Kind("jax.debug.print", debugging.debug_print_impl, debugging.ordered_debug_effect),
+}
 ORDERED_EFFECTS = (jax_callback.OrderedIOEffect, debugging.OrderedDebugEffect)
 _EFFECTS = (jax_callback.IOEffect, debugging.DebugEffect, *ORDERED_EFFECTS)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax._src import core
 from jax._src.interpreters import mlir as jax_mlir
+from jaxlib import lapack
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
@@ -20,10 +21,7 @@ from pathways._jaxlib.callback_hosting import connect_callbacks
 
 def initialize_lapack() -> None:
     """Initialises LAPACK: needed before a process that traced no LAPACK call loads an executable with LAPACK calls."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from jaxlib import lapack
-
-        lapack._lapack.initialize()
+    lapack._lapack.initialize()
 
 
 def fast_call(compiled: Any) -> Callable[..., Any]:
@@ -31,8 +29,7 @@ def fast_call(compiled: Any) -> Callable[..., Any]:
 
     Under `jax.disable_jit` it refuses to run, before it does anything.
     """
-    create = getattr(getattr(compiled, "_executable", None), "create_cpp_call", None)
-    fast: Callable[..., Any] | None = create(compiled._params) if create is not None else None
+    fast: Callable[..., Any] | None = compiled._executable.create_cpp_call(compiled._params)
     return fast or compiled
 
 

@@ -21,14 +21,13 @@ DropVar = core.DropVar
 jit_p = pjit.jit_p
 
 
-def close(jaxpr: core.Jaxpr, consts: Sequence[Any]) -> Any:
-    """A closed jaxpr; jax 0.11 merged ClosedJaxpr into Jaxpr."""
-    return getattr(core, "ClosedJaxpr", core.Jaxpr)(jaxpr, list(consts))
+#: A jaxpr with its constants; JAX 0.11 merged it into `Jaxpr`.
+_Closed: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
 
-def is_closed(value: Any) -> bool:
-    """True for an object that has both a jaxpr and its constants."""
-    return isinstance(value, getattr(core, "ClosedJaxpr", core.Jaxpr))
+def opened(value: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
+    """A jaxpr, open or closed, as the open jaxpr and its constants."""
+    return (value.jaxpr, value.consts) if isinstance(value, _Closed) else (value, ())
 
 
 def new_var(aval: Any) -> core.Var:
@@ -37,31 +36,17 @@ def new_var(aval: Any) -> core.Var:
 
 
 def new_jaxpr(
-    constvars: Sequence[core.Var],
-    consts: Sequence[Any],
+    constants: Mapping[core.Var, Any],
     invars: Sequence[core.Var],
     outvars: Sequence[Any],
     eqns: Sequence[Any],
     like: core.Jaxpr,
+    effects: Any = core.no_effects,
 ) -> Any:
     """A closed jaxpr of those equations, with the debug info of `like`."""
     info = like.debug_info._replace(arg_names=None, result_paths=None)
-    jaxpr = core.Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), core.no_effects, info)
-    return close(jaxpr, consts)
-
-
-def rebuilt(
-    closed: Any,
-    constants: Sequence[tuple[core.Var, Any]],
-    invars: Sequence[core.Var],
-    outvars: Sequence[Any],
-    eqns: Any,
-) -> Any:
-    """A closed jaxpr with these parts and the effects of `closed`."""
-    jaxpr = closed.jaxpr
-    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    variables, values = [v for v, _ in constants], [value for _, value in constants]
-    return close(core.Jaxpr(variables, list(invars), list(outvars), list(eqns), jaxpr.effects, info), values)
+    jaxpr = core.Jaxpr(list(constants), list(invars), list(outvars), list(eqns), effects, info)
+    return _Closed(jaxpr, list(constants.values()))
 
 
 def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any) -> Any:
@@ -76,19 +61,20 @@ def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any
     return eqn.replace(invars=[*inputs, *more], params=params)
 
 
+def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters, open or closed."""
+    for value in params.values():
+        yield from filter(is_jaxpr, value if isinstance(value, (tuple, list)) else (value,))
+
+
 def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
     """The jaxprs among an equation's parameters, without their constants."""
-    for value in params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, core.Jaxpr):
-                yield item
-            elif is_closed(item):
-                yield item.jaxpr
+    return (opened(jaxpr)[0] for jaxpr in jaxprs_in(params))
 
 
 def is_jaxpr(value: Any) -> bool:
     """True for a jaxpr, open or closed."""
-    return isinstance(value, core.Jaxpr) or is_closed(value)
+    return isinstance(value, core.Jaxpr | _Closed)
 
 
 def is_plain_parameter(value: Any) -> bool:

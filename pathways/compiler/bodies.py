@@ -52,18 +52,14 @@ class Bodies:
         body = self._known.get(key)
         if body is None:
             self._alive.append([step.eqn for step in group.steps])
-            used = {v for step in group.steps for v in step.inputs if not isinstance(v, _jaxlib.Literal)}
+            used = {v for step in group.steps for v in step.reads}
             constants = {v: value for v, value in self.constants.items() if v in used}
             eqns = [step.eqn.replace(invars=step.inputs, outvars=step.outputs) for step in group.steps]
             inputs, outputs, eqns = _jaxlib.cross_physically(group.inputs, group.outputs, eqns)
             if group.after is not None:
                 ends = group.before, group.after
                 eqns, outputs = _jaxlib.in_order(eqns, list(constants), inputs, outputs, *ends, like=self.like)
-            body = self._add(
-                key,
-                group.mesh,
-                _jaxlib.new_jaxpr(list(constants), list(constants.values()), inputs, outputs, eqns, like=self.like),
-            )
+            body = self._add(key, group.mesh, _jaxlib.new_jaxpr(constants, inputs, outputs, eqns, like=self.like))
         return body
 
     def _step_key(self, step: Step, numbers: dict[Any, int]) -> Any:
@@ -93,7 +89,7 @@ class Bodies:
             self._alive.append(value)
             new = _jaxlib.new_var(v.aval)
             _, outputs, eqns = _jaxlib.cross_physically([], [new], [])
-            body = self._add(key, mesh, _jaxlib.new_jaxpr([new], [value], [], outputs, eqns, like=self.like))
+            body = self._add(key, mesh, _jaxlib.new_jaxpr({new: value}, [], outputs, eqns, like=self.like))
         return body
 
     def _add(self, key: Any, mesh: MeshSpec, closed: Any) -> Body:

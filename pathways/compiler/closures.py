@@ -16,23 +16,14 @@ from typing import Any
 from pathways import _jaxlib
 
 
-def lift(closed: Any, is_wanted: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """Turns the wanted constants of `closed` into its last arguments. Returns the new jaxpr and these values."""
-    return _lift(closed, is_wanted, {})
-
-
-def _lift(
-    closed: Any, is_wanted: Callable[[Any], bool], memo: dict[int, tuple[Any, list[Any]]]
+def lift(
+    closed: Any, is_wanted: Callable[[Any], bool], memo: dict[int, tuple[Any, list[Any]]] | None = None
 ) -> tuple[Any, list[Any]]:
-    known = memo.get(id(closed))  # equal calls share one jaxpr, and must still share one afterwards
-    if known is None:
-        known = memo[id(closed)] = _lift_one(closed, is_wanted, memo)
-    return known
+    """Turns the wanted constants of `closed` into its last arguments. Returns the new jaxpr and these values.
 
-
-def _lift_one(
-    closed: Any, is_wanted: Callable[[Any], bool], memo: dict[int, tuple[Any, list[Any]]]
-) -> tuple[Any, list[Any]]:
+    `memo` has the same of the jaxprs inside, by id().
+    """
+    memo = {} if memo is None else memo
     values: list[Any] = []
     variables: dict[int, Any] = {}  # by id() of a value: the argument that replaces it
 
@@ -43,12 +34,13 @@ def _lift_one(
             variable = variables[id(value)] = _jaxlib.new_var(aval)
         return variable
 
-    kept, renamed = [], {}
+    kept: dict[Any, Any] = {}
+    renamed: dict[Any, Any] = {}
     for v, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         if is_wanted(value):
             renamed[v] = argument(value, v.aval)
         else:
-            kept.append((v, value))
+            kept[v] = value
 
     def read(atom: Any) -> Any:
         if isinstance(atom, _jaxlib.Literal):
@@ -60,7 +52,9 @@ def _lift_one(
         inputs = [read(v) for v in eqn.invars]
         if eqn.primitive is _jaxlib.jit_p:
             inner = eqn.params["jaxpr"]
-            lifted, inside = _lift(inner, is_wanted, memo)
+            if id(inner) not in memo:  # equal calls share one jaxpr, and must still share one afterwards
+                memo[id(inner)] = lift(inner, is_wanted, memo)
+            lifted, inside = memo[id(inner)]
             if inside:
                 more = [argument(value, v.aval) for value, v in zip(inside, _last(lifted, len(inside)), strict=True)]
                 eqns.append(_jaxlib.extend_jit(eqn, inputs, more, lifted))
@@ -69,7 +63,8 @@ def _lift_one(
     outvars = [read(v) for v in closed.jaxpr.outvars]
     if not values:
         return closed, []
-    return _jaxlib.rebuilt(closed, kept, [*closed.jaxpr.invars, *variables.values()], outvars, eqns), values
+    arguments, jaxpr = [*closed.jaxpr.invars, *variables.values()], closed.jaxpr
+    return _jaxlib.new_jaxpr(kept, arguments, outvars, eqns, like=jaxpr, effects=jaxpr.effects), values
 
 
 def _last(closed: Any, count: int) -> list[Any]:

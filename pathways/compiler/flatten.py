@@ -20,19 +20,8 @@ from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.trace import Traced
 
-_INLINED = {
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "remat",
-    "remat2",
-    "checkpoint",
-    "closed_call",
-    "core_call",
-    "core_closed_call",
-    "custom_lin",
-    "eval_jaxpr",
-}
+#: `closed_call` is `eval_jaxpr` since JAX 0.12.
+_INLINED = {"custom_jvp_call", "custom_vjp_call", "remat2", "closed_call", "eval_jaxpr"}
 _CONTROL = {
     "scan": "jax.lax.scan",
     "while": "jax.lax.while_loop",
@@ -65,6 +54,11 @@ class Step:
     calls: _jaxlib.CallsBack = _jaxlib.CallsBack.NOTHING
     demands: tuple[meshes.Demand, ...] = ()  # what the operation needs of the slice that it runs on
 
+    @property
+    def reads(self) -> list[Any]:
+        """The variables among the inputs."""
+        return [v for v in self.inputs if not isinstance(v, _jaxlib.Literal)]
+
 
 @dataclasses.dataclass
 class FlatProgram:
@@ -92,8 +86,7 @@ def flatten(traced: Traced) -> FlatProgram:
         ProgramError: a placed call or a device_put inside a loop, a branch or a shard_map.
     """
     closed = traced.jaxpr
-    _refuse_unknown_callbacks(closed.jaxpr, traced.name, None)
-    _refuse_leaks(closed, traced.name)
+    _refuse(closed, traced.name)
     program = FlatProgram(
         list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [], []
     )
@@ -200,18 +193,9 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
             "computation. Call it from the program itself (a Python loop unrolls), or put the whole of it "
             "into one placed function"
         )
-    closed = next(
-        p
-        for key, p in eqn.params.items()
-        if key in ("jaxpr", "call_jaxpr", "fun_jaxpr") and (_jaxlib.is_closed(p) or hasattr(p, "eqns"))
-    )
-    inner = closed.jaxpr if _jaxlib.is_closed(closed) else closed
-    consts = list(closed.consts) if _jaxlib.is_closed(closed) else []
-    inner_env: dict[Any, Any] = {}
-    for v, value in zip(inner.constvars, consts, strict=True):
-        inner_env[v] = _constant(program, v, value)
-    for v, value in zip(inner.invars, inputs, strict=True):
-        inner_env[v] = value
+    inner, consts = _jaxlib.opened(next(_jaxlib.jaxprs_in(eqn.params)))
+    inner_env = dict(zip(inner.invars, inputs, strict=True))
+    inner_env.update((v, _constant(program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
     _inline(inner, inner_env, program, name, fresh=True)
     for v, result in zip(eqn.outvars, inner.outvars, strict=True):
         if not isinstance(v, _jaxlib.DropVar):
@@ -270,7 +254,7 @@ def _drop_dead(program: FlatProgram) -> None:
     for step in reversed(program.steps):
         if any(v in live for v in step.outputs) or _jaxlib.has_effects(step.eqn):
             kept.append(step)
-            live.update(v for v in step.inputs if not isinstance(v, _jaxlib.Literal))
+            live.update(step.reads)
     program.steps = kept[::-1]
 
 
@@ -284,7 +268,7 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
     kept: list[Step] = []
     renamed: dict[Any, Any] = {}
     for step in program.steps:
-        step.inputs = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in step.inputs]
+        step.inputs = [_read(renamed, v) for v in step.inputs]
         if step.kind is StepKind.PLACED:
             for v in step.outputs:
                 assert step.mesh is not None
@@ -305,53 +289,39 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
             program.declared[result] = step.spec
         kept.append(step)
     program.steps = kept
-    program.outvars = [v if isinstance(v, _jaxlib.Literal) else renamed.get(v, v) for v in program.outvars]
+    program.outvars = [_read(renamed, v) for v in program.outvars]
 
 
 #: Callbacks that hosts cannot make: they are private to JAX, or ask for something that a host does not know.
 _UNKNOWN_CALLBACKS = {
     "buffer_callback": "buffer_callback",
-    "outside_call": "host_callback",
     "inspect_sharding": "jax.debug.inspect_array_sharding",
 }
 
 
-def _refuse_unknown_callbacks(
-    jaxpr: Any, name: str, where: str | None, seen: set[tuple[int, str | None]] | None = None
-) -> None:
+def _refuse(jaxpr: Any, name: str, where: str = "", seen: set[tuple[int, str]] | None = None) -> None:
+    """Refuses callbacks that hosts cannot make, and a traced value that escaped by a Python side effect: it is then a
+    constant of some jaxpr. `where` is the placed function that has the jaxpr inside.
+    """
     seen = set() if seen is None else seen
     if (id(jaxpr), where) in seen:
         return
     seen.add((id(jaxpr), where))
-    for eqn in jaxpr.eqns:
+    place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
+    inner, constants = _jaxlib.opened(jaxpr)
+    for value in constants:
+        if _jaxlib.is_tracer(value):
+            raise errors.TraceError(
+                f"{place} uses a traced value of another function ({value.aval}), which escaped from it by a Python "
+                "side effect, such as appending to a list or setting an attribute. Return it as a result instead"
+            )
+    for eqn in inner.eqns:
         kind = _UNKNOWN_CALLBACKS.get(eqn.primitive.name)
         if kind is not None:
-            place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
             raise errors.CallbackError(
                 f"{place} calls {kind} ({_jaxlib.callback_name(eqn)}), with which a host cannot reach this process's "
                 "Python. Use jax.pure_callback, jax.experimental.io_callback or jax.debug.callback"
             )
         slice_tag = _slice_tag(eqn)
-        for sub in _jaxlib.sub_jaxprs(eqn.params):
-            _refuse_unknown_callbacks(sub, name, slice_tag.name if slice_tag else where, seen)
-
-
-def _refuse_leaks(closed: Any, name: str, where: str | None = None, seen: set[int] | None = None) -> None:
-    """Refuses a traced value that escaped by a Python side effect: it is then a constant of some jaxpr."""
-    seen = set() if seen is None else seen
-    if id(closed) in seen:
-        return
-    seen.add(id(closed))
-    for value in closed.consts:
-        if _jaxlib.is_tracer(value):
-            place = f"placed function {where!r} of program {name!r}" if where else f"program {name!r}"
-            raise errors.TraceError(
-                f"{place} uses a traced value of another function ({value.aval}), which escaped from it by a Python "
-                "side effect, such as appending to a list or setting an attribute. Return it as a result instead"
-            )
-    for eqn in closed.jaxpr.eqns:
-        slice_tag = _slice_tag(eqn)
-        for sub in eqn.params.values():
-            for item in sub if isinstance(sub, (tuple, list)) else (sub,):
-                if _jaxlib.is_closed(item):
-                    _refuse_leaks(item, name, slice_tag.name if slice_tag else where, seen)
+        for sub in _jaxlib.jaxprs_in(eqn.params):
+            _refuse(sub, name, slice_tag.name if slice_tag else where, seen)

@@ -161,7 +161,7 @@ def _make(
     program: FlatProgram,
     readers: Mapping[Any, set[int]],
 ) -> Group:
-    read = [v for step in steps for v in step.inputs if not isinstance(v, _jaxlib.Literal)]
+    read = [v for step in steps for v in step.reads]
     repeated = [] if kind is StepKind.TRANSFER else _ancestors(read, cheap)
     written = {v for step in (*repeated, *steps) for v in step.outputs}
     inputs = [v for v in dict.fromkeys(read) if v not in written and v not in program.constants]
@@ -176,9 +176,8 @@ def _readers(program: FlatProgram, cheap: Mapping[Any, Step]) -> dict[Any, set[i
     """For each variable, the ids of the steps that read it; 0 stands for the program's results."""
     readers: dict[Any, set[int]] = {}
     for step in program.steps:
-        for v in step.inputs:
-            if not isinstance(v, _jaxlib.Literal):
-                readers.setdefault(v, set()).add(id(step))
+        for v in step.reads:
+            readers.setdefault(v, set()).add(id(step))
     for v in program.outvars:
         if not isinstance(v, _jaxlib.Literal):
             readers.setdefault(v, set()).add(0)
@@ -192,25 +191,18 @@ def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
     """
     cheap: dict[Any, Step] = {}
     cost: dict[Any, int] = {}
-    sent = {v for step in program.steps if step.kind is StepKind.TRANSFER for v in step.inputs if _is_variable(v)}
+    sent = {v for step in program.steps if step.kind is StepKind.TRANSFER for v in step.reads}
     for step in program.steps:
         if step.kind is not StepKind.PLAIN or step.demands or not sent.isdisjoint(step.outputs):
             continue
-        if step.calls is not _jaxlib.CallsBack.NOTHING:
+        if step.calls is not _jaxlib.CallsBack.NOTHING or list(_jaxlib.jaxprs_in(step.eqn.params)):
             continue
-        if any(True for _ in _jaxlib.sub_jaxprs(step.eqn.params)):
-            continue
-        reads = [v for v in step.inputs if not isinstance(v, _jaxlib.Literal)]
-        if all(v in cheap or v in program.constants for v in reads):
-            total = 1 + sum(cost.get(v, 0) for v in reads)
+        if all(v in cheap or v in program.constants for v in step.reads):
+            total = 1 + sum(cost.get(v, 0) for v in step.reads)
             if total <= _CHEAP_OPERATIONS:
                 for v in step.outputs:
                     cheap[v], cost[v] = step, total
     return cheap
-
-
-def _is_variable(atom: Any) -> bool:
-    return not isinstance(atom, _jaxlib.Literal)
 
 
 def _ancestors(variables: Iterable[Any], cheap: Mapping[Any, Step]) -> list[Step]:
@@ -218,9 +210,9 @@ def _ancestors(variables: Iterable[Any], cheap: Mapping[Any, Step]) -> list[Step
     found: dict[int, Step] = {}
 
     def visit(v: Any) -> None:
-        step = cheap.get(v) if not isinstance(v, _jaxlib.Literal) else None
+        step = cheap.get(v)
         if step is not None and id(step) not in found:
-            for other in step.inputs:
+            for other in step.reads:
                 visit(other)
             found[id(step)] = step
 
@@ -244,10 +236,9 @@ def _infer(
         if step.kind is not StepKind.PLAIN:
             assert step.mesh is not None
             known.update((v, step.mesh) for v in step.outputs)
-            for v in step.inputs:
-                if not isinstance(v, _jaxlib.Literal):
-                    votes = wanted.setdefault(v, {})
-                    votes[step.mesh] = votes.get(step.mesh, 0) + _nbytes(v)
+            for v in step.reads:
+                votes = wanted.setdefault(v, {})
+                votes[step.mesh] = votes.get(step.mesh, 0) + _nbytes(v)
     meshes: dict[int, MeshSpec] = {}
     all_meshes = list(dict.fromkeys([*known.values(), default]))
     plain = [
@@ -255,8 +246,8 @@ def _infer(
     ]
     for step in plain:
         votes = {}
-        for v in step.inputs:
-            if not isinstance(v, _jaxlib.Literal) and v in known:
+        for v in step.reads:
+            if v in known:
                 votes[known[v]] = votes.get(known[v], 0) + _nbytes(v)
         if votes:
             for v in step.outputs:
@@ -268,8 +259,8 @@ def _infer(
         if id(step) not in meshes:
             readers = [mesh for v in step.outputs for mesh in wanted.get(v, {})]
             meshes[id(step)] = _fitting(step, readers[-1] if readers else default, all_meshes)
-        for v in step.inputs:
-            if not isinstance(v, _jaxlib.Literal) and v not in known:
+        for v in step.reads:
+            if v not in known:
                 votes = wanted.setdefault(v, {})
                 votes.pop(meshes[id(step)], None)
                 votes[meshes[id(step)]] = _nbytes(v)
@@ -299,8 +290,8 @@ def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[
     for step in run:
         mesh = meshes[id(step)]
         depth = 0
-        for v in step.inputs:
-            if not isinstance(v, _jaxlib.Literal) and v in level:
+        for v in step.reads:
+            if v in level:
                 before, other = level[v]
                 depth = max(depth, before if other == mesh else before + 1)
         if step.calls is _jaxlib.CallsBack.IN_ORDER:

@@ -68,13 +68,13 @@ class _Describer:
         number = self._jaxprs.setdefault(id(closed), len(self._jaxprs))
         if number != len(self._jaxprs) - 1:
             return ("again", number)
-        jaxpr = getattr(closed, "jaxpr", closed)
+        jaxpr, constants = _jaxlib.opened(closed)
         if jaxpr.effects:
             raise _NoKey
         numbers: dict[Any, int] = {}
         for v in (*jaxpr.constvars, *jaxpr.invars):
             numbers[v] = len(numbers)
-        consts = tuple(self.value(const) for const in getattr(closed, "consts", ()))
+        consts = tuple(self.value(const) for const in constants)
         equations = []
         for eqn in jaxpr.eqns:
             self._equations += 1

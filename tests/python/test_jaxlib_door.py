@@ -211,7 +211,7 @@ def test_complex_numbers_as_their_parts(shape: tuple[int, ...], dtype: str) -> N
         closed = jax.make_jaxpr(lambda x: (x * 2, jax.numpy.abs(x)))(value)
         jaxpr = getattr(closed, "jaxpr", closed)
         ends = _jaxlib.cross_physically(jaxpr.invars, jaxpr.outvars, jaxpr.eqns)
-        fun = _jaxlib.as_function(_jaxlib.new_jaxpr([], [], *ends, like=jaxpr))
+        fun = _jaxlib.as_function(_jaxlib.new_jaxpr({}, *ends, like=jaxpr))
         double, size = fun(parts)
         np.testing.assert_array_equal(_jaxlib.from_physical(double, value.dtype), value * 2)
         np.testing.assert_allclose(size, np.abs(value))
