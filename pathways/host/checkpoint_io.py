@@ -20,7 +20,6 @@ OWN-1: `forget` gives up every job of a client that is gone. Its running tasks s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import queue
 import threading
@@ -31,7 +30,8 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
-from pathways.plan.resharding import Region, slices
+from pathways.host.host_buffers import LocalPlacement
+from pathways.plan.resharding import slices
 from pathways.protocol import payloads
 
 #: Threads that run tasks; tensorstore has threads of its own for reading and writing.
@@ -39,16 +39,6 @@ THREADS = 4
 #: Given-up jobs that a host remembers per client, the newest ones; no task of an older job is still to come.
 GIVEN_UP = 1024
 _MOST_WORDS = 1500
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What a restored array must be on this host."""
-
-    shape: tuple[int, ...]
-    sharding: jax.sharding.NamedSharding
-    shards: Sequence[tuple[Region, list[jax.Device]]]  # each distinct region of this host, with its devices
-    mask: int  # of local devices
 
 
 class _Job:
@@ -110,7 +100,7 @@ class Tasks:
                 return
         self._core.task_done(task, None, 0, None)
 
-    def read(self, client: int, task: int, fields: dict[str, Any], target: Target) -> None:
+    def read(self, client: int, task: int, fields: dict[str, Any], target: LocalPlacement) -> None:
         """Makes an array of stored regions, on a worker thread."""
         job = self._job(client, fields["job"])
         self._start(client, task, fields["job"], job, lambda: (self._read(job, fields, target), target.mask))
@@ -247,23 +237,25 @@ class Tasks:
         if transaction is not None:
             _all_done("committing", [(fields["name"], None, transaction.commit_async())], self._host)
 
-    def _read(self, job: _Job, fields: dict[str, Any], target: Target) -> jax.Array:
+    def _read(self, job: _Job, fields: dict[str, Any], target: LocalPlacement) -> jax.Array:
         ts = self._open_job(job, fields)
         name = fields["name"]
         opening = ts.open(ts.Spec(fields["spec"]), open=True, context=job.context)
         (store,) = _all_done("opening", [(name, fields["spec"], opening)], self._host)
         dtype = payloads.dtype_of(fields["dtype"])
         is_complex = _jaxlib.is_complex(dtype)
-        regions = [region[:-1] if is_complex else region for region, _ in target.shards]
+        regions = {cell: target.placed.region(cell) for cell in target.cells}
+        if is_complex:  # stored without our last dimension (real, imaginary)
+            regions = {cell: region[:-1] for cell, region in regions.items()}
         reads = []
-        for region in regions:
+        for region in regions.values():
             there = tuple(  # the stored part of the region; the rest becomes zeros, which the client has allowed
                 (min(start, size), min(stop, size)) for (start, stop), size in zip(region, store.shape, strict=True)
             )
             reads.append((name, fields["spec"], store[slices(there)].read()))
-        arrays = []
+        parts = {}
         found = _all_done("reading", reads, self._host)
-        for region, (_, devices), data in zip(regions, target.shards, found, strict=True):
+        for (cell, region), data in zip(regions.items(), found, strict=True):
             with self._lock:
                 self.bytes_read += data.nbytes
             shape = tuple(stop - start for start, stop in region)
@@ -272,9 +264,9 @@ class Tasks:
                 whole[tuple(slice(0, size) for size in data.shape)] = data
                 data = whole
             data = np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
-            data = _jaxlib.to_physical(data, dtype)
-            arrays += [jax.device_put(data, device) for device in devices]
-        return jax.make_array_from_single_device_arrays(target.shape, target.sharding, arrays)
+            parts[cell] = _jaxlib.to_physical(data, dtype)
+        arrays = [jax.device_put(parts[at], device) for device, at in zip(target.devices, target.cells, strict=True)]
+        return jax.make_array_from_single_device_arrays(target.type.shape, target.sharding, arrays)
 
     def _lost(self, doing: str) -> errors.PathwaysError:
         """The error for a job that this process does not know: its predecessor was lost, and the job with it."""

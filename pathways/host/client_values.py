@@ -30,23 +30,18 @@ class ClientValues:
     def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
         """Makes a buffer of a client's bytes, on CPU without another copy. Returns it and the mask of local devices."""
         number, _, what = payloads.parse_put(payload)
-        known = self._placements.inputs(client, number)
+        placed = self._placements.of(client, number)
         if isinstance(what, tuple):  # Mode.ARENA
-            block = self._core.client_block(client, *what)
-            if block.nbytes < known.packing.nbytes:
-                raise ValueError(f"a block of {block.nbytes} bytes, the array takes {known.packing.nbytes}")
-            return known.unpack(memoryview(block)), known.mask
-        if isinstance(what, int):  # Mode.LOCAL
-            value = self.local.pop(what, None)
-            if value is None:
+            value = placed.unpack(memoryview(self._core.client_block(client, *what)))
+        elif isinstance(what, int):  # Mode.LOCAL
+            handed = self.local.pop(what, None)
+            if handed is None:
                 raise ValueError(f"nothing was handed over under key {what}")
-            if isinstance(value, jax.Array):  # the caller keeps it, so copy it: this buffer may be donated (MEM-4)
-                if not value.devices().isdisjoint(known.sharding.device_set):
-                    value = value.copy()  # `device_put` ignores `may_alias=False` here
-                return jax.device_put(value, known.sharding), known.mask
-            return known.unpack(value), known.mask
-        full = np.frombuffer(what, known.type.dtype) if what else np.empty(0, known.type.dtype)
-        return known.cut(full.reshape(known.type.shape)), known.mask
+            value = placed.take(handed)
+        else:  # Mode.INLINE
+            full = np.frombuffer(what, placed.type.dtype) if what else np.empty(0, placed.type.dtype)
+            value = placed.cut(full.reshape(placed.type.shape))
+        return value, placed.mask
 
     def refuse_put(self, client: int, payload: bytes) -> None:
         """Returns the client's memory of a put that was refused because there is no room for its buffer."""

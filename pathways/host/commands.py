@@ -12,12 +12,10 @@ import jax
 
 from pathways.host import offload
 from pathways.host.all_dtypes import all_dtypes
-from pathways.host.checkpoint_io import Target, Tasks
+from pathways.host.checkpoint_io import Tasks
 from pathways.host.devices import HostDevices
 from pathways.host.placements import Placements
 from pathways.host.programs import Programs
-from pathways.plan.binding import local_mask
-from pathways.plan.resharding import Placement, Region
 from pathways.protocol import payloads
 
 
@@ -59,23 +57,13 @@ class Commands:
             if fields["op"] == "stage":
                 self._tasks.stage(client, task, fields, value)
             elif fields["op"] == "read":
-                self._tasks.read(client, task, fields, self._target(self._placements.of(client, fields["placement"])))
+                self._tasks.read(client, task, fields, self._placements.of(client, fields["placement"]))
             elif fields["op"] == "end":
                 self._tasks.end(client, task, fields)
             else:
                 self._tasks.submit(client, task, fields)
         except Exception as problem:
             self._tasks.refuse(task, problem)
-
-    def _target(self, placed: Placement) -> Target:
-        """What an array of this placement is on this host."""
-        shards: dict[Region, list[jax.Device]] = {}
-        here, count = self._devices.host, len(self._devices.local)
-        for device, cell in zip(placed.devices, placed.cells, strict=True):
-            if here * count <= device < here * count + count:
-                shards.setdefault(placed.region(cell), []).append(self._devices.device(device))
-        mask = local_mask(placed.devices, here, count)
-        return Target(placed.type.shape, self._devices.sharding(placed), list(shards.items()), mask)
 
     @all_dtypes
     def offload(self, client: int, values: list[Any], payload: bytes, away: bool) -> list[Any] | None:

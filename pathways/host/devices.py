@@ -13,7 +13,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from pathways.compiler import specs
-from pathways.host.host_buffers import Inputs
 from pathways.plan.resharding import Placement
 
 
@@ -44,13 +43,14 @@ class HostDevices:
         key = (placed.mesh.axes, placed.devices, placed.type.spec)
         known = self._shardings.get(key)
         if known is None:
-            devices = np.empty(len(placed.devices), dtype=object)
-            devices[:] = [self.device(number) for number in placed.devices]
-            axes = placed.mesh.axes or (("_devices", len(placed.devices)),)
-            mesh = Mesh(devices.reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+            mesh = device_mesh(placed.mesh.axes, [self.device(number) for number in placed.devices])
             known = self._shardings[key] = NamedSharding(mesh, specs.to_partition_spec(placed.type.spec))
         return known
 
-    def inputs(self, placed: Placement) -> Inputs:
-        """A placement, prepared for making arrays of a client's bytes."""
-        return Inputs(placed, self.host, len(self.local), self.device, self.sharding(placed))
+
+def device_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of these axes over devices in C order. Without axes, it has one axis for all devices."""
+    axes = axes or (("_devices", len(devices)),)
+    array = np.empty(len(devices), dtype=object)
+    array[:] = devices
+    return Mesh(array.reshape([size for _, size in axes]), tuple(name for name, _ in axes))

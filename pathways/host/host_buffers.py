@@ -1,56 +1,73 @@
-"""Makes an array of a client's bytes: preparation once per placement, then a few microseconds per array."""
+"""A placement as one host needs it: it makes arrays of a client's bytes, of received blocks, and of shards.
+
+Preparation is once per placement, then an array takes a few microseconds. Immutable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from pathways import _jaxlib
+from pathways.host.devices import HostDevices
 from pathways.plan.binding import local_mask
-from pathways.plan.resharding import Placement
-from pathways.plan.shard_packing import Packing
+from pathways.plan.resharding import Placement, slices
 
 
-class Inputs:
-    """A placement as one host needs it: the host's devices, and the cell that each of them shows."""
+class LocalPlacement:
+    """This host's `devices` of a placement, in the placement's order, and the cell that each of them shows."""
 
-    def __init__(
-        self,
-        placed: Placement,
-        host: int,
-        devices_per_host: int,
-        device: Callable[[int], jax.Device],
-        sharding: NamedSharding,
-    ) -> None:
-        """`device(number)` returns this host's device of that global number."""
-        self.type = placed.type
-        self.packing: Packing = placed.packing
-        self.sharding = sharding
-        here = [
-            (number, cell)
+    def __init__(self, placed: Placement, here: HostDevices) -> None:
+        count = len(here.local)
+        local = [
+            (here.device(number), cell)
             for number, cell in zip(placed.devices, placed.cells, strict=True)
-            if number // devices_per_host == host
+            if number // count == here.host
         ]
-        self._cells = [cell for _, cell in here]
-        self._devices = [device(number) for number, _ in here]
-        self.mask = local_mask(placed.devices, host, devices_per_host)
+        self.placed = placed
+        self.type = placed.type
+        self.sharding = here.sharding(placed)
+        self.devices = [device for device, _ in local]
+        self.cells = [cell for _, cell in local]
+        self.mask = local_mask(placed.devices, here.host, count)
+        self._packing = placed.packing
+        self._parts: list[Any] = [(*slices(placed.region(cell)), ...) for cell in self.cells]
         self._aval = _jaxlib.shaped_array(placed.type.shape, placed.type.dtype, False)
 
     def unpack(self, memory: Any) -> jax.Array:
-        """Makes an array of packed memory, which must stay unchanged: on CPU the array uses that memory."""
-        cells: Any = self.packing.view(memory)
-        return _jaxlib.assemble(self._aval, self.sharding, [cells[(*cell, ...)] for cell in self._cells], self._devices)
+        """Makes an array of packed memory, which must stay unchanged: on CPU the array uses that memory.
+
+        Raises:
+            ValueError: the memory is too small.
+        """
+        if memory.nbytes < self._packing.nbytes:
+            raise ValueError(f"a block of {memory.nbytes} bytes, the array takes {self._packing.nbytes}")
+        cells: Any = self._packing.view(memory)
+        return self.assemble([cells[(*cell, ...)] for cell in self.cells])
+
+    def take(self, handed: Any) -> jax.Array:
+        """Makes an array of what an embedded client handed over: packed memory, or an array of JAX's, which it keeps.
+
+        Raises:
+            ValueError: the memory is too small.
+        """
+        if not isinstance(handed, jax.Array):
+            return self.unpack(handed)
+        if not handed.devices().isdisjoint(self.sharding.device_set):  # copy it: the new array may be donated (MEM-4)
+            handed = handed.copy()  # `device_put` ignores `may_alias=False` here
+        return jax.device_put(handed, self.sharding)
 
     def cut(self, whole: np.ndarray) -> jax.Array:
         """Makes an array of the whole value in C order."""
-        full: Any = whole
-        step = self.packing.cell
-        parts = [
-            full[(*(slice(at * size, (at + 1) * size) for at, size in zip(cell, step, strict=True)), ...)]
-            for cell in self._cells
-        ]
-        return _jaxlib.assemble(self._aval, self.sharding, parts, self._devices)
+        return self.assemble([whole[part] for part in self._parts])
+
+    def zeros(self) -> jax.Array:
+        """Makes an array of zeros."""
+        return self.cut(np.zeros(self.type.shape, self.type.dtype))
+
+    def assemble(self, parts: Sequence[Any]) -> jax.Array:
+        """Makes an array of one part per device: see `_jaxlib.assemble`."""
+        return _jaxlib.assemble(self._aval, self.sharding, parts, self.devices)

@@ -93,12 +93,12 @@ class JaxBackend:
         self._attendants = Attendants(self.core, here, self.callbacks, failures.describe, lambda why: self.give_up(why))
         self.local = values.local  # embedded: objects that client and host hand to each other, by key
 
-        # What `_core.Host` calls by name, beside `program_gone` and `client_gone` (pathways/_host_callbacks.pxi). These
+        # What `_core.Host` calls by name, beside `client_gone` (pathways/_host_callbacks.pxi). These
         # are the parts' own methods, so a call goes to its part at once.
         self.arm, self.block = self._watchers.arm, self._watchers.block
         self.is_jit_disabled, self.launch_with_jit = _jaxlib.is_jit_disabled, executables.launch_with_jit
         self.attend, self.describe = self._attendants.attend, failures.describe
-        self.placeholder = self._programs.placeholder
+        self.placeholder, self.program_gone = self._programs.placeholder, self._programs.drop
         self.transfer = self._transfers.transfer
         self.transfer_number = self._transfers.transfer_number
         self.shards, self.send_remote = self._transfers.shards, self._transfers.send_remote
@@ -190,9 +190,3 @@ class JaxBackend:
         self.callbacks.forget(client)
         self._programs.forget(client)
         self._placements.forget(client)
-
-    def program_gone(self, program_id: int) -> None:
-        """Drops a removed program, because its last run is over."""
-        program = self._programs.drop(program_id)
-        if program is not None:
-            self._transfers.forget(program)

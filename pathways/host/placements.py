@@ -6,7 +6,7 @@ The enqueue thread alone uses it.
 from __future__ import annotations
 
 from pathways.host.devices import HostDevices
-from pathways.host.host_buffers import Inputs
+from pathways.host.host_buffers import LocalPlacement
 from pathways.plan.resharding import Placement
 
 
@@ -15,8 +15,7 @@ class Placements:
 
     def __init__(self, devices: HostDevices) -> None:
         self._devices = devices
-        self._placements: dict[tuple[int, int], Placement] = {}  # by client and number
-        self._inputs: dict[tuple[int, int], Inputs] = {}  # the same placements, prepared for puts
+        self._placements: dict[tuple[int, int], LocalPlacement] = {}  # by client and number
 
     def define(self, client: int, number: int, placed: Placement) -> None:
         """Stores a placement in place of the client's earlier one of that number.
@@ -24,38 +23,25 @@ class Placements:
         Raises:
             ValueError: it names devices of other islands; then the client has no placement of that number.
         """
-        self._inputs.pop((client, number), None)
         self._placements.pop((client, number), None)
         first = self._devices.first
         last = first + len(self._devices.island)
         if any(not first <= device < last for device in placed.devices):
             raise ValueError(f"a placement names devices {placed.devices} of {first} to {last - 1}")
-        self._placements[client, number] = placed
+        self._placements[client, number] = LocalPlacement(placed, self._devices)
 
-    def of(self, client: int, number: int) -> Placement:
+    def of(self, client: int, number: int) -> LocalPlacement:
         """A client's placement of that number.
-
-        Raises:
-            KeyError: the client has described none.
-        """
-        return self._placements[client, number]
-
-    def inputs(self, client: int, number: int) -> Inputs:
-        """A client's placement of that number, prepared for puts.
 
         Raises:
             ValueError: the client has described none.
         """
-        known = self._inputs.get((client, number))
+        known = self._placements.get((client, number))
         if known is None:
-            placed = self._placements.get((client, number))
-            if placed is None:
-                raise ValueError(f"client {client} has not described its placement {number}, or not as it should")
-            known = self._inputs[client, number] = self._devices.inputs(placed)
+            raise ValueError(f"client {client} has not described its placement {number}, or not as it should")
         return known
 
     def forget(self, client: int) -> None:
         """Drops all placements of a client that is gone."""
         for key in [key for key in self._placements if key[0] == client]:
             del self._placements[key]
-            self._inputs.pop(key, None)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from pathways import _native
 from pathways.compiler.ir import LogicalProgram
@@ -20,7 +19,8 @@ from pathways.host import executables
 from pathways.host.all_dtypes import all_dtypes
 from pathways.host.callbacks import Asker
 from pathways.host.devices import HostDevices
-from pathways.plan.binding import Bindings, BoundProgram, HostPlan, host_plan
+from pathways.host.host_buffers import LocalPlacement
+from pathways.plan.binding import Bindings, BoundProgram, host_plan
 from pathways.plan.host_resharding import host_reshard_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
 
@@ -29,22 +29,33 @@ OnCompiled = Callable[[int, str | None, ProgramMemory | None], None]
 
 
 class Program:
-    """A registered program on one host. Immutable after it is compiled."""
+    """A registered program on one host. Immutable, but for the cache of its targets."""
 
-    def __init__(
-        self, client: int, bound: BoundProgram, plan: HostPlan, host: int, asker: Callable[[int], Asker]
-    ) -> None:
+    def __init__(self, client: int, bound: BoundProgram, devices: HostDevices, asker: Callable[[int], Asker]) -> None:
         """`asker(devices)` makes the `Asker` by which a computation on so many devices calls the client."""
+        plan = host_plan(bound, devices.host, devices.is_cpu)
         self.client = client
         self.bound = bound
         self.plan = plan
         self.asker = asker
         self.host_reshard_plans = [
             host_reshard_plan(
-                plan_here, bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), host, bound.devices_per_host
+                resharding,
+                bound.placed(node.inputs[0]),
+                bound.placed(node.outputs[0]),
+                devices.host,
+                bound.devices_per_host,
             )
-            for plan_here, node in zip(plan.routes, plan.transfers, strict=True)
+            for resharding, node in zip(plan.routes, plan.transfers, strict=True)
         ]
+        self._devices = devices
+        self._targets: dict[int, LocalPlacement] = {}  # by transfer, of those that this host receives
+
+    def target(self, route: int) -> LocalPlacement:
+        """Where a transfer that this host receives puts its value. Enqueue thread only."""
+        if route not in self._targets:
+            self._targets[route] = LocalPlacement(self.host_reshard_plans[route].target, self._devices)
+        return self._targets[route]
 
     def node_name(self, node: int) -> str:
         """The name of a node of this host's plan; "" when it has none."""
@@ -78,7 +89,7 @@ class Programs:
         """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
         devices = self._devices
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local))
-        registered = Program(client, bound, host_plan(bound, devices.host, devices.is_cpu), devices.host, asker)
+        registered = Program(client, bound, devices, asker)
         self.by_number[program_id] = registered
         try:
             for route, plan_here in enumerate(registered.host_reshard_plans):
@@ -160,16 +171,16 @@ class Programs:
         registered = self.by_number[plan]
         value = _native.describe_plan(registered.plan.block)[node]["inputs"][index]
         placed = registered.bound.placed(registered.plan.values[value])
-        return self._devices.inputs(placed).cut(np.zeros(placed.type.shape, placed.type.dtype))
+        return LocalPlacement(placed, self._devices).zeros()
 
     def remove(self, client: int, program_id: int) -> None:
         """Removes a client's program, when its last run is over. A program of another client stays."""
         if program_id in self.by_number and self.by_number[program_id].client == client:
             self._core.remove_plan(program_id)
 
-    def drop(self, program_id: int) -> Program | None:
-        """Drops a removed program, because its last run is over. Returns what was dropped."""
-        return self.by_number.pop(program_id, None)
+    def drop(self, program_id: int) -> None:
+        """Drops a removed program, because its last run is over."""
+        self.by_number.pop(program_id, None)
 
     def forget(self, client: int) -> None:
         """Drops what calls a client that is gone. Its programs go when their last runs are over."""

@@ -17,7 +17,6 @@ from pathways.host.devices import HostDevices
 from pathways.host.network_transfer import Streams
 from pathways.host.programs import Program
 from pathways.host.receive import ReceiveAllocation, allocate_receive
-from pathways.plan.host_resharding import HostReshardPlan
 
 
 class Transfers:
@@ -29,7 +28,6 @@ class Transfers:
         self._devices = devices
         self._programs = programs
         self._transfer_bytes = transfer_bytes
-        self._targets: dict[int, Any] = {}  # by id() of a host reshard plan: abstract value, sharding, devices, plan
         self._receives: dict[tuple[int, int, int], ReceiveAllocation] = {}  # by order, plan and reshard plan (`route`)
         self._streams: Streams | None = None  # to hosts on other machines
         self.local_bytes = 0  # moved by transfers within this host
@@ -58,15 +56,13 @@ class Transfers:
         If every shard fits as it is, the result shows the same shards, or copies of whole shards on other devices
         (MEM-4). Otherwise JAX reshards the value.
         """
-        plan_here = self._programs[plan].host_reshard_plans[route]
-        if all(plan_here.direct):
-            self.local_bytes += plan_here.copied
-            return self._show(plan_here, _jaxlib.shards_of(value), [])
+        program = self._programs[plan]
+        if all(program.host_reshard_plans[route].direct):
+            return self._show(plan, route, _jaxlib.shards_of(value), [])
         if value.size == 0:  # JAX cannot reshard an array without elements onto other devices
-            kind = plan_here.target.type
-            return self._devices.inputs(plan_here.target).cut(np.zeros(kind.shape, kind.dtype))
+            return program.target(route).zeros()
         self.local_bytes += value.nbytes
-        return jax.device_put(value, self._devices.sharding(plan_here.target))
+        return jax.device_put(value, program.target(route).sharding)
 
     # ---- to other hosts
 
@@ -111,9 +107,7 @@ class Transfers:
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
         """Makes an array of a receive's blocks, which are all written; on CPU the array uses the blocks' memory."""
         receive = self._receives.pop((order, plan, route))
-        plan_here = self._programs[plan].host_reshard_plans[route]
-        self.local_bytes += plan_here.copied
-        return self._show(plan_here, receive.shards, receive.views)
+        return self._show(plan, route, receive.shards, receive.views)
 
     def abandon_receive(self, order: int, plan: int, route: int) -> None:
         """Returns the memory of a failed transfer's receive."""
@@ -124,22 +118,10 @@ class Transfers:
             )
 
     def _show(
-        self, plan_here: HostReshardPlan, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]
+        self, plan: int, route: int, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]
     ) -> jax.Array:
-        known = self._targets.get(id(plan_here))
-        if known is None:
-            kind = plan_here.target.type
-            aval = _jaxlib.shaped_array(kind.shape, kind.dtype, False)
-            known = self._targets[id(plan_here)] = (
-                aval,
-                self._devices.sharding(plan_here.target),
-                [self._devices.device(number) for number in plan_here.devices],
-                plan_here,
-            )
+        program = self._programs[plan]
+        plan_here = program.host_reshard_plans[route]
+        self.local_bytes += plan_here.copied
         parts = [views[at] if shard < 0 else shards[shard] for at, shard in plan_here.shows]
-        return _jaxlib.assemble(known[0], known[1], parts, known[2])
-
-    def forget(self, program: Program) -> None:
-        """Drops what was prepared for a program that is dropped."""
-        for plan_here in program.host_reshard_plans:
-            self._targets.pop(id(plan_here), None)
+        return program.target(route).assemble(parts)

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, MeshSpec
-from pathways.host.host_buffers import Inputs
+from pathways.host.devices import HostDevices
+from pathways.host.host_buffers import LocalPlacement
 from pathways.plan.resharding import Placement
 from pathways.plan.shard_packing import Packing, aligned
 
@@ -78,8 +79,9 @@ def test_devices_show_packed_memory_as_it_lies(spec: P, dtype: str) -> None:
     for shape in [(4, 4), (64, 12)]:
         placed = Placement(ArrayType(shape, kind, 0, specs.normalize(spec, shape, mesh, "value")), mesh, (4, 5, 6, 7))
         value = (np.arange(math.prod(shape)) % 5 % 2).reshape(shape).astype(kind)
-        sharding = NamedSharding(Mesh(np.array(devices).reshape(2, 2), ("x", "y")), spec)
-        inputs = Inputs(placed, 1, 4, lambda number: devices[number - 4], sharding)
+        entries = specs.to_partition_spec(placed.type.spec)
+        sharding = NamedSharding(Mesh(np.array(devices).reshape(2, 2), ("x", "y")), entries)
+        inputs = LocalPlacement(placed, HostDevices(1, devices, devices, 4))
         assert inputs.mask == 0b1111
         memory = aligned(placed.packing.nbytes)
         placed.packing.pack(value, memory)
@@ -94,10 +96,10 @@ def test_devices_show_packed_memory_as_it_lies(spec: P, dtype: str) -> None:
 
 def test_an_array_of_no_dimensions_or_no_elements() -> None:
     mesh = MeshSpec("m", (("x", 2),))
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P())
+    here = HostDevices(0, jax.devices()[:2], jax.devices()[:2], 0)
     for value in (np.float32(3), np.empty((0, 4), np.float32)):
         placed = Placement(ArrayType(value.shape, value.dtype, 0, ((),) * value.ndim), mesh, (0, 1))
-        inputs = Inputs(placed, 0, 2, lambda number: jax.devices()[number], sharding)
+        inputs = LocalPlacement(placed, here)
         memory = aligned(placed.packing.nbytes)
         placed.packing.pack(value, memory)
         np.testing.assert_array_equal(np.asarray(inputs.unpack(memory)), value)
