@@ -22,8 +22,8 @@ from pathways import _jaxlib, errors
 from pathways.compiler import specs
 from pathways.compiler.ir import ArrayType, Computation
 from pathways.host.callbacks import Asker
+from pathways.host.devices import device_mesh
 
-_REPLICATED_AXIS = "_devices"
 #: While one device of several calls the client back, the others wait for it. XLA must not take that for a deadlock.
 _PATIENCE = dict.fromkeys(
     (
@@ -77,13 +77,8 @@ class Executable:
     memory: MemoryStats
     cost: Callable[[], dict[str, float]]  # XLA's estimates: "flops", "bytes accessed", ...; of one device
 
-    def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """Global arrays in, global arrays out; one XLA launch."""
-        return self.call(*arrays)
 
-
-def device_mesh(computation: Computation, devices: Sequence[jax.Device]) -> Mesh:
-    """The computation's mesh over physical devices, given in C order of the slice's shape."""
+def _mesh(computation: Computation, devices: Sequence[jax.Device]) -> Mesh:
     axes = mesh_axes(computation)
     count = int(np.prod([size for _, size in axes], dtype=np.int64))
     if axes and count != len(devices):
@@ -91,11 +86,7 @@ def device_mesh(computation: Computation, devices: Sequence[jax.Device]) -> Mesh
             f"computation {computation.name!r} is for a mesh {dict(axes)} of {count} devices, but "
             f"{len(devices)} devices were given"
         )
-    array = np.empty(len(devices), dtype=object)
-    array[:] = list(devices)
-    if not axes:
-        return Mesh(array, (_REPLICATED_AXIS,))
-    return Mesh(array.reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+    return device_mesh(axes, devices)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -148,7 +139,7 @@ class Attended:
         return tuple(made)
 
 
-def load_executable(
+def load(
     computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = (), ask: Asker | None = None
 ) -> Executable:
     """Compiles `computation` for `devices` (C order of the slice's shape) without executing anything.
@@ -164,7 +155,7 @@ def load_executable(
         raise errors.PlanError(f"computation {computation.name!r} calls its client back, and nobody carries that")
     _jaxlib.initialize_lapack()
     try:
-        mesh = device_mesh(computation, devices)
+        mesh = _mesh(computation, devices)
         jitted, in_shardings, out_shardings = _jit(computation, mesh, donate, ask if computation.callbacks else None)
         structs = [
             jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
@@ -179,27 +170,17 @@ def load_executable(
         raise errors.ComputationError(
             f"XLA could not compile computation {computation.name!r} for {len(devices)} devices: {error}"
         ) from error
-    # Arrays of less than a byte per element have layouts that an ahead-of-time call refuses. For them call the jit:
-    # its own cache already holds what was just compiled.
     if computation.callbacks:
-        assert ask is not None
         local = tuple(device for device in devices if device.process_index == jax.process_index())
         gang_devices = local if len(local) < len(devices) else ()
-        return Executable(
-            lambda *arrays: Attended(compiled, ask, arrays, gang_devices),  # type: ignore[arg-type]
-            in_shardings,
-            out_shardings,
-            _memory(compiled),
-            _cost(compiled),
-        )
-    narrow = any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs)
-    return Executable(
-        jitted if narrow else _jaxlib.fast_call(compiled),
-        in_shardings,
-        out_shardings,
-        _memory(compiled),
-        _cost(compiled),
-    )
+        call: Any = lambda *arrays: Attended(compiled, ask, arrays, gang_devices)  # type: ignore[arg-type]
+    elif any(_jaxlib.is_sub_byte(type.dtype) for type in computation.inputs):
+        # Arrays of less than a byte per element have layouts that an ahead-of-time call refuses. For them call the jit:
+        # its own cache already holds what was just compiled.
+        call = jitted
+    else:
+        call = _jaxlib.fast_call(compiled)
+    return Executable(call, in_shardings, out_shardings, _memory(compiled), functools.partial(_cost, compiled))
 
 
 def _jit(
@@ -225,12 +206,8 @@ def _jit(
     return jitted, in_shardings, out_shardings
 
 
-def _cost(compiled: Any) -> Callable[[], dict[str, float]]:
-    def cost() -> dict[str, float]:
-        found = compiled.cost_analysis() or {}
-        return {str(name): float(value) for name, value in found.items()}
-
-    return cost
+def _cost(compiled: Any) -> dict[str, float]:
+    return {str(name): float(value) for name, value in (compiled.cost_analysis() or {}).items()}
 
 
 def _memory(compiled: Any) -> MemoryStats:
@@ -244,13 +221,6 @@ def _memory(compiled: Any) -> MemoryStats:
         stats.alias_size_in_bytes,
         stats.generated_code_size_in_bytes,
     )
-
-
-def load(
-    computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = ()
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """As `load_executable`, but returns only the callable."""
-    return load_executable(computation, devices, donate).call
 
 
 class ExecutableCache:
@@ -268,7 +238,7 @@ class ExecutableCache:
         client: int = 0,
         asker: Callable[[int], Asker] | None = None,
     ) -> Executable:
-        """As `load_executable`, but equal modules compile once; those with callbacks, once per client.
+        """As the function `load`, but equal modules compile once; those with callbacks, once per client.
 
         `asker(devices)` makes the `Asker` by which they call their client.
         """
@@ -284,7 +254,7 @@ class ExecutableCache:
         if mine:
             try:
                 ask = asker(len(devices)) if computation.callbacks and asker is not None else None
-                known.set_result(load_executable(computation, devices, donate, ask))
+                known.set_result(load(computation, devices, donate, ask))
             except BaseException as error:
                 with self._lock:
                     self._loaded.pop(key, None)
@@ -300,8 +270,3 @@ class ExecutableCache:
         with self._lock:
             for key in [key for key in self._loaded if key[0] == client]:
                 del self._loaded[key]
-
-    def clear(self) -> None:
-        """Forgets every executable; an executable in use lives as long as its user."""
-        with self._lock:
-            self._loaded.clear()

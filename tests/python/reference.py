@@ -64,7 +64,7 @@ class Reference:
             computation = program.computations[node.computation]
             executable = self.cache.load(computation, self.devices[computation.mesh], node.donates)
             self.launches += 1
-            values.update(zip(node.outputs, executable(*inputs), strict=True))
+            values.update(zip(node.outputs, executable.call(*inputs), strict=True))
         return [values[n] for n in program.results]
 
 
