@@ -67,6 +67,7 @@ from pathways._jaxlib.mlir_modules import (
     parse,
     parse_portable,
     portable_bytecode,
+    shape_and_dtype,
     standalone,
     strip_locations,
     tensor_type,

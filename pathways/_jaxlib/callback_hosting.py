@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from jax._src import callback as jax_callback
-from jax._src import core, dtypes, ffi
+from jax._src import core, ffi
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 
 from pathways._jaxlib.callbacks import callback_operations
+from pathways._jaxlib.mlir_modules import shape_and_dtype
 
 
 def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[np.ndarray]]) -> None:
@@ -29,7 +30,7 @@ def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[n
         number, how, tokens = ir.StringAttr(op.attributes["backend_config"]).value.split()
         has_side_effect = "has_side_effect" in op.attributes and ir.BoolAttr(op.attributes["has_side_effect"]).value
         inputs, outputs = (
-            [core.ShapedArray(*_shape_and_dtype(value.type)) for value in values]
+            [core.ShapedArray(*shape_and_dtype(value.type)) for value in values]
             for values in (op.operation.operands, op.operation.results)
         )
         call = functools.partial(
@@ -44,18 +45,6 @@ def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[n
         for old, new in zip(op.operation.results, made, strict=True):
             old.replace_all_uses_with(new)
         op.operation.erase()
-
-
-def _shape_and_dtype(kind: ir.Type) -> tuple[tuple[int, ...], np.dtype]:
-    tensor = ir.RankedTensorType(kind)
-    return tuple(tensor.shape), _element_types()[str(tensor.element_type)]
-
-
-@functools.cache
-def _element_types() -> dict[str, np.dtype]:
-    with jax_mlir.make_ir_context():
-        known = {str(jax_mlir.dtype_to_ir_type(np.dtype(each))): np.dtype(each) for each in dtypes._jax_types}
-        return {**known, "i1": np.dtype(np.bool_)}
 
 
 def _answer(

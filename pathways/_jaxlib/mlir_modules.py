@@ -7,12 +7,14 @@ enters, for the calling thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jaxlib._jax as xla
 import numpy as np
+from jax._src import dtypes
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import mpmd, sdy, stablehlo
@@ -35,6 +37,23 @@ def parse(module: bytes | str) -> ir.Module:
 def tensor_type(shape: Sequence[int], dtype: np.dtype) -> ir.Type:
     """The builtin tensor type of a physical shape and dtype, in the context that is entered."""
     return ir.RankedTensorType.get(list(shape), jax_mlir.dtype_to_ir_type(np.dtype(dtype)))
+
+
+def shape_and_dtype(tensor: ir.Type) -> tuple[tuple[int, ...], np.dtype]:
+    """The inverse of `tensor_type`.
+
+    Raises:
+        ValueError, KeyError: it is no tensor type, or its elements are of no type that JAX has.
+    """
+    tensor = ir.RankedTensorType(tensor)
+    return tuple(tensor.shape), _element_types()[str(tensor.element_type)]
+
+
+@functools.cache
+def _element_types() -> dict[str, np.dtype]:
+    with jax_mlir.make_ir_context():
+        known = {str(jax_mlir.dtype_to_ir_type(np.dtype(each))): np.dtype(each) for each in dtypes._jax_types}
+        return {**known, "i1": np.dtype(np.bool_)}
 
 
 def portable_bytecode(module: ir.Module) -> bytes:
