@@ -9,15 +9,13 @@ class is a result, and no member is an argument that the user keeps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pathways import _jaxlib
-from pathways.compiler.ir import ArrayType, Calls, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 
 #: If a call site can donate so many bytes more than the other sites of its module, it gets an executable of its own.
 WORTH_A_COMPILE_BYTES = 1 << 20
-_NO_CALLS = Calls()
 
 
 def may_alias(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> tuple[bool, ...]:
@@ -25,30 +23,15 @@ def may_alias(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> tupl
     return tuple(type in outputs for type in inputs)
 
 
-def finish(
-    *,
-    name: str,
-    meshes: tuple[MeshSpec, ...],
-    values: Sequence[ArrayType],
-    computations: Sequence[Computation],
-    nodes: Sequence[Node],
-    arguments: Sequence[int],
-    results: Sequence[int],
-    donated_arguments: Sequence[bool],
-    mpmd_text: str = "",
-    ifrt_text: str = "",
-    calls: Calls = _NO_CALLS,
-    callbacks: Mapping[int, _jaxlib.Callback] | None = None,
-) -> LogicalProgram:
-    """Makes the program: drops dead transfers and unused meshes, and fills in each node's `donates`."""
-    nodes, same = _shorten(nodes, values)
-    results = [same.get(v, v) for v in results]
-    nodes = _drop_dead(nodes, results)
-    nodes = _donate(nodes, values, computations, arguments, results, donated_arguments)
+def finish(program: LogicalProgram) -> LogicalProgram:
+    """Drops a program's dead transfers and unused meshes, and fills in each node's `donates`."""
+    nodes, same = _shorten(program.nodes, program.values)
+    results = [same.get(v, v) for v in program.results]
+    nodes = _donate(program, _drop_dead(nodes, results), results)
     used = sorted({node.computation for node in nodes if node.kind is NodeKind.CALL})
     renumber = {old: new for new, old in enumerate(used)}
     nodes = [dataclasses.replace(node, computation=renumber.get(node.computation, -1)) for node in nodes]
-    live = sorted({*arguments, *results, *(v for node in nodes for v in (*node.inputs, *node.outputs))})
+    live = sorted({*program.arguments, *results, *(v for node in nodes for v in (*node.inputs, *node.outputs))})
     number = {old: new for new, old in enumerate(live)}
     nodes = [
         dataclasses.replace(
@@ -56,8 +39,8 @@ def finish(
         )
         for node in nodes
     ]
-    kept = [values[v] for v in live]
-    called = [computations[n] for n in used]
+    kept = [program.values[v] for v in live]
+    called = [program.computations[n] for n in used]
     # Drop unused meshes, so that the program does not go to hosts that have no part in it. A program without any values
     # keeps mesh 0, because it must be bound to something.
     inhabited = sorted({value.mesh for value in kept} | {each.mesh for each in called}) or [0]
@@ -66,22 +49,17 @@ def finish(
     def place(types: Sequence[ArrayType]) -> tuple[ArrayType, ...]:
         return tuple(dataclasses.replace(type, mesh=mesh[type.mesh]) for type in types)
 
-    return LogicalProgram(
-        name,
-        tuple(meshes[n] for n in inhabited),
-        place(kept),
-        tuple(
+    return dataclasses.replace(
+        program,
+        meshes=tuple(program.meshes[n] for n in inhabited),
+        values=place(kept),
+        computations=tuple(
             dataclasses.replace(each, mesh=mesh[each.mesh], inputs=place(each.inputs), outputs=place(each.outputs))
             for each in called
         ),
-        tuple(nodes),
-        tuple(number[v] for v in arguments),
-        tuple(number[v] for v in results),
-        tuple(donated_arguments),
-        mpmd_text,
-        ifrt_text,
-        calls,
-        callbacks or {},
+        nodes=tuple(nodes),
+        arguments=tuple(number[v] for v in program.arguments),
+        results=tuple(number[v] for v in results),
     )
 
 
@@ -117,14 +95,9 @@ def _drop_dead(nodes: list[Node], results: Sequence[int]) -> list[Node]:
     return kept[::-1]
 
 
-def _donate(
-    nodes: list[Node],
-    values: Sequence[ArrayType],
-    computations: Sequence[Computation],
-    arguments: Sequence[int],
-    results: Sequence[int],
-    donated_arguments: Sequence[bool],
-) -> list[Node]:
+def _donate(program: LogicalProgram, nodes: list[Node], results: Sequence[int]) -> list[Node]:
+    """`nodes` with what each donates, when the program gives `results`."""
+    values, computations = program.values, program.computations
     family: dict[int, int] = {}
 
     def head(v: int) -> int:
@@ -138,7 +111,7 @@ def _donate(
         for v in node.inputs:
             last_read[head(v)] = number
     kept = {head(v) for v in results}
-    kept.update(head(v) for v, donated in zip(arguments, donated_arguments, strict=True) if not donated)
+    kept.update(head(v) for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if not donated)
     wanted: list[tuple[bool, ...]] = []
     for number, node in enumerate(nodes):
         if node.kind is not NodeKind.CALL:

@@ -121,18 +121,20 @@ def to_logical(
                 by_var[v] = builder.known[next(outputs)]
             results.append(by_var[v])
     return donation.finish(
-        name=traced.name,
-        meshes=emitted.meshes,
-        values=builder.values,
-        computations=builder.computations,
-        nodes=builder.nodes,
-        arguments=arguments,
-        results=results,
-        donated_arguments=traced.donated,
-        mpmd_text=partitioned.text,
-        ifrt_text=_text(ifrt),
-        calls=emitted.calls,
-        callbacks=emitted.callbacks,
+        LogicalProgram(
+            traced.name,
+            emitted.meshes,
+            tuple(builder.values),
+            tuple(builder.computations),
+            tuple(builder.nodes),
+            tuple(arguments),
+            tuple(results),
+            traced.donated,
+            partitioned.text,
+            _text(ifrt),
+            emitted.calls,
+            emitted.callbacks,
+        )
     )
 
 

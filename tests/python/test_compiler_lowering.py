@@ -27,7 +27,7 @@ from pathways.compiler import (
     placed,
     trace,
 )
-from pathways.compiler.ir import ArrayType, Computation, Node
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node
 
 LEFT = MeshSpec("left", (("x", 2),))
 RIGHT = MeshSpec("right", (("x", 2),))
@@ -159,16 +159,7 @@ def test_donation_is_safe_in_any_program(data):
             nodes.append(Node(NodeKind.CALL, f"c{number}", len(computations) - 1, inputs, (out,)))
     results = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3))
     donated = [data.draw(st.booleans()) for _ in range(count)]
-    program = donation.finish(
-        name="p",
-        meshes=(LEFT,),
-        values=values,
-        computations=computations,
-        nodes=nodes,
-        arguments=range(count),
-        results=results,
-        donated_arguments=donated,
-    )
+    program = donation.finish(LogicalProgram("p", (LEFT,), values, computations, nodes, range(count), results, donated))
     buffer = {v: v for v in range(len(program.values))}  # a transfer may be no copy at all
     gone = set()
     for node in program.nodes:
