@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 from pathways import _native
 from pathways.compiler.donation import agree
@@ -119,49 +120,6 @@ def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
     return [node.donates for node in agree(nodes, [node.donates for node in nodes], program.computations)]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _CallStep:
-    """A call node of a host's plan, before it is written."""
-
-    launch: int
-    node: int
-    inputs: list[int]
-    outputs: list[int]
-    devices: int
-    gang: bool
-
-    def write(self, builder: _native.PlanBuilder) -> None:
-        builder.call(self.launch, self.node, self.inputs, self.outputs, self.devices, self.gang)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _TransferStep:
-    """A transfer node of a host's plan, before it is written."""
-
-    route: int
-    node: int
-    inputs: list[int]
-    outputs: list[int]
-    input_devices: int
-    devices: int
-    sources: list[int]
-    destinations: list[int]
-    spread: bool
-
-    def write(self, builder: _native.PlanBuilder) -> None:
-        builder.transfer(
-            self.route,
-            self.node,
-            self.inputs,
-            self.outputs,
-            self.input_devices,
-            self.devices,
-            self.sources,
-            self.destinations,
-            self.spread,
-        )
-
-
 def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPlan:
     """The plan of one host. The plan's size, and the work to make it, depend only on the host's own part (COST-2).
 
@@ -189,7 +147,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     transfers: list[Node] = []
     numbers: list[int] = []
     calls: list[Node] = []
-    steps: list[_CallStep | _TransferStep] = []
+    steps: list[Callable[[_native.PlanBuilder], None]] = []  # each writes a node
     donates = donations(bound)
     for index, node in enumerate(program.nodes):
         if node.kind is NodeKind.CALL:
@@ -197,9 +155,17 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             if host not in holders[mesh]:
                 continue
             launch = launches.setdefault(Launch(node.computation, donates[index]), len(launches))
-            inputs = [number(v) for v in node.inputs]
-            outputs = [number(v) for v in node.outputs]
-            steps.append(_CallStep(launch, index, inputs, outputs, masks[mesh], len(holders[mesh]) > 1))
+            steps.append(
+                operator.methodcaller(
+                    "call",
+                    computation=launch,
+                    node=index,
+                    inputs=[number(v) for v in node.inputs],
+                    outputs=[number(v) for v in node.outputs],
+                    devices=masks[mesh],
+                    gang=len(holders[mesh]) > 1,
+                )
+            )
             calls.append(node)
         else:
             source, target = node.inputs[0], node.outputs[0]
@@ -212,7 +178,8 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             inputs = [number(source)] if sends else []
             outputs = [number(target)] if is_here(target) else []
             steps.append(
-                _TransferStep(
+                operator.methodcaller(
+                    "transfer",
                     route=len(routes),
                     node=index,
                     inputs=inputs,
@@ -235,7 +202,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     builder.set_results([local[v] if is_here(v) else absent for v in program.results])
     builder.set_donated([position for position, given in enumerate(program.donated_arguments) if given])
     for step in steps:
-        step.write(builder)
+        step(builder)
     return HostPlan(
         builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(numbers), tuple(local), tuple(calls)
     )

@@ -26,8 +26,8 @@ class HostReshardPlan:
 
     Receiving: `spans` gives the bytes (0: the block takes no memory) and the shape of each block. `direct` says for
     each block whether source shards are used in its place. `shows` gives for each target device of this host, in the
-    order of `devices`, its block, and the position of the source shard used in place of the block, or -1. `sources` are
-    the hosts that send. `copied` counts the bytes that devices of this host copy to each other.
+    target's order, its block, and the position of the source shard used in place of the block, or -1. `sources` are the
+    hosts that send. `copied` counts the bytes that devices of this host copy to each other.
     """
 
     target: Placement
@@ -37,7 +37,6 @@ class HostReshardPlan:
     spans: tuple[tuple[int, tuple[int, ...]], ...]
     direct: tuple[bool, ...]
     shows: tuple[tuple[int, int], ...]
-    devices: tuple[int, ...]
     copied: int
 
     @property
@@ -81,7 +80,6 @@ def host_reshard_plan(
         for n, device in enumerate(block.devices):
             shown[device] = (at, position[block.shards[n]] if block.shards else -1)
             copied += nbytes if block.shards and block.shards[n] != device else 0
-    here = tuple(device for device in target.devices if device in shown)
     return HostReshardPlan(
         target,
         tuple(reads),
@@ -89,7 +87,6 @@ def host_reshard_plan(
         resharding.sources(host),
         tuple(spans),
         tuple(bool(block.shards) for block in resharding.blocks.get(host, ())),
-        tuple(shown[device] for device in here),
-        here,
+        tuple(shown[device] for device in target.devices if device in shown),
         copied,
     )
