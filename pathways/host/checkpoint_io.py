@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +31,7 @@ import numpy as np
 from pathways import _jaxlib, errors
 from pathways.host.host_buffers import LocalPlacement
 from pathways.plan.resharding import slices
+from pathways.process.worker_threads import WorkerThreads
 from pathways.protocol import payloads
 
 #: Threads that run tasks; tensorstore has threads of its own for reading and writing.
@@ -57,8 +57,7 @@ class Tasks:
         """`wrap` decorates what a worker thread runs (JAX's 64-bit mode is per thread)."""
         self._core = core
         self._host = host
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = 0
+        self._threads = WorkerThreads("pw-task", THREADS)
         self._wrap = wrap
         self._lock = threading.Lock()
         self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as are all fields below
@@ -134,15 +133,7 @@ class Tasks:
 
         with self._lock:
             self._running[key] = self._running.get(key, 0) + 1
-        self._work.put(run)
-        if self._threads < THREADS:
-            self._threads += 1
-            threading.Thread(target=self._loop, name="pw-task", daemon=True).start()
-
-    def _loop(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-            del work  # so that its values are freed
+        self._threads.do(run)
 
     # ---- from any thread
 
@@ -168,8 +159,7 @@ class Tasks:
 
     def stop(self) -> None:
         """Ends each thread when its work is over."""
-        for _ in range(self._threads):
-            self._work.put(None)
+        self._threads.stop()
 
     def stats(self) -> dict[str, int]:
         """Statistics, for people to read."""

@@ -6,8 +6,6 @@ A compiled program's callables are given to `_core.Host`, which launches them wi
 from __future__ import annotations
 
 import dataclasses
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +21,7 @@ from pathways.host.host_buffers import LocalPlacement
 from pathways.plan.binding import Bindings, BoundProgram, host_plan
 from pathways.plan.host_resharding import host_reshard_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
+from pathways.process.worker_threads import WorkerThreads
 
 #: Called with a program's number, and with the error or the memory.
 OnCompiled = Callable[[int, str | None, ProgramMemory | None], None]
@@ -71,8 +70,7 @@ class Programs:
         self._devices = devices
         self.by_number: dict[int, Program] = {}
         self._executables = executables.ExecutableCache()
-        self._compiler: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._compiler_thread: threading.Thread | None = None
+        self._compiler = WorkerThreads("pw-compile", most=1)
         self._compiles = CompileCounter()
 
     # ---- from any thread
@@ -99,10 +97,7 @@ class Programs:
         except BaseException:
             del self.by_number[program_id]
             raise
-        if self._compiler_thread is None:
-            self._compiler_thread = threading.Thread(target=self._compile_loop, name="pw-compile", daemon=True)
-            self._compiler_thread.start()
-        self._compiler.put(lambda: self._compile(program_id, registered, on_compiled))
+        self._compiler.do(lambda: self._compile(program_id, registered, on_compiled))
 
     def analyze(self, program_id: int) -> dict[str, Any]:
         """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""
@@ -128,10 +123,6 @@ class Programs:
         return known.bound.program.name if known is not None else None
 
     # ---- from the compiler's thread
-
-    def _compile_loop(self) -> None:
-        while (job := self._compiler.get()) is not None:
-            job()
 
     def _compile(self, program_id: int, registered: Program, on_compiled: OnCompiled) -> None:
         error = memory = None
@@ -188,7 +179,7 @@ class Programs:
 
     def stop(self) -> None:
         """Ends the compiler's thread when it has nothing left to compile."""
-        self._compiler.put(None)
+        self._compiler.stop()
 
 
 class CompileCounter:
