@@ -230,40 +230,34 @@ class HostProcess:
         driver.stop()
 
     def _do_attach_client(self, request: pb.AttachClient, driver: Driver) -> None:
-        error = pb.Error()
-        try:
-            message, fds = fd_passing.receive(self._socket, FD_TIMEOUT_S)
-            if message.get("client") != request.client or len(fds) != 1:
-                raise RuntimeError(
-                    f"expected the segment of client {request.client}, got {message} with {len(fds)} fds"
-                )
-            driver.attach_client(request.client, self._native.Segment.attach(fds[0]))
-        except Exception as failure:
-            error = _described(failure)
+        error = _try(lambda: driver.attach_client(request.client, self._segment("client", "client", request.client)))
         self._report(pb.HostReport(client_attached=pb.Answer(number=request.client, error=error)))
+
+    def _segment(self, key: str, what: str, number: int) -> Any:
+        """The segment of client or host `number`, which the controller sends with `number` under `key`."""
+        message, fds = fd_passing.receive(self._socket, FD_TIMEOUT_S)
+        if message.get(key) != number or len(fds) != 1:
+            raise RuntimeError(f"expected the segment of {what} {number}, got {message} with {len(fds)} fds")
+        return self._native.Segment.attach(fds[0])
 
     def _do_callback(self, request: pb.CallbackPart, driver: Driver) -> None:
         driver.callbacks.answer(request)  # type: ignore[attr-defined]
 
     def _do_replace_peer(self, request: pb.ReplacePeer, driver: Driver) -> None:
-        error = pb.Error()
-        try:
-            message, fds = fd_passing.receive(self._socket, FD_TIMEOUT_S)
-            if message.get("peer") != request.host or len(fds) != 1:
-                raise RuntimeError(f"expected the segment of host {request.host}, got {message} with {len(fds)} fds")
-            driver.replace_peer(request.host, self._native.Segment.attach(fds[0]), request.loss, request.stream)
-        except Exception as failure:
-            error = _described(failure)
+        error = _try(
+            lambda: driver.replace_peer(
+                request.host, self._segment("peer", "host", request.host), request.loss, request.stream
+            )
+        )
         self._report(pb.HostReport(peer_replaced=pb.Answer(number=request.host, error=error)))
 
     def _do_store_program(self, request: pb.StoreProgram, driver: Driver) -> None:
-        error = pb.Error()
-        try:
-            program = load_program(request.program)
-            bindings = tuple(tuple(binding.devices) for binding in request.bindings)
-            driver.register_program(request.client, request.program_id, program, bindings, self._compiled)
-        except Exception as failure:
-            error = _described(failure)
+        bindings = tuple(tuple(binding.devices) for binding in request.bindings)
+        error = _try(
+            lambda: driver.register_program(
+                request.client, request.program_id, load_program(request.program), bindings, self._compiled
+            )
+        )
         self._report(pb.HostReport(program_stored=pb.Answer(number=request.program_id, error=error)))
 
     def _do_report_stats(self, request: pb.ReportStats, driver: Driver) -> None:
@@ -297,9 +291,14 @@ def _give_up(why: str) -> None:
     os._exit(1)
 
 
-def _described(failure: Exception) -> pb.Error:
-    traceback.print_exc()
-    return pb.Error(type=type(failure).__name__, message=f"{type(failure).__name__}: {failure}")
+def _try(do: Callable[[], None]) -> pb.Error:
+    """Does a request of the controller, and returns its error, which is empty if there is none."""
+    try:
+        do()
+    except Exception as failure:
+        traceback.print_exc()
+        return pb.Error(type=type(failure).__name__, message=f"{type(failure).__name__}: {failure}")
+    return pb.Error()
 
 
 def main() -> None:

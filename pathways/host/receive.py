@@ -16,6 +16,7 @@ import numpy as np
 from pathways import errors
 from pathways.plan.host_resharding import HostReshardPlan
 from pathways.plan.memory_profile import block_bytes
+from pathways.plan.shard_packing import aligned
 
 
 class ReceiveAllocation:
@@ -51,10 +52,9 @@ def allocate_receive(core: Any, host: int, plan_here: HostReshardPlan, budget: i
             views.append(np.empty(shape, dtype))
             offsets.append(0)
         elif capacity == 0:  # embedded: no other process writes here, so private memory will do
-            raw = np.empty(nbytes + 64, np.uint8)
-            at = -raw.ctypes.data % 64
-            views.append(raw[at : at + nbytes].view(dtype).reshape(shape))
-            offsets.append(raw.ctypes.data + at)
+            raw = aligned(nbytes)
+            views.append(raw.view(dtype).reshape(shape))
+            offsets.append(raw.ctypes.data)
         else:
             memory = core.allocate(nbytes, budget - block_bytes(nbytes) + nbytes)
             if memory is None:
