@@ -62,6 +62,7 @@ from pathways._jaxlib.jaxprs import (
 from pathways._jaxlib.lowering import guard_lowering, lower_jaxpr, lowering_for_slices
 from pathways._jaxlib.mlir_modules import (
     drop_main_attributes,
+    main_function,
     mesh_axes,
     mlir_context,
     parse,

@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from pathways._jaxlib.callback_hosting import connect_callbacks
+from pathways._jaxlib.mlir_modules import main_function
 
 
 def initialize_lapack() -> None:
@@ -54,12 +55,7 @@ def module_primitive(name: str, load: Callable[[Any], ir.Module]) -> core.Primit
         module = load(key)
         if key.ask is not None:
             connect_callbacks(ctx, module, key.ask)
-        main = next(
-            op
-            for op in module.body.operations
-            if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main"
-        )
-        results = main.type.results
+        results = main_function(module).type.results
         callee = jax_mlir.merge_mlir_modules(
             ctx.module_context.module, "computation", module, dst_symtab=ctx.module_context.symbol_table
         )

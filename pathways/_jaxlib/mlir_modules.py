@@ -19,6 +19,8 @@ from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import mpmd, sdy, stablehlo
 
+from pathways import errors
+
 
 @contextlib.contextmanager
 def mlir_context() -> Iterator[ir.Context]:
@@ -79,13 +81,20 @@ def parse_portable(module: bytes) -> ir.Module:
     return xla.mlir.deserialize_portable_artifact(module)
 
 
+def main_function(module: ir.Module) -> Any:
+    """The function `main` of a compiled module."""
+    for op in module.body.operations:
+        if op.operation.name == "func.func" and ir.StringAttr(op.attributes["sym_name"]).value == "main":
+            return op
+    raise errors.CompileError("expected a function 'main' in a compiled module")
+
+
 def drop_main_attributes(module: ir.Module) -> None:
     """Removes the shardings of `main`'s arguments and results: the caller that inlines the module gives them."""
-    for op in module.body.operations:
-        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
-            for name in ("arg_attrs", "res_attrs"):
-                if name in op.attributes:
-                    del op.attributes[name]
+    main = main_function(module)
+    for name in ("arg_attrs", "res_attrs"):
+        if name in main.attributes:
+            del main.attributes[name]
 
 
 def mesh_axes(module: ir.Module) -> tuple[tuple[str, int], ...]:

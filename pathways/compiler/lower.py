@@ -52,7 +52,7 @@ class Partitioned:
 
 def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
     """Reads `main` of a partitioned module. Call it before the module is lowered to IFRT IR, which is done in place."""
-    main = _function(module, "main")
+    main = _jaxlib.main_function(module)
     block = main.regions[0].blocks[0]
     numbers: dict[Any, int] = {}
     read: list[types.TensorOnMesh] = []
@@ -253,7 +253,7 @@ def canonicalize(module: ir.Module) -> None:
             old = ir.StringAttr(op.attributes["sym_name"]).value
             table.replace_all_symbol_uses(old, "mesh", module.operation)
             op.attributes["sym_name"] = ir.StringAttr.get("mesh")
-    main = _function(module, "main")
+    main = _jaxlib.main_function(module)
     for op in list(main.regions[0].blocks[0].operations):
         if op.operation.name == "sdy.propagation_barrier":  # the partitioner has used it; no more needed
             op.operation.results[0].replace_all_uses_with(op.operation.operands[0])
@@ -272,16 +272,9 @@ def canonicalize(module: ir.Module) -> None:
     _jaxlib.strip_locations(module)
 
 
-def _function(module: ir.Module, name: str) -> Any:
-    for op in module.body.operations:
-        if op.operation.name == "func.func" and ir.StringAttr(op.attributes["sym_name"]).value == name:
-            return op
-    raise errors.CompileError(f"expected a function {name!r} in a compiled module")
-
-
 def _passes(module: ir.Module) -> list[int] | None:
     """Which argument each result is, if every result is an argument, perhaps resharded; else None."""
-    block = _function(module, "main").regions[0].blocks[0]
+    block = _jaxlib.main_function(module).regions[0].blocks[0]
     origin: dict[Any, int] = {argument: n for n, argument in enumerate(block.arguments)}
     for op in block.operations:
         if op.operation.name in ("sdy.sharding_constraint", "sdy.propagation_barrier"):

@@ -29,6 +29,7 @@ import jax
 import numpy as np
 
 from pathways import _jaxlib, errors
+from pathways.host.all_dtypes import all_dtypes
 from pathways.host.host_buffers import LocalPlacement
 from pathways.plan.resharding import slices
 from pathways.process.worker_threads import WorkerThreads
@@ -53,12 +54,10 @@ class _Job:
 class Tasks:
     """The tasks of one host. The enqueue thread calls `stage`, `submit` and `read`; any thread may call the rest."""
 
-    def __init__(self, core: Any, host: int, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """`wrap` decorates what a worker thread runs (JAX's 64-bit mode is per thread)."""
+    def __init__(self, core: Any, host: int) -> None:
         self._core = core
         self._host = host
         self._threads = WorkerThreads("pw-task", THREADS)
-        self._wrap = wrap
         self._lock = threading.Lock()
         self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as are all fields below
         #: Jobs that ended while tasks of them could still come, by client, the oldest first.
@@ -111,7 +110,7 @@ class Tasks:
     def _start(self, client: int, task: int, number: int, job: _Job | None, do: Callable[[], tuple[Any, int]]) -> None:
         key = (client, number)
 
-        @self._wrap
+        @all_dtypes
         def run() -> None:
             value, mask, error = None, 0, None
             try:

@@ -78,7 +78,7 @@ class JaxBackend:
         self._placements = Placements(here)
         self._programs = Programs(self.core, here)
         self._transfers = Transfers(self.core, here, self._programs.by_number, transfer_bytes)
-        self._tasks = Tasks(self.core, host, all_dtypes)
+        self._tasks = Tasks(self.core, host)
         self._watchers = Watchers(self.core)
         values = ClientValues(self.core, self._placements, here.platform)
         commands = Commands(

@@ -98,10 +98,6 @@ class Profile:
             return 0
         return self._share(value)
 
-    def value_sizes(self, plan: HostPlan) -> list[int]:
-        """`device_bytes` of the values of the host's plan."""
-        return [self.device_bytes(value) for value in plan.values]
-
     def memory(self, plan: HostPlan, temporaries: Sequence[int]) -> ProgramMemory:
         """The memory that a run takes here. `temporaries[i]`: bytes per device that launch i of the plan needs while it
         runs.
@@ -299,4 +295,4 @@ def sizes_of(
         (temporary, [position for position, given in enumerate(launch.donates) if given])
         for launch, temporary in zip(plan.launches, temporaries, strict=True)
     ]
-    return profile.value_sizes(plan), launches
+    return [profile.device_bytes(value) for value in plan.values], launches
