@@ -27,6 +27,8 @@ cdef extern from "<span>" namespace "std" nogil:
     cdef cppclass const_byte_span "std::span<const std::byte>":
         const_byte_span()
         const_byte_span(const byte*, size_t)
+        const byte* data()
+        size_t size()
     cdef cppclass byte_span "std::span<std::byte>":
         byte_span()
         byte_span(byte*, size_t)
@@ -40,9 +42,6 @@ cdef extern from "base/status.h" namespace "pathways" nogil:
         kOk
         kPending
         kFull
-        kEmpty
-        kTimeout
-        kStale
         kClosed
         kInvalid
         kNoMemory
@@ -117,11 +116,9 @@ cdef extern from "memory/arena.h" namespace "pathways" nogil:
 cdef extern from "futures/read_back.h" namespace "pathways" nogil:
     size_t kSmallBytes "pathways::ReadBackArea::kSmallBytes"
     size_t kLargeBytes "pathways::ReadBackArea::kLargeBytes"
-
-cdef extern from "memory/copier.h" namespace "pathways" nogil:
-    cdef cppclass Copier:
-        void set_delay(nanoseconds)
-        uint64_t under_way()
+    cdef cppclass ReadBackSlot:
+        byte* small
+        byte* large
 
 cdef extern from "memory/copy_plan.h" namespace "pathways" nogil:
     cdef cppclass CopyPlan:
@@ -154,13 +151,25 @@ cdef extern from "messages/records.h" namespace "pathways" nogil:
     cdef enum class CommandKind(uint16_t):
         kPut
         kFetch
-        kRelease
-        kBackend
         kTask
     cdef uint32_t NO_SPACE_SET "pathways::kNoSpaceSet"
 
 cdef extern from "executor/backend.h" namespace "pathways" nogil:
     ctypedef void* Value
+    cdef cppclass const_value_span "std::span<const pathways::Value>":
+        const Value* data()
+        size_t size()
+    cdef cppclass value_span "std::span<pathways::Value>":
+        Value* data()
+        size_t size()
+    cdef enum class Readiness(uint8_t):
+        kPending
+        kReady
+        kFailed
+        kDeleted
+    cdef enum class Offload(uint8_t):
+        kAway
+        kBack
     cdef cppclass NodeContext:
         uint64_t order
         uint32_t client
@@ -172,46 +181,20 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
         uint32_t source
         vector[uint64_t] offsets
 
-# The callbacks hold Python's lock: a host's step calls them to reach Python.
-cdef extern from "executor/callback_backend.h" namespace "pathways":
-    cdef cppclass BackendCallbacks:
-        BackendCallbacks()
-        void* self
-        int (*launch)(void*, const NodeContext*, const Value*, size_t, Value*, size_t) noexcept
-        Value (*placeholder)(void*, const NodeContext*, uint32_t) noexcept
-        int (*readiness)(void*, Value) noexcept
-        void (*retain)(void*, Value) noexcept
-        void (*drop)(void*, Value) noexcept
-        int (*transfer)(void*, const NodeContext*, Value, Value*) noexcept
-        int (*begin_receive)(void*, const NodeContext*, vector[ReceiveBuffers]*) noexcept
-        int (*shards)(void*, const NodeContext*, Value, vector[const byte*]*, Value*) noexcept
-        int (*send_remote)(void*, const NodeContext*, uint32_t, uint64_t, shared_ptr[const CopyPlan],
-                           vector[const byte*], Value) noexcept
-        int (*direct)(void*, const NodeContext*, Value) noexcept
-        int (*finish_receive)(void*, const NodeContext*, Value*) noexcept
-        void (*abandon_receive)(void*, const NodeContext*) noexcept
-        int (*put)(void*, uint32_t, const byte*, size_t, Value*, uint64_t*) noexcept
-        int (*fetch)(void*, uint32_t, Value, const byte*, size_t) noexcept
-        int (*read_back)(void*, Value, byte*, byte*) noexcept
-        void (*refuse_fetch)(void*, uint32_t, const byte*, size_t) noexcept
-        void (*refuse_put)(void*, uint32_t, const byte*, size_t) noexcept
-        int (*start_task)(void*, uint32_t, uint64_t, Value, const byte*, size_t) noexcept
-        void (*command)(void*, uint32_t, const byte*, size_t) noexcept
-        void (*explain)(void*, const NodeContext*) noexcept
-        int (*offload)(void*, uint32_t, Value*, size_t, const byte*, size_t, cbool) noexcept
-        void (*forget_plan)(void*, uint32_t) noexcept
-        void (*forget_client)(void*, uint32_t) noexcept
-    cdef cppclass CallbackBackend:
-        CallbackBackend(const BackendCallbacks&, uint32_t, vector[ArenaView], DoorbellWord*) except +
+# Its operations hold Python's lock: a host's step calls them to reach Python.
+cdef extern from "executor/sending_backend.h" namespace "pathways":
+    cdef cppclass SendingBackend:
+        void open(uint32_t, vector[ArenaView], DoorbellWord*) except +
         void replace_arena(uint32_t, ArenaView) except +
         void add_copy_plan(uint32_t, uint32_t, uint32_t, const_u64_span) except +
+        void forget_copy_plans(uint32_t)
         void set_far(uint32_t) except +
         void remote_send_done(uint64_t, uint32_t, string)
         uint64_t bytes_sent()
         uint64_t bytes_shipped()
         uint64_t bytes_kept()
-        Copier& copier()
         void set_error(string)
+        void slow_copies_for_testing(nanoseconds) except +
 
 cdef extern from "executor/ledger.h" namespace "pathways" nogil:
     cdef cppclass LaunchSizes "pathways::PlanSizes::Launch":
@@ -238,9 +221,6 @@ cdef extern from "executor/ledger.h" namespace "pathways" nogil:
     cdef uint32_t PUTS "pathways::Ledger::kPuts"
 
 cdef extern from "executor/executor.h" namespace "pathways" nogil:
-    cdef cppclass ExecutorFaults:
-        ExecutorFaults()
-        uint32_t swap_every
     cdef cppclass ExecutorStats:
         uint64_t runs
         uint64_t launches
@@ -303,12 +283,11 @@ cdef extern from "host/host.h" namespace "pathways" nogil:
         cbool gangs_block
         uint32_t batch
     cdef cppclass CppHost "pathways::Host":
-        CppHost(HostOptions, vector[HostView], ControllerBlock*, CallbackBackend&) except +
+        CppHost(HostOptions, vector[HostView], ControllerBlock*, SendingBackend&) except +
         void add_plan(uint32_t, Plan, uint32_t) except +
         void set_compiled(uint32_t, optional[string], PlanSizes) except +
         void remove_plan(uint32_t) except +
         void attach_client(uint32_t, ClientView) except +
-        void set_faults(ExecutorFaults) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
         void launched(uint64_t, uint32_t, vector[Value], optional[string]) except +
         void replace_peer(uint32_t, HostView, uint64_t) except +
@@ -365,6 +344,5 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         void settle_forks()
         void set_window(uint32_t)
         uint32_t window()
-        uint64_t submitted()
         FutureTable& futures()
         Arena* arena()

@@ -8,7 +8,7 @@ own, which the includes below name. They are one module, so that calls between t
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException, PyErr_Restore, PyErr_SetInterrupt
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Fetch, PyErr_NormalizeException, PyErr_SetInterrupt
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -27,7 +27,6 @@ cdef extern from "Python.h":
     void Py_XDECREF_ "Py_XDECREF"(PyObject*)
     void Py_INCREF_ "Py_INCREF"(PyObject*)
     void Py_DECREF_ "Py_DECREF"(PyObject*)
-    void PyErr_Clear()
     PyObject* Py_True_ "Py_True"
     unsigned long PyThread_get_thread_ident()
     ctypedef struct PyTypeObject:

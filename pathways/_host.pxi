@@ -14,15 +14,22 @@ cdef HostView _host_view(segment) except *:
     return HostView(<void*><size_t>segment.address, <size_t>segment.nbytes)
 
 
+cdef optional[string] _text(str error) except *:
+    cdef string text
+    if error is None:
+        return optional[string]()
+    text = error.encode("utf-8", "replace")
+    return optional[string](text)
+
+
 @cython.no_gc_clear  # for the reason given at Client
 cdef class Host:
     """One host: the native executor, and the calls into JAX that the executor makes.
 
-    `driver` does the rare calls (pathways/host/jax_backend.py). Launches, readiness and references do not use it. The
-    functions that the executor calls are in `_host_callbacks.pxi`.
+    `driver` does the rare calls (pathways/host/jax_backend.py). What the executor calls is in `_host_callbacks.pxi`.
     """
     cdef unique_ptr[CppHost] core
-    cdef unique_ptr[CallbackBackend] backend
+    cdef unique_ptr[SendingBackend] backend
     cdef object driver
     cdef tuple keep                              # segments: those of the hosts, then the controller's
     cdef Arena* arena
@@ -38,7 +45,6 @@ cdef class Host:
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
                  controller_segment, uint32_t batch=64, uint64_t device_bytes=0, bint gangs_block=False):
         cdef HostOptions options
-        cdef BackendCallbacks callbacks
         cdef vector[HostView] blocks
         cdef vector[ArenaView] arenas
         cdef HostBlock* own = <HostBlock*><size_t>host_segments[number].host_block
@@ -52,31 +58,8 @@ cdef class Host:
         self.clients = {}
         self.launchables = []
         self.read_backs = {}
-        callbacks.self = <void*>self
-        callbacks.launch = &_launch
-        callbacks.placeholder = &_placeholder
-        callbacks.readiness = &_readiness
-        callbacks.retain = &_retain
-        callbacks.drop = &_drop
-        callbacks.transfer = &_transfer
-        callbacks.begin_receive = &_begin_receive
-        callbacks.shards = &_shards
-        callbacks.send_remote = &_send_remote
-        callbacks.direct = &_direct
-        callbacks.finish_receive = &_finish_receive
-        callbacks.abandon_receive = &_abandon_receive
-        callbacks.put = &_put
-        callbacks.fetch = &_fetch
-        callbacks.read_back = &_read_back
-        callbacks.refuse_fetch = &_refuse_fetch
-        callbacks.refuse_put = &_refuse_put
-        callbacks.start_task = &_start_task
-        callbacks.command = &_command
-        callbacks.explain = &_explain
-        callbacks.offload = &_offload
-        callbacks.forget_plan = &_forget_plan
-        callbacks.forget_client = &_forget_client
-        self.backend.reset(new CallbackBackend(callbacks, number, arenas, &own.doorbell))
+        self.backend.reset(new JaxOperations(<PyObject*>self))
+        self.backend.get().open(number, arenas, &own.doorbell)
         options.host = number
         options.devices = devices
         options.max_in_flight = max_in_flight
@@ -135,8 +118,7 @@ cdef class Host:
 
     def set_failed(self, uint32_t plan, str error not None):
         """The plan could not be compiled: its runs fail with `error`."""
-        cdef string text = error.encode()
-        self.core.get().set_compiled(plan, optional[string](text), PlanSizes())
+        self.core.get().set_compiled(plan, _text(error), PlanSizes())
 
     def remove_plan(self, uint32_t plan):
         """Removes a plan that no later run names. When its last run is over, `driver.program_gone(plan)` is called."""
@@ -183,37 +165,23 @@ cdef class Host:
         cdef string text = b"" if error is None else error.encode("utf-8", "replace")
         self.backend.get().remote_send_done(outgoing.key, outgoing.destination, text)
 
-    def set_faults(self, uint32_t swap_every, int64_t slow_copies_ns=0):
-        """For tests: `swap_every` breaks ORD-1 on this host; every copy to another host takes `slow_copies_ns` longer.
-        """
-        cdef ExecutorFaults faults
-        self.backend.get().copier().set_delay(nanoseconds(slow_copies_ns))
-        faults.swap_every = swap_every
-        self.core.get().set_faults(faults)
+    def slow_copies_for_testing(self, double seconds):
+        """Every copy to another host takes so much longer. Call it before the loop begins."""
+        self.backend.get().slow_copies_for_testing(nanoseconds(<int64_t>(seconds * 1e9)))
 
     def task_done(self, uint64_t task, value, uint64_t devices, str error):
         """Reports that the driver's task is over: with `value`, which is on the local devices of the mask `devices`, or
         with `error`. Both may be None.
         """
-        cdef optional[string] text
-        cdef string words
-        if error is not None:
-            words = error.encode("utf-8", "replace")
-            text = optional[string](words)
-        self.core.get().task_done(task, NULL if value is None else _own(value), devices, text)
+        self.core.get().task_done(task, NULL if value is None else _own(value), devices, _text(error))
 
     def launched(self, uint64_t order, uint32_t node, tuple made, str error):
         """Reports that an attended launch is over: its outputs `made` are ready, or it failed with `error`."""
-        cdef optional[string] text
         cdef vector[Value] values
-        cdef string words
-        if error is not None:
-            words = error.encode("utf-8", "replace")
-            text = optional[string](words)
-        else:
+        if error is None:
             for value in made:
                 values.push_back(_own(value))
-        self.core.get().launched(order, node, values, text)
+        self.core.get().launched(order, node, values, _text(error))
 
     # ---- the loop
 
@@ -297,10 +265,10 @@ cdef class Host:
             return
         self.core.get().executor().watched(&self.scratch)
         if self.scratch.size() == 1 and due == INT64_MAX:
-            self.driver.block(<object><PyObject*>self.scratch[0])
+            self.driver.watchers.block(<object><PyObject*>self.scratch[0])
             return
         if not self.scratch.empty():  # wait for the first value or deadline (DEAD-1)
-            self.driver.arm([<object><PyObject*>value for value in self.scratch])
+            self.driver.watchers.arm([<object><PyObject*>value for value in self.scratch])
             limit = seconds
             if due != INT64_MAX:
                 limit = max(0.0, min(seconds, (due - monotonic_ns()) * 1e-9))
@@ -385,23 +353,3 @@ cdef class Host:
 
     def arena_capacity(self):
         return 0 if self.arena == NULL else self.arena.capacity()
-
-    cdef int failed(self, str doing, const NodeContext* where) noexcept:
-        """Makes the current exception the backend's last error."""
-        cdef PyObject* kind
-        cdef PyObject* value
-        cdef PyObject* trace
-        PyErr_Fetch(&kind, &value, &trace)
-        PyErr_NormalizeException(&kind, &value, &trace)
-        text = doing
-        try:
-            self.failure = error = <object>value if value != NULL else None
-            text = self.driver.describe(doing, error, where.plan if where != NULL else -1,
-                                        where.node if where != NULL else -1)
-        except BaseException as problem:
-            text = f"{doing}: {problem!r}"
-        self.backend.get().set_error(text.encode("utf-8", "replace"))
-        Py_XDECREF_(kind)
-        Py_XDECREF_(value)
-        Py_XDECREF_(trace)
-        return <int>Status.kFailed

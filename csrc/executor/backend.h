@@ -1,9 +1,11 @@
 /// Backend: the only interface between the executor and the devices.
 ///
-/// Two implementations exist: JAX (pathways/_host_callbacks.pxi through `CallbackBackend`) and the modelled device
-/// (csrc/simulate). A `Value` is the backend's own reference to the local shards of one logical array (with JAX, a
-/// `jax.Array`). The executor passes values on and never looks inside. It owes one `drop` for each reference that it
-/// was given.
+/// Three classes implement it: the JAX backend (pathways/_host_callbacks.pxi, over executor/sending_backend.h), the
+/// modelled device (csrc/simulate), and doubles of tests. A `Value` is the backend's own reference to the local shards
+/// of one logical array (with JAX, a `jax.Array`). The executor passes values on and never looks inside. It owes one
+/// `drop` for each reference that it was given.
+///
+/// Each operation is pure virtual: an implementation whose signature differs does not compile.
 ///
 /// Threading: all calls come from the executor's thread, one at a time.
 /// Errors: kFailed means that the operation failed and `last_error()` says why. The executor propagates the error to
@@ -52,6 +54,9 @@ struct Sent {
   std::string error = {};
 };
 
+/// Where `Backend::offload` moves values: off the devices, or back.
+enum class Offload : uint8_t { kAway, kBack };
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -80,9 +85,9 @@ class Backend {
                     uint64_t key, std::span<SendState> states) = 0;
   /// Appends to `out` the sends under way that ended since the last call. The thread that ends a send rings the host's
   /// doorbell.
-  virtual void take_sent(std::vector<Sent>* /*out*/) {}
+  virtual void take_sent(std::vector<Sent>* out) = 0;
   /// Ends all sends under way, written or not, and reports none of them.
-  virtual void stop_sends() {}
+  virtual void stop_sends() = 0;
   /// Everything is written: makes the value from the receive buffers.
   virtual Status finish_receive(const NodeContext& context, Value* output) = 0;
   /// A source failed: returns the memory that `begin_receive` took.
@@ -91,47 +96,36 @@ class Backend {
   /// Makes a buffer of a client's bytes, and sets `devices` to the local devices that hold it.
   virtual Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) = 0;
   /// There is no memory for a put: returns the memory that its payload leases.
-  virtual void refuse_put(uint32_t /*client*/, std::span<const std::byte> /*payload*/) {}
+  virtual void refuse_put(uint32_t client, std::span<const std::byte> payload) = 0;
   /// Writes a ready buffer to the place where the client reads it.
   virtual Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) = 0;
   /// There is nothing to read: returns the memory that the payload leases.
-  virtual void refuse_fetch(uint32_t /*client*/, std::span<const std::byte> /*payload*/) {}
-
+  virtual void refuse_fetch(uint32_t client, std::span<const std::byte> payload) = 0;
   /// READ-1: writes this host's part of a ready value into the slot, small or large, that fits the whole value. The
   /// slot holds a C-ordered array, and one host writes each distinct part of it. Writes nothing when the value was
   /// donated meanwhile: nobody can read it.
-  virtual Status read_back(Value /*value*/, const ReadBackSlot& /*place*/) { return Status::kInvalid; }
-
+  virtual Status read_back(Value value, const ReadBackSlot& place) = 0;
   /// Starts work that takes long on a thread of the backend, and returns. If the result is kOk, the backend calls
   /// `Executor::on_task_done` with `task` exactly once, at the end of the work. `value` is ready, and its reference
   /// stays the caller's; nullptr: the task reads no value.
-  virtual Status start_task(uint32_t /*client*/, uint64_t /*task*/, Value /*value*/,
-                            std::span<const std::byte> /*payload*/) {
-    return Status::kInvalid;
-  }
-
+  virtual Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) = 0;
   /// Does a command of any other kind, at its place in the order.
   virtual void command(uint32_t client, std::span<const std::byte> payload) = 0;
-
-  /// Moves all values of a client off the devices (`offload`), or back (`restore`). Replaces each value by a reference
-  /// to its stand-in off the devices, or the reverse. On a failure all values stay as they are. The backend notifies
-  /// the requester in either case.
-  virtual Status offload(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
-    return Status::kOk;
-  }
-  virtual Status restore(uint32_t /*client*/, std::span<Value> /*values*/, std::span<const std::byte> /*payload*/) {
-    return Status::kOk;
-  }
+  /// Moves all values of a client off the devices, or back. Replaces each value by a reference to its stand-in off the
+  /// devices, or the reverse. On a failure all values stay as they are. The backend notifies the requester in either
+  /// case.
+  virtual Status offload(uint32_t client, std::span<Value> values, std::span<const std::byte> payload,
+                         Offload where) = 0;
 
   /// A plan was removed, and no run uses it any more. May be called again for the same plan.
-  virtual void forget_plan(uint32_t /*plan*/) {}
+  virtual void forget_plan(uint32_t plan) = 0;
   /// The order has passed the client's end: the executor does not name the client again, nor touch its memory (OWN-1).
   /// May be called again for the same client.
-  virtual void forget_client(uint32_t /*client*/) {}
+  virtual void forget_client(uint32_t client) = 0;
 
   virtual std::string_view last_error() const = 0;
   /// `maker` made the value whose readiness was kFailed last: adds that to last_error() (ERR-1).
-  virtual void explain(const NodeContext& /*maker*/) {}
+  virtual void explain(const NodeContext& maker) = 0;
 };
 
 /// What the executor reports to the rest of the cluster. `host/host.h` implements it over rings.

@@ -150,9 +150,8 @@ void ClientCommands::offload(LocalClient& c, const CommandRecord& record, std::s
     values.push_back(object.value);
   });
   const bool is_away = static_cast<CommandKind>(record.header.detail) == CommandKind::kOffload;
-  const Status status = is_away ? backend_.offload(record.header.client, values, payload)
-                                : backend_.restore(record.header.client, values, payload);
-  if (status != Status::kOk) return;
+  const Offload where = is_away ? Offload::kAway : Offload::kBack;
+  if (backend_.offload(record.header.client, values, payload, where) != Status::kOk) return;
   for (size_t i = 0; i < objects.size(); ++i) {
     if (objects[i]->value == values[i]) continue;
     if (is_away) {  // MEM-1

@@ -13,28 +13,17 @@
 #include <span>
 
 #include "executor/client_objects.h"
+#include "executor/executor_part.h"
 #include "executor/fetch_table.h"
-#include "executor/readiness_tracker.h"
 #include "executor/task_table.h"
 #include "messages/records.h"
 
 namespace pathways {
 
-class ClientCommands {
+class ClientCommands : private ExecutorPart {
  public:
-  ClientCommands(uint32_t host, ClientObjects& objects, FetchTable& fetches, TaskTable& tasks,
-                 ReadinessTracker& tracker, ValueRefs& refs, Ledger& ledger, ErrorTable& errors, Backend& backend,
-                 HostLink& link)
-      : host_(host),
-        objects_(objects),
-        fetches_(fetches),
-        tasks_(tasks),
-        tracker_(tracker),
-        refs_(refs),
-        ledger_(ledger),
-        errors_(errors),
-        backend_(backend),
-        link_(link) {}
+  ClientCommands(const ExecutorPart& part, ClientObjects& objects, FetchTable& fetches, TaskTable& tasks)
+      : ExecutorPart(part), objects_(objects), fetches_(fetches), tasks_(tasks) {}
 
   void on_command(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
 
@@ -46,16 +35,9 @@ class ClientCommands {
   void rename(LocalClient& c, uint32_t client, Handle name, Handle fresh);
   void offload(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
 
-  const uint32_t host_;
   ClientObjects& objects_;
   FetchTable& fetches_;
   TaskTable& tasks_;
-  ReadinessTracker& tracker_;
-  ValueRefs& refs_;
-  Ledger& ledger_;
-  ErrorTable& errors_;
-  Backend& backend_;
-  HostLink& link_;
 };
 
 }  // namespace pathways

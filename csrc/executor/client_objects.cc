@@ -91,7 +91,7 @@ void ClientObjects::wake_waiters(Object& object) {
   if (object.waiters.empty()) return;
   const std::vector<ObjectWaiter> waiters = std::move(object.waiters);
   object.waiters.clear();
-  for (const ObjectWaiter& waiter : waiters) waiters_.wake(waiter, object);
+  for (const ObjectWaiter& waiter : waiters) dispatcher_.wake(waiter, object);
 }
 
 void ClientObjects::release(LocalClient& c, Object& object) {

@@ -20,24 +20,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/ids.h"
-#include "executor/backend.h"
-#include "executor/error_table.h"
-#include "executor/ledger.h"
-#include "executor/object_store.h"
-#include "executor/value_refs.h"
+#include "executor/executor_part.h"
 
 namespace pathways {
-
-/// Knows what waits for objects. It is called only where something waits.
-class ObjectWaiters {
- public:
-  /// `object` is defined or has failed, and `waiter` goes on.
-  virtual void wake(const ObjectWaiter& waiter, const Object& object) = 0;
-
- protected:
-  ~ObjectWaiters() = default;
-};
 
 /// A client, as this host knows it.
 struct LocalClient {
@@ -49,10 +34,9 @@ struct LocalClient {
   std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
 };
 
-class ClientObjects {
+class ClientObjects : private ExecutorPart {
  public:
-  ClientObjects(ValueRefs& refs, Ledger& ledger, ErrorTable& errors, HostLink& link, ObjectWaiters& waiters)
-      : refs_(refs), ledger_(ledger), errors_(errors), link_(link), waiters_(waiters) {}
+  explicit ClientObjects(const ExecutorPart& part) : ExecutorPart(part) {}
 
   void add_client(uint32_t id, uint32_t capacity);
   /// The order has passed the client's end. False: the client was not present.
@@ -99,11 +83,6 @@ class ClientObjects {
   static void keep_orphan(LocalClient& c, Object& object);
   void wake_waiters(Object& object);
 
-  ValueRefs& refs_;
-  Ledger& ledger_;
-  ErrorTable& errors_;
-  HostLink& link_;
-  ObjectWaiters& waiters_;
   std::vector<LocalClient> clients_;  ///< by number
   std::string predecessor_failure_;   ///< of this host's predecessor; empty: it has no predecessor
   uint32_t predecessor_client_ = 0;

@@ -14,27 +14,15 @@
 #include <cstdint>
 #include <span>
 
-#include "base/ids.h"
 #include "executor/client_objects.h"
-#include "executor/launch_queues.h"
-#include "executor/readiness_tracker.h"
-#include "executor/run_table.h"
+#include "executor/executor_part.h"
 
 namespace pathways {
 
-class Dataflow {
+class Dataflow : private ExecutorPart {
  public:
-  Dataflow(uint32_t host, PlanTable& plans, RunTable& runs, LaunchQueues& queues, ReadinessTracker& tracker,
-           ClientObjects& objects, ValueRefs& refs, ErrorTable& errors, HostLink& link)
-      : host_(host),
-        plans_(plans),
-        runs_(runs),
-        queues_(queues),
-        tracker_(tracker),
-        objects_(objects),
-        refs_(refs),
-        errors_(errors),
-        link_(link) {}
+  Dataflow(const ExecutorPart& part, PlanTable& plans, ClientObjects& objects)
+      : ExecutorPart(part), plans_(plans), objects_(objects) {}
 
   /// An argument of a new run: its value is delivered now, or when the buffer exists.
   void bind_argument(uint32_t slot, uint32_t value, Handle handle);
@@ -54,15 +42,8 @@ class Dataflow {
   void close_step(uint32_t slot);
 
  private:
-  const uint32_t host_;
   PlanTable& plans_;
-  RunTable& runs_;
-  LaunchQueues& queues_;
-  ReadinessTracker& tracker_;
   ClientObjects& objects_;
-  ValueRefs& refs_;
-  ErrorTable& errors_;
-  HostLink& link_;
 };
 
 }  // namespace pathways

@@ -1,20 +1,19 @@
-#include "executor/describe_runs.h"
+/// What the executor's live runs wait for, as text for people.
+#include "executor/executor.h"
 
 #include <algorithm>
 #include <cstdint>
 
 namespace pathways {
-namespace {
 
-std::string describe_run(uint32_t slot, const RunTable& runs, const LaunchQueues& queues, const LaunchMemory& memory,
-                         const Launcher& launcher, const TransferManager& transfers) {
-  const Run& run = runs[slot];
+std::string Executor::describe_run(uint32_t slot) const {
+  const Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   std::string text = "run " + std::to_string(run.order) + " of client " + std::to_string(run.client) + ", plan " +
                      std::to_string(run.plan->id) + ": " + std::to_string(run.open) + " steps open";
   if (!run.plan->compiled) text += "; not compiled yet";
   const auto nodes = plan.nodes();
-  const auto throttled = queues.throttled();
+  const auto throttled = queues_.throttled();
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     const NodeRecord& node = nodes[i];
     if (node.kind != NodeKind::kCall && node.kind != NodeKind::kTransfer) continue;
@@ -23,36 +22,32 @@ std::string describe_run(uint32_t slot, const RunTable& runs, const LaunchQueues
     const auto is_this = [&](const NodeRef& ref) { return ref.run == slot && ref.node == i; };
     if (run.missing[i] != 0) {
       text += name + " waits for " + std::to_string(run.missing[i]) + " of what it needs";
-    } else if (launcher.is_attended(run, i)) {
+    } else if (launcher_.is_attended(run, i)) {
       text += name + " calls its client back";
     } else if (std::any_of(throttled.begin(), throttled.end(), is_this)) {
-      text += name + (memory.has_room(*run.plan, node) ? " waits for its turn" : " waits for memory");
+      text += name + (memory_.has_room(*run.plan, node) ? " waits for its turn" : " waits for memory");
     }
     const uint64_t key = node_key(run.order, node.global_node);
-    const Exchange* exchange = node.kind == NodeKind::kTransfer ? transfers.find(key) : nullptr;
+    const Exchange* exchange = node.kind == NodeKind::kTransfer ? transfers_.find(key) : nullptr;
     if (exchange == nullptr) continue;
     text += name + ": " + std::to_string(exchange->sends_left) + " sends, " + std::to_string(exchange->receives_left) +
             " sources to come";
-    if (transfers.is_stalled(key)) text += ", no room to receive";
+    if (transfers_.is_stalled(key)) text += ", no room to receive";
     if (exchange->sends_left != 0 && exchange->source_ready) text += ", nobody has said where to write";
   }
   return text;
 }
 
-}  // namespace
-
-std::vector<std::string> describe_runs(size_t most, const RunTable& runs, const LaunchQueues& queues,
-                                       const LaunchMemory& memory, const Launcher& launcher,
-                                       const TransferManager& transfers) {
+std::vector<std::string> Executor::describe_runs(size_t most) const {
   std::vector<uint32_t> slots;
-  for (uint32_t slot = 0; slot < runs.size(); ++slot) {
-    if (runs[slot].plan != nullptr) slots.push_back(slot);
+  for (uint32_t slot = 0; slot < runs_.size(); ++slot) {
+    if (runs_[slot].plan != nullptr) slots.push_back(slot);
   }
-  std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return runs[a].order < runs[b].order; });
+  std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return runs_[a].order < runs_[b].order; });
   if (slots.size() > most) slots.resize(most);
   std::vector<std::string> lines;
   lines.reserve(slots.size());
-  for (const uint32_t slot : slots) lines.push_back(describe_run(slot, runs, queues, memory, launcher, transfers));
+  for (const uint32_t slot : slots) lines.push_back(describe_run(slot));
   return lines;
 }
 

@@ -4,7 +4,6 @@
 
 #include "base/check.h"
 #include "base/status.h"
-#include "executor/describe_runs.h"
 
 namespace pathways {
 namespace {
@@ -24,15 +23,16 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       memory_(ledger_, options.device_bytes),
       queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
       tracker_(backend, refs_, *this),
-      objects_(refs_, ledger_, errors_, link, *this),
-      flow_(options.host, plans_, runs_, queues_, tracker_, objects_, refs_, errors_, link),
-      transfers_(options.host, runs_, queues_, memory_, flow_, tracker_, refs_, errors_, backend, link, *this),
-      launcher_(runs_, queues_, memory_, flow_, transfers_, tracker_, refs_, errors_, backend, link),
-      tasks_(objects_, tracker_, refs_, ledger_, errors_, backend, link, *this),
-      fetches_(objects_, tasks_, tracker_, refs_, errors_, backend, link),
-      commands_(options.host, objects_, fetches_, tasks_, tracker_, refs_, ledger_, errors_, backend, link),
-      settler_(runs_, queues_, tracker_, objects_, flow_, transfers_, fetches_, refs_, errors_, backend, link),
-      sequential_(runs_, queues_, flow_, *this) {
+      part_{options.host, backend, link, *this, ledger_, refs_, errors_, runs_, queues_, tracker_},
+      objects_(part_),
+      flow_(part_, plans_, objects_),
+      transfers_(part_, memory_, flow_),
+      launcher_(part_, memory_, flow_, transfers_),
+      tasks_(part_, objects_),
+      fetches_(part_, objects_, tasks_),
+      commands_(part_, objects_, fetches_, tasks_),
+      settler_(part_, objects_, flow_, transfers_, fetches_),
+      sequential_(part_, flow_) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
 
@@ -50,7 +50,6 @@ void Executor::clear() {
   launcher_.clear();
   fetches_.clear();
   tasks_.clear();
-  swap_.clear();
   plans_.forget_runs();
 }
 
@@ -87,7 +86,6 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanS
 
 void Executor::on_client_gone(uint32_t id) {
   if (!objects_.is_gone(id)) {
-    if (swap_.is_holding()) release_held();
     if (objects_.end_client(id)) plans_.close_accounts_of(id);
     plans_.remove_plans_of(id);
   }
@@ -109,18 +107,11 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
     link_.command_done(record.header.client, bytes_of(record));
     return;
   }
-  if (swap_.is_holding()) release_held();  // the swap fault swaps runs, not a run and the release of its results
   commands_.on_command(*c, record, payload);
   drain();
 }
 
-void Executor::on_go(uint64_t order, uint32_t last) {
-  if (swap_.is_holding()) release_held();
-  sequential_.on_go(order, last);
-}
-
 void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
-  if (swap_.is_holding()) release_held();
   transfers_.on_hosts_lost(hosts, text);
   drain();
 }
@@ -137,15 +128,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
     link_.run_done(record.header.client, record.tag, 0, 1);  // it has launched none of its gangs
     return;
   }
-  if (swap_.is_on()) {
-    if (!swap_.is_holding()) {
-      if (swap_.hold_back(record, handles)) return;
-    } else if (swap_.needs_held(record, handles)) {
-      release_held();
-    }
-  }
   prepare(record, handles);
-  if (swap_.is_holding()) release_held();
 }
 
 std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) {
@@ -165,11 +148,6 @@ std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) 
     }
   }
   return {};
-}
-
-void Executor::release_held() {
-  const HeldRun held = swap_.take();
-  prepare(held.record(), held.words());
 }
 
 void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
@@ -250,7 +228,6 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
 
 uint32_t Executor::poll() {
   uint32_t done = 0;
-  if (swap_.is_holding() && swap_.is_overdue(runs_.live() == 0)) release_held();
   done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
   done += transfers_.poll();
   const uint64_t starts = launcher_.launches() + transfers_.started();
@@ -275,10 +252,6 @@ uint32_t Executor::poll() {
   if (polls_ % kValidatePolls == 0) validate();
 #endif
   return done;
-}
-
-std::vector<std::string> Executor::describe_runs(size_t most) const {
-  return pathways::describe_runs(most, runs_, queues_, memory_, launcher_, transfers_);
 }
 
 ExecutorStats Executor::stats() const {

@@ -15,11 +15,11 @@
 ///   ValueSettler             what follows when it has computed them (READ-1)
 ///   ClientObjects            the clients and their buffers (OWN-1)
 ///   ClientCommands, FetchTable, TaskTable   what clients ask beside runs (FUT-3, MOVE-1)
-///   SequentialDispatch, SwapFault           for measurements and tests
+///   SequentialDispatch       runs that are prepared node by node, for measurements
 ///
 /// Each of them uses those on which it is built, directly. What goes the other way (a buffer that is defined wakes its
-/// readers, a transfer that is over starts what it made ready) goes through ObjectWaiters, OutputFinder and Dispatcher,
-/// which the executor implements.
+/// readers, a transfer that is over starts what it made ready) goes through OutputFinder and Dispatcher, which the
+/// executor implements.
 ///
 ///   OWN-1   a client that is gone owns nothing here. Its launched work and its tasks run to their end, and nobody is
 ///           notified. Its plans are removed at its end in the order too; so the hosts of a gang all know its plan, or
@@ -43,8 +43,8 @@
 #include "executor/client_commands.h"
 #include "executor/client_objects.h"
 #include "executor/dataflow.h"
-#include "executor/dispatcher.h"
 #include "executor/error_table.h"
+#include "executor/executor_part.h"
 #include "executor/fetch_table.h"
 #include "executor/launch_memory.h"
 #include "executor/launch_queues.h"
@@ -54,7 +54,6 @@
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
 #include "executor/sequential_dispatch.h"
-#include "executor/swap_fault.h"
 #include "executor/task_table.h"
 #include "executor/transfer_manager.h"
 #include "executor/value_refs.h"
@@ -79,7 +78,7 @@ struct ExecutorStats {
   uint64_t go_ns = 0;      ///< time spent on preparing the nodes of these gos
 };
 
-class Executor final : private OutputFinder, private ObjectWaiters, private Dispatcher {
+class Executor final : private OutputFinder, private Dispatcher {
  public:
   struct Options {
     uint32_t host = 0;
@@ -115,7 +114,7 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void on_run(const RunRecord& record, const uint64_t* words);
   /// Prepares the nodes of a stepwise run up to global node `last`. Does nothing when the run failed as a whole,
   /// because the executor does not know that run.
-  void on_go(uint64_t order, uint32_t last);
+  void on_go(uint64_t order, uint32_t last) { sequential_.on_go(order, last); }
   void on_command(const CommandRecord& record, std::span<const std::byte> payload);
   void on_client_gone(uint32_t client);
   /// kInvalid: the peer's record is wrong (the peer has no part in that transfer, or has sent the same before). Then
@@ -167,7 +166,6 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   /// What the oldest live runs wait for: one line of text for each, for people to read.
   std::vector<std::string> describe_runs(size_t most) const;
   const Ledger& ledger() const { return ledger_; }
-  void set_faults(ExecutorFaults faults) { swap_.set(faults); }
   /// Bytes of memory that a host keeps for one run of a plan: its counters and handles.
   static size_t run_bytes(const Plan& plan) { return RunTable::run_bytes(plan); }
   /// Drops every value. Call it before the backend is destroyed.
@@ -182,9 +180,9 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   void wake(const ObjectWaiter& waiter, const Object& object) override;
   void prepare_node(NodeRef ref, const NodeRecord& node) override;
   void drain() override;
+  std::string describe_run(uint32_t slot) const;
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles);
-  void release_held();
 
   const Options options_;
   Backend& backend_;
@@ -197,6 +195,7 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   LaunchMemory memory_;
   LaunchQueues queues_;
   ReadinessTracker tracker_;
+  const ExecutorPart part_;
   ClientObjects objects_;
   Dataflow flow_;
   TransferManager transfers_;
@@ -206,7 +205,6 @@ class Executor final : private OutputFinder, private ObjectWaiters, private Disp
   ClientCommands commands_;
   ValueSettler settler_;
   SequentialDispatch sequential_;
-  SwapFault swap_;
   uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although a node is throttled and nothing is under way
   uint64_t polls_ = 0;
   uint64_t run_records_ = 0, overfull_ = 0;

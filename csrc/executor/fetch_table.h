@@ -15,23 +15,16 @@
 #include <vector>
 
 #include "executor/client_objects.h"
-#include "executor/readiness_tracker.h"
+#include "executor/executor_part.h"
 #include "executor/task_table.h"
 #include "messages/records.h"
 
 namespace pathways {
 
-class FetchTable {
+class FetchTable : private ExecutorPart {
  public:
-  FetchTable(ClientObjects& objects, TaskTable& tasks, ReadinessTracker& tracker, ValueRefs& refs, ErrorTable& errors,
-             Backend& backend, HostLink& link)
-      : objects_(objects),
-        tasks_(tasks),
-        tracker_(tracker),
-        refs_(refs),
-        errors_(errors),
-        backend_(backend),
-        link_(link) {}
+  FetchTable(const ExecutorPart& part, ClientObjects& objects, TaskTable& tasks)
+      : ExecutorPart(part), objects_(objects), tasks_(tasks) {}
 
   /// A command of kind kFetch, or of kind kTask for a task that reads a buffer.
   void add(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
@@ -57,11 +50,6 @@ class FetchTable {
 
   ClientObjects& objects_;
   TaskTable& tasks_;
-  ReadinessTracker& tracker_;
-  ValueRefs& refs_;
-  ErrorTable& errors_;
-  Backend& backend_;
-  HostLink& link_;
   std::vector<Fetch> fetches_;
   std::vector<uint32_t> free_;
 };

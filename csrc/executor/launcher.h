@@ -24,30 +24,17 @@
 #include <unordered_map>
 #include <vector>
 
-#include "executor/backend.h"
 #include "executor/dataflow.h"
+#include "executor/executor_part.h"
 #include "executor/launch_memory.h"
-#include "executor/launch_queues.h"
-#include "executor/readiness_tracker.h"
-#include "executor/run_table.h"
 #include "executor/transfer_manager.h"
 
 namespace pathways {
 
-class Launcher {
+class Launcher : private ExecutorPart {
  public:
-  Launcher(RunTable& runs, LaunchQueues& queues, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers,
-           ReadinessTracker& tracker, ValueRefs& refs, ErrorTable& errors, Backend& backend, HostLink& link)
-      : runs_(runs),
-        queues_(queues),
-        memory_(memory),
-        flow_(flow),
-        transfers_(transfers),
-        tracker_(tracker),
-        refs_(refs),
-        errors_(errors),
-        backend_(backend),
-        link_(link) {}
+  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers)
+      : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers) {}
 
   /// Launches a call that is ready, fails it, or throttles it.
   void launch(NodeRef ref);
@@ -68,16 +55,9 @@ class Launcher {
   void book(Run& run, const NodeRecord& node);
   void finish(NodeRef ref, uint32_t error, bool counts, bool is_watched);
 
-  RunTable& runs_;
-  LaunchQueues& queues_;
   LaunchMemory& memory_;
   Dataflow& flow_;
   TransferManager& transfers_;
-  ReadinessTracker& tracker_;
-  ValueRefs& refs_;
-  ErrorTable& errors_;
-  Backend& backend_;
-  HostLink& link_;
   std::unordered_map<uint64_t, NodeRef> attended_;  ///< by order and node
   std::vector<Value> inputs_, outputs_;             ///< scratch: of the call that is being launched
   std::vector<uint64_t> input_ages_;                ///< the same

@@ -11,16 +11,13 @@
 #include <unordered_map>
 
 #include "executor/dataflow.h"
-#include "executor/dispatcher.h"
-#include "executor/launch_queues.h"
-#include "executor/run_table.h"
+#include "executor/executor_part.h"
 
 namespace pathways {
 
-class SequentialDispatch {
+class SequentialDispatch : private ExecutorPart {
  public:
-  SequentialDispatch(RunTable& runs, LaunchQueues& queues, Dataflow& flow, Dispatcher& dispatcher)
-      : runs_(runs), queues_(queues), flow_(flow), dispatcher_(dispatcher) {}
+  SequentialDispatch(const ExecutorPart& part, Dataflow& flow) : ExecutorPart(part), flow_(flow) {}
 
   /// Makes every node of a new run wait for its go.
   void begin_run(uint32_t slot);
@@ -33,10 +30,7 @@ class SequentialDispatch {
   uint64_t go_ns() const { return go_ns_; }
 
  private:
-  RunTable& runs_;
-  LaunchQueues& queues_;
   Dataflow& flow_;
-  Dispatcher& dispatcher_;
   std::unordered_map<uint64_t, uint32_t> runs_waiting_;  ///< by order: slots of runs with nodes that wait for a go
   uint64_t goes_ = 0, go_ns_ = 0;
 };

@@ -20,14 +20,12 @@
 #include <string>
 #include <unordered_map>
 
-#include "executor/backend.h"
 #include "executor/client_objects.h"
-#include "executor/dispatcher.h"
-#include "executor/readiness_tracker.h"
+#include "executor/executor_part.h"
 
 namespace pathways {
 
-class TaskTable {
+class TaskTable : private ExecutorPart {
  public:
   /// A task that the backend has accepted. `future` is its token, or the handle of the buffer that it makes.
   struct Task {
@@ -39,16 +37,7 @@ class TaskTable {
     uint64_t command = 0;  ///< bytes of its record
   };
 
-  TaskTable(ClientObjects& objects, ReadinessTracker& tracker, ValueRefs& refs, Ledger& ledger, ErrorTable& errors,
-            Backend& backend, HostLink& link, Dispatcher& dispatcher)
-      : objects_(objects),
-        tracker_(tracker),
-        refs_(refs),
-        ledger_(ledger),
-        errors_(errors),
-        backend_(backend),
-        link_(link),
-        dispatcher_(dispatcher) {}
+  TaskTable(const ExecutorPart& part, ClientObjects& objects) : ExecutorPart(part), objects_(objects) {}
 
   /// `value` is ready; nullptr: the task reads none.
   void start(const Task& task, Value value, std::span<const std::byte> payload);
@@ -61,13 +50,6 @@ class TaskTable {
 
  private:
   ClientObjects& objects_;
-  ReadinessTracker& tracker_;
-  ValueRefs& refs_;
-  Ledger& ledger_;
-  ErrorTable& errors_;
-  Backend& backend_;
-  HostLink& link_;
-  Dispatcher& dispatcher_;
   std::unordered_map<uint64_t, Task> tasks_;  ///< by the number that the backend was given
   uint64_t last_ = 0;
 };

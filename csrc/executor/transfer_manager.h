@@ -36,13 +36,9 @@
 #include <utility>
 #include <vector>
 
-#include "executor/backend.h"
 #include "executor/dataflow.h"
-#include "executor/dispatcher.h"
+#include "executor/executor_part.h"
 #include "executor/launch_memory.h"
-#include "executor/launch_queues.h"
-#include "executor/readiness_tracker.h"
-#include "executor/run_table.h"
 
 namespace pathways {
 
@@ -68,22 +64,10 @@ struct Exchange {
   std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
 };
 
-class TransferManager {
+class TransferManager : private ExecutorPart {
  public:
-  TransferManager(uint32_t host, RunTable& runs, LaunchQueues& queues, LaunchMemory& memory, Dataflow& flow,
-                  ReadinessTracker& tracker, ValueRefs& refs, ErrorTable& errors, Backend& backend, HostLink& link,
-                  Dispatcher& dispatcher)
-      : host_(host),
-        runs_(runs),
-        queues_(queues),
-        memory_(memory),
-        flow_(flow),
-        tracker_(tracker),
-        refs_(refs),
-        errors_(errors),
-        backend_(backend),
-        link_(link),
-        dispatcher_(dispatcher) {}
+  TransferManager(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow)
+      : ExecutorPart(part), memory_(memory), flow_(flow) {}
 
   /// A transfer of a new run: makes its exchange, and announces its receive.
   void prepare(NodeRef ref);
@@ -143,17 +127,8 @@ class TransferManager {
   void forget_receives(uint64_t key, uint32_t host);
   void trim_sends();
 
-  const uint32_t host_;
-  RunTable& runs_;
-  LaunchQueues& queues_;
   LaunchMemory& memory_;
   Dataflow& flow_;
-  ReadinessTracker& tracker_;
-  ValueRefs& refs_;
-  ErrorTable& errors_;
-  Backend& backend_;
-  HostLink& link_;
-  Dispatcher& dispatcher_;
   std::unordered_map<uint64_t, Exchange> exchanges_;      ///< by order and global node
   std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
   std::unordered_map<uint32_t, Lost> lost_peers_;

@@ -14,30 +14,17 @@
 
 #include "executor/client_objects.h"
 #include "executor/dataflow.h"
+#include "executor/executor_part.h"
 #include "executor/fetch_table.h"
-#include "executor/launch_queues.h"
-#include "executor/readiness_tracker.h"
-#include "executor/run_table.h"
 #include "executor/transfer_manager.h"
 
 namespace pathways {
 
-class ValueSettler {
+class ValueSettler : private ExecutorPart {
  public:
-  ValueSettler(RunTable& runs, LaunchQueues& queues, ReadinessTracker& tracker, ClientObjects& objects, Dataflow& flow,
-               TransferManager& transfers, FetchTable& fetches, ValueRefs& refs, ErrorTable& errors, Backend& backend,
-               HostLink& link)
-      : runs_(runs),
-        queues_(queues),
-        tracker_(tracker),
-        objects_(objects),
-        flow_(flow),
-        transfers_(transfers),
-        fetches_(fetches),
-        refs_(refs),
-        errors_(errors),
-        backend_(backend),
-        link_(link) {}
+  ValueSettler(const ExecutorPart& part, ClientObjects& objects, Dataflow& flow, TransferManager& transfers,
+               FetchTable& fetches)
+      : ExecutorPart(part), objects_(objects), flow_(flow), transfers_(transfers), fetches_(fetches) {}
 
   /// Takes over the item's reference.
   void settle(const PendingValue& item, Readiness readiness);
@@ -53,17 +40,10 @@ class ValueSettler {
   uint32_t cause(uint32_t slot, uint32_t value);
   static uint32_t maker_of(const Plan& plan, uint32_t value);
 
-  RunTable& runs_;
-  LaunchQueues& queues_;
-  ReadinessTracker& tracker_;
   ClientObjects& objects_;
   Dataflow& flow_;
   TransferManager& transfers_;
   FetchTable& fetches_;
-  ValueRefs& refs_;
-  ErrorTable& errors_;
-  Backend& backend_;
-  HostLink& link_;
 };
 
 }  // namespace pathways

@@ -25,6 +25,21 @@ Record read_as(std::span<const std::byte> bytes) {
   return read_record<Record>(bytes);
 }
 
+/// Sends a record, and the bytes behind it, padded to 8.
+template <typename Record>
+void send(Outbox& to, const Record& record, std::span<const std::byte> behind = {}) {
+  to.send(static_cast<uint32_t>(sizeof record + padded(behind.size())), [&](std::byte* out) {
+    std::memcpy(out, &record, sizeof record);
+    if (!behind.empty()) std::memcpy(out + sizeof record, behind.data(), behind.size());
+  });
+}
+
+/// The beginning of an error's text that fits behind a record.
+template <typename Record>
+std::span<const std::byte> cut(const Outbox& to, std::string_view text) {
+  return std::as_bytes(std::span(text.substr(0, std::min(kMostText, to.max_record() - uint32_t{sizeof(Record)} - 8))));
+}
+
 }  // namespace
 
 Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend)
@@ -118,10 +133,6 @@ void Host::launched(uint64_t order, uint32_t node, std::vector<Value> made, std:
   mailbox_.post([this, order, node, made = std::move(made), error = std::move(error)] {
     executor_.on_launched(order, node, made, error);
   });
-}
-
-void Host::set_faults(ExecutorFaults faults) {
-  mailbox_.post([this, faults] { executor_.set_faults(faults); });
 }
 
 // ---------------------------------------------------------------------------------------------------------- steps
@@ -224,20 +235,13 @@ bool Host::begin_read_back(uint32_t client, Handle future, ReadBackSlot* slot) {
 void Host::end_read_back(uint32_t client, Handle future) { clients_[client].read_back.end_write(future); }
 
 void Host::failed(uint32_t client, Handle future, std::string_view text) {
-  text = text.substr(0, std::min(kMostText, to_controller_.max_record() - uint32_t{sizeof(FailedRecord)} - 8));
-  const auto bytes = static_cast<uint32_t>(text.size());
-  to_controller_.send(static_cast<uint32_t>(sizeof(FailedRecord)) + padded(bytes), [&](std::byte* out) {
-    const FailedRecord record{{RecordKind::kFailed, 0, client}, future.raw, bytes, 0};
-    std::memcpy(out, &record, sizeof record);
-    std::memcpy(out + sizeof record, text.data(), bytes);
-  });
+  const auto bytes = cut<FailedRecord>(to_controller_, text);
+  send(to_controller_,
+       FailedRecord{{RecordKind::kFailed, 0, client}, future.raw, static_cast<uint32_t>(bytes.size()), 0}, bytes);
 }
 
 void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) {
-  to_controller_.send(sizeof(RunDoneRecord), [&](std::byte* out) {
-    const RunDoneRecord record{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0};
-    std::memcpy(out, &record, sizeof record);
-  });
+  send(to_controller_, RunDoneRecord{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0});
 }
 
 void Host::command_done(uint32_t client, uint64_t bytes) {
@@ -245,18 +249,12 @@ void Host::command_done(uint32_t client, uint64_t bytes) {
   Load& done = commands_done_[client];
   done.add(1, bytes);
   if (!done.is_above(kCommandsDelivered, kCommandBytesDelivered)) return;
-  to_controller_.send(sizeof(CommandsDoneRecord), [&](std::byte* out) {
-    const CommandsDoneRecord record{{RecordKind::kCommandsDone, 0, client}, done.count, done.bytes};
-    std::memcpy(out, &record, sizeof record);
-  });
+  send(to_controller_, CommandsDoneRecord{{RecordKind::kCommandsDone, 0, client}, done.count, done.bytes});
   done = {};
 }
 
 void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
-  to_controller_.send(sizeof(EnqueuedRecord), [&](std::byte* out) {
-    const EnqueuedRecord record{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host};
-    std::memcpy(out, &record, sizeof record);
-  });
+  send(to_controller_, EnqueuedRecord{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host});
 }
 
 void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
@@ -266,29 +264,18 @@ void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span
   do {
     const auto chunk = offsets.first(std::min(most, offsets.size()));
     offsets = offsets.subspan(chunk.size());
-    peer.send(static_cast<uint32_t>(sizeof(ReceiveReadyRecord) + chunk.size_bytes()), [&](std::byte* out) {
-      const ReceiveReadyRecord record{{RecordKind::kReceiveReady, static_cast<uint16_t>(offsets.empty() ? 0 : 1), 0},
-                                      order,
-                                      node,
-                                      options_.host,
-                                      static_cast<uint32_t>(chunk.size()),
-                                      0};
-      std::memcpy(out, &record, sizeof record);
-      if (!chunk.empty()) std::memcpy(out + sizeof record, chunk.data(), chunk.size_bytes());
-    });
+    const RecordHeader header{RecordKind::kReceiveReady, static_cast<uint16_t>(offsets.empty() ? 0 : 1), 0};
+    const auto count = static_cast<uint32_t>(chunk.size());
+    send(peer, ReceiveReadyRecord{header, order, node, options_.host, count, 0}, std::as_bytes(chunk));
   } while (!offsets.empty());
 }
 
 void Host::receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
-  if (!to_peers_.at(host).is_connected()) return;  // the peer is lost
-  text = text.substr(0, std::min(kMostText, to_peers_.at(host).max_record() - uint32_t{sizeof(ReceiveDoneRecord)} - 8));
-  const auto bytes = static_cast<uint32_t>(text.size());
-  to_peers_.at(host).send(static_cast<uint32_t>(sizeof(ReceiveDoneRecord)) + padded(bytes), [&](std::byte* out) {
-    const ReceiveDoneRecord record{
-        {RecordKind::kReceiveDone, static_cast<uint16_t>(failed ? 1 : 0), 0}, order, node, options_.host, bytes, 0};
-    std::memcpy(out, &record, sizeof record);
-    if (bytes != 0) std::memcpy(out + sizeof record, text.data(), bytes);
-  });
+  Outbox& peer = to_peers_.at(host);
+  if (!peer.is_connected()) return;  // the peer is lost
+  const auto bytes = cut<ReceiveDoneRecord>(peer, text);
+  const RecordHeader header{RecordKind::kReceiveDone, static_cast<uint16_t>(failed ? 1 : 0), 0};
+  send(peer, ReceiveDoneRecord{header, order, node, options_.host, static_cast<uint32_t>(bytes.size()), 0}, bytes);
 }
 
 }  // namespace pathways

@@ -11,7 +11,7 @@
 ///           closes the channel from that host, with an error that names the host. Nothing else is closed.
 ///
 /// Threading: `step` and `wait` by the owner's thread. `add_plan`, `set_compiled`, `remove_plan`, `attach_client`,
-/// `replace_peer`, `set_faults`, `task_done` and `launched` by any thread: they leave mail, which the owner's thread
+/// `replace_peer`, `task_done` and `launched` by any thread: they leave mail, which the owner's thread
 /// reads before it takes a record. So what was registered before a record was submitted is known when the record comes.
 #pragma once
 
@@ -32,7 +32,7 @@
 
 namespace pathways {
 
-class Host final : private HostLink {
+class Host : private HostLink {
  public:
   struct Options {
     uint32_t host = 0;
@@ -61,7 +61,6 @@ class Host final : private HostLink {
   /// The client's memory must stay mapped until the backend is told to forget the client; after that this host does not
   /// touch it any more. A client whose end the order has passed already is forgotten at once.
   void attach_client(uint32_t client, const ClientView& view);
-  void set_faults(ExecutorFaults faults);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
   /// A launch that the backend attended to is over: see Executor::on_launched.
@@ -73,7 +72,7 @@ class Host final : private HostLink {
   uint64_t peers_replaced() const { return peers_replaced_.load(std::memory_order_acquire); }
 
   /// Returns the number of records and completions handled; 0 when there was nothing to do.
-  uint32_t step();
+  virtual uint32_t step();
   /// `wait` sleeps until the doorbell was rung after `ticket`, or until the timeout.
   uint32_t ticket() const { return block_->doorbell.ticket(); }
   Status wait(uint32_t ticket, std::chrono::nanoseconds timeout, SpinPolicy spin);
@@ -83,6 +82,10 @@ class Host final : private HostLink {
 
   Executor& executor() { return executor_; }
   const HostBlock& block() const { return *block_; }
+
+ protected:
+  /// Does a record of the controller.
+  virtual void take(std::span<const std::byte> bytes);
 
  private:
   void complete(uint32_t client, Handle future) override;
@@ -99,7 +102,6 @@ class Host final : private HostLink {
 
   bool flush_peers();
   std::chrono::nanoseconds overflow_look() const;
-  void take(std::span<const std::byte> bytes);
   void forget_client(uint32_t client);
   uint32_t drain_peer(uint32_t peer);
   std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);

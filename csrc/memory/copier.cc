@@ -60,14 +60,18 @@ Copier::~Copier() { (void)stop(); }
 bool Copier::start(Job& job) {
   PW_DCHECK(job.sources.size() == job.copy_plan->source_bytes().size());
   PW_DCHECK(job.targets.size() == job.copy_plan->block_bytes().size());
-  const uint64_t bytes = job.copy_plan->bytes();
-  if (bytes <= kInlineBytes && delay_ns_.load(std::memory_order_relaxed) == 0) {
-    Cursor cursor(std::move(job));
-    const bool complete = write(cursor, std::numeric_limits<uint64_t>::max(), false);
-    PW_CHECK(complete);
-    job = std::move(cursor.job);
-    return true;
+  if (job.copy_plan->bytes() > kInlineBytes) {
+    enqueue(job);
+    return false;
   }
+  Cursor cursor(std::move(job));
+  const bool complete = write(cursor, std::numeric_limits<uint64_t>::max(), false);
+  PW_CHECK(complete);
+  job = std::move(cursor.job);
+  return true;
+}
+
+void Copier::enqueue(Job& job) {
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { run(); });
     pthread_setname_np(thread_.native_handle(), "pw-copier");
@@ -75,10 +79,14 @@ bool Copier::start(Job& job) {
   ++under_way_;
   {
     const std::lock_guard lock(mutex_);
-    (bytes <= kShortBytes ? short_ : long_).emplace_back(std::move(job));
+    (job.copy_plan->bytes() <= kShortBytes ? short_ : long_).emplace_back(std::move(job));
   }
   wake_.notify_one();
-  return false;
+}
+
+void Copier::wait(std::chrono::nanoseconds time) {
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, time, [&] { return stopping_; });
 }
 
 void Copier::take_done(std::vector<Job>* out) {
@@ -124,13 +132,7 @@ void Copier::run() {
     short_bytes_ = is_short ? short_bytes_ + bytes : 0;
     lock.unlock();
     const bool complete = write(cursor, kChunkBytes, bytes >= kStreamedJob);
-    if (complete) {
-      finish_streams();
-      if (const int64_t delay = delay_ns_.load(std::memory_order_relaxed); delay != 0) {
-        std::unique_lock waiting(mutex_);
-        wake_.wait_for(waiting, std::chrono::nanoseconds(delay), [&] { return stopping_; });
-      }
-    }
+    if (complete) finish_streams();
     lock.lock();
     if (!complete) continue;
     done_.push_back(std::move(cursor.job));

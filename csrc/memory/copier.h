@@ -57,35 +57,37 @@ class Copier {
   };
 
   explicit Copier(std::function<void()> ring) : ring_(std::move(ring)) {}
-  ~Copier();
+  virtual ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
   /// True: the job is written. False: it is under way, and take_done() will return it.
-  [[nodiscard]] bool start(Job& job);
+  [[nodiscard]] virtual bool start(Job& job);
   /// Appends the finished jobs to `out`.
   void take_done(std::vector<Job>* out);
   /// Ends the thread, and returns every job that was not reported yet, written or not.
   std::vector<Job> stop();
   [[nodiscard]] uint64_t under_way() const { return under_way_; }
 
-  /// For tests, any thread: every job, even the smallest, takes `delay` longer. 0: no delay.
-  void set_delay(std::chrono::nanoseconds delay) { delay_ns_.store(delay.count(), std::memory_order_relaxed); }
-
- private:
+ protected:
   struct Cursor {
     explicit Cursor(Job what) : job(std::move(what)), walk(*job.copy_plan) {}
     Job job;
     CopyWalk walk;
   };
 
-  void run();
+  /// Gives a job to the copier's thread.
+  void enqueue(Job& job);
   /// Writes at most `most` bytes of the job. True: it is complete.
-  bool write(Cursor& cursor, uint64_t most, bool streams);
+  virtual bool write(Cursor& cursor, uint64_t most, bool streams);
+  /// The copier's thread waits, or until stop().
+  void wait(std::chrono::nanoseconds time);
+
+ private:
+  void run();
   void touch(std::byte* target, uint64_t bytes);
 
   const std::function<void()> ring_;
-  std::atomic<int64_t> delay_ns_{0};
   uint64_t under_way_ = 0;  // owner
   std::thread thread_;      // owner
   std::mutex mutex_;        // guards the members below, except touched_

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <unordered_set>
 
 #include "base/status.h"
@@ -105,24 +106,16 @@ void Plan::validate() const {
               next_range(h.donated_begin, h.donated) && cursor == h.words,
           "PLAN-4, the tables do not fill the table of words");
   // The argument and result nodes repeat the two tables, so they must agree with them.
-  size_t bound = 0;
-  for (uint32_t value : arguments()) {
-    if (value == kNoValue) continue;
-    const auto outs = outputs(nodes_[0]);
-    if (bound >= outs.size() || outs[bound] != value) refuse("the argument node and the argument table differ");
-    ++bound;
-  }
-  require(bound == nodes_[0].output_count && nodes_[0].input_count == 0,
+  const auto is_present = [](uint32_t value) { return value != kNoValue; };
+  const auto repeats = [&](std::span<const uint32_t> node, std::span<const uint32_t> table) {
+    std::vector<uint32_t> present;
+    std::copy_if(table.begin(), table.end(), std::back_inserter(present), is_present);
+    return std::equal(node.begin(), node.end(), present.begin(), present.end());
+  };
+  const NodeRecord &head = nodes_[0], &tail = nodes_[h.nodes - 1];
+  require(repeats(outputs(head), arguments()) && head.input_count == 0,
           "the argument node and the argument table differ");
-  bound = 0;
-  const NodeRecord& tail = nodes_[h.nodes - 1];
-  for (uint32_t value : results()) {
-    if (value == kNoValue) continue;
-    const auto ins = inputs(tail);
-    if (bound >= ins.size() || ins[bound] != value) refuse("the result node and the result table differ");
-    ++bound;
-  }
-  require(bound == tail.input_count && tail.output_count == 0, "the result node and the result table differ");
+  require(repeats(inputs(tail), results()) && tail.output_count == 0, "the result node and the result table differ");
 }
 
 void Plan::validate_transfer(uint32_t index) const {

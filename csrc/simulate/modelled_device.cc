@@ -293,27 +293,18 @@ Status ModelledBackend::start_task(uint32_t client, uint64_t task, Value value, 
   return Status::kOk;
 }
 
-Status ModelledBackend::offload(uint32_t, std::span<Value> values, std::span<const std::byte>) {
-  if (faults_.refuse_offload) return refuse("no room for offloaded values on host " + std::to_string(options_.host));
-  for (Value& value : values) {
-    const Record record = at(value);
-    if ((record.hash & kOffDevices) != 0) continue;
-    const Value offloaded = make(record.hash | kOffDevices, record.ready_ns, record.fails);
-    drop(value);
-    value = offloaded;
-    ++offloaded_;
+Status ModelledBackend::offload(uint32_t, std::span<Value> values, std::span<const std::byte>, Offload where) {
+  const bool is_away = where == Offload::kAway;
+  if (is_away && faults_.refuse_offload) {
+    return refuse("no room for offloaded values on host " + std::to_string(options_.host));
   }
-  return Status::kOk;
-}
-
-Status ModelledBackend::restore(uint32_t, std::span<Value> values, std::span<const std::byte>) {
   for (Value& value : values) {
     const Record record = at(value);
-    if ((record.hash & kOffDevices) == 0) continue;
-    const Value back = make(record.hash & ~kOffDevices, record.ready_ns, record.fails);
+    if (((record.hash & kOffDevices) != 0) == is_away) continue;
+    const Value moved = make(record.hash ^ kOffDevices, record.ready_ns, record.fails);
     drop(value);
-    value = back;
-    --offloaded_;
+    value = moved;
+    offloaded_ += is_away ? 1 : ~uint64_t{0};
   }
   return Status::kOk;
 }

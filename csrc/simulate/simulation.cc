@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "simulate/swapping_host.h"
 
 namespace pathways {
 namespace {
@@ -32,7 +33,12 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
     backends_.push_back(std::make_unique<ModelledBackend>(
         ModelledBackend::Options{h, options.devices, options.step_ns, options.transfer_ns}, clock_,
         options.pair_gangs ? &fabric_ : nullptr));
-    hosts_.push_back(std::make_unique<Host>(host_options, blocks, controller_block_, *backends_.back()));
+    if (options.swapping_host == h) {
+      hosts_.push_back(std::make_unique<SwappingHost>(options.swap_every, host_options, blocks, controller_block_,
+                                                      *backends_.back()));
+    } else {
+      hosts_.push_back(std::make_unique<Host>(host_options, blocks, controller_block_, *backends_.back()));
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -36,6 +37,8 @@ struct SimulationOptions {
   uint32_t peer_ring_bytes = 1u << 14;
   uint32_t futures = 1u << 12;
   uint32_t client_ring_bytes = 1u << 16;
+  std::optional<uint32_t> swapping_host = {};  ///< this host swaps each `swap_every`-th pair of runs (SwappingHost)
+  uint32_t swap_every = 3;
 };
 
 class Simulation {

@@ -1,8 +1,8 @@
 """The Python half of a host: what the native executor asks beside launches, each kind in a part of its own.
 
-`pathways._core.Host` owns the enqueue loop. It calls the parts by the names that `JaxBackend` gives them, from one
-thread, the enqueue thread, with the GIL held. Control threads call the methods of `JaxBackend`. Compilation runs on a
-thread of its own. A value is a `jax.Array` over the devices of a slice; this process sees its own shards of it.
+`pathways._core.Host` owns the enqueue loop. It calls the parts by their names, from one thread, the enqueue thread,
+with the GIL held. Control threads call the methods of `JaxBackend`. Compilation runs on a thread of its own. A value is
+a `jax.Array` over the devices of a slice; this process sees its own shards of it.
 """
 
 from __future__ import annotations
@@ -76,38 +76,27 @@ class JaxBackend:
         #: Called after each offload or restore: (request, error or None, bytes that left the devices or came back).
         self.on_offloaded: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
         self._placements = Placements(here)
-        self._programs = Programs(self.core, here)
-        self._transfers = Transfers(self.core, here, self._programs.by_number, transfer_bytes)
+        self.programs = Programs(self.core, here)
+        self.transfers = Transfers(self.core, here, self.programs.by_number, transfer_bytes)
         self._tasks = Tasks(self.core, host)
-        self._watchers = Watchers(self.core)
-        values = ClientValues(self.core, self._placements, here.platform)
-        commands = Commands(
+        self.watchers = Watchers(self.core)
+        self.values = ClientValues(self.core, self._placements, here.platform)
+        self.commands = Commands(
             here,
             self._placements,
-            self._programs,
+            self.programs,
             self._tasks,
             directory,
             lambda request, error, nbytes: self.on_offloaded(request, error, nbytes),
         )
-        failures = Failures(here, self._programs.by_number)
-        self._attendants = Attendants(self.core, here, self.callbacks, failures.describe, lambda why: self.give_up(why))
-        self.local = values.local  # embedded: objects that client and host hand to each other, by key
+        self.failures = Failures(here, self.programs.by_number)
+        describe = self.failures.describe
+        self.attendants = Attendants(self.core, here, self.callbacks, describe, lambda why: self.give_up(why))
+        self.local = self.values.local  # embedded: objects that client and host hand to each other, by key
 
-        # What `_core.Host` calls by name, beside `client_gone` (pathways/_host_callbacks.pxi). These
-        # are the parts' own methods, so a call goes to its part at once.
-        self.arm, self.block = self._watchers.arm, self._watchers.block
+        # `_core.Host` calls these, and the parts' methods, by name (pathways/_host_callbacks.pxi).
         self.is_jit_disabled, self.launch_with_jit = _jaxlib.is_jit_disabled, executables.launch_with_jit
-        self.attend, self.describe = self._attendants.attend, failures.describe
-        self.placeholder, self.program_gone = self._programs.placeholder, self._programs.drop
-        self.transfer = self._transfers.transfer
-        self.transfer_number = self._transfers.transfer_number
-        self.shards, self.send_remote = self._transfers.shards, self._transfers.send_remote
-        self.begin_receive, self.direct = self._transfers.begin_receive, self._transfers.direct
-        self.finish_receive, self.abandon_receive = self._transfers.finish_receive, self._transfers.abandon_receive
-        self.put, self.refuse_put = values.put, values.refuse_put
-        self.fetch, self.refuse_fetch = values.fetch, values.refuse_fetch
-        self.read_back, self.read_back_recipe = values.read_back, values.read_back_recipe
-        self.command, self.start_task, self.offload = commands.command, commands.start_task, commands.offload
+        self.program_gone = self.programs.drop
 
     # ---- from any thread
 
@@ -125,7 +114,7 @@ class JaxBackend:
 
     def open_streams(self, address: str, far: Mapping[int, str]) -> None:
         """Opens the streams to the hosts `far` on other machines; see `Streams`. Call it before `run`."""
-        self._transfers.open_streams(address, far)
+        self.transfers.open_streams(address, far)
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str = "") -> None:
         """Replaces lost host `host` by its successor, which has `segment` and takes network transfers at `stream`.
@@ -133,30 +122,26 @@ class JaxBackend:
         Returns when this host uses nothing of the predecessor's any more.
         """
         self.core.replace_peer(host, segment, loss)
-        self._transfers.replace_peer(host, stream)
+        self.transfers.replace_peer(host, stream)
 
     def register_program(
         self, client: int, program_id: int, program: LogicalProgram, bindings: Bindings, on_compiled: OnCompiled
     ) -> None:
         """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
-        asker = functools.partial(self._attendants.asker, client)
-        self._programs.register(client, program_id, program, bindings, asker, on_compiled)
+        asker = functools.partial(self.attendants.asker, client)
+        self.programs.register(client, program_id, program, bindings, asker, on_compiled)
 
     def analyze(self, program_id: int) -> dict[str, Any]:
         """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""
-        return self._programs.analyze(program_id)
+        return self.programs.analyze(program_id)
 
     def stats(self) -> dict[str, Any]:
         """Statistics, for people to read."""
         stats = self.core.stats()
         for account in stats["memory"]["accounts"]:
-            account["program"] = self._programs.name_of(account["plan"])
-        moved = stats["bytes_sent"] + stats["bytes_shipped"] + stats["bytes_kept"] + self._transfers.local_bytes
-        return {**stats, "bytes_moved": moved, **self._programs.stats(), **self._tasks.stats()}
-
-    def set_faults(self, swap_every: int = 0, slow_copies_s: float = 0.0) -> None:
-        """Test hook: this host breaks the order, or each of its copies to another host takes `slow_copies_s` longer."""
-        self.core.set_faults(swap_every, int(slow_copies_s * 1e9))
+            account["program"] = self.programs.name_of(account["plan"])
+        moved = stats["bytes_sent"] + stats["bytes_shipped"] + stats["bytes_kept"] + self.transfers.local_bytes
+        return {**stats, "bytes_moved": moved, **self.programs.stats(), **self._tasks.stats()}
 
     def stop(self) -> None:
         """Makes `run` return."""
@@ -168,17 +153,17 @@ class JaxBackend:
     def run(self) -> None:
         """Runs until `stop`."""
         try:
-            self.core.run(self._watchers.arm, _jaxlib.collect_garbage)
+            self.core.run(self.watchers.arm, _jaxlib.collect_garbage)
         finally:
             self.close()
 
     def close(self) -> None:
         """Ends this host's threads and drops every value."""
-        self._watchers.stop()
-        self._transfers.stop()
+        self.watchers.stop()
+        self.transfers.stop()
         self._tasks.stop()
-        self._attendants.stop()
-        self._programs.stop()
+        self.attendants.stop()
+        self.programs.stop()
         self.core.clear()
 
     def client_gone(self, client: int) -> None:
@@ -188,5 +173,5 @@ class JaxBackend:
         """
         self._tasks.forget(client)
         self.callbacks.forget(client)
-        self._programs.forget(client)
+        self.programs.forget(client)
         self._placements.forget(client)

@@ -123,7 +123,7 @@ def start_jax_driver(
             f"{config.devices_per_host} devices, but JAX shows {len(everyone)} devices: {everyone}"
         )
     from pathways.host.jax_backend import JaxBackend
-    from pathways.testing import stand_in
+    from pathways.testing import faults, stand_in
 
     if platform == "cpu":
         stand_in.register()
@@ -143,13 +143,7 @@ def start_jax_driver(
         driver.open_streams(config.stream, far)
     if config.predecessor_failure:
         driver.succeed(config.predecessor_failure, config.predecessor_client)
-    # Test hook: "host:n" makes that host break the order (ORD-1) at each n-th pair of runs.
-    host, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
-    if host == str(config.host):
-        driver.set_faults(swap_every=int(every))
-    # Test hook for a slow channel: each copy to another host takes so many seconds longer.
-    if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
-        driver.set_faults(slow_copies_s=float(slow))
+    faults.install(driver.core)
     return driver
 
 

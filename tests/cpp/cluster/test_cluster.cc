@@ -190,14 +190,15 @@ TEST(Faults, OnlyDependentsFail) {
 // ORD-1 broken on purpose on one host: the values of the crossed gangs are wrong, and the devices notice.
 TEST(Faults, SwapIsDetected) {
   const Watchdog watchdog("a cluster with swapped runs");
-  Simulation sim(small(0));
+  SimulationOptions options = small(0);
+  options.swapping_host = 1;
+  Simulation sim(options);
   sim.add_client();
   sim.add_client();
   Stage stage;
   stage.slices = {{{0, 1}, 3}};
   stage.groups = {sim.add_group({0, 1})};
   stage.programs = {&sim.add_program(make_chain(stage.slices[0], 2)), &sim.add_program(make_chain(stage.slices[0], 3))};
-  sim.host(1).set_faults({3});
   Workload one(sim, stage, 0, 1, {5, 60, 30, 5, 0}), two(sim, stage, 1, 2, {5, 60, 30, 5, 0});
   one.expect_faults();
   two.expect_faults();

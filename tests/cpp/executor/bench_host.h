@@ -8,12 +8,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "executor/executor.h"
 #include "simulate/modelled_device.h"
+#include "simulate/swapping_host.h"
 
 namespace pathways::test {
 
@@ -91,8 +93,9 @@ struct BenchHost {
     record.results = static_cast<uint32_t>(results.size());
     arguments.insert(arguments.end(), results.begin(), results.end());
     arguments.insert(arguments.end(), wanted.begin(), wanted.end());
-    executor.on_run(record, arguments.data());
+    take(record, std::as_bytes(std::span(arguments)));
   }
+  void client_gone(uint32_t client) { take(RecordHeader{RecordKind::kClientGone, 0, client}, {}); }
   void command(CommandKind kind, uint64_t handle, uint64_t token, std::span<const std::byte> payload,
                uint32_t client = 0) {
     const CommandRecord record{{RecordKind::kCommand, static_cast<uint16_t>(kind), client},
@@ -116,9 +119,14 @@ struct BenchHost {
     const ModelledBackend::Fetch payload{out};
     command(CommandKind::kFetch, handle, token, std::as_bytes(std::span{&payload, 1}), client);
   }
+  /// From now on every second run comes before the one that it follows.
+  void swap_runs() {
+    swap.emplace(1, [this](std::span<const std::byte> bytes) { deliver(bytes); });
+  }
   void poll() {
-    while (executor.poll() != 0) {
-    }
+    do {
+      if (swap) swap->poll(true);
+    } while (executor.poll() != 0);
   }
   /// Nothing is left: each value was dropped exactly once (a second drop aborts).
   void expect_empty() {
@@ -137,6 +145,25 @@ struct BenchHost {
   RecordingLink link;
   ModelledBackend backend;
   Executor executor;
+  std::optional<RunSwap> swap;
+
+ private:
+  template <typename Record>
+  void take(const Record& record, std::span<const std::byte> words) {
+    const auto head = std::as_bytes(std::span{&record, 1});
+    std::vector<std::byte> bytes(head.begin(), head.end());
+    bytes.insert(bytes.end(), words.begin(), words.end());
+    swap ? swap->take(bytes) : deliver(bytes);
+  }
+  void deliver(std::span<const std::byte> bytes) {
+    const auto header = read_record<RecordHeader>(bytes);
+    if (header.kind == RecordKind::kRun) {
+      const auto* words = reinterpret_cast<const uint64_t*>(bytes.data() + sizeof(RunRecord));
+      executor.on_run(read_record<RunRecord>(bytes), words);
+    } else {
+      executor.on_client_gone(header.client);
+    }
+  }
 };
 
 /// One host, and what most tests of it do.

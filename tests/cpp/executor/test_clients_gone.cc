@@ -56,9 +56,9 @@ TEST_F(Clients, WhatIsRegisteredTooLateIsForgotten) {
 TEST_F(Clients, GoesWhileARunIsHeldBack) {
   // The fault that holds a run back may hold the last one of a client that goes, with its plan.
   host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1), true, 0);
-  host.executor.set_faults({1});
+  host.swap_runs();
   host.run(1, 0, {}, {A});
-  host.executor.on_client_gone(0);
+  host.client_gone(0);
   pass();
   EXPECT_EQ(host.link.runs.size(), 1u);
   EXPECT_EQ(host.backend.forgotten(), std::vector<uint32_t>{0});

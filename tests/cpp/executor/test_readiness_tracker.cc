@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "executor/stub_backend.h"
+
 namespace pathways {
 namespace {
 
@@ -25,10 +27,8 @@ struct FakeValue {
 FakeValue& fake(Value value) { return *static_cast<FakeValue*>(value); }
 
 /// Knows the readiness of values, and counts references and looks. It does nothing else.
-class FakeBackend final : public Backend {
+class FakeBackend final : public test::StubBackend {
  public:
-  Status launch(const NodeContext&, std::span<const Value>, std::span<Value>) override { return Status::kInvalid; }
-  Value placeholder(const NodeContext&, uint32_t) override { return nullptr; }
   Readiness readiness(Value value) override {
     ++fake(value).looks;
     return fake(value).readiness;
@@ -38,15 +38,6 @@ class FakeBackend final : public Backend {
     return value;
   }
   void drop(Value value) override { --fake(value).references; }
-  Status transfer(const NodeContext&, Value, Value*) override { return Status::kInvalid; }
-  Status begin_receive(const NodeContext&, std::vector<ReceiveBuffers>*) override { return Status::kInvalid; }
-  void send(const NodeContext&, Value, std::span<const ReceiveBuffers>, uint64_t, std::span<SendState>) override {}
-  Status finish_receive(const NodeContext&, Value*) override { return Status::kInvalid; }
-  void abandon_receive(const NodeContext&) override {}
-  Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kInvalid; }
-  Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kInvalid; }
-  void command(uint32_t, std::span<const std::byte>) override {}
-  std::string_view last_error() const override { return "failed"; }
 };
 
 struct Tracked : ::testing::Test, private OutputFinder {

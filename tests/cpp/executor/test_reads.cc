@@ -66,12 +66,11 @@ TEST_F(Reads, WantedOfAFailure) {
 TEST_F(Reads, WantedOfSwappedRuns) {
   // The fault that holds a run back keeps the words behind its handles.
   host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1));
-  host.executor.set_faults({1});
+  host.swap_runs();
   host.run(1, 0, {}, {A}, 0, {1});
   host.run(2, 0, {}, {B}, 0, {1});
   pass();
   EXPECT_TRUE(host.link.read.count(A) == 1 && host.link.read.count(B) == 1);
-  host.executor.set_faults({});
   for (const uint64_t h : {A, B}) host.release(h);
   pass();
 }

@@ -16,6 +16,7 @@
 #include <numeric>
 
 #include "controller/controller.h"
+#include "executor/stub_backend.h"
 #include "simulate/simulation.h"
 #include "support.h"
 
@@ -23,7 +24,7 @@ namespace pathways::test {
 namespace {
 
 /// Receives want `width` pieces from each source; sends write down what they were told.
-class WideBackend final : public Backend {
+class WideBackend final : public StubBackend {
  public:
   explicit WideBackend(size_t width) : width_(width) {}
   Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
@@ -33,9 +34,6 @@ class WideBackend final : public Backend {
     return Status::kOk;
   }
   Value placeholder(const NodeContext&, uint32_t) override { return this; }
-  Readiness readiness(Value) override { return Readiness::kReady; }
-  Value retain(Value value) override { return value; }
-  void drop(Value) override {}
   Status transfer(const NodeContext&, Value, Value* output) override {
     *output = this;
     return Status::kOk;
@@ -64,9 +62,6 @@ class WideBackend final : public Backend {
     return Status::kOk;
   }
   void abandon_receive(const NodeContext&) override { ++abandoned; }
-  Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kFailed; }
-  Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
-  void command(uint32_t, std::span<const std::byte>) override {}
   void forget_client(uint32_t client) override { gone.push_back(client); }
   std::string_view last_error() const override { return "not here"; }
 

@@ -252,7 +252,7 @@ def test_ctrl_c_is_no_failure_of_what_it_comes_amid(cluster: Any, add: Any, monk
 
     if cluster.driver is not None:
         for name in ("put", "fetch"):
-            monkeypatch.setattr(cluster.driver, name, interrupted(name, getattr(cluster.driver, name)))
+            monkeypatch.setattr(cluster.driver.values, name, interrupted(name, getattr(cluster.driver.values, name)))
     interrupts = 0
 
     def insist(call: Any) -> Any:

@@ -1,49 +1,46 @@
-/// Sends of the JAX backend: from shards whose addresses Python gives, into blocks that a peer announced. The copy
-/// plans were made when the plan was registered.
-#include "executor/callback_backend.h"
+#include "executor/sending_backend.h"
 
 #include <iterator>
 #include <string>
 #include <utility>
 
 #include "base/status.h"
+#include "memory/slow_copier_for_testing.h"
 
 namespace pathways {
 
-CallbackBackend::CallbackBackend(const BackendCallbacks& callbacks, uint32_t host, std::vector<ArenaView> arenas,
-                                 DoorbellWord* doorbell)
-    : c_(callbacks),
-      host_(host),
-      arenas_(std::move(arenas)),
-      far_(arenas_.size()),
-      doorbell_(doorbell),
-      copier_([doorbell] { doorbell->ring(); }) {}
+void SendingBackend::open(uint32_t host, std::vector<ArenaView> arenas, DoorbellWord* doorbell) {
+  host_ = host;
+  arenas_ = std::move(arenas);
+  far_.resize(arenas_.size());
+  doorbell_ = doorbell;
+  copier_ = std::make_unique<Copier>([doorbell] { doorbell->ring(); });
+}
 
-CallbackBackend::~CallbackBackend() { stop_sends(); }
+void SendingBackend::slow_copies_for_testing(std::chrono::nanoseconds delay) {
+  copier_ = std::make_unique<SlowCopierForTesting>([doorbell = doorbell_] { doorbell->ring(); }, delay);
+}
 
-void CallbackBackend::add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination,
-                                    std::span<const uint64_t> words) {
+void SendingBackend::add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination,
+                                   std::span<const uint64_t> words) {
   auto copy_plan = std::make_shared<const CopyPlan>(CopyPlan::parse(words));
   const std::lock_guard lock(mutex_);
   copy_plans_[{plan, route, destination}] = std::move(copy_plan);
 }
 
-void CallbackBackend::forget_plan(uint32_t plan) {
-  {
-    const std::lock_guard lock(mutex_);
-    copy_plans_.erase(copy_plans_.lower_bound({plan, 0, 0}), copy_plans_.lower_bound({plan + 1, 0, 0}));
-  }
-  c_.forget_plan(c_.self, plan);
+void SendingBackend::forget_copy_plans(uint32_t plan) {
+  const std::lock_guard lock(mutex_);
+  copy_plans_.erase(copy_plans_.lower_bound({plan, 0, 0}), copy_plans_.lower_bound({plan + 1, 0, 0}));
 }
 
-std::shared_ptr<const CopyPlan> CallbackBackend::copy_plan_of(const NodeContext& where, uint32_t destination) {
+std::shared_ptr<const CopyPlan> SendingBackend::copy_plan_of(const NodeContext& where, uint32_t destination) {
   const std::lock_guard lock(mutex_);
   const auto found = copy_plans_.find({where.plan, where.computation, destination});
   return found == copy_plans_.end() ? nullptr : found->second;
 }
 
-void CallbackBackend::send(const NodeContext& where, Value in, std::span<const ReceiveBuffers> ready_receives,
-                           uint64_t key, std::span<SendState> states) {
+void SendingBackend::send(const NodeContext& where, Value in, std::span<const ReceiveBuffers> ready_receives,
+                          uint64_t key, std::span<SendState> states) {
   Value keep = nullptr;
   for (size_t i = 0; i < ready_receives.size(); ++i) {
     states[i] = SendState::kDone;
@@ -54,14 +51,14 @@ void CallbackBackend::send(const NodeContext& where, Value in, std::span<const R
       states[i] = SendState::kFailed;
       continue;
     }
-    if (copy_plan->has_direct() && static_cast<Status>(c_.direct(c_.self, &where, in)) != Status::kOk) {
+    if (copy_plan->has_direct() && direct(where, in) != Status::kOk) {
       states[i] = SendState::kFailed;
       continue;
     }
     if (copy_plan->bytes() == 0) continue;
     if (keep == nullptr) {
       shards_.clear();
-      if (static_cast<Status>(c_.shards(c_.self, &where, in, &shards_, &keep)) != Status::kOk) {
+      if (shards(where, in, &shards_, &keep) != Status::kOk) {
         for (; i < ready_receives.size(); ++i) states[i] = SendState::kFailed;
         break;
       }
@@ -71,8 +68,8 @@ void CallbackBackend::send(const NodeContext& where, Value in, std::span<const R
   if (keep != nullptr) drop(keep);
 }
 
-SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
-                                    const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key) {
+SendState SendingBackend::send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
+                                   const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key) {
   const ArenaView arena = ready.source < arenas_.size() ? arenas_[ready.source] : ArenaView();
   const auto blocks = copy_plan->block_bytes();
   Copier::Job job{copy_plan, shards_, {}, key, ready.source, nullptr};
@@ -82,8 +79,7 @@ SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const 
     return SendState::kFailed;
   }
   if (ready.source < far_.size() && far_[ready.source]) {  // the receiver decides where it is written (FAR-1)
-    const int status = c_.send_remote(c_.self, &where, ready.source, key, copy_plan, shards_, keep);
-    if (static_cast<Status>(status) != Status::kOk) return SendState::kFailed;
+    if (send_remote(where, ready.source, key, copy_plan, shards_, keep) != Status::kOk) return SendState::kFailed;
     bytes_shipped_.fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
     return SendState::kUnderWay;
   }
@@ -106,13 +102,13 @@ SendState CallbackBackend::send_one(const NodeContext& where, Value keep, const 
   }
   (ready.source == host_ ? bytes_kept_ : bytes_sent_).fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
   job.keep = retain(keep);
-  if (!copier_.start(job)) return SendState::kUnderWay;
+  if (!copier_->start(job)) return SendState::kUnderWay;
   drop(job.keep);
   return SendState::kDone;
 }
 
-void CallbackBackend::take_sent(std::vector<Sent>* out) {
-  copier_.take_done(&done_);
+void SendingBackend::take_sent(std::vector<Sent>* out) {
+  copier_->take_done(&done_);
   for (const Copier::Job& job : done_) {
     out->push_back({job.key, job.to});
     drop(job.keep);
@@ -126,7 +122,7 @@ void CallbackBackend::take_sent(std::vector<Sent>* out) {
   remote_sends_done_.clear();
 }
 
-void CallbackBackend::remote_send_done(uint64_t key, uint32_t destination, std::string error) {
+void SendingBackend::remote_send_done(uint64_t key, uint32_t destination, std::string error) {
   {
     const std::lock_guard lock(mutex_);
     remote_sends_done_.push_back({key, destination, std::move(error)});
@@ -136,8 +132,8 @@ void CallbackBackend::remote_send_done(uint64_t key, uint32_t destination, std::
   doorbell_->ring();
 }
 
-void CallbackBackend::stop_sends() {
-  for (const Copier::Job& job : copier_.stop()) drop(job.keep);
+void SendingBackend::stop_sends() {
+  for (const Copier::Job& job : copier_->stop()) drop(job.keep);
 }
 
 }  // namespace pathways

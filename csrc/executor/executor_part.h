@@ -1,0 +1,49 @@
+/// ExecutorPart: what most classes of which an executor consists use. The executor makes one, and each class copies it.
+///
+/// Dispatcher is the way back: what the executor does for its parts, when their work makes something else possible.
+///
+/// Threading: the executor's thread only.
+#pragma once
+
+#include <cstdint>
+
+#include "executor/backend.h"
+#include "executor/error_table.h"
+#include "executor/launch_queues.h"
+#include "executor/ledger.h"
+#include "executor/object_store.h"
+#include "executor/readiness_tracker.h"
+#include "executor/run_table.h"
+#include "executor/value_refs.h"
+#include "plan/plan.h"
+
+namespace pathways {
+
+class Dispatcher {
+ public:
+  /// A call enters its FIFOs; a transfer announces its receive.
+  virtual void prepare_node(NodeRef ref, const NodeRecord& node) = 0;
+  /// Launches and starts what is ready. Within a launch or a start of a transfer it does nothing: that goes on to the
+  /// next ready node itself.
+  virtual void drain() = 0;
+  /// `object` is defined or has failed, and `waiter` goes on.
+  virtual void wake(const ObjectWaiter& waiter, const Object& object) = 0;
+
+ protected:
+  ~Dispatcher() = default;
+};
+
+struct ExecutorPart {
+  const uint32_t host_;
+  Backend& backend_;
+  HostLink& link_;
+  Dispatcher& dispatcher_;
+  Ledger& ledger_;
+  ValueRefs& refs_;
+  ErrorTable& errors_;
+  RunTable& runs_;
+  LaunchQueues& queues_;
+  ReadinessTracker& tracker_;
+};
+
+}  // namespace pathways

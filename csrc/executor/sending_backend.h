@@ -1,0 +1,93 @@
+/// SendingBackend: the native half of the JAX backend: sends, from shards whose addresses Python gives, into blocks
+/// that a peer announced. Cython implements all other operations (pathways/_host_callbacks.pxi).
+///
+/// The copier writes the shards into the receivers' blocks (large ones on its own thread). A send to another machine is
+/// an outgoing transfer: native code packs it, and Python sends it (`send_remote`).
+///
+/// Threading: as Backend, where the methods do not say otherwise.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "executor/backend.h"
+#include "memory/arena.h"
+#include "memory/copier.h"
+#include "sync/doorbell.h"
+
+namespace pathways {
+
+class SendingBackend : public Backend {
+ public:
+  /// Call it once, before anything else. `arenas`: of all hosts, by number; not there for a host that has none. When
+  /// this host has none, the offsets of what it sends to itself are plain addresses. The copier rings `doorbell` when a
+  /// job is done.
+  void open(uint32_t host, std::vector<ArenaView> arenas, DoorbellWord* doorbell);
+  /// Registers what host reshard plan `route` of `plan` writes to `destination`, in the words that `CopyPlan::parse`
+  /// reads. Any thread, before the plan's first run. Throws Error(kInvalid) when it is malformed.
+  void add_copy_plan(uint32_t plan, uint32_t route, uint32_t destination, std::span<const uint64_t> words);
+  void forget_copy_plans(uint32_t plan);
+  /// A lost host's successor has an arena of its own. Call it only between steps, when no send to the old arena is
+  /// under way.
+  void replace_arena(uint32_t host, const ArenaView& arena) { arenas_.at(host) = arena; }
+  /// `host` is on another machine. Call it before the first send.
+  void set_far(uint32_t host) { far_.at(host) = true; }
+  /// An outgoing transfer to `destination` is over: everything is written there, or `error` says why not. Any thread.
+  void remote_send_done(uint64_t key, uint32_t destination, std::string error);
+  /// Bytes written to other hosts of this machine, to hosts of other machines, and to this host itself.
+  uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  uint64_t bytes_shipped() const { return bytes_shipped_.load(std::memory_order_relaxed); }
+  uint64_t bytes_kept() const { return bytes_kept_.load(std::memory_order_relaxed); }
+  void set_error(std::string text) { error_ = std::move(text); }
+  /// Each copy takes so much longer. Call it after `open`, before the first send.
+  void slow_copies_for_testing(std::chrono::nanoseconds delay);
+
+  void send(const NodeContext& where, Value in, std::span<const ReceiveBuffers> ready_receives, uint64_t key,
+            std::span<SendState> states) final;
+  void take_sent(std::vector<Sent>* out) final;
+  void stop_sends() final;
+  std::string_view last_error() const final { return error_; }
+
+ protected:
+  /// Gives the addresses of the local shards that the copy plans of this transfer read, in the order of the copy plans'
+  /// sources. `keep`: a new reference on what keeps the shards there.
+  virtual Status shards(const NodeContext& where, Value in, std::vector<const std::byte*>* out, Value* keep) = 0;
+  /// This host receives shards of its own value unchanged: the receive under way takes them without a copy.
+  virtual Status direct(const NodeContext& where, Value in) = 0;
+  /// Starts an outgoing transfer to a host on another machine; `keep` keeps its sources alive. If the result is kOk,
+  /// `remote_send_done` is called with `key` exactly once, when the transfer is over.
+  virtual Status send_remote(const NodeContext& where, uint32_t destination, uint64_t key,
+                             std::shared_ptr<const CopyPlan> copy_plan, std::vector<const std::byte*> sources,
+                             Value keep) = 0;
+
+ private:
+  SendState send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
+                     const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key);
+  std::shared_ptr<const CopyPlan> copy_plan_of(const NodeContext& where, uint32_t destination);
+
+  uint32_t host_ = 0;
+  std::vector<ArenaView> arenas_;
+  std::vector<bool> far_;
+  DoorbellWord* doorbell_ = nullptr;
+  std::string error_;
+  std::unique_ptr<Copier> copier_;
+  std::vector<Copier::Job> done_;           // scratch of take_sent()
+  std::vector<const std::byte*> shards_;    // scratch of send()
+  std::atomic<uint64_t> bytes_sent_{0};     // written by the owner
+  std::atomic<uint64_t> bytes_shipped_{0};  // the same
+  std::atomic<uint64_t> bytes_kept_{0};     // the same
+  std::atomic<bool> has_remote_sends_done_{false};
+  std::mutex mutex_;  // guards what follows
+  std::vector<Sent> remote_sends_done_;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::shared_ptr<const CopyPlan>> copy_plans_;
+};
+
+}  // namespace pathways

@@ -1,0 +1,15 @@
+"""Faults that a test asks for in the environment of its cluster's processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def install(core: Any) -> None:
+    """Installs what the environment asks for on a host (`pathways._core.Host`). Call it before the host's loop begins.
+
+    PATHWAYS_TEST_SLOW_COPIES: a slow channel; each copy to another host takes so many seconds longer.
+    """
+    if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
+        core.slow_copies_for_testing(float(slow))
