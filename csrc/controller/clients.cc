@@ -10,8 +10,7 @@
 namespace pathways {
 namespace {
 
-constexpr uint32_t kMostText = 4096;  // bytes of one error text
-constexpr uint32_t kLeastText = 256;
+constexpr uint32_t kLeastText = 256;  // bytes of an error text for a client that does not read its ring
 
 }  // namespace
 

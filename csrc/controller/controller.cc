@@ -16,8 +16,7 @@ namespace {
 
 constexpr uint32_t kMostGroups = 1u << 24;
 constexpr std::chrono::milliseconds kLook{100};
-constexpr std::chrono::microseconds kOverflowLook{100};  // nobody rings when a client's full ring has room again
-constexpr std::chrono::milliseconds kHeldLook{20};       // nor when the grace of a held record is over
+constexpr std::chrono::milliseconds kHeldLook{20};  // nobody rings when the grace of a held record is over
 
 }  // namespace
 

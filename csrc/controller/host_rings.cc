@@ -7,11 +7,6 @@
 #include "base/status.h"
 
 namespace pathways {
-namespace {
-
-constexpr std::chrono::microseconds kOverflowLook{100};  // nobody rings when a full ring has room again
-
-}  // namespace
 
 HostRings::HostRings(const ControllerBlock* block, std::span<const HostView> hosts)
     : block_(block), hosts_(hosts.size()) {

@@ -21,6 +21,9 @@
 
 namespace pathways {
 
+/// How often to look at a ring that is full: nobody rings when it has room again.
+inline constexpr std::chrono::microseconds kOverflowLook{100};
+
 class HostRings {
  public:
   /// Throws Error(kInvalid) for no hosts, or too many.

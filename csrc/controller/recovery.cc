@@ -10,11 +10,6 @@
 #include "controller/client_records.h"
 
 namespace pathways {
-namespace {
-
-constexpr uint32_t kMostText = 4096;
-
-}  // namespace
 
 // ------------------------------------------------------------------------------------------------------------ lost
 
