@@ -33,17 +33,17 @@ CXX_FILES := $(shell find csrc tests -name '*.h' -o -name '*.cc')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-cpp test-python quick lint format asan tsan fuzz model stress soak bench wheel docs clean
+.PHONY: help setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz model stress stress-sample soak bench wheel docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=interpreter VENV=folder JOBS=n PYTEST_ARGS='-k name'"
 
 demo: $(BUILT) ## train a two-stage pipeline on two islands of host processes, and compare with plain JAX
 	@python examples/digits_pipeline.py
 
-test: test-cpp test-python ## every test: native ones, then Python ones
+test: test-cpp test-python ## every test but tests/stress: native ones, then Python ones
 
 quick: $(BUILT) ## the tests that take seconds, in less than a minute
 	@$(PYTEST) -q -m "not slow" --durations=0 --durations-min=1 $(PYTEST_ARGS)
@@ -76,10 +76,15 @@ cpp-%: $(DEPS)
 model: CTEST_ARGS = -R '^model'
 model: cpp-dev ## the model tests: every interleaving of small cases
 
-stress: $(BUILT) ## the native stress tests and the slow Python tests, again and again; ten minutes of fuzzing
+STRESS := tests/stress --ignore tests/stress/test_fuzz.py
+stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
-	@PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 python -m pytest -m slow $(PYTEST_ARGS)
+	@PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 PATHWAYS_LATE_READS=100 PATHWAYS_SLICE_PROGRAMS=30 \
+	    PATHWAYS_CALLS=35000 $(PYTEST) $(STRESS) tests/python/contract/test_runs.py $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=600
+
+stress-sample: $(BUILT) ## a sample of the stress tests, drawn by chance, in a few minutes; the seeds are printed
+	@$(PYTEST) -raP $(STRESS) $(PYTEST_ARGS)
 
 soak: $(BUILT) ## ten minutes of random programs against NumPy, under small budgets, while hosts are killed
 	@python tests/stress/soak.py $(SOAK_ARGS)
@@ -107,6 +112,7 @@ docs: $(DEV) $(BUILT) ## write the API's pages to build/docs, and run the exampl
 	@echo "build/docs/index.html"
 
 setup: $(BUILT) ## only set up the environment and build
+setup-dev: $(DEV) ## set up what `make lint` and `make wheel` need, too
 
 clean: ## remove the environment and everything that was built
 	@rm -rf $(VENV) build dist wheelhouse

@@ -48,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
     _stderr_fd = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With the mark `one_island` the fixture `cluster` leaves out the cluster of two islands."""
+    if "cluster" in metafunc.fixturenames and metafunc.definition.get_closest_marker("one_island"):
+        kinds = ["embedded", pytest.param("local", marks=pytest.mark.slow)]
+        metafunc.definition.add_marker(pytest.mark.parametrize("cluster", kinds, indirect=True))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Arm the watchdog around set-up, call and tear-down of one test."""

@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
+pytestmark = pytest.mark.one_island
+
 W = np.full((3, 3), 0.1, np.float32)
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -25,7 +25,7 @@ import pytest
 
 import pathways as pw
 
-FEW, MANY = 150, 1_000
+FEW, MANY = 150, 300
 #: Floats of the arrays: inside the command, in shared memory, and big enough that a release goes out at once.
 SIZES = (8, 200, 1 << 12, 1 << 18)
 

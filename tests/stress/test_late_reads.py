@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
-CASES = int(os.environ.get("PATHWAYS_LATE_READS", "20"))
+CASES = int(os.environ.get("PATHWAYS_LATE_READS", "6"))
 #: Hosts and devices of a host; None: embedded.
 SHAPES = {"embedded": None, "1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 1), "2x2": (2, 2)}
 LOSS_BYTES = (4, 64, 4096, 4100, 65536)  # up to 4096 a loss may come with its completion

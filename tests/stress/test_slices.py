@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
-PROGRAMS = int(os.environ.get("PATHWAYS_SLICE_PROGRAMS", "12"))
+PROGRAMS = int(os.environ.get("PATHWAYS_SLICE_PROGRAMS", "4"))
 
 
 def say_what_hosts_wait_for(cluster: Any, ended: threading.Event) -> None:

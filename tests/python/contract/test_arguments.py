@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways.api import program
 
+pytestmark = pytest.mark.one_island
+
 MiB = 1 << 20
 
 

@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
+pytestmark = pytest.mark.one_island
+
 X = np.arange(8, dtype=np.float32)
 TABLE = np.arange(16, dtype=np.float32).reshape(4, 4)
 

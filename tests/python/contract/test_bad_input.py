@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways import errors
 
+pytestmark = pytest.mark.one_island
+
 X = np.arange(8, dtype=np.float32)
 
 

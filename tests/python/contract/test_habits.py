@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
+pytestmark = pytest.mark.one_island
+
 X = np.arange(8, dtype=np.float32)
 
 

@@ -19,6 +19,8 @@ import pathways as pw
 from pathways import errors
 from pathways.cluster import arena_trimming
 
+pytestmark = pytest.mark.one_island
+
 X = np.arange(8, dtype=np.float32)
 MiB = 1 << 20
 

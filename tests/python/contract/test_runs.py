@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -17,6 +18,8 @@ import pathways as pw
 
 VALUE = np.arange(8, dtype=np.float32)
 MiB = 1 << 20
+#: Calls in a third of the test of what many calls leave. `make stress` makes 35,000.
+CALLS = int(os.environ.get("PATHWAYS_CALLS", "7000"))
 
 
 def heavy(x: Any) -> Any:
@@ -139,7 +142,7 @@ def resident(cluster: Any) -> list[int]:
 
 
 @pytest.mark.watchdog(400)
-def test_a_hundred_thousand_calls_leave_memory_where_it_was(add: Any, cluster: Any, quiet: Any) -> None:
+def test_many_calls_leave_memory_where_it_was(add: Any, cluster: Any, quiet: Any) -> None:
     one, two = add(2), add(1)
     f, g = pw.jit(lambda x: x + 1, devices=one), pw.jit(lambda x: x * 2, devices=two)
     across = pw.program(lambda x: g(f(x)))
@@ -155,16 +158,16 @@ def test_a_hundred_thousand_calls_leave_memory_where_it_was(add: Any, cluster: A
                 pw.device_put(np.full(1 << 12, number, np.float32), one).block_until_ready()
         jax.block_until_ready(y)
 
-    work(20_000)
+    work(CALLS // 2)
     before, sizes = quiet(), []
     for _ in range(3):
-        work(35_000)
+        work(CALLS)
         after = quiet()
         sizes.append(resident(cluster))
     assert after["kept"] == before["kept"] and after["arena"] == 0
     # The least growth of a third: allocators take and keep some megabytes now and then.
     grown = [min(b - a, c - b) / MiB for a, b, c in zip(*sizes, strict=True)]
-    assert all(size < 2 for size in grown), f"grown by {grown} MiB in 35,000 calls; sizes {sizes}"
+    assert all(size < 2 for size in grown), f"grown by {grown} MiB in {CALLS} calls; sizes {sizes}"
 
 
 def test_nothing_is_left_of_what_is_forgotten(add: Any, cluster: Any, quiet: Any) -> None:

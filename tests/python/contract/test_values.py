@@ -66,6 +66,7 @@ def same(got: Any, want: Any) -> None:
     assert got.tobytes() == want.tobytes()
 
 
+@pytest.mark.one_island
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_comes_back(add: Any, dtype: str) -> None:
     slice_ = add(2)
@@ -77,6 +78,7 @@ def test_every_dtype_comes_back(add: Any, dtype: str) -> None:
         same(array, expected)
 
 
+@pytest.mark.one_island
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
 def test_64_bits_with_x64(add: Any, dtype: str) -> None:
     with jax.enable_x64(True):
@@ -97,6 +99,7 @@ def test_every_dtype_goes_through_a_computation_and_a_transfer(add: Any, dtype: 
     same(pw.program(lambda x: turn(back(x)))(value), jnp.asarray(value)[::-1].T)
 
 
+@pytest.mark.one_island
 @pytest.mark.parametrize(
     "spec", [P(), P("x"), P("y"), P(None, "x"), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))], ids=str
 )
