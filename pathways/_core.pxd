@@ -298,6 +298,10 @@ cdef extern from "host/host.h" namespace "pathways" nogil:
         void ring()
         Executor& executor()
 
+cdef extern from "host/swapping_host_for_testing.h" namespace "pathways" nogil:
+    cdef cppclass SwappingHostForTesting(CppHost):
+        SwappingHostForTesting(uint32_t, HostOptions, vector[HostView], ControllerBlock*, SendingBackend&) except +
+
 cdef extern from "client/client.h" namespace "pathways" nogil:
     cdef cppclass ErrorText:
         ErrorText()

@@ -179,6 +179,7 @@ class Host:
         batch: int = 64,
         device_bytes: int = 0,
         gangs_block: bool = False,
+        swap_every_for_testing: int = 0,
     ) -> None: ...
     def add_plan(self, plan: int, block: bytes, client: int) -> None: ...
     def set_launchables(

@@ -43,11 +43,13 @@ cdef class Host:
     cdef readonly uint32_t number
 
     def __init__(self, driver, uint32_t number, uint32_t devices, uint32_t max_in_flight, list host_segments,
-                 controller_segment, uint32_t batch=64, uint64_t device_bytes=0, bint gangs_block=False):
+                 controller_segment, uint32_t batch=64, uint64_t device_bytes=0, bint gangs_block=False,
+                 uint32_t swap_every_for_testing=0):
         cdef HostOptions options
         cdef vector[HostView] blocks
         cdef vector[ArenaView] arenas
         cdef HostBlock* own = <HostBlock*><size_t>host_segments[number].host_block
+        cdef ControllerBlock* controller
         for segment in host_segments:  # None: that host is lost now; see replace_peer
             blocks.push_back(HostView() if segment is None else _host_view(segment))
             arenas.push_back(blocks.back().arena())
@@ -66,8 +68,12 @@ cdef class Host:
         options.device_bytes = device_bytes
         options.gangs_block = gangs_block
         options.batch = batch
-        self.core.reset(new CppHost(options, blocks, <ControllerBlock*><size_t>controller_segment.controller_block,
-                                    self.backend.get()[0]))
+        controller = <ControllerBlock*><size_t>controller_segment.controller_block
+        if swap_every_for_testing == 0:
+            self.core.reset(new CppHost(options, blocks, controller, self.backend.get()[0]))
+        else:
+            self.core.reset(new SwappingHostForTesting(swap_every_for_testing, options, blocks, controller,
+                                                       self.backend.get()[0]))
 
     def __dealloc__(self):
         # Values are Python references. The core drops them here, with Python's lock held, through the backend. So the

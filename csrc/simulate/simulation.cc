@@ -3,7 +3,7 @@
 #include <map>
 
 #include "base/check.h"
-#include "simulate/swapping_host.h"
+#include "host/swapping_host_for_testing.h"
 
 namespace pathways {
 namespace {
@@ -34,8 +34,8 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
         ModelledBackend::Options{h, options.devices, options.step_ns, options.transfer_ns}, clock_,
         options.pair_gangs ? &fabric_ : nullptr));
     if (options.swapping_host == h) {
-      hosts_.push_back(std::make_unique<SwappingHost>(options.swap_every, host_options, blocks, controller_block_,
-                                                      *backends_.back()));
+      hosts_.push_back(std::make_unique<SwappingHostForTesting>(options.swap_every, host_options, blocks,
+                                                                controller_block_, *backends_.back()));
     } else {
       hosts_.push_back(std::make_unique<Host>(host_options, blocks, controller_block_, *backends_.back()));
     }

@@ -48,11 +48,13 @@ class JaxBackend:
         device_bytes: int = 0,
         transfer_bytes: int = 0,
         directory: str | None = None,
+        swap_every_for_testing: int = 0,
     ) -> None:
         """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
 
         `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
         the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
+        `swap_every_for_testing`: see `pathways.testing.faults`.
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
@@ -69,6 +71,7 @@ class JaxBackend:
             # Measured on CPU: XLA runs a cheap gang on one device inside the launch call, and runs the gangs on several
             # devices one after the other. So a gang holds up later launches (GANG-2).
             gangs_block=here.is_cpu,
+            swap_every_for_testing=swap_every_for_testing,
         )
         self.callbacks = Questions(host)
         #: Called with the reason when a computation cannot come to its end; may end the process.

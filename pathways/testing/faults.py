@@ -6,6 +6,12 @@ import os
 from typing import Any
 
 
+def swap_every(host: int) -> int:
+    """PATHWAYS_TEST_SWAP: with "h:n", host h breaks the order (ORD-1) at each n-th pair of runs. Returns n; else 0."""
+    which, _, every = os.environ.get("PATHWAYS_TEST_SWAP", "").partition(":")
+    return int(every) if which == str(host) else 0
+
+
 def install(core: Any) -> None:
     """Installs what the environment asks for on a host (`pathways._core.Host`). Call it before the host's loop begins.
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "executor/executor.h"
+#include "host/swapping_host_for_testing.h"
 #include "simulate/modelled_device.h"
-#include "simulate/swapping_host.h"
 
 namespace pathways::test {
 

@@ -38,10 +38,10 @@ class RunSwap {
   uint32_t polls_ = 0;  ///< since it is held back
 };
 
-class SwappingHost final : public Host {
+class SwappingHostForTesting final : public Host {
  public:
-  SwappingHost(uint32_t every, Options options, std::vector<HostView> hosts, ControllerBlock* controller,
-               Backend& backend)
+  SwappingHostForTesting(uint32_t every, Options options, std::vector<HostView> hosts, ControllerBlock* controller,
+                         Backend& backend)
       : Host(options, std::move(hosts), controller, backend),
         swap_(every, [this](std::span<const std::byte> record) { Host::take(record); }) {}
 

@@ -1,4 +1,4 @@
-#include "simulate/swapping_host.h"
+#include "host/swapping_host_for_testing.h"
 
 #include <algorithm>
 
