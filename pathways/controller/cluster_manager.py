@@ -132,7 +132,6 @@ class ClusterManager:
         self.controller = self.native.Controller(
             self.segment,
             segments,
-            [self.topology.island_of(host) for host in range(count)],
             # A host reports the memory of its devices when it is ready: see `host_stage`.
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             spaces=self._spaces(),

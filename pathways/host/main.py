@@ -144,7 +144,7 @@ def start_jax_driver(
         driver.open_streams(config.stream, far)
     if config.predecessor_failure:
         driver.succeed(config.predecessor_failure, config.predecessor_client)
-    faults.install(driver.core)
+    faults.install(driver)
     return driver
 
 

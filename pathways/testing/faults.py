@@ -12,10 +12,10 @@ def swap_every(host: int) -> int:
     return int(every) if which == str(host) else 0
 
 
-def install(core: Any) -> None:
-    """Installs what the environment asks for on a host (`pathways._core.Host`). Call it before the host's loop begins.
+def install(driver: Any) -> None:
+    """Installs what the environment asks for on a host (a `JaxBackend`). Call it before the host's loop begins.
 
     PATHWAYS_TEST_SLOW_COPIES: a slow channel; each copy to another host takes so many seconds longer.
     """
     if slow := os.environ.get("PATHWAYS_TEST_SLOW_COPIES"):
-        core.slow_copies_for_testing(float(slow))
+        driver.core.slow_copies_for_testing(float(slow))
