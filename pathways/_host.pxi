@@ -131,7 +131,7 @@ cdef class Host:
         self.core.get().remove_plan(plan)
 
     def attach_client(self, uint32_t client, segment):
-        """Maps a client's memory until the client's end in the order. Then `driver.client_gone(client)` is called, and
+        """Maps a client's memory until the notice of the client's end. Then `driver.client_gone(client)` is called, and
         the memory is released (OWN-1).
 
         Raises ValueError when the client's segment is malformed (TRUST-1).
@@ -162,7 +162,7 @@ cdef class Host:
         self.keep = (*self.keep[:peer], segment, *self.keep[peer + 1:])
 
     def set_far(self, uint32_t peer):
-        """That host is on another machine: `driver.send_remote` sends to it. Call it before the loop begins."""
+        """That host is on another machine; `driver.transfers.send_remote` sends to it. Call it before the loop."""
         self.backend.get().set_far(peer)
 
     def remote_send_done(self, OutgoingTransfer outgoing not None, str error):

@@ -94,10 +94,10 @@ class Controller {
   /// A client's number is never used again. `bell`: the doorbell that this client rings, valid until remove_client()
   /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings are invalid.
   void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr);
-  /// OWN-1: drops what the client has waiting, and notifies the hosts, in the order, that the client is gone. It does
-  /// so also for a client that was never added, because a host may have attached that client. When this returns, the
-  /// controller no longer touches the client's memory; each host may use it until the notice reaches that host
-  /// (Host::attached_clients).
+  /// OWN-1: drops what the client has waiting, and notifies each host, behind all that it was granted, that the client
+  /// is gone. It does so also for a client that was never added, because a host may have attached that client. When
+  /// this returns, the controller no longer touches the client's memory; each host may use it until the notice reaches
+  /// that host (Host::attached_clients).
   void remove_client(uint32_t client);
   /// ERR-2: the processes of these hosts have ended. Futures with a part there fail with `text`. Returns the number of
   /// this loss; the surviving hosts are notified in the order (host/losses.cc). Throws Error(kInvalid) for a host that

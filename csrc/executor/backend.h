@@ -119,7 +119,8 @@ class Backend {
 
   /// A plan was removed, and no run uses it any more. May be called again for the same plan.
   virtual void forget_plan(uint32_t plan) = 0;
-  /// The order has passed the client's end: the executor does not name the client again, nor touch its memory (OWN-1).
+  /// The notice of the client's end has come: the executor does not name the client again, nor touch its memory
+  /// (OWN-1).
   /// May be called again for the same client.
   virtual void forget_client(uint32_t client) = 0;
 

@@ -39,7 +39,7 @@ class ClientObjects : private ExecutorPart {
   explicit ClientObjects(const ExecutorPart& part) : ExecutorPart(part) {}
 
   void add_client(uint32_t id, uint32_t capacity);
-  /// The order has passed the client's end. False: the client was not present.
+  /// The notice of the client's end has come. False: the client was not present.
   bool end_client(uint32_t id);
   bool is_gone(uint32_t id) const { return id < clients_.size() && clients_[id].gone; }
   /// False: this cannot be the number of a client. Client numbers go up by one, and this one is far ahead of all that

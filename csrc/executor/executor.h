@@ -22,9 +22,10 @@
 /// executor implements.
 ///
 ///   OWN-1   a client that is gone owns nothing here. Its launched work and its tasks run to their end, and nobody is
-///           notified. Its plans are removed at its end in the order too; so the hosts of a gang all know its plan, or
-///           none does (GANG-1). Being gone is final: a plan of the client, or the client itself, may be registered
-///           later, because registrations do not go through the order; such a registration has no effect.
+///           notified. Each host hears of its end behind all runs that the client was granted, and removes its plans
+///           then; so the hosts of a gang all know its plan, or none does (GANG-1). Being gone is final: a plan of the
+///           client, or the client itself, may be registered later, because registrations do not go through the order;
+///           such a registration has no effect.
 ///
 /// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
 /// tables and the queues are reused).
@@ -104,7 +105,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   void remove_plan(uint32_t id) { plans_.remove(id); }
   /// `capacity`: how many futures the client can have; handles beyond it are refused. Client numbers are never reused.
   void add_client(uint32_t client, uint32_t capacity = UINT32_MAX) { objects_.add_client(client, capacity); }
-  /// The order has passed the client's end.
+  /// The notice of the client's end has come.
   bool is_gone(uint32_t client) const { return objects_.is_gone(client); }
   /// False: this cannot be the number of a client. Client numbers go up by one, and this one is far ahead of all that
   /// this host knows.

@@ -211,7 +211,7 @@ void Host::take(std::span<const std::byte> bytes) {
   }
 }
 
-/// OWN-1: this host gives up the client's memory only here, when the order passes the client's end. A completion of
+/// OWN-1: this host gives up the client's memory only here, at the notice of the client's end. A completion of
 /// earlier work may come late, and it needs that memory.
 void Host::forget_client(uint32_t client) {
   if (client < clients_.size() && clients_[client].futures.is_there()) {

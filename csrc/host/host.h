@@ -59,7 +59,7 @@ class Host : private HostLink {
   /// No later record names the plan. Runs under way go on, see Executor::remove_plan.
   void remove_plan(uint32_t id);
   /// The client's memory must stay mapped until the backend is told to forget the client; after that this host does not
-  /// touch it any more. A client whose end the order has passed already is forgotten at once.
+  /// touch it any more. A client whose notice has come already is forgotten at once.
   void attach_client(uint32_t client, const ClientView& view);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);

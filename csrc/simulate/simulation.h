@@ -37,7 +37,7 @@ struct SimulationOptions {
   uint32_t peer_ring_bytes = 1u << 14;
   uint32_t futures = 1u << 12;
   uint32_t client_ring_bytes = 1u << 16;
-  std::optional<uint32_t> swapping_host = {};  ///< this host swaps each `swap_every`-th pair of runs (SwappingHostForTesting)
+  std::optional<uint32_t> swapping_host = {};  ///< it swaps each `swap_every`-th pair of runs
   uint32_t swap_every = 3;
 };
 

@@ -129,7 +129,7 @@ class ClientManager:
         self.suspension.client_gone(number)
         self.callbacks.stop_answering(client)
         if not self.cluster.done.done():
-            self.cluster.controller.remove_client(number)  # it notifies the hosts, in the order
+            self.cluster.controller.remove_client(number)  # it notifies the hosts, behind the client's runs
         # Unmap and close the segments now. Client and connection refer to each other, so without this the memory would
         # stay until Python's garbage collector runs.
         client.connection.segment = client.connection.bell = None

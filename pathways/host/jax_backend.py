@@ -170,7 +170,7 @@ class JaxBackend:
         self.core.clear()
 
     def client_gone(self, client: int) -> None:
-        """Drops what a client owned, because the order has passed the client's end (OWN-1).
+        """Drops what a client owned, because the notice of the client's end has come (OWN-1).
 
         The client's programs go when their last runs are over.
         """

@@ -48,7 +48,7 @@ class Driver(Protocol):
     on_offloaded: Callable[[int, str | None, int], None]
 
     def attach_client(self, client: int, segment: Any) -> None:
-        """Starts to take a client's work, until the order has passed the client's end. Control thread."""
+        """Starts to take a client's work, until the notice of the client's end. Control thread."""
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
         """Replaces a lost host by its successor, which has `segment` and takes network transfers at `stream`.

@@ -33,7 +33,7 @@ MESSAGE_BYTES = 1 << 20
 SHORT_BYTES = 64 << 10
 # The stream of transfer.proto. Both ends give gRPC the serialised messages: see there how the payload travels.
 _SERVICE = pb.DESCRIPTOR.services_by_name["Streams"]
-_METHOD = _SERVICE.methods_by_name["Carry"]
+_METHOD = _SERVICE.methods_by_name["Send"]
 
 
 class Streams:
@@ -208,10 +208,10 @@ class _Stream:
     def _converse(self, channel: Any) -> str:
         """Sends messages and reads answers until the stream is over. Returns why it ended."""
         messages = iter(lambda: self._stream_out.next_message(self), None)
-        carry = channel.stream_stream(
+        send_chunks = channel.stream_stream(
             f"/{_SERVICE.full_name}/{_METHOD.name}", response_deserializer=pb.TransferEnd.FromString
         )
-        self._call = call = carry(messages)
+        self._call = call = send_chunks(messages)
         if self._cancelled:
             call.cancel()
         try:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,9 +131,9 @@ def test_a_host_refuses_what_makes_no_sense(far: Any, ends: tuple[Any, Any]) -> 
     address = f"{folder}/stream-2-{far.stats()['hosts'][2]['restarts']}.sock"
     piece = pb.Chunks(chunks=[pb.Chunk(order=7, node=1, data=b"12345678")]).SerializeToString()
     with grpc.insecure_channel(address, options=wire.FAR_OPTIONS) as channel:
-        (answer,) = rpc.StreamsStub(channel).Carry(iter([pb.Chunks.FromString(piece)]))
+        (answer,) = rpc.StreamsStub(channel).Send(iter([pb.Chunks.FromString(piece)]))
         assert answer.error == "nobody waits for it there"
-        send_remote = channel.stream_stream("/pathways.Streams/Carry")
+        send_remote = channel.stream_stream("/pathways.Streams/Send")
         for broken in (b"\nno piece", piece[:-4]):
             with pytest.raises(grpc.RpcError) as told:
                 list(send_remote(iter([broken])))

@@ -80,7 +80,7 @@ def way(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Ca
 
         server = grpc.server(futures.ThreadPoolExecutor(4))
         handler = grpc.stream_stream_rpc_method_handler(receive, response_serializer=pb.TransferEnd.SerializeToString)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pathways.Streams", {"Carry": handler}),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pathways.Streams", {"Send": handler}),))
         server.add_insecure_port(address)
         server.start()
         core = Core()
