@@ -7,6 +7,8 @@ functions on CPU devices.
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import numpy as np
 
@@ -16,8 +18,14 @@ TARGET = "pathways_stand_in"
 
 
 def register() -> None:
-    """Makes the stand-in known to XLA in this process. Call it before compiling anything that uses the stand-in."""
-    jax.ffi.register_ffi_target(TARGET, _native.stand_in_handler(), platform="cpu")
+    """Makes the stand-in known to XLA in this process. Call it before compiling anything that uses the stand-in.
+
+    XLA refuses a handler that was built with the headers of a newer one. Only benchmarks need the stand-in, so a host
+    goes on without it; what uses it then fails to compile, and the error names it.
+    """
+    jax.local_devices()  # before that JAX only keeps the target, and a refused one would end the start of its backend
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        jax.ffi.register_ffi_target(TARGET, _native.stand_in_handler(), platform="cpu")
 
 
 def step(x: jax.Array, microseconds: int) -> jax.Array:
