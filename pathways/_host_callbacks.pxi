@@ -70,8 +70,12 @@ cdef cppclass JaxOperations(SendingBackend):
         Py_DECREF_(<PyObject*>value)
 
     Value placeholder(const NodeContext& where, uint32_t index) noexcept:
-        value = _ask(<Host>this.host, "launch", &where, "programs", "placeholder", (where.plan, where.node, index))
-        return value if value != NULL else _own(None)  # with None, the launch fails and reports an error
+        try:
+            return _own((<Host>this.host).driver.programs.placeholder(where.plan, where.node, index))
+        except BaseException:
+            import traceback
+            traceback.print_exc()  # into the host's log: the error of the launch that follows says less
+            return _own(None)  # with None, the launch fails and reports an error
 
     Status transfer(const NodeContext& where, Value value, Value* out) noexcept:
         out[0] = _ask(<Host>this.host, "transfer", &where, "transfers", "transfer",

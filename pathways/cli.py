@@ -187,7 +187,8 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     """Measure Pathways and its rivals."""
     from pathways.bench import cli
 
-    cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=ctx.help_option_names)
+    names = ctx.help_option_names
+    ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
 def _as_data(stats: dict[str, Any]) -> dict[str, Any]:

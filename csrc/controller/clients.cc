@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "controller/client_records.h"
+#include "messages/records.h"
 
 namespace pathways {
 namespace {

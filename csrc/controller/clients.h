@@ -26,8 +26,6 @@
 
 namespace pathways {
 
-inline constexpr uint32_t kMostText = 4096;  ///< bytes of one error text
-
 class Clients {
  public:
   /// `bells`: every doorbell that is rung for the controller.

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "controller/client_records.h"
+#include "messages/records.h"
 
 namespace pathways {
 

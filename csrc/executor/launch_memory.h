@@ -1,8 +1,8 @@
 /// LaunchMemory: what a launch needs of the devices' memory, and what is booked for it.
 ///
 ///   MEM-1  the ledger counts the bytes of a value from its first reference to its last. A call whose memory does not
-///          fit waits until work under way frees some. What a launch or a transfer makes
-///          is booked on its plan's account; what a launch takes over is no longer counted.
+///          fit waits until work under way frees some. What a launch or a transfer makes is booked on its plan's
+///          account; what a launch takes over is no longer counted.
 ///
 /// Used by whatever launches or receives. Threading: the executor's thread only.
 #pragma once

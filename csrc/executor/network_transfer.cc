@@ -26,8 +26,8 @@ enum Tag : uint8_t {
 };
 
 // Numbers are varints that are filled up: lengths to five bytes, so that a chunk's head has the same size for any
-// payload, and tags so far that the payload of a chunk that begins at a multiple of 16 does so too, as vector copies
-// like it.
+// payload, and tags so far that this size is a multiple of 16. So when a chunk without words begins at a multiple of
+// 16, its payload does too, and vector copies are fast.
 constexpr uint64_t kChunkBytes = 5 + 5, kWordsBytes = 3 + 5, kDataBytes = 5 + 5;
 constexpr uint64_t kHeadBytes = kChunkBytes + (1 + 8) + (1 + 4) + (1 + 4) + (1 + 8) + kDataBytes;
 static_assert(kHeadBytes == 48);

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "memory/slow_copier_for_testing.h"
 
@@ -18,6 +19,7 @@ void SendingBackend::open(uint32_t host, std::vector<ArenaView> arenas, Doorbell
 }
 
 void SendingBackend::slow_copies_for_testing(std::chrono::nanoseconds delay) {
+  PW_CHECK(copier_->under_way() == 0);
   copier_ = std::make_unique<SlowCopierForTesting>([doorbell = doorbell_] { doorbell->ring(); }, delay);
 }
 

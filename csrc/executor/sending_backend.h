@@ -25,6 +25,7 @@
 
 namespace pathways {
 
+/// The owner calls stop_sends() before it destroys the backend: jobs of the copier hold references.
 class SendingBackend : public Backend {
  public:
   /// Call it once, before anything else. `arenas`: of all hosts, by number; not there for a host that has none. When

@@ -9,7 +9,6 @@
 namespace pathways {
 namespace {
 
-constexpr uint32_t kMostText = 4096;  // of one error
 constexpr std::chrono::microseconds kOverflowLook{100};
 
 void expect_size(std::span<const std::byte> bytes, uint64_t expected) {

@@ -124,6 +124,8 @@ struct CommandsDoneRecord {
 /// one.
 inline constexpr uint16_t kFailedByDeadline = 1;
 
+inline constexpr uint32_t kMostText = 4096;  ///< bytes of one error text
+
 /// Followed by `bytes` bytes of UTF-8 text, padded to 8. Handle 0: the client itself was evicted; the text is the
 /// reason.
 struct FailedRecord {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -246,10 +247,15 @@ class Compiled(Handle):
                 given = given or [leaves[position] for position in self.call.donated]
                 leaves = self._copy_shared(leaves)
             else:  # a host value; or an array of another layout, which `put_leaf` refuses
-                leaves = [
-                    leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
-                    for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
-                ]
+                before, leaves = (
+                    leaves,
+                    [
+                        leaf if type(leaf) is Array and leaf.layout is layout else self.constants.put(position, leaf)
+                        for position, (leaf, layout) in enumerate(zip(leaves, self.call.inputs, strict=True))
+                    ],
+                )
+                if all(map(operator.is_, leaves, before)):
+                    raise errors.ProgramError("internal: arguments were put to other layouts than the program's")
             out = self.call(leaves, deadline)
         for array in given:  # those that were copied
             array.delete()

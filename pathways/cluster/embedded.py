@@ -20,8 +20,8 @@ from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
 from pathways.compiler.ir import LogicalProgram
 from pathways.controller.native_numbers import NativeNumbers
+from pathways.controller.offloading import leave_devices, return_to_devices
 from pathways.controller.resource_manager import ResourceManager
-from pathways.controller.suspend import leave_devices, return_to_devices
 from pathways.host import jax_backend
 from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology

@@ -67,7 +67,10 @@ def main(argument: str) -> int:
             controller.terminate()
         _report(report_fd, {"event": "spawned", "pid": controller.pid})
         status = _watch(controller, owner_fd, config["grace_s"])
-        _report(report_fd, {"event": "ended", "returncode": status, "log": "\n".join(last_lines(log_path))})
+        lines: list[str] = []
+        with contextlib.suppress(OSError):  # the folder is gone: how the controller ended still counts
+            lines = last_lines(log_path)
+        _report(report_fd, {"event": "ended", "returncode": status, "log": "\n".join(lines)})
     except OSError as error:
         _report(report_fd, {"event": "error", "message": f"cannot start a cluster in {directory}: {error}"})
     finally:

@@ -422,6 +422,15 @@ def test_the_supervisor_removes_what_a_dead_controller_left(tmp_path: pathlib.Pa
     assert not os.path.exists(f"/proc/{words.split()[-1]}")
 
 
+def test_the_supervisor_says_how_a_controller_ended_whose_log_is_gone(tmp_path: pathlib.Path) -> None:
+    pidfd = os.pidfd_open(os.getpid())
+    code = f"import shutil, sys; shutil.rmtree({str(tmp_path / 'd')!r}); sys.exit(3)"
+    status, reports = run_supervisor(tmp_path / "d", pidfd, code)
+    os.close(pidfd)
+    assert status == 3
+    assert reports[-1] == {"event": "ended", "returncode": 3, "log": ""}
+
+
 def test_the_supervisor_ends_a_controller_that_outlives_the_owner(tmp_path: pathlib.Path) -> None:
     owner = subprocess.Popen(["sleep", "3"])  # time for the supervisor to start what it guards
     pidfd = os.pidfd_open(owner.pid)

@@ -129,9 +129,15 @@ TEST(Copier, StopGivesBackTheRest) {
   EXPECT_EQ(copier.under_way(), 3u);
   EXPECT_EQ(copier.stop().size(), 3u);
   EXPECT_EQ(copier.under_way(), 0u);
+  Copier::Job late{whole(100), {data.data()}, {got.data()}};
+  EXPECT_FALSE(copier.start(late));  // it goes on after a stop
+  EXPECT_EQ(copier.stop().size(), 1u);
+
+  Copier plain(bell.ring());
+  EXPECT_TRUE(plain.stop().empty());
   Copier::Job job{whole(100), {data.data()}, {got.data()}};
-  EXPECT_FALSE(copier.start(job));  // it goes on after a stop
-  EXPECT_EQ(copier.under_way(), 1u);
+  EXPECT_TRUE(plain.start(job));
+  EXPECT_EQ(got, data);
 }
 
 TEST(Copier, RandomJobs) {

@@ -17,8 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
-pytestmark = pytest.mark.one_island
-
 LARGEST = 4096  # bytes that come with a completion
 DTYPES = ["bool", "int8", "int32", "uint32", "float16", "bfloat16", "float32", "float8_e4m3fn", "int4", "uint4"]
 

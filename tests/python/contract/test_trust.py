@@ -16,8 +16,6 @@ import pathways as pw
 from pathways.api import host_transfer
 from pathways.protocol import payloads
 
-pytestmark = pytest.mark.one_island
-
 VALUE = np.arange(1 << 16, dtype=np.float32)  # too big to travel inline
 OTHER = VALUE + 0.5
 
