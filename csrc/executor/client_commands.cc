@@ -50,7 +50,7 @@ void ClientCommands::put(LocalClient& c, const CommandRecord& record, std::span<
     backend_.refuse_put(id, payload);
     return;
   }
-  if (handle.index() >= c.capacity) {
+  if (!c.may_name(handle)) {
     link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(host_));
     return;
   }
@@ -90,7 +90,7 @@ void ClientCommands::task(LocalClient& c, const CommandRecord& record, std::span
     }
     return;
   }
-  if (!handle.valid() || handle.index() >= c.capacity) {
+  if (!c.may_name(handle)) {
     link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(host_));
     link_.command_done(id, bytes_of(record));
     return;
@@ -103,7 +103,7 @@ void ClientCommands::task(LocalClient& c, const CommandRecord& record, std::span
 /// ERR-1: what takes the buffer as an argument fails with the text of the command.
 void ClientCommands::fail(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
   const Handle handle{record.handle};
-  if (handle.index() >= c.capacity) return;
+  if (!c.may_name(handle)) return;
   // FUT-3: the index may belong to a younger handle by now. Then nobody can use this handle any more.
   const Object* there = c.objects.occupant(handle);
   if (there != nullptr && there->generation >= handle.generation()) return;
@@ -119,7 +119,7 @@ void ClientCommands::rename(LocalClient& c, uint32_t client, Handle name, Handle
     if (Object* object = c.objects.find(name)) objects_.release(c, *object);
     return;
   }
-  if (name.index() >= c.capacity) return;
+  if (!c.may_name(name)) return;
   if (came->state == ObjectState::kAnnounced) {  // a client that waits for the move never does this
     objects_.release(c, *came);
     const uint32_t error = errors_.add("a buffer was renamed before it was there, on host " + std::to_string(host_));

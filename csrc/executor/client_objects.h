@@ -28,10 +28,13 @@ namespace pathways {
 struct LocalClient {
   bool present = false;
   bool gone = false;
-  uint32_t capacity = 0;  ///< of its futures; handles beyond it are refused
+  uint32_t capacity = 0;  ///< of its futures
   uint32_t account = 0;   ///< in the ledger, for its puts
   ObjectStore objects;
   std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
+
+  /// False: this cannot be a handle of the client's futures, and nothing may get it.
+  bool may_name(Handle handle) const { return handle.valid() && handle.index() < capacity; }
 };
 
 class ClientObjects : private ExecutorPart {

@@ -143,8 +143,7 @@ std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) 
   }
   if (const LocalClient* c = objects_.client(record.header.client)) {
     for (uint32_t i = 0; i < record.results; ++i) {
-      if (Handle{handles[record.arguments + i]}.index() >= c->capacity)
-        return "a result's handle is out of range" + where();
+      if (!c->may_name(Handle{handles[record.arguments + i]})) return "a result's handle is out of range" + where();
     }
   }
   return {};

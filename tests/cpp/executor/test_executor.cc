@@ -312,11 +312,12 @@ TEST_F(Unsound, RunsFailAlone) {
   host.run(1, 9, {}, {A});
   host.run(2, 0, {}, {B});
   host.run(3, 0, {A}, {handle(16)}, 1);
+  host.run(4, 0, {A}, {uint64_t{0}}, 1);  // no future has this handle
   host.put(handle(16), 7, 1, 1);
   EXPECT_NE(host.link.failure(A).find("not known"), std::string::npos);
   EXPECT_NE(host.link.failure(B).find("takes 1 arguments"), std::string::npos);
   EXPECT_NE(host.link.failure(handle(16), 1).find("out of range"), std::string::npos);
-  for (uint64_t tag = 1; tag <= 3; ++tag) EXPECT_EQ(host.link.runs[tag], (std::pair{0u, 1u}));
+  for (uint64_t tag = 1; tag <= 4; ++tag) EXPECT_EQ(host.link.runs[tag], (std::pair{0u, 1u}));
   EXPECT_THROW(host.executor.add_plan(0, Plan::parse(PlanBuilder(0, 2, 0).finish())), Error);
   EXPECT_THROW(host.executor.add_plan(1, Plan::parse(PlanBuilder(1, 2, 0).finish())), Error);
   EXPECT_THROW(host.executor.add_plan(1, Plan::parse(PlanBuilder(0, 3, 0).finish())), Error);
