@@ -15,16 +15,21 @@ with pw.connect(pw.LocalCluster(islands=2, hosts_per_island=2, devices_per_host=
     print(both(3.0))
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from pathways import errors
-from pathways.api import checkpoint
-from pathways.api.array import Array
-from pathways.api.cancel import cancel
-from pathways.api.connect import Cluster, LocalCluster, connect
-from pathways.api.placed import jit
-from pathways.api.program import program
-from pathways.api.put import device_put
-from pathways.api.session import make_virtual_device_set
-from pathways.api.slices import Device, Slice, VirtualDeviceSet
+
+if TYPE_CHECKING:
+    from pathways.api import checkpoint
+    from pathways.api.array import Array
+    from pathways.api.cancel import cancel
+    from pathways.api.connect import Cluster, LocalCluster, connect
+    from pathways.api.placed import jit
+    from pathways.api.program import program
+    from pathways.api.put import device_put
+    from pathways.api.session import make_virtual_device_set
+    from pathways.api.slices import Device, Slice, VirtualDeviceSet
 
 __version__ = "0.2.0"
 
@@ -44,3 +49,35 @@ __all__ = [
     "make_virtual_device_set",
     "program",
 ]
+
+# Where each name is, in pathways.api. A program's first use of a name imports that module, and JAX with it. The
+# controller's process uses no name, and does without both.
+_PLACES = {
+    "Array": "array",
+    "Cluster": "connect",
+    "Device": "slices",
+    "LocalCluster": "connect",
+    "Slice": "slices",
+    "VirtualDeviceSet": "slices",
+    "cancel": "cancel",
+    "connect": "connect",
+    "device_put": "put",
+    "jit": "placed",
+    "make_virtual_device_set": "session",
+    "program": "program",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name == "checkpoint":
+            found = importlib.import_module("pathways.api.checkpoint")
+        elif name in _PLACES:
+            found = getattr(importlib.import_module(f"pathways.api.{_PLACES[name]}"), name)
+        else:
+            raise AttributeError(f"module 'pathways' has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

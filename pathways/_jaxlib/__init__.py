@@ -9,99 +9,17 @@ goes from `jaxprs` through `callbacks`, `callback_order` and `lowering` to `mlir
 (`compiler_log` keeps it quiet); a host runs it by `executables` and `callback_hosting`; `foreign_arrays` and
 `foreign_shardings` teach JAX types of ours.
 
-Nothing here initialises a backend, so a client can trace, partition and lower without taking an accelerator.
+The functions, and JAX with them, are imported when one is first used: a controller uses `coordination` alone, which does
+without JAX. Nothing here initialises a backend, so a client can trace, partition and lower without taking an accelerator.
 """
 
-import jax  # before jaxlib: JAX sets what jaxlib reads when it is loaded
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, sdy
+import importlib
+from typing import TYPE_CHECKING
 
-from pathways._jaxlib.arrays import (
-    abstract_value,
-    address_of,
-    array_attributes,
-    array_format,
-    array_operators,
-    assemble,
-    is_concrete,
-    is_tracer,
-    shaped_array,
-    shards_of,
-    valid_jaxtype,
-)
-from pathways._jaxlib.callback_order import in_order, order_var
-from pathways._jaxlib.callbacks import (
-    Callback,
-    CallsBack,
-    callback_name,
-    callbacks_of,
-    calls_back,
-    has_effects,
-    wait_for_effects_also,
-)
-from pathways._jaxlib.compiler_log import quiet
-from pathways._jaxlib.executables import fast_call, ignore_unused_donations, initialize_lapack, module_primitive
-from pathways._jaxlib.foreign_arrays import accept_arrays, users_level
-from pathways._jaxlib.foreign_shardings import accept_shardings
-from pathways._jaxlib.jaxprs import (
-    DropVar,
-    Literal,
-    as_function,
-    equation_context,
-    extend_jit,
-    is_jaxpr,
-    is_plain_parameter,
-    is_transposed,
-    jaxprs_in,
-    jit_p,
-    new_jaxpr,
-    new_var,
-    opened,
-    sub_jaxprs,
-)
-from pathways._jaxlib.lowering import guard_lowering, lower_jaxpr, lowering_for_slices
-from pathways._jaxlib.mlir_modules import (
-    drop_main_attributes,
-    main_function,
-    mesh_axes,
-    mlir_context,
-    parse,
-    parse_portable,
-    portable_bytecode,
-    shape_and_dtype,
-    standalone,
-    strip_locations,
-    tensor_type,
-)
-from pathways._jaxlib.partitioner import forward_barrier, lower_to_ifrt, mpmd_return, named_computation, partition
-from pathways._jaxlib.physical_form import (
-    cross_physically,
-    from_physical,
-    is_complex,
-    is_key,
-    is_sub_byte,
-    key_name,
-    logical_dtype,
-    physical,
-    physical_struct,
-    to_physical,
-)
-from pathways._jaxlib.processes import (
-    collect_garbage,
-    drop_tracebacks,
-    initialized_backends,
-    is_forked,
-    join_island,
-    keep_threads_of_parent,
-    start_coordination_service,
-    stop_coordination_service,
-)
-from pathways._jaxlib.thread_state import (
-    is_jit_disabled,
-    is_recording,
-    is_staging,
-    is_top_level,
-    trace_modes,
-    value_checks,
-)
-from pathways._jaxlib.versions import VERSION, check_versions
+if TYPE_CHECKING:
+    from pathways._jaxlib.door import *
+else:
+
+    def __getattr__(name):
+        globals()[name] = found = getattr(importlib.import_module("pathways._jaxlib.door"), name)
+        return found

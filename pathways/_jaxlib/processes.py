@@ -54,19 +54,6 @@ def drop_tracebacks() -> None:
     jaxlib._jax.set_tracebacks_enabled(False)
 
 
-def start_coordination_service(address: str, members: int) -> Any:
-    """Starts the coordination service of one `jax.distributed` group. It lives as long as the returned object.
-
-    `address` may be a Unix socket (`unix:/path`): then no port is opened. Initialises no backend.
-    """
-    return jaxlib._jax.get_distributed_runtime_service(address, members)
-
-
-def stop_coordination_service(service: Any) -> None:
-    """Ends a coordination service whose members are gone."""
-    service.shutdown()
-
-
 def join_island(address: str, members: int, rank: int, timeout_s: int) -> None:
     """Makes this process member `rank` of the group whose coordination service listens at `address`.
 

@@ -24,7 +24,8 @@ from pathways.api.session import Session
 from pathways.api.signature import argument_of
 from pathways.api.slices import Slice
 from pathways.api.tracing import remember
-from pathways.compiler import placed, specs
+from pathways.compiler import specs
+from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument
 
 #: How many different sets of Python numbers one operation on given layouts compiles in.

@@ -15,7 +15,8 @@ from pathways.api.program import Program
 from pathways.api.put import device_put
 from pathways.api.slices import Slice
 from pathways.api.tracing import is_tracing, remember, tracing
-from pathways.compiler import placed, specs
+from pathways.compiler import specs
+from pathways.compiler.placed import TaggedFunction as placed
 
 
 class PlacedFunction(Program):

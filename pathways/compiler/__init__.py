@@ -5,10 +5,3 @@ writes StableHLO + `mpmd`, `pipeline` sends it through jaxlib's compiler, `lower
 `LogicalProgram`, `donation` decides which inputs each node may overwrite. No step needs a device or initialises a
 backend.
 """
-
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind, Spec
-from pathways.compiler.options import SCHEDULES, Options
-from pathways.compiler.pipeline import compile_traced
-from pathways.compiler.placed import TaggedFunction as placed
-from pathways.compiler.printing import logical_text
-from pathways.compiler.trace import Argument, Traced, device_put, trace

@@ -17,10 +17,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-
-from pathways import _jaxlib
 
 Spec = tuple[tuple[str, ...], ...]
 
@@ -127,7 +126,7 @@ class LogicalProgram:
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
-    the user's. `callbacks`: the function of each callback number.
+    the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number.
     """
 
     name: str
@@ -141,4 +140,4 @@ class LogicalProgram:
     mpmd_text: str = ""
     ifrt_text: str = ""
     calls: Calls = Calls()
-    callbacks: Mapping[int, _jaxlib.Callback] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    callbacks: Mapping[int, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)

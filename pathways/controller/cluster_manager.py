@@ -160,11 +160,11 @@ class ClusterManager:
         """
         if self.config.options.hosts_per_island == 1:
             return
-        from pathways import _jaxlib
+        from pathways._jaxlib.coordination import start_service, stop_service
 
         if (old := self._services.pop(island, None)) is not None:
-            _jaxlib.stop_coordination_service(old)
-        self._services[island] = _jaxlib.start_coordination_service(
+            stop_service(old)
+        self._services[island] = start_service(
             self._coordinator(island, incarnation), len(self.topology.islands[island])
         )
 

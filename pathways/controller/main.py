@@ -1,7 +1,7 @@
 """The controller process: `python -m pathways.controller.main CONFIG LOCK_FD`, started by the supervisor.
 
 The resource manager and the control plane's server run on one event loop. The native controller, with the sequencer,
-runs on a native thread of its own. The process imports JAX, but initialises no backend. It ends with status 0 when the
+runs on a native thread of its own. The process does not import JAX. It ends with status 0 when the
 cluster was closed in order, with status 1 when the cluster failed.
 """
 

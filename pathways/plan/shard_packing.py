@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 ALIGNMENT = 64
@@ -58,6 +57,8 @@ class Packing:
 
     def pack(self, source: Any, memory: Any) -> None:
         """Writes an array of this shape into packed memory, every byte once; a sharded `jax.Array` shard by shard."""
+        import jax  # not above: the controller, which packs nothing, does without JAX
+
         target = self.view(memory)
         if isinstance(source, jax.Array) and source.is_fully_addressable and not source.is_fully_replicated:
             for shard in source.addressable_shards:

@@ -14,19 +14,13 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from reference import Reference, run
 
-from pathways.compiler import (
-    SCHEDULES,
-    Argument,
-    MeshSpec,
-    NodeKind,
-    Options,
-    compile_traced,
-    device_put,
-    donation,
-    logical_text,
-    placed,
-    trace,
-)
+from pathways.compiler import donation
+from pathways.compiler.ir import MeshSpec, NodeKind
+from pathways.compiler.options import SCHEDULES, Options
+from pathways.compiler.pipeline import compile_traced
+from pathways.compiler.placed import TaggedFunction as placed
+from pathways.compiler.printing import logical_text
+from pathways.compiler.trace import Argument, device_put, trace
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node
 
 LEFT = MeshSpec("left", (("x", 2),))

@@ -17,7 +17,10 @@ from jax.sharding import PartitionSpec as P
 from reference import run
 
 from pathways import _jaxlib
-from pathways.compiler import Argument, MeshSpec, NodeKind, compile_traced, device_put, placed, trace
+from pathways.compiler.ir import MeshSpec, NodeKind
+from pathways.compiler.pipeline import compile_traced
+from pathways.compiler.placed import TaggedFunction as placed
+from pathways.compiler.trace import Argument, device_put, trace
 
 LEFT = MeshSpec("left", (("x", 2),))
 RIGHT = MeshSpec("right", (("x", 2),))

@@ -21,7 +21,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pathways import _jaxlib, errors
-from pathways.compiler import Argument, MeshSpec, compile_traced, placed, trace
+from pathways.compiler.ir import MeshSpec
+from pathways.compiler.pipeline import compile_traced
+from pathways.compiler.placed import TaggedFunction as placed
+from pathways.compiler.trace import Argument, trace
 
 ROOT = Path(__file__).resolve().parents[2]
 MESH = MeshSpec("m", (("x", 2),))
