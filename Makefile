@@ -55,6 +55,10 @@ test-python: $(BUILT) ## the Python tests
 # ThreadSanitizer cannot map its shadow where the kernel spreads addresses widely.
 tsan: NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
+# Clang compiles sanitized code twice as fast as GCC.
+cpp-asan cpp-tsan: export CXX = $(shell echo 'int main() {}' | \
+    clang++ -fsanitize=address -x c++ -o /dev/null - 2>/dev/null && echo clang++ || echo c++)
+
 asan: cpp-asan ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: cpp-tsan ## the native tests under ThreadSanitizer
 

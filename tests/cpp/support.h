@@ -26,7 +26,7 @@ namespace pathways::test {
 
 using namespace std::chrono_literals;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(PATHWAYS_SANITIZED)
 inline constexpr int kStressScale = 3;  // sanitizers are 5 to 20 times slower
 #else
 inline constexpr int kStressScale = 5;

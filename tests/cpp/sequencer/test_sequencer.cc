@@ -20,7 +20,7 @@
 namespace pathways {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(PATHWAYS_SANITIZED)
 constexpr size_t kFewer = 1;  // nothing here has threads: the sanitizers see enough with one entry less
 #else
 constexpr size_t kFewer = 0;
