@@ -9,15 +9,15 @@ goes from `jaxprs` through `callbacks`, `callback_order` and `lowering` to `mlir
 (`compiler_log` keeps it quiet); a host runs it by `executables` and `callback_hosting`; `foreign_arrays` and
 `foreign_shardings` teach JAX types of ours.
 
-The functions, and JAX with them, are imported when one is first used: a controller uses `coordination` alone, which does
-without JAX. Nothing here initialises a backend, so a client can trace, partition and lower without taking an accelerator.
+The functions, and JAX with them, are imported when one is first used. A controller uses `coordination` alone, and does
+without JAX. Nothing here initialises a backend, so a client can trace, partition and lower without an accelerator.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathways._jaxlib.door import *
+    from pathways._jaxlib.door import *  # noqa: F403
 else:
 
     def __getattr__(name):

@@ -1,5 +1,7 @@
 """All functions of this package, for `pathways/_jaxlib/__init__.py`, which imports them when one is first used."""
 
+# ruff: noqa: F401
+
 import jax  # before jaxlib: JAX sets what jaxlib reads when it is loaded
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy

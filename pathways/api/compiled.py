@@ -23,12 +23,11 @@ from pathways.api.slices import Slice
 from pathways.api.stages import Handle, MemoryAnalysis, cost_of, memory_of
 from pathways.api.tracing import find_slice, remember
 from pathways.compiler import specs
-from pathways.compiler.pipeline import compile_traced
-from pathways.compiler.placed import TaggedFunction as placed
-from pathways.compiler.trace import device_put
 from pathways.compiler.ir import LogicalProgram
 from pathways.compiler.options import Options
-from pathways.compiler.trace import ORDER, Traced, as_argument, trace
+from pathways.compiler.pipeline import compile_traced
+from pathways.compiler.placed import TaggedFunction as placed
+from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trace
 from pathways.plan.binding import BoundProgram, pinned
 
 

@@ -12,8 +12,8 @@ from pathways import errors
 from pathways.api.compiled import Compiled, Lowering
 from pathways.api.signature import Split
 from pathways.api.stages import Stage
-from pathways.compiler.printing import logical_text
 from pathways.compiler.ir import LogicalProgram
+from pathways.compiler.printing import logical_text
 from pathways.compiler.trace import Traced
 from pathways.plan.binding import BoundProgram, plan_text
 

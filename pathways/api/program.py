@@ -24,8 +24,8 @@ from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle
 from pathways.api.tracing import Interop, is_tracing, remember, tracing
-from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.options import Options
+from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import (
     both_forms,
     check_arguments,

@@ -13,9 +13,9 @@ from pathways.api.compiled import move
 from pathways.api.host_values import physical, put_leaf
 from pathways.api.slices import Slice, SliceSharding
 from pathways.api.tracing import is_tracing, remember
-from pathways.compiler.trace import device_put as traced_put
 from pathways.compiler import specs
 from pathways.compiler.trace import as_argument
+from pathways.compiler.trace import device_put as traced_put
 
 
 def device_put(x: Any, devices: Any, spec: Any = None) -> Any:

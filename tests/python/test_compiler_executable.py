@@ -22,11 +22,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pathways import errors
-from pathways.compiler.ir import MeshSpec
+from pathways.compiler.ir import Computation, MeshSpec
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument, trace
-from pathways.compiler.ir import Computation
 from pathways.host import executables
 
 ROOT = Path(__file__).resolve().parents[2]

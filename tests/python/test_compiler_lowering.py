@@ -15,13 +15,12 @@ from jax.sharding import PartitionSpec as P
 from reference import Reference, run
 
 from pathways.compiler import donation
-from pathways.compiler.ir import MeshSpec, NodeKind
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
 from pathways.compiler.options import SCHEDULES, Options
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.printing import logical_text
 from pathways.compiler.trace import Argument, device_put, trace
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node
 
 LEFT = MeshSpec("left", (("x", 2),))
 RIGHT = MeshSpec("right", (("x", 2),))

@@ -12,11 +12,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pathways.compiler import memo
-from pathways.compiler.ir import MeshSpec
+from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import device_put, trace
-from pathways.compiler.ir import LogicalProgram
 
 ONE, TWO = MeshSpec("memo1", (("x", 2),)), MeshSpec("memo2", (("x", 2),))
 X = np.ones((4, 4), np.float32)

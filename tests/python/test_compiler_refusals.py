@@ -11,11 +11,10 @@ from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
 from pathways import errors
-from pathways.compiler.ir import MeshSpec
+from pathways.compiler.ir import Calls, MeshSpec
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument, device_put, trace
-from pathways.compiler.ir import Calls
 
 LEFT = MeshSpec("left", (("x", 2),))
 X = Argument((4,), np.float32, False, LEFT, (("x",),))

@@ -62,7 +62,10 @@ def test_a_client_initialises_no_backend_and_hears_nothing():
         from jax.sharding import PartitionSpec as P
         import jax, jax.numpy as jnp
         from pathways import _jaxlib
-        from pathways.compiler import *
+        from pathways.compiler.ir import MeshSpec
+        from pathways.compiler.pipeline import compile_traced
+        from pathways.compiler.placed import TaggedFunction as placed
+        from pathways.compiler.trace import trace
         mesh = MeshSpec("m", (("x", 4),))
         other = MeshSpec("n", (("y", 2),))
         f = placed(lambda x, k: x @ x.T + jax.random.normal(k, (4, 4)) + jnp.arange(4.0), mesh)

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from pathways.compiler.ir import MeshSpec
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument, trace
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 from pathways.plan.binding import BoundProgram, Launch, donations, host_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, check_budget
 
