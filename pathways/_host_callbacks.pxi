@@ -146,6 +146,12 @@ cdef cppclass JaxOperations(SendingBackend):
         except BaseException as error:
             return _failed(host, "put", NULL, error)
 
+    uint64_t devices_of_put(uint32_t client, const_byte_span payload) noexcept:
+        try:
+            return (<Host>this.host).driver.values.devices_of_put(client, _bytes(payload))
+        except BaseException:  # `put` says why
+            return 0
+
     void refuse_put(uint32_t client, const_byte_span payload) noexcept:
         _do(<Host>this.host, "put", NULL, "values", "refuse_put", (client, _bytes(payload)))
 

@@ -95,6 +95,8 @@ class Backend {
 
   /// Makes a buffer of a client's bytes, and sets `devices` to the local devices that hold it.
   virtual Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) = 0;
+  /// The local devices that will hold the buffer of a put; 0: the payload is invalid, so `put` will fail.
+  virtual uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) = 0;
   /// There is no memory for a put: returns the memory that its payload leases.
   virtual void refuse_put(uint32_t client, std::span<const std::byte> payload) = 0;
   /// Writes a ready buffer to the place where the client reads it.

@@ -11,7 +11,7 @@ void ClientCommands::on_command(LocalClient& c, const CommandRecord& record, std
   const uint64_t record_bytes = bytes_of(record);
   switch (static_cast<CommandKind>(record.header.detail)) {
     case CommandKind::kPut:
-      put(c, record, payload);
+      if (!puts_.add(c, record, payload)) return;  // it reports its end itself
       break;
     case CommandKind::kFetch:
       fetches_.add(c, record, payload);
@@ -41,34 +41,6 @@ void ClientCommands::on_command(LocalClient& c, const CommandRecord& record, std
       break;
   }
   link_.command_done(id, record_bytes);
-}
-
-void ClientCommands::put(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
-  const uint32_t id = record.header.client;
-  const Handle handle{record.handle};
-  if (record.is_refused != 0) {  // a kFail that follows gives the reason
-    backend_.refuse_put(id, payload);
-    return;
-  }
-  if (!c.may_name(handle)) {
-    link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(host_));
-    return;
-  }
-  Value value = nullptr;
-  uint64_t devices = 0;
-  const Status status = backend_.put(id, payload, &value, &devices);
-  Object& object = objects_.make(c, handle, ObjectState::kDefined);
-  if (status != Status::kOk) {
-    object.state = ObjectState::kFailed;
-    object.error = errors_.add(std::string(backend_.last_error()));
-    link_.failed(id, handle, errors_.text(object.error));
-    return;
-  }
-  if (record.space_set != kNoSpaceSet) ledger_.add(value, c.account, devices, record.space_bytes);
-  object.value = value;
-  object.devices = devices;
-  object.age = tracker_.next_age();
-  tracker_.add(devices, {PendingValue::Kind::kPut, false, id, 0, refs_.retain(value), handle.raw, object.age});
 }
 
 void ClientCommands::release(LocalClient& c, std::span<const std::byte> payload) {
@@ -142,6 +114,7 @@ void ClientCommands::rename(LocalClient& c, uint32_t client, Handle name, Handle
 
 /// Offloads or restores all buffers of a client whose runs are over: it has no buffers here but the defined ones.
 void ClientCommands::offload(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
+  puts_.make_those_of(record.header.client);
   std::vector<Object*> objects;
   std::vector<Value> values;
   c.objects.for_each([&](Object& object) {

@@ -1,8 +1,9 @@
-/// ClientCommands: does what clients ask beside runs: puts, fetches, releases, tasks, and buffers that fail or move.
+/// ClientCommands: does what clients ask beside runs: puts (PutQueue), fetches, releases, tasks, and buffers that fail
+/// or move.
 ///
 ///   FUT-3   a handle that is older than the object at its index makes no object.
 ///   MOVE-1  a name means one buffer: a buffer that moved to another slice's hosts keeps its old name.
-///   MEM-1   a put is booked on its client's account. A buffer that is off the devices is not counted.
+///   MEM-1   a buffer that is off the devices is not counted.
 ///
 /// Used by the executor, for each command record of a client that is present, in the order. Threading: the executor's
 /// thread only.
@@ -15,6 +16,7 @@
 #include "executor/client_objects.h"
 #include "executor/executor_part.h"
 #include "executor/fetch_table.h"
+#include "executor/put_queue.h"
 #include "executor/task_table.h"
 #include "messages/records.h"
 
@@ -22,13 +24,13 @@ namespace pathways {
 
 class ClientCommands : private ExecutorPart {
  public:
-  ClientCommands(const ExecutorPart& part, ClientObjects& objects, FetchTable& fetches, TaskTable& tasks)
-      : ExecutorPart(part), objects_(objects), fetches_(fetches), tasks_(tasks) {}
+  ClientCommands(const ExecutorPart& part, ClientObjects& objects, PutQueue& puts, FetchTable& fetches,
+                 TaskTable& tasks)
+      : ExecutorPart(part), objects_(objects), puts_(puts), fetches_(fetches), tasks_(tasks) {}
 
   void on_command(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
 
  private:
-  void put(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
   void release(LocalClient& c, std::span<const std::byte> payload);
   void task(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
   void fail(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
@@ -36,6 +38,7 @@ class ClientCommands : private ExecutorPart {
   void offload(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
 
   ClientObjects& objects_;
+  PutQueue& puts_;
   FetchTable& fetches_;
   TaskTable& tasks_;
 };

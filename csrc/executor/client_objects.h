@@ -66,6 +66,10 @@ class ClientObjects : private ExecutorPart {
   /// Fails an object, or its orphan, and the client's future.
   void fail(uint32_t id, Handle handle, uint32_t error);
   void release(LocalClient& c, Object& object);
+  /// Whether an object of this handle was released and waits for its definition.
+  bool has_orphan(uint32_t id, Handle handle) const {
+    return id < clients_.size() && clients_[id].orphans.contains(handle.raw);
+  }
 
   /// This host is the successor of a lost host, whose clients had numbers up to `youngest_client`.
   void set_predecessor_failure(std::string text, uint32_t youngest_client);

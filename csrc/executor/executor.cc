@@ -28,9 +28,10 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       flow_(part_, plans_, objects_),
       transfers_(part_, memory_, flow_),
       launcher_(part_, memory_, flow_, transfers_),
+      puts_(part_, objects_, memory_),
       tasks_(part_, objects_),
       fetches_(part_, objects_, tasks_),
-      commands_(part_, objects_, fetches_, tasks_),
+      commands_(part_, objects_, puts_, fetches_, tasks_),
       settler_(part_, objects_, flow_, transfers_, fetches_),
       sequential_(part_, flow_) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
@@ -48,6 +49,7 @@ void Executor::clear() {
   sequential_.clear();
   queues_.clear();
   launcher_.clear();
+  puts_.clear();
   fetches_.clear();
   tasks_.clear();
   plans_.forget_runs();
@@ -87,6 +89,7 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanS
 void Executor::on_client_gone(uint32_t id) {
   if (!objects_.is_gone(id)) {
     if (objects_.end_client(id)) plans_.close_accounts_of(id);
+    puts_.forget(id);
     plans_.remove_plans_of(id);
   }
   backend_.forget_client(id);
@@ -229,20 +232,26 @@ uint32_t Executor::poll() {
   uint32_t done = 0;
   done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
   done += transfers_.poll();
+  done += puts_.retry();
   const uint64_t starts = launcher_.launches() + transfers_.started();
   queues_.retry_throttled();
   drain();
   // The order admits only what fits, so memory becomes free when the work under way is done. If nothing is under way,
-  // the sizes that the order was given are wrong. Then the host launches without enough memory, because otherwise it
-  // would stand still for ever.
-  const bool is_stuck = is_throttled() && done == 0 && tracker_.waiting() == 0 && transfers_.count() == 0 &&
-                        launcher_.attended() == 0 && launcher_.launches() + transfers_.started() == starts;
+  // the sizes that the order was given are wrong, or what a put waits for waits for other hosts, and they may wait for
+  // this one. Then the host goes on without enough memory, because otherwise it would stand still for ever.
+  const bool is_busy = done != 0 || tracker_.waiting() != 0 || launcher_.attended() != 0 ||
+                       launcher_.launches() + transfers_.started() != starts;
+  const bool is_stuck = !is_busy && (puts_.is_waiting() || (is_throttled() && transfers_.count() == 0));
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
     ++overfull_;
-    memory_.set_overfill(true);
-    queues_.retry_first_throttled();
+    if (puts_.is_waiting()) {
+      puts_.make_first();
+    } else {
+      memory_.set_overfill(true);
+      queues_.retry_first_throttled();
+    }
     drain();
     memory_.set_overfill(false);
   }

@@ -14,7 +14,7 @@
 ///   ReadinessTracker         values that XLA has not computed yet (LOOK-1)
 ///   ValueSettler             what follows when it has computed them (READ-1)
 ///   ClientObjects            the clients and their buffers (OWN-1)
-///   ClientCommands, FetchTable, TaskTable   what clients ask beside runs (FUT-3, MOVE-1)
+///   ClientCommands, PutQueue, FetchTable, TaskTable   what clients ask beside runs (FUT-3, MOVE-1)
 ///   SequentialDispatch       runs that are prepared node by node, for measurements
 ///
 /// Each of them uses those on which it is built, directly. What goes the other way (a buffer that is defined wakes its
@@ -52,6 +52,7 @@
 #include "executor/launcher.h"
 #include "executor/ledger.h"
 #include "executor/plan_table.h"
+#include "executor/put_queue.h"
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
 #include "executor/sequential_dispatch.h"
@@ -73,7 +74,7 @@ struct ExecutorStats {
   uint64_t live_runs = 0;
   uint64_t waiting = 0;    ///< pending values
   uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
-  uint64_t overfull = 0;   ///< launches made without enough memory: nothing under way would have freed any
+  uint64_t overfull = 0;   ///< launches and puts made without enough memory: no work under way would have freed any
   uint64_t tasks = 0;      ///< under way in the backend
   uint64_t goes = 0;       ///< gos for stepwise runs
   uint64_t go_ns = 0;      ///< time spent on preparing the nodes of these gos
@@ -160,8 +161,10 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// Values half way down each ready queue. A thread that may sleep until there is much to do waits for these.
   void watched_half_way(std::vector<Value>* out) const { tracker_.watched_half_way(out); }
   /// Some node has its inputs but waits for something else: the bound on launches in flight, memory, GANG-2 or GANG-3.
-  bool is_throttled() const { return !queues_.throttled().empty(); }
-  bool is_idle() const { return runs_.live() == 0 && tracker_.waiting() == 0 && tasks_.count() == 0; }
+  bool is_throttled() const { return !queues_.throttled().empty() || puts_.is_waiting(); }
+  bool is_idle() const {
+    return runs_.live() == 0 && tracker_.waiting() == 0 && tasks_.count() == 0 && !puts_.is_waiting();
+  }
 
   ExecutorStats stats() const;
   /// What the oldest live runs wait for: one line of text for each, for people to read.
@@ -201,12 +204,13 @@ class Executor final : private OutputFinder, private Dispatcher {
   Dataflow flow_;
   TransferManager transfers_;
   Launcher launcher_;
+  PutQueue puts_;
   TaskTable tasks_;
   FetchTable fetches_;
   ClientCommands commands_;
   ValueSettler settler_;
   SequentialDispatch sequential_;
-  uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although a node is throttled and nothing is under way
+  uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although something is throttled and nothing is under way
   uint64_t polls_ = 0;
   uint64_t run_records_ = 0, overfull_ = 0;
 };

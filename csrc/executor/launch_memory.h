@@ -25,8 +25,19 @@ class LaunchMemory {
   /// Whether the memory that a call, or a transfer within the host, needs is free now.
   bool has_room(const PlanEntry& entry, const NodeRecord& node) const {
     if (entry.room.empty() || !is_bounded_ || may_overfill_) return true;
-    return ledger_.fits(node.devices, entry.room[static_cast<size_t>(&node - entry.plan.nodes().data())]);
+    const uint64_t room = entry.room[static_cast<size_t>(&node - entry.plan.nodes().data())];
+    const bool may_take = (node.devices & kept_free_) == 0 || room == 0 || node.kind != NodeKind::kCall;
+    return may_take && ledger_.fits(node.devices, room);
   }
+  /// Whether `bytes` are free now on each device of a mask.
+  bool fits(uint64_t devices, uint64_t bytes) const {
+    return !is_bounded_ || ledger_.fits(devices & ledger_.all_devices(), bytes);
+  }
+  /// No call that takes more memory of these devices is launched, until `keep_free_only` leaves them out. Transfers
+  /// go on: the order counted their memory beside everything else.
+  void keep_free(uint64_t devices) { kept_free_ |= devices; }
+  void keep_free_only(uint64_t devices) { kept_free_ = devices; }
+  uint64_t kept_free() const { return kept_free_; }
   /// While it is set, there is room for everything.
   void set_overfill(bool may_overfill) { may_overfill_ = may_overfill; }
 
@@ -39,6 +50,7 @@ class LaunchMemory {
   Ledger& ledger_;
   const bool is_bounded_;
   bool may_overfill_ = false;
+  uint64_t kept_free_ = 0;  ///< devices whose free memory a put waits for
 };
 
 }  // namespace pathways

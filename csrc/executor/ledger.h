@@ -65,6 +65,7 @@ class Ledger {
   /// Nothing new is booked on it. It may be reused once none of its values is left.
   void close(AccountId account) { accounts_[account].is_open = false; }
 
+  uint64_t all_devices() const { return devices_.size() < 64 ? (uint64_t{1} << devices_.size()) - 1 : ~uint64_t{0}; }
   /// Whether `bytes` more fit on each device of a mask.
   bool fits(uint64_t mask, uint64_t bytes) const {
     for (; mask != 0; mask &= mask - 1) {

@@ -269,6 +269,13 @@ Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, Value*
   return Status::kOk;
 }
 
+uint64_t ModelledBackend::devices_of_put(uint32_t, std::span<const std::byte> payload) {
+  Put put;
+  if (payload.size() != sizeof put) return 0;
+  std::memcpy(&put, payload.data(), sizeof put);
+  return put.devices;
+}
+
 Status ModelledBackend::fetch(uint32_t, Value value, std::span<const std::byte> payload) {
   Fetch fetch;
   PW_CHECK(readiness(value) == Readiness::kReady);

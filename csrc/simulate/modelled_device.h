@@ -164,6 +164,7 @@ class ModelledBackend final : public Backend {
   Status finish_receive(const NodeContext& context, Value* output) override;
   void abandon_receive(const NodeContext& context) override;
   Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) override;
+  uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) override;
   void refuse_put(uint32_t, std::span<const std::byte>) override {}
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
   void refuse_fetch(uint32_t, std::span<const std::byte>) override {}

@@ -43,6 +43,11 @@ class ClientValues:
             value = placed.cut(full.reshape(placed.type.shape))
         return value, placed.mask
 
+    def devices_of_put(self, client: int, payload: bytes) -> int:
+        """The mask of the local devices that will hold the buffer of a put."""
+        number, _, _ = payloads.parse_put(payload)
+        return self._placements.of(client, number).mask
+
     def refuse_put(self, client: int, payload: bytes) -> None:
         """Returns the client's memory of a put that was refused because there is no room for its buffer."""
         _, _, what = payloads.parse_put(payload)

@@ -20,6 +20,7 @@ class StubBackend : public Backend {
   Status finish_receive(const NodeContext&, Value*) override { return Status::kFailed; }
   void abandon_receive(const NodeContext&) override {}
   Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kFailed; }
+  uint64_t devices_of_put(uint32_t, std::span<const std::byte>) override { return 0; }
   void refuse_put(uint32_t, std::span<const std::byte>) override {}
   Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
   void refuse_fetch(uint32_t, std::span<const std::byte>) override {}

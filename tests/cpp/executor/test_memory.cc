@@ -5,6 +5,8 @@
 //   MEM-4  Gate.DonatedArgumentsGoWithTheirLastReaderInTheRun
 //   MEM-2  Gate.LaunchWaitsForRoom, Gate.TemporariesNeedRoomToo, Gate.OtherDevicesGoOn
 //   MEM-3  Gate.OverfullOnlyWhenNothingIsUnderWay
+//   MEM-1  Puts.*: a put waits for what is under way, on its own devices, and is made before later calls
+//   OWN-1  Puts.AreNotMadeForAClientThatIsGone
 //   Gate.RunsSayWhatTheyWaitFor: the words for people who ask.
 #include "executor/bench_host.h"
 
@@ -47,6 +49,16 @@ struct Gate : ::testing::Test {
                                 kNoSpaceSet,
                                 0};
     executor.on_command(command, std::as_bytes(std::span{&handle, 1}));
+  }
+  void put(uint64_t handle, uint64_t devices, uint32_t bytes) {
+    const ModelledBackend::Put payload{handle, devices};
+    CommandRecord command{};
+    command.header = {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kPut), 0};
+    command.handle = handle;
+    command.bytes = sizeof payload;
+    command.space_set = 0;
+    command.space_bytes = bytes;
+    executor.on_command(command, std::as_bytes(std::span{&payload, 1}));
   }
   void poll() {
     while (executor.poll() != 0) {
@@ -235,6 +247,93 @@ TEST_F(Gate, OverfullOnlyWhenNothingIsUnderWay) {
   EXPECT_EQ(device(0).high_water, 120u);
   release(A);
   release(B);
+  expect_empty();
+}
+
+struct Puts : Gate {
+  Puts() {
+    add_plan(0, maker(), {{60}, {{}}});
+    add_plan(1, maker(), {{30}, {{}}});
+    add_plan(2, plan_of({0}, {call({0}, {1})}, {1}, 2), {{50, 10}, {{}}});
+    run(1, 0, {}, {A});  // 60 of 100 bytes
+    release(A);          // in use until the call is done
+  }
+};
+
+TEST_F(Puts, WaitForWhatIsUnderWay) {
+  put(B, 3, 50);
+  EXPECT_EQ(device(0).bytes, 60u);
+  EXPECT_EQ(device(1).bytes, 0u);
+  EXPECT_FALSE(executor.is_idle());
+  EXPECT_EQ(link.completions(B), 0u);
+  pass();
+  EXPECT_EQ(device(0).bytes, 50u);
+  EXPECT_EQ(device(1).bytes, 50u);
+  EXPECT_EQ(link.completions(B), 1u);
+  release(B);
+  EXPECT_LE(device(0).high_water, kBudget);
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  expect_empty();
+}
+
+TEST_F(Puts, OfOtherDevicesGoOn) {
+  put(B, 1, 50);
+  put(C, 2, 50);
+  EXPECT_EQ(device(0).bytes, 60u);
+  EXPECT_EQ(device(1).bytes, 50u);
+  release(C);
+  pass();
+  release(B);
+  expect_empty();
+}
+
+TEST_F(Puts, AreMadeInTheirOrderAndBeforeLaterCalls) {
+  put(B, 1, 50);
+  put(C, 1, 10);               // it would fit
+  run(2, 1, {}, {handle(4)});  // so would this
+  poll();
+  EXPECT_EQ(device(0).bytes, 60u);
+  pass(100);  // the first call is done
+  EXPECT_EQ(device(0).bytes, 50u + 10 + 30);
+  EXPECT_EQ(device(0).high_water, 90u);
+  for (const uint64_t each : {B, C, handle(4)}) release(each);
+  expect_empty();
+}
+
+TEST_F(Puts, ReadersWaitForThem) {
+  put(B, 1, 50);
+  run(2, 2, {B}, {C});
+  release(B);
+  poll();
+  EXPECT_EQ(link.completions(C), 0u);
+  pass();
+  pass();
+  EXPECT_EQ(link.completions(C), 1u);
+  EXPECT_TRUE(link.failures.empty());
+  release(C);
+  expect_empty();
+}
+
+TEST_F(Puts, AreNotMadeForAClientThatIsGone) {
+  put(B, 1, 50);
+  run(2, 2, {B}, {C});
+  const uint64_t before = backend.live_values();
+  executor.on_client_gone(0);
+  EXPECT_EQ(backend.live_values(), before);
+  expect_empty();
+  EXPECT_EQ(executor.stats().live_runs, 0u);
+}
+
+TEST_F(Puts, GoOnWhenNothingIsUnderWay) {
+  run(2, 1, {}, {C});  // it stays
+  pass();
+  put(B, 1, 90);
+  EXPECT_EQ(device(0).bytes, 30u);
+  for (int i = 0; i < 100; ++i) poll();
+  EXPECT_EQ(device(0).bytes, 120u);
+  EXPECT_EQ(executor.stats().overfull, 1u);
+  release(B);
+  release(C);
   expect_empty();
 }
 

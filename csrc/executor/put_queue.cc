@@ -1,0 +1,126 @@
+#include "executor/put_queue.h"
+
+#include <string>
+#include <utility>
+
+namespace pathways {
+
+bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
+  const uint32_t id = record.header.client;
+  const Handle handle{record.handle};
+  if (record.is_refused != 0) {  // a kFail that follows gives the reason
+    backend_.refuse_put(id, payload);
+    return true;
+  }
+  if (!c.may_name(handle)) {
+    link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(host_));
+    return true;
+  }
+  uint64_t devices = 0;
+  // An older object of this handle waits for a definition of its own. A put that waits would be taken for it.
+  if (!objects_.has_orphan(id, handle) && must_wait(record, payload, &devices)) {
+    objects_.make(c, handle, ObjectState::kAnnounced);
+    waiting_.push_back({record, {payload.begin(), payload.end()}, devices});
+    memory_.keep_free(devices);
+    return false;
+  }
+  const Made made = make(c, record, payload);
+  Object& object = objects_.make(c, handle, made.value == nullptr ? ObjectState::kFailed : ObjectState::kDefined);
+  object.error = made.error;
+  object.value = made.value;
+  object.devices = made.devices;
+  object.age = made.age;
+  if (made.error != 0) link_.failed(id, handle, errors_.text(made.error));
+  return true;
+}
+
+/// Whether the put does not fit on its devices now, or an earlier put waits for one of them.
+bool PutQueue::must_wait(const CommandRecord& record, std::span<const std::byte> payload, uint64_t* devices) {
+  if (record.space_set == kNoSpaceSet) return false;  // its size is not known
+  if (waiting_.empty() && memory_.fits(~uint64_t{0}, record.space_bytes)) return false;
+  *devices = backend_.devices_of_put(record.header.client, payload);
+  return (*devices & memory_.kept_free()) != 0 || !memory_.fits(*devices, record.space_bytes);
+}
+
+/// Makes the buffer.
+PutQueue::Made PutQueue::make(const LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
+  const uint32_t id = record.header.client;
+  Made made;
+  if (backend_.put(id, payload, &made.value, &made.devices) != Status::kOk) {
+    made.error = errors_.add(std::string(backend_.last_error()));
+    return made;
+  }
+  if (record.space_set != kNoSpaceSet) ledger_.add(made.value, c.account, made.devices, record.space_bytes);
+  made.age = tracker_.next_age();
+  tracker_.add(made.devices,
+               {PendingValue::Kind::kPut, false, id, 0, refs_.retain(made.value), record.handle, made.age});
+  return made;
+}
+
+/// Makes the buffer of a put that has waited, and defines its object, or fails it.
+void PutQueue::define(const Put& put) {
+  const uint32_t id = put.record.header.client;
+  const Handle handle{put.record.handle};
+  const Made made = make(*objects_.client(id), put.record, put.payload);
+  if (made.error != 0) {
+    objects_.fail(id, handle, made.error);
+  } else {
+    objects_.define(id, handle, made.value, made.devices, made.age);
+  }
+}
+
+uint32_t PutQueue::make_those_that_fit() {
+  uint32_t made = 0;
+  uint64_t passed = 0;  // devices of puts that still wait
+  for (size_t at = 0; at < waiting_.size();) {
+    const Put& put = waiting_[at];
+    if ((put.devices & passed) != 0 || !memory_.fits(put.devices, put.record.space_bytes)) {
+      passed |= put.devices;
+      ++at;
+      continue;
+    }
+    define(take(at));
+    ++made;
+  }
+  return made;
+}
+
+void PutQueue::make_first() { define(take(0)); }
+
+void PutQueue::make_those_of(uint32_t client) {
+  for (size_t at = 0; at < waiting_.size();) {
+    if (waiting_[at].record.header.client == client) {
+      define(take(at));
+    } else {
+      ++at;
+    }
+  }
+}
+
+void PutQueue::forget(uint32_t client) {
+  for (size_t at = 0; at < waiting_.size();) {
+    if (waiting_[at].record.header.client == client) {
+      objects_.fail(client, Handle{take(at).record.handle}, errors_.add("the client that put the buffer is gone"));
+    } else {
+      ++at;
+    }
+  }
+}
+
+/// Removes a waiting put, whose command is then done (FLOW-1). What it kept free is free for others, and for it.
+PutQueue::Put PutQueue::take(size_t at) {
+  Put put = std::move(waiting_[at]);
+  waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(at));
+  uint64_t devices = 0;
+  for (const Put& each : waiting_) devices |= each.devices;
+  memory_.keep_free_only(devices);
+  link_.command_done(put.record.header.client, bytes_of(put.record));
+  return put;
+}
+
+void PutQueue::clear() {
+  waiting_.clear();
+  memory_.keep_free_only(0);
+}
+
+}  // namespace pathways

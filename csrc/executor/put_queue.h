@@ -1,0 +1,71 @@
+/// PutQueue: makes the buffers that clients put on devices, when the devices have room for them.
+///
+/// A host launches ahead: it enqueues a call as soon as the memory that the call needs is free, even if the memory of
+/// earlier calls is free only when XLA has computed them. So a put that the order has admitted may find the devices
+/// full for a moment. It waits until work under way frees the memory; its buffer is announced at once, and readers wait
+/// for the buffer.
+///
+///   MEM-1  a put is booked on its client's account. Puts that share a device are made in their order. While a put
+///          waits, nothing is launched on its devices that takes more of their memory. The order admits a put only if
+///          it fits beside each admitted run at any point of the run. So the put fits when what is launched is done.
+///   OWN-1  when the client is gone, its waiting puts are not made: the client's memory, where their bytes are, is
+///          given up. Runs that wait for the buffer get an error, and gangs are launched with a placeholder (GANG-1).
+///
+/// Used by ClientCommands, and by the executor in each poll. Threading: the executor's thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "executor/client_objects.h"
+#include "executor/executor_part.h"
+#include "executor/launch_memory.h"
+#include "messages/records.h"
+
+namespace pathways {
+
+class PutQueue : private ExecutorPart {
+ public:
+  PutQueue(const ExecutorPart& part, ClientObjects& objects, LaunchMemory& memory)
+      : ExecutorPart(part), objects_(objects), memory_(memory) {}
+
+  /// Makes the buffer now, or announces it and makes it later. False: later, so the command is not done yet.
+  bool add(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+  /// Makes the buffers that fit now. Returns how many.
+  uint32_t retry() { return waiting_.empty() ? 0 : make_those_that_fit(); }
+  /// Makes the first waiting buffer, although it does not fit.
+  void make_first();
+  bool is_waiting() const { return !waiting_.empty(); }
+  /// The client is to be offloaded: its buffers are made now, although they do not fit.
+  void make_those_of(uint32_t client);
+  /// The client is gone.
+  void forget(uint32_t client);
+  void clear();
+
+ private:
+  struct Put {
+    CommandRecord record;
+    std::vector<std::byte> payload;
+    uint64_t devices = 0;
+  };
+  struct Made {
+    Value value = nullptr;  ///< nullptr: `error` says why
+    uint64_t devices = 0;
+    uint64_t age = 0;
+    uint32_t error = 0;
+  };
+
+  bool must_wait(const CommandRecord& record, std::span<const std::byte> payload, uint64_t* devices);
+  Made make(const LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload);
+  void define(const Put& put);
+  uint32_t make_those_that_fit();
+  Put take(size_t at);
+
+  ClientObjects& objects_;
+  LaunchMemory& memory_;
+  std::vector<Put> waiting_;  ///< in their order
+};
+
+}  // namespace pathways
