@@ -28,7 +28,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       flow_(part_, plans_, objects_),
       transfers_(part_, memory_, flow_),
       launcher_(part_, memory_, flow_, transfers_),
-      puts_(part_, objects_, memory_),
+      puts_(part_, objects_, memory_, options.longest_put_wait),
       tasks_(part_, objects_),
       fetches_(part_, objects_, tasks_),
       commands_(part_, objects_, puts_, fetches_, tasks_),
@@ -237,18 +237,19 @@ uint32_t Executor::poll() {
   queues_.retry_throttled();
   drain();
   // The order admits only what fits, so memory becomes free when the work under way is done. If nothing is under way,
-  // the sizes that the order was given are wrong, or what a put waits for waits for other hosts, and they may wait for
-  // this one. Then the host goes on without enough memory, because otherwise it would stand still for ever.
+  // the sizes that the order was given are wrong, or a put waits for memory of a value that another host has not taken
+  // yet, and that host may wait for this one. Then this host goes on without enough memory: otherwise it could stand
+  // still for ever.
   const bool is_busy = done != 0 || tracker_.waiting() != 0 || launcher_.attended() != 0 ||
                        launcher_.launches() + transfers_.started() != starts;
   const bool is_stuck = !is_busy && (puts_.is_waiting() || (is_throttled() && transfers_.count() == 0));
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
-    ++overfull_;
     if (puts_.is_waiting()) {
       puts_.make_first();
     } else {
+      ++overfull_;
       memory_.set_overfill(true);
       queues_.retry_first_throttled();
     }
@@ -272,7 +273,7 @@ ExecutorStats Executor::stats() const {
   stats.live_runs = runs_.live();
   stats.waiting = tracker_.waiting();
   stats.exchanges = transfers_.count();
-  stats.overfull = overfull_;
+  stats.overfull = overfull_ + puts_.overfull();
   stats.tasks = tasks_.count();
   stats.goes = sequential_.goes();
   stats.go_ns = sequential_.go_ns();

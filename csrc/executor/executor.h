@@ -31,6 +31,7 @@
 /// tables and the queues are reused).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -88,6 +89,7 @@ class Executor final : private OutputFinder, private Dispatcher {
     uint32_t max_in_flight = 0;  ///< launches that may be under way at once, per device; 0: no bound
     uint64_t device_bytes = 0;   ///< memory of each device; 0: no bound
     bool gangs_block = false;    ///< launching a gang blocks what the host does next (GANG-2)
+    std::chrono::nanoseconds longest_put_wait = std::chrono::seconds(10);  ///< for memory, see PutQueue
   };
 
   Executor(Options options, Backend& backend, HostLink& link);

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "sync/atomic.h"
+
 namespace pathways {
 
 bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
@@ -20,7 +22,7 @@ bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const 
   // An older object of this handle waits for a definition of its own. A put that waits would be taken for it.
   if (!objects_.has_orphan(id, handle) && must_wait(record, payload, &devices)) {
     objects_.make(c, handle, ObjectState::kAnnounced);
-    waiting_.push_back({record, {payload.begin(), payload.end()}, devices});
+    waiting_.push_back({record, {payload.begin(), payload.end()}, devices, monotonic_ns()});
     memory_.keep_free(devices);
     return false;
   }
@@ -69,23 +71,29 @@ void PutQueue::define(const Put& put) {
   }
 }
 
-uint32_t PutQueue::make_those_that_fit() {
+uint32_t PutQueue::make_those_due() {
+  const int64_t late_ns = monotonic_ns() - longest_wait_.count();
   uint32_t made = 0;
   uint64_t passed = 0;  // devices of puts that still wait
   for (size_t at = 0; at < waiting_.size();) {
     const Put& put = waiting_[at];
-    if ((put.devices & passed) != 0 || !memory_.fits(put.devices, put.record.space_bytes)) {
+    const bool fits = (put.devices & passed) == 0 && memory_.fits(put.devices, put.record.space_bytes);
+    if (!fits && put.since_ns > late_ns) {
       passed |= put.devices;
       ++at;
       continue;
     }
+    overfull_ += fits ? 0 : 1;
     define(take(at));
     ++made;
   }
   return made;
 }
 
-void PutQueue::make_first() { define(take(0)); }
+void PutQueue::make_first() {
+  ++overfull_;
+  define(take(0));
+}
 
 void PutQueue::make_those_of(uint32_t client) {
   for (size_t at = 0; at < waiting_.size();) {

@@ -1,8 +1,8 @@
 """The controller process: `python -m pathways.controller.main CONFIG LOCK_FD`, started by the supervisor.
 
 The resource manager and the control plane's server run on one event loop. The native controller, with the sequencer,
-runs on a native thread of its own. The process does not import JAX. It ends with status 0 when the
-cluster was closed in order, with status 1 when the cluster failed.
+runs on a native thread of its own. The process does not import JAX. It ends with status 0 when the cluster was closed
+in order, with status 1 when the cluster failed.
 """
 
 from __future__ import annotations

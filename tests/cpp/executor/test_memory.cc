@@ -8,18 +8,23 @@
 //   MEM-1  Puts.*: a put waits for what is under way, on its own devices, and is made before later calls
 //   OWN-1  Puts.AreNotMadeForAClientThatIsGone
 //   Gate.RunsSayWhatTheyWaitFor: the words for people who ask.
+#include <chrono>
+#include <thread>
+
 #include "executor/bench_host.h"
 
 namespace pathways::test {
 namespace {
 
 constexpr uint64_t kBudget = 100;
+constexpr auto kLongestPutWait = std::chrono::seconds(1);
 
 struct Gate : ::testing::Test {
   ModelClock clock{ModelClock::Kind::kVirtual};
   ModelledBackend backend{{0, 2, 100, 0}, clock, nullptr};
   RecordingLink link;
-  Executor executor{{.host = 0, .devices = 2, .device_bytes = kBudget}, backend, link};
+  Executor executor{
+      {.host = 0, .devices = 2, .device_bytes = kBudget, .longest_put_wait = kLongestPutWait}, backend, link};
 
   Gate() { executor.add_client(0); }
 
@@ -322,6 +327,19 @@ TEST_F(Puts, AreNotMadeForAClientThatIsGone) {
   EXPECT_EQ(backend.live_values(), before);
   expect_empty();
   EXPECT_EQ(executor.stats().live_runs, 0u);
+}
+
+// What is under way may wait for a host that waits for this one.
+TEST_F(Puts, DoNotWaitForEver) {
+  put(B, 1, 50);
+  poll();
+  EXPECT_EQ(device(0).bytes, 60u);
+  std::this_thread::sleep_for(kLongestPutWait);
+  poll();
+  EXPECT_EQ(device(0).bytes, 110u);
+  EXPECT_EQ(executor.stats().overfull, 1u);
+  release(B);
+  expect_empty();
 }
 
 TEST_F(Puts, GoOnWhenNothingIsUnderWay) {
