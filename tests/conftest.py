@@ -1,6 +1,8 @@
 """What every Python test stands on: eight CPU devices, a watchdog, a check that nothing is left, and clusters.
 
 * JAX sees eight CPU devices and nothing else; that is settled here, before anything imports JAX.
+* XLA compiles without its optimizations, unless XLA_FLAGS says how: the tests compile thousands of small programs, and
+  compare with what JAX computes under the same flags. CI runs a part of them with XLA's own flags as well.
 * The watchdog ends the whole run, with every thread's stack, when one test takes longer than its limit: a deadlock
   must fail, not hang. `@pytest.mark.watchdog(seconds)` changes the limit of one test. It is a thread of the
   interpreter's own (faulthandler), so it also works while the GIL is held for ever.
@@ -16,7 +18,10 @@ import os
 
 DEVICES = 8
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}".strip()
+QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', QUICK_XLA)} --xla_force_host_platform_device_count={DEVICES}".strip()
+)
 
 import faulthandler  # noqa: E402
 import gc  # noqa: E402
