@@ -1,0 +1,236 @@
+#include "policy/share_policy.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+
+namespace pathways {
+
+SharePolicy::Pool& SharePolicy::pool(PoolId id) {
+  while (id >= pools_.size()) pools_.emplace_back().horizon_ns = options_.horizon_ns;
+  return pools_[id];
+}
+
+void SharePolicy::set_client(uint32_t id, double weight, int32_t priority) {
+  PW_CHECK(weight > 0);
+  Client& client = clients_[id];
+  client.id = id;
+  client.weight = weight;
+  client.priority = priority;
+}
+
+void SharePolicy::remove_client(uint32_t id) {
+  withdraw(id);
+  clients_.erase(id);
+}
+
+void SharePolicy::offer(uint32_t id, std::span<const PoolTime> estimate, int64_t now) {
+  PW_DCHECK(!estimate.empty() && clients_.contains(id));
+  Client& client = clients_.at(id);
+  client.offer.assign(estimate.begin(), estimate.end());
+  for (const PoolTime& each : estimate) pool(each.pool);
+  if (client.has_offer) return;
+  client.has_offer = true;
+  client.offered_ns = now;
+  client.number = next_number_++;
+  offering_.push_back(&client);
+}
+
+void SharePolicy::withdraw(uint32_t id) {
+  if (!has_offer(id)) return;
+  Client& client = clients_.at(id);
+  client.has_offer = false;
+  std::erase(offering_, &client);
+}
+
+bool SharePolicy::has_offer(uint32_t id) const {
+  const auto found = clients_.find(id);
+  return found != clients_.end() && found->second.has_offer;
+}
+
+int64_t SharePolicy::used_ns(uint32_t id) const {
+  const auto found = clients_.find(id);
+  return found == clients_.end() ? 0 : found->second.used_ns;
+}
+
+/// SHARE-2
+bool SharePolicy::may_enter(const Client& client, int64_t now) const {
+  bool has_open = false;
+  for (const PoolTime& each : client.offer) {
+    const Pool& at = pools_[each.pool];
+    if (now < at.uncloses_ns()) return false;
+    has_open = has_open || now >= at.opens_ns();
+  }
+  return has_open;
+}
+
+/// SHARE-3: whether the offer takes nothing from those before it in the line.
+bool SharePolicy::delays_nobody(const Client& client, int64_t now) const {
+  return std::all_of(client.offer.begin(), client.offer.end(), [&](const PoolTime& each) {
+    const Pool& at = pools_[each.pool];
+    if (at.is_barred || at.reserved_ns == 0) return !at.is_barred;
+    const bool would_be_full = at.outstanding >= 1 && at.outstanding_ns + each.ns >= kClosed * at.horizon_ns;
+    return !would_be_full && std::max(at.busy_until, now) + each.ns - 2 * at.horizon_ns < at.reserved_ns;
+  });
+}
+
+/// SHARE-3: the offer may not enter now. The moment for which its pools are reserved never moves away: the pools that
+/// are closed are barred, so their time only becomes less. A full pool may open at any moment.
+void SharePolicy::hold_back_others(const Client& client, int64_t now) {
+  int64_t unclosed = 0;
+  bool is_closed = false;
+  for (const PoolTime& each : client.offer) {
+    const Pool& at = pools_[each.pool];
+    is_closed = is_closed || now < at.uncloses_ns();
+    if (!at.is_full(kClosed)) unclosed = std::max(unclosed, at.uncloses_ns());
+  }
+  for (const PoolTime& each : client.offer) {
+    Pool& at = pools_[each.pool];
+    at.is_barred = at.is_barred || now < at.opens_ns();
+    const int64_t until = std::max(unclosed, now);
+    if (is_closed && (at.reserved_ns == 0 || at.reserved_ns > until)) at.reserved_ns = until;
+  }
+}
+
+double SharePolicy::start(const Client& client, const Pool& at, PoolId id) const {
+  return id < client.finish.size() ? std::max(client.finish[id], at.virtual_time) : at.virtual_time;
+}
+
+double SharePolicy::lag(const Client& client) const {
+  double lag = 0;
+  for (const PoolTime& each : client.offer) {
+    const Pool& at = pools_[each.pool];
+    lag = std::max(lag, start(client, at, each.pool) - at.virtual_time);
+  }
+  return lag;
+}
+
+/// SHARE-4
+int64_t SharePolicy::class_of(const Client& client, int64_t now) const {
+  const int64_t risen = options_.aging_ns > 0 ? (now - client.offered_ns) / options_.aging_ns : 0;
+  return client.priority + risen;
+}
+
+/// SHARE-1: the virtual time of a pool follows the offers that wait for it.
+void SharePolicy::advance_virtual_times(int64_t now) {
+  ++picks_;
+  for (const Client* client : offering_) {
+    for (const PoolTime& each : client->offer) {
+      Pool& at = pools_[each.pool];
+      const double tag = start(*client, at, each.pool);
+      at.least_start = at.looked == picks_ ? std::min(at.least_start, tag) : tag;
+      at.looked = picks_;
+      at.is_barred = false;
+      at.reserved_ns = 0;
+      at.is_waited_for = now < at.opens_ns();
+    }
+  }
+  for (const Client* client : offering_) {
+    for (const PoolTime& each : client->offer) {
+      Pool& at = pools_[each.pool];
+      at.virtual_time = std::max(at.virtual_time, at.least_start);
+    }
+  }
+}
+
+std::optional<uint32_t> SharePolicy::pick(int64_t now) {
+  if (offering_.empty()) return std::nullopt;
+  advance_virtual_times(now);
+  if (std::none_of(offering_.begin(), offering_.end(), [&](const Client* each) { return may_enter(*each, now); })) {
+    return std::nullopt;
+  }
+  line_.clear();
+  for (Client* client : offering_) line_.push_back({class_of(*client, now), lag(*client), client});
+  std::sort(line_.begin(), line_.end());
+  for (const Place& place : line_) {
+    if (may_enter(*place.client, now) && delays_nobody(*place.client, now)) {
+      withdraw(place.client->id);
+      return place.client->id;
+    }
+    hold_back_others(*place.client, now);
+  }
+  return std::nullopt;
+}
+
+int64_t SharePolicy::next_ns(int64_t now) const {
+  int64_t next = std::numeric_limits<int64_t>::max();
+  for (const Client* client : offering_) {
+    int64_t opens = std::numeric_limits<int64_t>::max(), unclosed = 0;
+    for (const PoolTime& each : client->offer) {
+      const Pool& at = pools_[each.pool];
+      opens = std::min(opens, at.opens_ns());
+      unclosed = std::max(unclosed, at.uncloses_ns());
+    }
+    const int64_t may = std::max(opens, unclosed);
+    // Held back now, it waits for an offer that is looked at here, too, or for a run to be over.
+    if (may > now) next = std::min(next, may);
+  }
+  return next;
+}
+
+void SharePolicy::charge(Client& client, PoolId id, double ns) {
+  if (id >= client.finish.size()) client.finish.resize(id + 1, 0);
+  client.finish[id] += ns / client.weight;
+}
+
+void SharePolicy::entered(uint32_t id, std::span<const PoolTime> estimate, int64_t now) {
+  PW_DCHECK(clients_.contains(id));
+  Client& client = clients_.at(id);
+  for (const PoolTime& each : estimate) {
+    Pool& at = pool(each.pool);
+    charge(client, each.pool, 0);  // there is a tag
+    client.finish[each.pool] = std::max(client.finish[each.pool], at.virtual_time);
+    charge(client, each.pool, static_cast<double>(each.ns));
+    client.used_ns += each.ns;
+    ++at.outstanding;
+    at.outstanding_ns += each.ns;
+    at.busy_until = std::max(at.busy_until, now) + each.ns;
+  }
+}
+
+void SharePolicy::over(uint32_t id, PoolTime estimate, int64_t took_ns, int64_t now) {
+  Pool& at = pool(estimate.pool);
+  PW_DCHECK(at.outstanding > 0 && at.outstanding_ns >= estimate.ns);
+  --at.outstanding;
+  at.outstanding_ns -= estimate.ns;
+  // Only ever sooner: a run may wait for others between its computations, and then more runs are needed to keep the
+  // devices busy (SHARE-3).
+  at.busy_until = std::min(at.busy_until, now + at.outstanding_ns);
+  if (at.outstanding == 0 && at.is_waited_for) {
+    at.horizon_ns = std::min(options_.most_horizon_ns, 2 * at.horizon_ns);
+  } else {
+    at.horizon_ns = std::max(options_.least_horizon_ns, at.horizon_ns - at.horizon_ns / kShrinkPart);
+  }
+  at.is_waited_for = at.is_waited_for && at.outstanding != 0;
+  const auto client = clients_.find(id);
+  if (client == clients_.end()) return;
+  charge(client->second, estimate.pool, static_cast<double>(took_ns - estimate.ns));
+  client->second.used_ns += took_ns - estimate.ns;
+}
+
+void SharePolicy::split(PoolId from, PoolId to) {
+  const Pool old = pool(from);
+  Pool& made = pool(to);
+  made.virtual_time = old.virtual_time;
+  made.horizon_ns = old.horizon_ns;
+  for (auto& [id, client] : clients_) {
+    if (from >= client.finish.size()) continue;
+    if (to >= client.finish.size()) client.finish.resize(to + 1, 0);
+    client.finish[to] = client.finish[from];
+  }
+}
+
+void SharePolicy::validate() const {
+  size_t with_offer = 0;
+  for (const auto& [id, client] : clients_) with_offer += client.has_offer ? 1U : 0U;
+  PW_CHECK(with_offer == offering_.size());
+  for (const Client* client : offering_) PW_CHECK(client->has_offer && !client->offer.empty());
+  for (const Pool& at : pools_) {
+    PW_CHECK(at.outstanding_ns >= 0 && (at.outstanding != 0 || at.outstanding_ns == 0));
+    PW_CHECK(at.horizon_ns >= std::min(options_.horizon_ns, options_.least_horizon_ns));
+    PW_CHECK(at.horizon_ns <= std::max(options_.horizon_ns, options_.most_horizon_ns));
+  }
+}
+
+}  // namespace pathways

@@ -1,0 +1,431 @@
+// SharePolicy, driven by a modelled cluster in virtual time.
+//
+//   SHARE-1 (fair)    ShareIsByWeight.*, ALatecomerGetsNoCredit, SharesOnEachOfManyPools
+//   SHARE-2 (bounded) AShortRunDoesNotWaitBehindAFlood, ARunOnManyPoolsIsNotStarved, OutstandingTimeIsBounded
+//   SHARE-3 (busy)    DevicesAreNeverIdle, AShortHorizonGrows
+//   SHARE-4 (classes) AHigherPriorityGoesFirst, ALowerPriorityWaitsForABoundedTime
+//   SHARE-5 (charged) AWrongGuessIsCorrected
+//   all of them       AnyClientsOnAnyPools, drawn by chance; the seed is printed
+#include "policy/share_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "support.h"
+
+namespace pathways {
+namespace {
+
+constexpr int64_t kUs = 1'000, kMs = 1'000'000, kSecond = 1'000'000'000;
+
+/// A client of the model. It always has `ahead` runs submitted and not over.
+struct Tenant {
+  double weight = 1;
+  int32_t priority = 0;
+  std::vector<PoolTime> takes;       ///< what a run takes
+  std::vector<PoolTime> guess = {};  ///< what it is expected to take; empty: what it takes
+  uint32_t ahead = 1000;
+  int64_t begins = 0, ends = INT64_MAX;
+  int64_t pause = 0;  ///< from the end of a run to the next submission; for a client with one run at a time
+
+  // What happened
+  std::vector<int64_t> used;    ///< by pool
+  std::vector<int64_t> waits;   ///< from each submission to the beginning
+  std::deque<int64_t> pending;  ///< times of the submissions that are not picked
+  uint32_t under_way = 0;
+  std::deque<int64_t> to_submit;  ///< times of submissions to come
+};
+
+/// Pools that run what enters, each in the order of entry. A run begins when it is first on all of its pools.
+class Model {
+ public:
+  Model(uint32_t pools, std::vector<Tenant> tenants, SharePolicy::Options options = {})
+      : policy(options), tenants(std::move(tenants)), fifos_(pools), idle_(pools) {
+    for (uint32_t i = 0; i < this->tenants.size(); ++i) {
+      Tenant& t = this->tenants[i];
+      if (t.guess.empty()) t.guess = t.takes;
+      t.used.assign(pools, 0);
+      t.to_submit.assign(t.ahead, t.begins);
+      policy.set_client(i, t.weight, t.priority);
+    }
+  }
+
+  void run_until(int64_t end) {
+    while (now < end) {
+      step_at(now);
+      now = std::min(end, next_time());
+    }
+  }
+
+  /// Part of a pool's time from `mark` on that each tenant got.
+  std::vector<double> shares(PoolId pool) const {
+    std::vector<double> parts;
+    int64_t sum = 0;
+    for (const Tenant& t : tenants) sum += t.used[pool];
+    for (const Tenant& t : tenants) parts.push_back(static_cast<double>(t.used[pool]) / static_cast<double>(sum));
+    return parts;
+  }
+  void forget_use() {
+    for (Tenant& t : tenants) t.used.assign(fifos_.size(), 0);
+    std::fill(idle_.begin(), idle_.end(), 0);
+  }
+  /// Time in which the pool had nothing to do although a tenant waited for it.
+  int64_t idle_ns(PoolId pool) const { return idle_[pool]; }
+  int64_t longest_outstanding = 0;  ///< on any pool, as estimated
+
+  SharePolicy policy;
+  std::vector<Tenant> tenants;
+  int64_t now = 0;
+
+ private:
+  struct Run {
+    uint32_t tenant;
+    bool has_begun = false;
+    std::vector<int64_t> ends;  ///< by index into the tenant's `takes`
+    std::vector<bool> over;
+  };
+
+  void step_at(int64_t at) {
+    for (uint32_t id = 0; id < tenants.size(); ++id) {
+      Tenant& t = tenants[id];
+      while (!t.to_submit.empty() && t.to_submit.front() <= at) {
+        if (at < t.ends) t.pending.push_back(t.to_submit.front());
+        t.to_submit.pop_front();
+      }
+    }
+    bool is_changed = true;
+    while (is_changed) {
+      is_changed = finish(at);
+      offer(at);
+      while (const auto picked = policy.pick(at)) {
+        enter(*picked, at);
+        offer(at);
+        is_changed = true;
+      }
+      is_changed = begin(at) || is_changed;
+    }
+    policy.validate();
+    for (PoolId p = 0; p < fifos_.size(); ++p) {
+      longest_outstanding = std::max(longest_outstanding, policy.outstanding_ns(p));
+    }
+  }
+
+  void offer(int64_t at) {
+    for (uint32_t id = 0; id < tenants.size(); ++id) {
+      if (!tenants[id].pending.empty() && !policy.has_offer(id)) policy.offer(id, tenants[id].guess, at);
+    }
+  }
+
+  void enter(uint32_t id, int64_t at) {
+    Tenant& t = tenants[id];
+    policy.entered(id, t.guess, at);
+    t.waits.push_back(at - t.pending.front());
+    t.pending.pop_front();
+    ++t.under_way;
+    auto run = std::make_shared<Run>(Run{id, false, {}, std::vector<bool>(t.takes.size(), false)});
+    for (const PoolTime& each : t.takes) fifos_[each.pool].push_back(run);
+  }
+
+  bool begin(int64_t at) {
+    bool has_begun = false;
+    for (PoolId p = 0; p < fifos_.size(); ++p) {
+      if (fifos_[p].empty() || fifos_[p].front()->has_begun) continue;
+      Run& run = *fifos_[p].front();
+      const Tenant& t = tenants[run.tenant];
+      const bool is_first = std::all_of(t.takes.begin(), t.takes.end(),
+                                        [&](const PoolTime& each) { return fifos_[each.pool].front().get() == &run; });
+      if (!is_first) continue;
+      run.has_begun = has_begun = true;
+      for (const PoolTime& each : t.takes) run.ends.push_back(at + each.ns);
+    }
+    return has_begun;
+  }
+
+  bool finish(int64_t at) {
+    bool has_ended = false;
+    for (PoolId p = 0; p < fifos_.size(); ++p) {
+      if (fifos_[p].empty() || !fifos_[p].front()->has_begun) continue;
+      const std::shared_ptr<Run> run = fifos_[p].front();
+      Tenant& t = tenants[run->tenant];
+      for (size_t i = 0; i < t.takes.size(); ++i) {
+        if (t.takes[i].pool != p || run->ends[i] > at) continue;
+        t.used[p] += t.takes[i].ns;
+        policy.over(run->tenant, t.guess[i], t.takes[i].ns, at);
+        run->over[i] = has_ended = true;
+        fifos_[p].pop_front();
+        if (std::all_of(run->over.begin(), run->over.end(), [](bool is) { return is; })) {
+          --t.under_way;
+          t.to_submit.push_back(at + t.pause);
+        }
+        break;
+      }
+    }
+    return has_ended;
+  }
+
+  int64_t next_time() {
+    int64_t next = std::max(now + 1, policy.next_ns(now));
+    for (PoolId p = 0; p < fifos_.size(); ++p) {
+      if (fifos_[p].empty()) continue;
+      const Run& run = *fifos_[p].front();
+      if (!run.has_begun) continue;
+      const Tenant& t = tenants[run.tenant];
+      for (size_t i = 0; i < t.takes.size(); ++i) {
+        if (t.takes[i].pool == p) next = std::min(next, run.ends[i]);
+      }
+    }
+    for (const Tenant& t : tenants) {
+      if (!t.to_submit.empty()) next = std::min(next, std::max(now + 1, t.to_submit.front()));
+    }
+    for (PoolId p = 0; p < fifos_.size(); ++p) {
+      const bool is_wanted = std::any_of(tenants.begin(), tenants.end(), [&](const Tenant& t) {
+        return !t.pending.empty() &&
+               std::any_of(t.takes.begin(), t.takes.end(), [&](const PoolTime& each) { return each.pool == p; });
+      });
+      if (fifos_[p].empty() && is_wanted) idle_[p] += next - now;
+    }
+    return next;
+  }
+
+  std::vector<std::deque<std::shared_ptr<Run>>> fifos_;
+  std::vector<int64_t> idle_;
+};
+
+Tenant on_pool(PoolId pool, double weight, int64_t ns) {
+  Tenant t;
+  t.weight = weight;
+  t.takes = {{pool, ns}};
+  return t;
+}
+
+double worst_error(const std::vector<double>& shares, const std::vector<double>& weights) {
+  double sum = 0, worst = 0;
+  for (const double weight : weights) sum += weight;
+  for (size_t i = 0; i < shares.size(); ++i) worst = std::max(worst, std::abs(shares[i] - weights[i] / sum));
+  return worst;
+}
+
+TEST(ShareIsByWeight, OverEachSecond) {
+  const std::vector<std::vector<double>> cases = {
+      {1, 1, 1, 1}, {1, 2, 4, 8}, {0.5, 0.25, 0.125, 0.0625}, {1, 100, 3, 3}};
+  for (const auto& weights : cases) {
+    const int64_t steps[] = {100 * kUs, kMs, 10 * kMs, kMs};
+    std::vector<Tenant> tenants;
+    for (size_t i = 0; i < weights.size(); ++i) tenants.push_back(on_pool(0, weights[i], steps[i]));
+    Model model(1, std::move(tenants));
+    for (int second = 1; second <= 5; ++second) {
+      model.forget_use();
+      model.run_until(second * kSecond);
+      EXPECT_LE(worst_error(model.shares(0), weights), 0.02) << "second " << second;
+      EXPECT_EQ(model.idle_ns(0), 0);
+    }
+  }
+}
+
+TEST(ShareIsByWeight, WhateverTheStep) {
+  for (const int64_t step : {20 * kUs, 330 * kUs, 5 * kMs}) {
+    Model model(1, {on_pool(0, 1, step), on_pool(0, 3, 50 * kUs)});
+    model.run_until(2 * kSecond);
+    EXPECT_LE(worst_error(model.shares(0), {1, 3}), 0.02) << step;
+  }
+}
+
+TEST(Share, ALatecomerGetsNoCredit) {
+  Tenant late = on_pool(0, 1, kMs);
+  late.begins = 3 * kSecond;
+  Model model(1, {on_pool(0, 1, kMs), late});
+  model.run_until(3 * kSecond);
+  model.forget_use();
+  model.run_until(3 * kSecond + kSecond / 5);
+  EXPECT_LE(worst_error(model.shares(0), {1, 1}), 0.03);
+}
+
+TEST(Share, SharesOnEachOfManyPools) {
+  // One client on both pools, and a client of its own on each.
+  Tenant both;
+  both.takes = {{0, kMs}, {1, kMs}};
+  Model model(2, {both, on_pool(0, 1, kMs), on_pool(1, 1, 300 * kUs)});
+  model.run_until(3 * kSecond);
+  for (const PoolId pool : {0u, 1u}) {
+    EXPECT_GE(model.shares(pool)[0], 0.45);
+    EXPECT_LE(model.shares(pool)[0], 0.55);
+    EXPECT_LE(model.idle_ns(pool), 3 * kSecond / 20);  // it waits for its other pool now and then
+  }
+}
+
+TEST(Share, AShortRunDoesNotWaitBehindAFlood) {
+  Tenant light = on_pool(0, 1, kMs);
+  light.ahead = 1;
+  light.pause = 7 * kMs;
+  Model model(1, {on_pool(0, 1, kMs), light});
+  model.run_until(5 * kSecond);
+  EXPECT_GE(model.tenants[1].waits.size(), 300u);
+  for (const int64_t wait : model.tenants[1].waits) EXPECT_LE(wait, 3 * kMs);
+}
+
+TEST(Share, ARunOnManyPoolsIsNotStarved) {
+  Tenant wide;
+  for (PoolId p = 0; p < 8; ++p) wide.takes.push_back({p, kMs});
+  wide.ahead = 1;
+  std::vector<Tenant> tenants = {wide};
+  std::mt19937_64 random(test::seed());
+  for (PoolId p = 0; p < 8; ++p) {
+    for (int i = 0; i < 3; ++i) {
+      tenants.push_back(on_pool(p, 1, static_cast<int64_t>(random() % 3000 + 100) * kUs));
+    }
+  }
+  Model model(8, std::move(tenants));
+  model.run_until(4 * kSecond);
+  EXPECT_GE(model.tenants[0].waits.size(), 4000u / 4 / 4);  // a quarter of its share at least, whatever the others do
+  for (const int64_t wait : model.tenants[0].waits) EXPECT_LE(wait, 100 * kMs);
+}
+
+TEST(Share, OutstandingTimeIsBounded) {
+  SharePolicy::Options options;
+  Model model(2, {on_pool(0, 1, 100 * kUs), on_pool(1, 1, 900 * kUs), on_pool(0, 5, 40 * kUs)}, options);
+  model.run_until(kSecond);
+  EXPECT_LE(model.longest_outstanding, options.horizon_ns + 2 * 900 * kUs);  // the one that runs, and the last one
+}
+
+TEST(Share, DevicesAreNeverIdle) {
+  Model model(1, {on_pool(0, 1, 10 * kMs), on_pool(0, 8, 30 * kUs), on_pool(0, 3, 2 * kMs)});
+  model.run_until(2 * kSecond);
+  EXPECT_EQ(model.idle_ns(0), 0);
+}
+
+TEST(Share, AShortHorizonGrows) {
+  // The end of a run is known late, as if the controller were slow: the model looks 3 ms later.
+  SharePolicy::Options options;
+  options.horizon_ns = options.least_horizon_ns = kMs;
+  SharePolicy policy(options);
+  policy.set_client(1, 1, 0);
+  const PoolTime run{0, kMs};
+  int64_t now = 0;
+  for (int i = 0; i < 20; ++i, now += 3 * kMs) {
+    uint32_t entered = 0;
+    policy.offer(1, {&run, 1}, now);
+    for (; policy.pick(now); ++entered) {
+      policy.entered(1, {&run, 1}, now);
+      policy.offer(1, {&run, 1}, now);
+    }
+    for (; entered != 0; --entered) policy.over(1, run, kMs, now + 3 * kMs);
+  }
+  EXPECT_GE(policy.horizon_ns(0), 3 * kMs);
+  EXPECT_LE(policy.horizon_ns(0), options.most_horizon_ns);
+}
+
+TEST(Share, AHigherPriorityGoesFirst) {
+  Tenant high = on_pool(0, 1, kMs);
+  high.priority = 1;
+  high.begins = kSecond;
+  high.ends = 2 * kSecond;
+  high.ahead = 50;
+  Model model(1, {on_pool(0, 100, kMs), high});
+  model.run_until(kSecond);
+  model.forget_use();
+  model.run_until(2 * kSecond);
+  EXPECT_GE(model.shares(0)[1], 0.99);
+  EXPECT_LE(model.tenants[1].waits[0], 3 * kMs);
+  model.forget_use();
+  model.run_until(3 * kSecond);
+  EXPECT_GE(model.shares(0)[0], 0.9);  // what it had submitted ends, then the other has all
+}
+
+TEST(Share, ALowerPriorityWaitsForABoundedTime) {
+  SharePolicy::Options options;
+  options.aging_ns = 100 * kMs;
+  Tenant high = on_pool(0, 1, kMs), low = on_pool(0, 1, kMs);
+  high.priority = 5;
+  low.ahead = 1;
+  Model model(1, {high, low}, options);
+  model.run_until(10 * kSecond);
+  EXPECT_GE(model.tenants[1].waits.size(), 10u);
+  for (const int64_t wait : model.tenants[1].waits) EXPECT_LE(wait, 700 * kMs);
+}
+
+TEST(Share, AWrongGuessIsCorrected) {
+  Tenant wrong = on_pool(0, 1, 2 * kMs);
+  wrong.guess = {{0, 100 * kUs}};
+  wrong.ahead = 30;
+  Model model(1, {wrong, on_pool(0, 1, kMs)});
+  model.run_until(4 * kSecond);
+  EXPECT_LE(worst_error(model.shares(0), {1, 1}), 0.03);
+}
+
+TEST(Share, AClientMayGoAtAnyTime) {
+  SharePolicy policy({});
+  const PoolTime run{0, kMs};
+  policy.set_client(1, 1, 0);
+  policy.set_client(2, 1, 0);
+  policy.offer(1, {&run, 1}, 0);
+  policy.offer(2, {&run, 1}, 0);
+  EXPECT_EQ(policy.pick(0), 1u);
+  policy.entered(1, {&run, 1}, 0);
+  policy.offer(1, {&run, 1}, 0);
+  policy.remove_client(1);
+  EXPECT_FALSE(policy.has_offer(1));
+  EXPECT_EQ(policy.pick(0), 2u);
+  EXPECT_EQ(policy.pick(0), std::nullopt);
+  EXPECT_EQ(policy.outstanding_ns(0), kMs);
+  policy.over(1, run, kMs, kMs);
+  EXPECT_EQ(policy.outstanding_ns(0), 0);
+  policy.validate();
+}
+
+TEST(Share, ASplitPoolKeepsItsTags) {
+  SharePolicy policy({});
+  policy.set_client(1, 1, 0);
+  policy.set_client(2, 1, 0);
+  const PoolTime run{0, 50 * kMs};
+  policy.offer(1, {&run, 1}, 0);
+  ASSERT_EQ(policy.pick(0), 1u);
+  policy.entered(1, {&run, 1}, 0);
+  policy.over(1, run, run.ns, kMs);
+  policy.split(0, 1);
+  const PoolTime parts[] = {{0, kMs}, {1, kMs}};
+  policy.offer(1, parts, kMs);
+  policy.offer(2, parts, kMs);
+  EXPECT_EQ(policy.pick(kMs), 2u);  // client 1 is 50 ms ahead, on both
+}
+
+/// Any clients on any pools: nobody starves, open pools are not idle for long, clients of one pool share it by weight.
+TEST(Share, AnyClientsOnAnyPools) {
+  std::mt19937_64 random(test::seed());
+  for (int round = 0; round < 40; ++round) {
+    const auto pools = static_cast<uint32_t>(random() % 5 + 1);
+    const auto count = static_cast<uint32_t>(random() % 6 + 2);
+    std::vector<Tenant> tenants;
+    double sum = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      Tenant t;
+      t.weight = static_cast<double>(random() % 8 + 1);
+      sum += t.weight;
+      for (PoolId p = 0; p < pools; ++p) {
+        if (random() % 2 != 0) t.takes.push_back({p, static_cast<int64_t>(random() % 4000 + 20) * kUs});
+      }
+      if (t.takes.empty()) t.takes.push_back({static_cast<PoolId>(random() % pools), kMs});
+      if (random() % 3 == 0) t.ahead = static_cast<uint32_t>(random() % 3 + 1);
+      if (random() % 3 == 0) t.pause = static_cast<int64_t>(random() % 5000) * kUs;
+      tenants.push_back(t);
+    }
+    Model model(pools, std::move(tenants));
+    model.run_until(2 * kSecond);
+    for (const Tenant& t : model.tenants) {
+      EXPECT_GE(t.waits.size(), 2u) << "round " << round;
+      // Twenty times a turn of everybody else, by weight: whoever needs many pools waits for the slowest of them.
+      const double most = 80e6 * (sum / t.weight + count + 4);
+      if (t.ahead != 1) continue;
+      for (const int64_t wait : t.waits) EXPECT_LE(static_cast<double>(wait), most) << "round " << round;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pathways
