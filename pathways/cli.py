@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from pathways import errors
+from pathways.process.config import POLICIES
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}{rest}": base**power for power, letter in enumerate("KMGT", 1)
           for rest, base in (("", 1024), ("iB", 1024), ("B", 1000))}}  # fmt: skip
@@ -81,6 +82,13 @@ def main() -> None:
 @click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
 @click.option("--device-memory", type=_SIZE, default=None, help="What programs may use of each device, as 1GiB.")
 @click.option("--transfer-memory", type=_SIZE, default=None, help="What transfers may land in, of each host.")
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    default="share",
+    show_default=True,
+    help="Whose run is next: " + "; ".join(f"{name}: {what}" for name, what in POLICIES.items()) + ".",
+)
 def up(
     islands: int,
     hosts_per_island: int,
@@ -88,6 +96,7 @@ def up(
     platform: str | None,
     device_memory: int | None,
     transfer_memory: int | None,
+    policy: str,
 ) -> None:
     """Start a cluster on this machine and keep it in the foreground.
 
@@ -108,6 +117,7 @@ def up(
             platform=platform,
             device_memory=device_memory,
             transfer_memory=transfer_memory,
+            policy=policy,
         )
     except KeyboardInterrupt:
         sys.exit(130)

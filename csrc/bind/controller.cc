@@ -13,6 +13,8 @@ using namespace pybind11::literals;
 namespace pathways::bind {
 namespace {
 
+constexpr int64_t kAging_ns = 1'000'000'000;  // a waiting run rises by one priority per second
+
 /// The segments that a controller uses.
 struct Memory {
   py::object controller, status;
@@ -47,21 +49,27 @@ py::dict stats_dict(const ControllerStats& s) {
 void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(
-          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
-                      std::vector<std::string> spaces, bool sequential, py::object status) {
-            return std::make_unique<BoundController>(Memory{std::move(segment), std::move(status), std::move(hosts)},
-                                                     Controller::Options{.window = window,
-                                                                         .budgets = std::move(budgets),
-                                                                         .spaces = std::move(spaces),
-                                                                         .sequential = sequential,
-                                                                         .knows_plans = true});
-          }),
-          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
-          "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
-          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-          "transfers. "
-          "`status`: the segment that clients read.")
+      .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
+                       std::vector<uint64_t> budgets, std::vector<std::string> spaces, bool sequential,
+                       py::object status, bool shares, bool priorities) {
+             return std::make_unique<BoundController>(
+                 Memory{std::move(segment), std::move(status), std::move(hosts)},
+                 Controller::Options{.window = window,
+                                     .budgets = std::move(budgets),
+                                     .spaces = std::move(spaces),
+                                     .sequential = sequential,
+                                     .knows_plans = true,
+                                     .shares = shares || priorities,
+                                     .policy = {.aging_ns = priorities ? kAging_ns : 0}});
+           }),
+           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+           "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(), "shares"_a = false,
+           "priorities"_a = false,
+           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
+           "transfers. "
+           "`status`: the segment that clients read. `shares`: clients share device time by weight; `priorities`: and "
+           "by "
+           "priority.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def("set_budget", &Controller::set_budget, "space"_a, "bytes"_a, unlocked)
@@ -94,16 +102,25 @@ void register_controller(py::module_& m) {
           },
           "plan"_a, "nodes"_a,
           "Sequential dispatch only: per node of a program, in order, whether it is a call, and whom it concerns.")
-      .def("register_plan", &Controller::register_plan, "plan"_a, "client"_a, "group"_a,
-           "TRUST-1: whose plan it is, and whose hosts its runs go to.")
+      .def(
+          "register_plan",
+          [](BoundController& c, uint32_t plan, uint32_t client, uint32_t group,
+             const std::vector<std::pair<uint32_t, uint32_t>>& devices) {
+            std::vector<HostDevice> used;
+            for (const auto& [host, device] : devices) used.push_back({host, device});
+            c.register_plan(plan, client, group, std::move(used));
+          },
+          "plan"_a, "client"_a, "group"_a, "devices"_a = std::vector<std::pair<uint32_t, uint32_t>>{},
+          "TRUST-1: whose plan it is, and whose hosts its runs go to. `devices`: (host, device) that its runs use.")
       .def(
           "add_client",
-          [](BoundController& c, uint32_t client, py::object segment, py::object bell) {
+          [](BoundController& c, uint32_t client, py::object segment, py::object bell, double weight,
+             int32_t priority) {
             DoorbellWord* word = bell.is_none() ? nullptr : &BellBlock::attach(bell.cast<Segment&>())->doorbell;
-            c.add_client(client, ClientView(segment.cast<Segment&>()), word);
+            c.add_client(client, ClientView(segment.cast<Segment&>()), word, weight, priority);
             c.clients[client] = {std::move(segment), std::move(bell)};
           },
-          "client"_a, "segment"_a, "bell"_a = py::none(),
+          "client"_a, "segment"_a, "bell"_a = py::none(), "weight"_a = 1.0, "priority"_a = 0,
           "`bell`: the segment where it rings. Raises ValueError when its segment makes no sense.")
       .def(
           "remove_client",

@@ -39,7 +39,7 @@ void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes,
     refuse_unordered(client, bytes, kCancelled);
     return;
   }
-  if (const int64_t deadline = deadline_of(bytes); deadline != 0 && deadline <= monotonic_ns()) {
+  if (is_late(bytes)) {
     ++stats_.late;
     refuse_unordered(client, bytes, deadlines_.too_late(bytes), kFailedByDeadline);
     return;
@@ -77,12 +77,15 @@ void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes
   client.credits.run_admitted();
   if (memory == nullptr || memory->results.size() != record.results) {
     ledger_.apply(client, bytes);
-    deadlines_.watch(client, bytes, grants_.submit(client, bytes, record.group, EntryKind::kRun, record.tag));
+    const EntryId id = grants_.submit(client, bytes, record.group, EntryKind::kRun, record.tag);
+    shares_.entered(client.id, record.plan, id);
+    deadlines_.watch(client, bytes, id);
     return;
   }
   const uint64_t number = ledger_.enter(client, bytes, *memory);
   const EntryId id = grants_.submit(client, bytes, record.group, EntryKind::kRun, record.tag);
   ledger_.entered(id, record.plan, number);
+  shares_.entered(client.id, record.plan, id);
   deadlines_.watch(client, bytes, id);
 }
 
@@ -151,6 +154,10 @@ void AdmissionQueue::retry() {
   version_ = ledger_.admission().version();
 }
 
+void AdmissionQueue::retry_picked(ClientState& client) {
+  if (!client.held.empty() && retry(client)) std::erase(holding_, &client);
+}
+
 /// Orders the held records of a client that fit now. True when the client holds none any more.
 bool AdmissionQueue::retry(ClientState& client) {
   HeldRecords& held = client.held;
@@ -175,6 +182,12 @@ bool AdmissionQueue::retry(ClientState& client) {
     Verdict verdict;
     SpaceId worst = 0;
     bool is_over = false;
+    if (is_run(bytes) && ledger_.check(bytes, &worst) == Verdict::kFits &&
+        !shares_.may_enter(client.id, read_record<RunRecord>(bytes).plan)) {
+      client.held_since = 0;
+      held.put_back(std::move(bytes));
+      return false;
+    }
     if (admit(client, bytes, &verdict, &worst)) {
       held.forget(bytes);
       order_releases(client);

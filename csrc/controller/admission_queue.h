@@ -10,6 +10,7 @@
 /// which releases that are on their way can arrive. It waits longer while another client that holds some of these
 /// buffers has runs in flight.
 /// FLOW-1: held records of a client that has as much under way as allowed are not ordered.
+/// SHARE-2: a held run for which there is memory enters when the policy says so (DeviceShares).
 /// ERR-2: a held run that needs lost hosts and surviving hosts stays held until all its hosts are there.
 ///
 /// State: the line of clients with held records, and each client's line (HeldRecords) and turns (ClientState).
@@ -27,6 +28,7 @@
 #include "controller/clients.h"
 #include "controller/controller_options.h"
 #include "controller/deadlines.h"
+#include "controller/device_shares.h"
 #include "controller/grants.h"
 #include "controller/memory_ledger.h"
 
@@ -34,9 +36,15 @@ namespace pathways {
 
 class AdmissionQueue {
  public:
-  AdmissionQueue(const ControllerOptions& options, Clients& clients, MemoryLedger& ledger, Grants& grants,
-                 Deadlines& deadlines, ControllerStats& stats)
-      : options_(options), clients_(clients), ledger_(ledger), grants_(grants), deadlines_(deadlines), stats_(stats) {}
+  AdmissionQueue(const ControllerOptions& options, Clients& clients, MemoryLedger& ledger, DeviceShares& shares,
+                 Grants& grants, Deadlines& deadlines, ControllerStats& stats)
+      : options_(options),
+        clients_(clients),
+        ledger_(ledger),
+        shares_(shares),
+        grants_(grants),
+        deadlines_(deadlines),
+        stats_(stats) {}
 
   /// Takes a valid record: orders it, holds it, or refuses it. `is_cancelled`: it is a run whose cancel came before.
   void take(ClientState& client, std::span<const std::byte> record, bool is_cancelled);
@@ -51,6 +59,8 @@ class AdmissionQueue {
   uint64_t held() const;
   /// Orders the held records that fit now, if something has changed or somebody's time is over.
   void retry();
+  /// SHARE-2: the client's first held record is a run that may enter now.
+  void retry_picked(ClientState& client);
   /// Tries the held records again in this pass, although no run has ended and no block was released.
   void retry_soon() { version_ = UINT64_MAX; }
   /// The client is gone.
@@ -78,6 +88,7 @@ class AdmissionQueue {
   const ControllerOptions& options_;
   Clients& clients_;
   MemoryLedger& ledger_;
+  DeviceShares& shares_;
   Grants& grants_;
   Deadlines& deadlines_;
   ControllerStats& stats_;

@@ -16,6 +16,7 @@
 #include "controller/plan_memory.h"
 #include "messages/records.h"
 #include "sequencer/sequencer.h"
+#include "sync/atomic.h"
 
 namespace pathways {
 
@@ -66,6 +67,12 @@ inline int64_t deadline_of(std::span<const std::byte> bytes) {
     std::memcpy(&at_ns, bytes.data() + bytes.size() - sizeof at_ns, sizeof at_ns);
   }
   return at_ns;
+}
+
+/// Whether a run's deadline has passed.
+inline bool is_late(std::span<const std::byte> run) {
+  const int64_t deadline = deadline_of(run);
+  return deadline != 0 && deadline <= monotonic_ns();
 }
 
 // ----------------------------------------------------------------------------- commands that the controller makes

@@ -29,10 +29,11 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       hosts_(block, hosts),
       end_(status != nullptr ? status : &block->status, mailbox_, clients_),
       ledger_(options_.budgets),
-      grants_(options_, hosts_, clients_, ledger_, end_, stats_),
+      shares_(options_.shares, options_.policy),
+      grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
       deadlines_(clients_, ledger_, grants_, stats_),
-      queue_(options_, clients_, ledger_, grants_, deadlines_, stats_),
-      inbox_(options_, block->ready_bitmap, mailbox_, hosts_, clients_, ledger_, grants_, queue_, stats_),
+      queue_(options_, clients_, ledger_, shares_, grants_, deadlines_, stats_),
+      inbox_(options_, block->ready_bitmap, mailbox_, hosts_, clients_, ledger_, shares_, grants_, queue_, stats_),
       recovery_(hosts_, clients_, ledger_, grants_, queue_, inbox_) {}
 
 Controller::~Controller() { stop(); }
@@ -96,11 +97,15 @@ void Controller::add_plan(uint32_t plan, std::vector<ProgramNode> nodes) {
   mailbox_.post([this, plan, nodes = std::move(nodes)] { grants_.add_plan(plan, nodes); });
 }
 
-void Controller::register_plan(uint32_t plan, uint32_t client, GroupId group) {
-  mailbox_.post([this, plan, client, group] { inbox_.register_plan(plan, client, group); });
+void Controller::register_plan(uint32_t plan, uint32_t client, GroupId group, std::vector<HostDevice> devices) {
+  mailbox_.post([this, plan, client, group, devices = std::move(devices)] {
+    inbox_.register_plan(plan, client, group);
+    shares_.add_plan(plan, client, devices);
+  });
 }
 
-void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell) {
+void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell, double weight, int32_t priority) {
+  if (!(weight > 0)) throw Error(Status::kInvalid, "a client's weight must be above 0");
   {
     const std::lock_guard lock(mutex_);
     if (!client_ids_.insert(id).second) {
@@ -111,7 +116,10 @@ void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* b
   auto state = std::make_unique<ClientState>(id, view, bell != nullptr ? bell : &block_->doorbell, hosts_.count());
   // Shared, because mail can be copied.
   auto client = std::make_shared<std::unique_ptr<ClientState>>(std::move(state));
-  mailbox_.post([this, client] { clients_.add(std::move(*client)); });
+  mailbox_.post([this, id, weight, priority, client] {
+    shares_.add_client(id, weight, priority);
+    clients_.add(std::move(*client));
+  });
 }
 
 void Controller::remove_client(uint32_t id) {
@@ -193,6 +201,7 @@ void Controller::remove(uint32_t id) {
     ledger_.release_all(*client);
     grants_.drop_all_of(id);
     ledger_.forget_plans_of(id);
+    shares_.forget_client(id);
     clients_.erase(*client);
   }
   grants_.announce_gone(id);
@@ -246,6 +255,7 @@ uint32_t Controller::step() {
   if (clients_.has_faults()) done += evict_faulty();
   if (!deadlines_.empty()) done += deadlines_.pass(queue_);
   if (queue_.has_held()) queue_.retry();
+  done += enter_picked();
   if (inbox_.unread() != 0) done += inbox_.readable();
   ++stats_.passes;
   flush();
@@ -253,6 +263,22 @@ uint32_t Controller::step() {
   validate();
 #endif
   return done + (clients_.has_faults() ? 1 : 0);  // a faulty client is evicted in the next pass
+}
+
+/// SHARE-2: lets runs enter whose turn it is. Returns the number of records.
+uint32_t Controller::enter_picked() {
+  uint32_t done = 0;
+  while (const auto picked = shares_.pick()) {
+    ClientState* client = clients_.find(*picked);
+    if (client == nullptr || client->is_suspended) continue;
+    if (client->held.empty()) {
+      done += inbox_.drain_picked(*client);
+    } else {
+      queue_.retry_picked(*client);
+      ++done;
+    }
+  }
+  return done;
 }
 
 void Controller::flush() {
@@ -272,6 +298,7 @@ void Controller::validate() const {
   ledger_.validate();
   grants_.validate();
   deadlines_.validate();
+  shares_.validate();
   queue_.validate();
   inbox_.validate();
 }
@@ -307,6 +334,9 @@ std::chrono::nanoseconds Controller::time_to_sleep() const {
   if (queue_.has_held()) limit = kHeldLook;
   if (hosts_.has_unsent()) limit = hosts_.next_look();
   if (clients_.has_undelivered()) limit = std::min<std::chrono::nanoseconds>(limit, kOverflowLook);
+  if (const int64_t next = shares_.next_ns(); next != INT64_MAX) {
+    limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, next - monotonic_ns())));
+  }
   if (!deadlines_.empty()) {
     limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, deadlines_.next_ns() - monotonic_ns())));
   }

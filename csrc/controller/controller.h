@@ -10,6 +10,7 @@
 ///   HostRings       the hosts' rings; which hosts are lost; what is to be flushed (COST-3)
 ///   ClusterEnd      the cluster's status, and the text that all clients read
 ///   MemoryLedger    the ledger of memory, and which handle has which block of it (MEM-1)
+///   DeviceShares    when a client's run may enter the order, and what it is charged (SHARE-1..5)
 ///   Grants          the order, the records that wait in it, what dropped runs leave behind (ORD-1, GANG-1); in it,
 ///                   SequentialDispatchForTesting when Options::sequential is set
 ///   Deadlines       runs that have a deadline (DEAD-1)
@@ -26,7 +27,8 @@
 ///   4. clients with a fault are evicted (OWN-1)
 ///   5. Deadlines that have passed
 ///   6. AdmissionQueue: held records that fit now
-///   7. HostRings and Clients: what was sent is published, and each reader's doorbell is rung once
+///   7. DeviceShares: runs whose turn it is, one after the other, enter as in steps 3 and 6
+///   8. HostRings and Clients: what was sent is published, and each reader's doorbell is rung once
 /// A pass takes a bounded batch from every ring (Inbox). It never waits for a reader (see messages/outbox.h), and never
 /// for a value. `start` runs the passes on a native thread that never takes Python's lock (GIL-1). In an embedded
 /// cluster the submitting thread calls `step` itself.
@@ -52,6 +54,7 @@
 #include "controller/cluster_end.h"
 #include "controller/controller_options.h"
 #include "controller/deadlines.h"
+#include "controller/device_shares.h"
 #include "controller/grants.h"
 #include "controller/host_rings.h"
 #include "controller/inbox.h"
@@ -90,10 +93,13 @@ class Controller {
   void add_plan(uint32_t plan, std::vector<ProgramNode> nodes);
   /// TRUST-1: registers the plan's client, and the hosts that its runs go to. Call it before the first run is
   /// submitted.
-  void register_plan(uint32_t plan, uint32_t client, GroupId group);
+  /// `devices`: those that its runs use (SHARE-1); none: its runs are ordered as they come.
+  void register_plan(uint32_t plan, uint32_t client, GroupId group, std::vector<HostDevice> devices = {});
   /// A client's number is never used again. `bell`: the doorbell that this client rings, valid until remove_client()
   /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings are invalid.
-  void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr);
+  /// `weight`, above 0, and `priority` say how the client shares devices with others.
+  void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr, double weight = 1,
+                  int32_t priority = 0);
   /// OWN-1: drops what the client has waiting, and notifies each host, behind all that it was granted, that the client
   /// is gone. It does so also for a client that was never added, because a host may have attached that client. When
   /// this returns, the controller no longer touches the client's memory; each host may use it until the notice reaches
@@ -143,6 +149,7 @@ class Controller {
   auto run_mail(Mail mail);
   void remove(uint32_t client);
   uint32_t evict_faulty();
+  uint32_t enter_picked();
   std::string restore_blocks(uint32_t client);
   void send_for(uint32_t client, CommandKind kind, std::span<const std::byte> payload);
   void flush();
@@ -161,6 +168,7 @@ class Controller {
   HostRings hosts_;
   ClusterEnd end_;
   MemoryLedger ledger_;
+  DeviceShares shares_;
   Grants grants_;
   Deadlines deadlines_;
   AdmissionQueue queue_;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "policy/share_policy.h"
+
 namespace pathways {
 
 struct ControllerOptions {
@@ -20,6 +22,9 @@ struct ControllerOptions {
   /// Every plan is registered with `register_plan` before its first run; a client that runs any other plan is
   /// evicted. False where a test takes the part of client and hosts.
   bool knows_plans = false;
+  /// Clients share device time by weight and priority. False: runs are ordered as they come.
+  bool shares = false;
+  SharePolicy::Options policy{};
 
   /// The name of a memory space, for errors.
   std::string name_of_space(uint32_t space) const {

@@ -11,10 +11,11 @@
 namespace pathways {
 
 Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clients, MemoryLedger& ledger,
-               ClusterEnd& end, ControllerStats& stats)
+               DeviceShares& shares, ClusterEnd& end, ControllerStats& stats)
     : hosts_(hosts),
       clients_(clients),
       ledger_(ledger),
+      shares_(shares),
       end_(end),
       stats_(stats),
       sequencer_(hosts.count(), options.window),
@@ -125,6 +126,7 @@ void Grants::keep(ClientState& client, std::span<const std::byte> command, std::
   if (static_cast<CommandKind>(record.header.detail) == CommandKind::kBackend && record.token != 0) {
     // No waiting entry names the plan: a successor need not know it.
     forgotten_.push_back(static_cast<uint32_t>(record.token));
+    shares_.forget_plan(static_cast<uint32_t>(record.token));
   }
   if (!client.sent.keep(record, command, hosts)) {
     clients_.fault(client, "it described more than " + std::to_string(kMostDefinedBytes >> 20) + " MiB of placements");
@@ -145,6 +147,7 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
     entry.ganged = ganged;
   }
   const uint32_t client = entry.client;
+  shares_.run_done(id, h, record.busy_ns, record.look);
   if (sequential_) sequential_->host_done(id, h);
   if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();
@@ -168,6 +171,7 @@ void Grants::gangs_broken(uint32_t h, const Entry& entry, const RunDoneRecord& r
 void Grants::retire(EntryId id, uint32_t of_client) {
   ++stats_.retired;
   ledger_.leave(id);
+  shares_.over(id);
   ClientState* client = clients_.find(of_client);
   if (client == nullptr) return;
   client->credits.run_over();

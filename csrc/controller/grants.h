@@ -29,6 +29,7 @@
 #include "controller/clients.h"
 #include "controller/cluster_end.h"
 #include "controller/controller_options.h"
+#include "controller/device_shares.h"
 #include "controller/host_rings.h"
 #include "controller/memory_ledger.h"
 #include "controller/sequential_dispatch_for_testing.h"
@@ -38,8 +39,8 @@ namespace pathways {
 
 class Grants {
  public:
-  Grants(const ControllerOptions& options, HostRings& hosts, Clients& clients, MemoryLedger& ledger, ClusterEnd& end,
-         ControllerStats& stats);
+  Grants(const ControllerOptions& options, HostRings& hosts, Clients& clients, MemoryLedger& ledger,
+         DeviceShares& shares, ClusterEnd& end, ControllerStats& stats);
 
   static constexpr GroupId kAllHosts = 0;  ///< the group of all hosts; it is always there
 
@@ -118,6 +119,7 @@ class Grants {
   HostRings& hosts_;
   Clients& clients_;
   MemoryLedger& ledger_;
+  DeviceShares& shares_;
   ClusterEnd& end_;
   ControllerStats& stats_;
   Sequencer sequencer_;

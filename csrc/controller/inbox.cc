@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "controller/client_records.h"
 
 namespace pathways {
 namespace {
@@ -16,7 +17,7 @@ constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each 
 }  // namespace
 
 Inbox::Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const Mailbox& mailbox, HostRings& hosts,
-             Clients& clients, const MemoryLedger& ledger, Grants& grants, AdmissionQueue& queue,
+             Clients& clients, const MemoryLedger& ledger, DeviceShares& shares, Grants& grants, AdmissionQueue& queue,
              ControllerStats& stats)
     : options_(options),
       ready_bitmap_(ready_bitmap),
@@ -24,6 +25,7 @@ Inbox::Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const 
       hosts_(hosts),
       clients_(clients),
       ledger_(ledger),
+      shares_(shares),
       grants_(grants),
       queue_(queue),
       stats_(stats),
@@ -141,6 +143,7 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
   if (is_run && grants_.is_unknown_plan(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
     return false;  // its plan may be in the mail
   }
+  if (is_run && !may_enter(client, bytes)) return false;
   ++(is_run ? stats_.runs : stats_.commands);
   bool is_cancelled = false;
   if (is_run) {
@@ -150,6 +153,13 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
   }
   queue_.take(client, bytes, is_cancelled);
   return true;
+}
+
+/// SHARE-2. A run that will not run need not wait for its turn; nor does one that waits behind held records.
+bool Inbox::may_enter(const ClientState& client, std::span<const std::byte> bytes) {
+  const auto run = read_record<RunRecord>(bytes);
+  if (!client.held.empty() || client.cancelled.contains(run.tag)) return true;
+  return shares_.may_enter(client.id, run.plan) || is_late(bytes);
 }
 
 void Inbox::cancel(ClientState& client, uint64_t tag) {
@@ -253,6 +263,7 @@ uint32_t Inbox::drain_host(uint32_t index) {
     ring.pop();
   }
   if (done != 0) ring.release();
+  shares_.settle();
   return done;
 }
 

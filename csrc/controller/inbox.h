@@ -15,6 +15,7 @@
 /// FLOW-1: the controller bounds the work that a client has under way (messages/credits.h). It reads no further record
 /// of a client that is at a bound until the hosts have done earlier work of that client. A client's cancels come on a
 /// ring of their own, which the controller always reads.
+/// SHARE-2: a run that may not enter the order yet stays in its client's ring, and so does what comes behind it.
 /// ERR-2: when a client submits a run that needs lost hosts and surviving hosts, the controller does not read that
 /// client further until all hosts of the run are there.
 ///
@@ -31,6 +32,7 @@
 #include "controller/admission_queue.h"
 #include "controller/clients.h"
 #include "controller/controller_options.h"
+#include "controller/device_shares.h"
 #include "controller/grants.h"
 #include "controller/host_rings.h"
 #include "controller/memory_ledger.h"
@@ -44,7 +46,8 @@ class Inbox {
  public:
   /// `ready_bitmap`: hosts whose rings have records. `mailbox`: what a record names may be registered in the mail.
   Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const Mailbox& mailbox, HostRings& hosts,
-        Clients& clients, const MemoryLedger& ledger, Grants& grants, AdmissionQueue& queue, ControllerStats& stats);
+        Clients& clients, const MemoryLedger& ledger, DeviceShares& shares, Grants& grants, AdmissionQueue& queue,
+        ControllerStats& stats);
 
   /// TRUST-1: see Controller::register_plan().
   void register_plan(uint32_t plan, uint32_t client, GroupId group);
@@ -58,6 +61,8 @@ class Inbox {
 
   /// Takes a batch from each client that may be read further, and every client's cancels.
   uint32_t drain_clients();
+  /// SHARE-2: takes a batch from a client, whose next run may enter now.
+  uint32_t drain_picked(ClientState& client) { return drain_client(client); }
   /// Clients that are not read further because they have too much under way; and how many of them can be read further,
   /// now that this pass has done some of their work.
   uint32_t unread() const { return unread_; }
@@ -77,6 +82,7 @@ class Inbox {
   uint32_t drain_cancels(ClientState& client);
   static bool is_full(const ClientState& client);
   bool take(ClientState& client, std::span<const std::byte> record);
+  bool may_enter(const ClientState& client, std::span<const std::byte> record);
   void cancel(ClientState& client, uint64_t tag);
   std::string unsound(std::span<const std::byte> record) const;
   std::string foreign(const ClientState& client, std::span<const std::byte> record, bool* may_be_in_the_mail) const;
@@ -89,6 +95,7 @@ class Inbox {
   HostRings& hosts_;
   Clients& clients_;
   const MemoryLedger& ledger_;
+  DeviceShares& shares_;
   Grants& grants_;
   AdmissionQueue& queue_;
   ControllerStats& stats_;

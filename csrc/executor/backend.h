@@ -131,6 +131,12 @@ class Backend {
   virtual void explain(const NodeContext& maker) = 0;
 };
 
+/// What a run took on this host's devices; see executor/device_clock.h.
+struct DeviceTime {
+  int64_t busy_ns = 0;  ///< the sum over its launches
+  uint32_t look = 0;    ///< runs whose ends were noticed together have the same number
+};
+
 /// What the executor reports to the rest of the cluster. `host/host.h` implements it over rings.
 class HostLink {
  public:
@@ -143,7 +149,7 @@ class HostLink {
   virtual bool begin_read_back(uint32_t /*client*/, Handle /*future*/, ReadBackSlot* /*place*/) { return false; }
   virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
   /// A run is over here: this host launched `gangs` of the `expected` gangs that the run has on it (GANG-1).
-  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) = 0;
+  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) = 0;
   /// A command of the client, in a record of so many bytes, is done here, and this host keeps nothing of it.
   virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
   /// A call of a stepwise run has left the FIFOs of its devices: it is enqueued, or has failed.

@@ -23,7 +23,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       memory_(ledger_, options.device_bytes),
       queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
       tracker_(backend, refs_, *this),
-      part_{options.host, backend, link, *this, ledger_, refs_, errors_, runs_, queues_, tracker_},
+      part_{options.host, backend, link, *this, ledger_, refs_, errors_, runs_, queues_, tracker_, clock_},
       objects_(part_),
       flow_(part_, plans_, objects_),
       transfers_(part_, memory_, flow_),
@@ -128,7 +128,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
     transfers_.refuse_run(record.order, why);
-    link_.run_done(record.header.client, record.tag, 0, 1);  // it has launched none of its gangs
+    link_.run_done(record.header.client, record.tag, 0, 1, {});  // it has launched none of its gangs
     return;
   }
   prepare(record, handles);
@@ -164,6 +164,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.client = record.header.client;
   run.open = plan.step_count() + 1;  // one is for this function
   run.gangs = 0;
+  run.busy_ns = 0;
   run.begin(plan);
   run.results.assign(handles + record.arguments, handles + record.arguments + record.results);
   run.wanted.clear();
@@ -230,6 +231,7 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
 
 uint32_t Executor::poll() {
   uint32_t done = 0;
+  clock_.begin_look();
   done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
   done += transfers_.poll();
   done += puts_.retry();

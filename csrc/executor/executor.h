@@ -201,6 +201,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   LaunchMemory memory_;
   LaunchQueues queues_;
   ReadinessTracker tracker_;
+  DeviceClock clock_;
   const ExecutorPart part_;
   ClientObjects objects_;
   Dataflow flow_;

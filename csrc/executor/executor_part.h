@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "executor/backend.h"
+#include "executor/device_clock.h"
 #include "executor/error_table.h"
 #include "executor/launch_queues.h"
 #include "executor/ledger.h"
@@ -44,6 +45,7 @@ struct ExecutorPart {
   RunTable& runs_;
   LaunchQueues& queues_;
   ReadinessTracker& tracker_;
+  DeviceClock& clock_;
 };
 
 }  // namespace pathways

@@ -25,10 +25,11 @@ void Launcher::launch(NodeRef ref) {
   // A plan that could not be compiled has no executable on any host, so no host launches its calls. A gang is launched
   // even when an input has failed (GANG-1).
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
+  const int64_t launched_ns = is_launched ? monotonic_ns() : 0;
   if (is_launched) {
     const Status status = enqueue(run, ref.node, node);
     if (status == Status::kPending) {
-      attended_.emplace(node_key(run.order, ref.node), ref);
+      attended_.emplace(node_key(run.order, ref.node), Attended{ref, launched_ns});
       return;
     }
     tracker_.next_age();
@@ -43,7 +44,7 @@ void Launcher::launch(NodeRef ref) {
   // A launch that the backend refused has no output.
   const bool runs = error == 0 || queues_.blocks(node);
   const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
-  finish(ref, error, counts, counts || !taken.empty());
+  finish(ref, error, counts, counts || !taken.empty(), launched_ns);
 }
 
 /// Gives the call to the backend, with a placeholder for each input that failed.
@@ -84,7 +85,7 @@ void Launcher::book(Run& run, const NodeRecord& node) {
 
 /// The call leaves the FIFOs of its devices, which go on to the next call. Its outputs are defined, or fail with
 /// `error`.
-void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched) {
+void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched, int64_t launched_ns) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
@@ -113,7 +114,9 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched)
     const std::span<const uint64_t> made_of =
         error == 0 ? std::span<const uint64_t>(input_ages_) : std::span<const uint64_t>();
     if (counts) queues_.begin_launch(node);
-    tracker_.add(node.devices, {kind, counts, ref.run, ref.node, watched, 0, tracker_.age()}, made_of);
+    PendingValue item{kind, counts, ref.run, ref.node, watched, 0, tracker_.age()};
+    item.launched_ns = launched_ns;
+    tracker_.add(node.devices, item, made_of);
   }
   flow_.read_done(run, inputs);
   flow_.close_step(ref.run);
@@ -126,7 +129,7 @@ void Launcher::on_launched(uint64_t order, uint32_t node, std::span<const Value>
     for (const Value value : made) backend_.drop(value);
     return;
   }
-  const NodeRef ref = found->second;
+  const auto [ref, launched_ns] = found->second;
   attended_.erase(found);
   Run& run = runs_[ref.run];
   const NodeRecord& call = run.plan->plan.node(ref.node);
@@ -137,7 +140,7 @@ void Launcher::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   book(run, call);
   uint32_t failed = run.input_errors[ref.node];
   if (failed == 0 && error) failed = errors_.add(*error);
-  finish(ref, failed, false, false);
+  finish(ref, failed, false, false, launched_ns);
 }
 
 }  // namespace pathways

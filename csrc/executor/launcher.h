@@ -53,14 +53,19 @@ class Launcher : private ExecutorPart {
   bool must_wait(const Run& run, const NodeRecord& node);
   Status enqueue(const Run& run, uint32_t index, const NodeRecord& node);
   void book(Run& run, const NodeRecord& node);
-  void finish(NodeRef ref, uint32_t error, bool counts, bool is_watched);
+  void finish(NodeRef ref, uint32_t error, bool counts, bool is_watched, int64_t launched_ns);
+
+  struct Attended {
+    NodeRef ref;
+    int64_t launched_ns;
+  };
 
   LaunchMemory& memory_;
   Dataflow& flow_;
   TransferManager& transfers_;
-  std::unordered_map<uint64_t, NodeRef> attended_;  ///< by order and node
-  std::vector<Value> inputs_, outputs_;             ///< scratch: of the call that is being launched
-  std::vector<uint64_t> input_ages_;                ///< the same
+  std::unordered_map<uint64_t, Attended> attended_;  ///< by order and node
+  std::vector<Value> inputs_, outputs_;              ///< scratch: of the call that is being launched
+  std::vector<uint64_t> input_ages_;                 ///< the same
   uint64_t launches_ = 0, gangs_ = 0;
 };
 

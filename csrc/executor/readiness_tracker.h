@@ -42,6 +42,7 @@ struct PendingValue {
   /// LOOK-1: the age of the launch that took over this value. The pending value of that launch, further down the
   /// ready queue, answers for this one. 0: no launch took it over.
   uint64_t taken_by = 0;
+  int64_t launched_ns = 0;  ///< kNode, kStandIn: when its launch began
 };
 
 /// Knows the outputs of launches. It is asked only when a value was donated, or deleted otherwise.

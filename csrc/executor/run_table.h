@@ -39,6 +39,7 @@ struct Run {
   uint32_t client = 0;
   uint32_t open = 0;  ///< steps that are not done, and results that are not settled
   uint32_t gangs = 0;
+  int64_t busy_ns = 0;  ///< device time of its launches that are over
   bool is_stepwise = false;
   uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
   std::vector<Value> values;

@@ -11,12 +11,14 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
   const uint32_t error = has_failed ? failure(item) : 0;
   switch (item.kind) {
     case PendingValue::Kind::kNode: {
+      count_time(item);
       const Plan& plan = runs_[item.run].plan->plan;
       for (uint32_t value : plan.outputs(plan.node(item.index))) settle_results(item.run, value, error);
       flow_.close_step(item.run);
       break;
     }
     case PendingValue::Kind::kStandIn:
+      count_time(item);
       flow_.close_step(item.run);
       break;
     case PendingValue::Kind::kValue:
@@ -43,6 +45,11 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
       break;
   }
   refs_.drop(item.value);
+}
+
+void ValueSettler::count_time(const PendingValue& launch) {
+  Run& run = runs_[launch.run];
+  run.busy_ns += clock_.took(run.plan->plan.node(launch.index).devices, launch.launched_ns);
 }
 
 /// Completes the results that a value of a run is bound to, or fails them with `error`.

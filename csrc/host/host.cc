@@ -239,8 +239,9 @@ void Host::failed(uint32_t client, Handle future, std::string_view text) {
        FailedRecord{{RecordKind::kFailed, 0, client}, future.raw, static_cast<uint32_t>(bytes.size()), 0}, bytes);
 }
 
-void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) {
-  send(to_controller_, RunDoneRecord{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, 0});
+void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) {
+  send(to_controller_,
+       RunDoneRecord{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, time.look, time.busy_ns});
 }
 
 void Host::command_done(uint32_t client, uint64_t bytes) {

@@ -92,7 +92,7 @@ class Host : private HostLink {
   void failed(uint32_t client, Handle future, std::string_view text) override;
   bool begin_read_back(uint32_t client, Handle future, ReadBackSlot* slot) override;
   void end_read_back(uint32_t client, Handle future) override;
-  void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected) override;
+  void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) override;
   void command_done(uint32_t client, uint64_t bytes) override;
   void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void leave() override;

@@ -8,6 +8,8 @@ cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a runn
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 import os
 import threading
 import weakref
@@ -18,6 +20,7 @@ from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
+from pathways.process.config import POLICIES, ClientTerms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,9 @@ class LocalCluster:
             controller and the clients are on the first. Data between hosts of different ones goes over the network, and
             a host that is not on the first is lost when it does not answer for 5 s. For tests and measurement; messages
             of the control path, and what clients put and read, are in shared memory still.
+        policy: which client's run is next when several use a device. "share": clients share device time by weight.
+            "priority": a higher priority goes first, and a waiting run rises by one priority per second; clients of
+            equal priority share by weight. "fifo": what comes first runs first. What runs is never interrupted.
     """
 
     islands: int = 1
@@ -50,33 +56,50 @@ class LocalCluster:
     dispatch: str = "parallel"
     distance_us: int = 0
     machines: int = 1
+    policy: str = "share"
 
     def __post_init__(self) -> None:
-        """Refuses a dispatch that there is not."""
+        """Refuses a dispatch, or a policy, that there is not."""
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy is one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}")
         if self.dispatch not in ("parallel", "sequential"):
             raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
 
 
 _live: dict[Any, Cluster] = {}  # by target; guarded by `session.registry`
+_terms_of: weakref.WeakKeyDictionary[Cluster, ClientTerms] = weakref.WeakKeyDictionary()
+_MOST_PRIORITY = 1_000_000
 _all: weakref.WeakSet[Cluster] = weakref.WeakSet()
 _child_of: int | None = None  # the process that forked this one when JAX was up there
 
 
 def connect(
-    target: LocalCluster | str | None = None, *, progress: Any = None, max_in_flight: int | None = None
+    target: LocalCluster | str | None = None,
+    *,
+    name: str | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    progress: Any = None,
+    max_in_flight: int | None = None,
 ) -> Cluster:
     """A `Cluster`, which is also a context manager. Connecting again to an equal target gives the same one.
 
     Args:
         target: None for this process's own devices; a `LocalCluster` to start host processes here; or the address of a
             running cluster, "unix:/…".
+        name: what `pathways status` calls this client.
+        weight: how this client shares devices with others: over any second in which both have work, a client of weight
+            2 gets twice the device time of one of weight 1, which is the default. Above 0.
+        priority: a cluster of policy "priority" runs clients of a higher priority first; 0 when not given.
         progress: see `pathways.cluster.launcher.start_local_cluster`.
         max_in_flight: how many runs this client may be ahead of the hosts: a call beyond it waits until an earlier run
             is over. Few, and what is not a run (a save, a read) finds little to wait for; 1,024 when not given. To a
             cluster that is connected already it applies from now on.
 
     Raises:
-        OptionError: `max_in_flight` is no number from 1 on.
+        OptionError: `max_in_flight` is no number from 1 on; `weight` is no number above 0, or `priority` no integer;
+            the cluster's policy knows no weight or priority; or they are not those with which this process is connected
+            to the target already.
         ConnectError: nobody listens there, or a process did not start; with its log's last lines. Or this process was
             forked from one that uses JAX.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
@@ -94,9 +117,11 @@ def connect(
     most = max_in_flight
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most < 1 << 31):
         raise errors.OptionError(f"connect expects max_in_flight= a number of runs, 1 or more, got {most!r}")
+    terms = _terms(name, weight, priority)
     with session.registry:
         known = _live.get(target)
         if known is not None and known.is_alive():
+            _check_same_terms(known, name, weight, priority)
             session.make_current(known)
             if most is not None:
                 known.native.max_in_flight = most
@@ -119,6 +144,8 @@ def connect(
                 sequential=target.dispatch == "sequential",
                 distance_us=target.distance_us,
                 machines=target.machines,
+                policy=target.policy,
+                terms=terms,
             )
             try:
                 cluster = Cluster(handle.control, target, handle)
@@ -128,12 +155,41 @@ def connect(
         else:
             from pathways.cluster.remote import connect_unix
 
-            cluster = Cluster(connect_unix(target), target)
+            cluster = Cluster(connect_unix(target, terms=terms), target)
+        _terms_of[cluster] = terms
         if most is not None:
             cluster.native.max_in_flight = most
         _live[target] = cluster
         session.make_current(cluster)
         return cluster
+
+
+def _terms(name: Any, weight: Any, priority: Any) -> ClientTerms:
+    if name is not None and (not isinstance(name, str) or len(name) > 100 or not name.isprintable()):
+        raise errors.OptionError(f"connect expects name= a text of at most 100 printable characters, got {name!r}")
+    is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
+    if weight is not None and not (is_number and 0 < weight < math.inf):
+        raise errors.OptionError(f"connect expects weight= a number above 0, got {weight!r}")
+    is_integer = isinstance(priority, numbers.Integral) and not isinstance(priority, bool)
+    if priority is not None and not (is_integer and abs(priority) <= _MOST_PRIORITY):
+        raise errors.OptionError(
+            f"connect expects priority= an integer from {-_MOST_PRIORITY} to {_MOST_PRIORITY}, got {priority!r}"
+        )
+    return ClientTerms(name or "", 1.0 if weight is None else float(weight), int(priority or 0))
+
+
+def _check_same_terms(cluster: Cluster, name: str | None, weight: float | None, priority: int | None) -> None:
+    terms = _terms_of[cluster]
+    for what, given, is_now in (
+        ("name", name, terms.name),
+        ("weight", weight, terms.weight),
+        ("priority", priority, terms.priority),
+    ):
+        if given is not None and given != is_now:
+            raise errors.OptionError(
+                f"this process is connected to that cluster with {what}={is_now!r}, got {what}={given!r}: close() the "
+                "cluster before you connect with other terms"
+            )
 
 
 _IN_CHILDREN = (

@@ -28,7 +28,7 @@ from pathways.plan.memory_profile import check_budget
 from pathways.plan.topology import Topology
 from pathways.process import environment, run_directory, supervisor
 from pathways.process.children import Deadline, describe_exit, is_readable, quoted
-from pathways.process.config import ClusterOptions, ControllerConfig, dump
+from pathways.process.config import POLICIES, ClientTerms, ClusterOptions, ControllerConfig, dump
 from pathways.process.supervisor import wait_readable
 
 OWNER_GRACE_S = 5.0
@@ -44,6 +44,7 @@ def start_local_cluster(
     *,
     platform: str | None = None,
     progress: Progress | bool | None = None,
+    terms: ClientTerms | None = None,
     **sizes: Any,
 ) -> LocalClusterHandle:
     """Starts a controller and `islands * hosts_per_island` hosts, and connects to them.
@@ -55,6 +56,7 @@ def start_local_cluster(
         platform: `cpu`, `cuda`, `rocm` or `tpu`. Default: `JAX_PLATFORMS`, else what the machine has.
         progress: a function that is called with each event of the start. True shows the events on stderr, False does
             not, None does if stderr is a terminal.
+        terms: this process's name, weight and priority as a client.
         **sizes: further fields of `ClusterOptions`.
 
     Raises:
@@ -65,6 +67,8 @@ def start_local_cluster(
     check_budget("device_memory", sizes.get("device_memory"))
     check_budget("transfer_memory", sizes.get("transfer_memory"))
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
+    if wanted.policy not in POLICIES:
+        raise errors.OptionError(f"expected a policy out of {', '.join(POLICIES)}; got {wanted.policy!r}")
     Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
     chosen = environment.choose_platform(platform, os.environ)
     environment.check_devices(wanted, chosen, os.environ)
@@ -73,7 +77,7 @@ def start_local_cluster(
     with shown(progress, wanted, chosen) as tell:
         handle = LocalClusterHandle(wanted, chosen)
         try:
-            handle._connect(tell)
+            handle._connect(tell, terms)
         except BaseException:
             handle.close()
             raise
@@ -167,7 +171,7 @@ class LocalClusterHandle:
 
     # -- start -------------------------------------------------------------------------------------------------------
 
-    def _connect(self, tell: Progress | None) -> None:
+    def _connect(self, tell: Progress | None, terms: ClientTerms | None) -> None:
         deadline = Deadline(self.options.start_timeout_s)
         self.address = self._wait_listening(deadline)
         try:
@@ -177,6 +181,7 @@ class LocalClusterHandle:
                 # The controller's own limit ends first, because its error names the host that is late.
                 timeout_s=self.options.start_timeout_s + CLOSE_GRACE_S,
                 native=self.options.native,
+                terms=terms,
             )
         except errors.ControllerLostError as error:
             raise errors.ConnectError(

@@ -38,7 +38,7 @@ from pathways.compiler.ir import LogicalProgram
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import fd_passing
 from pathways.process.children import Deadline, is_readable
-from pathways.process.config import PROTOCOL_VERSION, ClientSizes
+from pathways.process.config import PROTOCOL_VERSION, ClientSizes, ClientTerms
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -91,6 +91,7 @@ def connect_unix(
     timeout_s: float | None = None,
     native: str = "pathways._native",
     sizes: ClientSizes | None = None,
+    terms: ClientTerms | None = None,
 ) -> RemoteControl:
     """Becomes a client of the cluster at `address`. Waits for the cluster if it is still starting.
 
@@ -100,8 +101,10 @@ def connect_unix(
         timeout_s: seconds to wait for the cluster to be ready. Default: no limit.
         native: the module that makes segments; tests pass a double.
         sizes: the sizes of this client's segment.
+        terms: its name, weight and priority.
 
     Raises:
+        OptionError: the cluster's policy has no such weight or priority.
         ConnectError: no cluster listens there, or the cluster could not start; the message has the reason and the last
             log lines.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
@@ -116,7 +119,7 @@ def connect_unix(
     try:
         control._hello(code.Segment)
         control._watch_startup(progress, deadline)
-        control._join(code.client_segment(sizes.futures, sizes.ring_bytes, sizes.arena_bytes))
+        control._join(code.client_segment(sizes.futures, sizes.ring_bytes, sizes.arena_bytes), terms or ClientTerms())
     except BaseException:
         control._release()
         raise
@@ -244,7 +247,7 @@ class RemoteControl:
         finally:
             events.cancel()
 
-    def _join(self, segment: Any) -> None:
+    def _join(self, segment: Any, terms: ClientTerms) -> None:
         self.client_segment = segment
         with contextlib.suppress(fd_passing.Closed):  # the call below raises the reason
             fd_passing.send(self._connection, {"kind": "segment"}, [segment.fd])
@@ -254,6 +257,9 @@ class RemoteControl:
                 protocol=PROTOCOL_VERSION,
                 jax_version=importlib.metadata.version("jax"),
                 jaxlib_version=importlib.metadata.version("jaxlib"),
+                name=terms.name,
+                weight=terms.weight,
+                priority=terms.priority,
             ),
         )
         self.client_id = reply.client

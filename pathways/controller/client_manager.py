@@ -8,6 +8,7 @@ the controller frees everything that the client owned (OWN-1).
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,10 +75,12 @@ class ClientManager:
 
         Raises:
             UnsupportedVersionError: the client runs another jax or jaxlib than the hosts.
+            OptionError: the client asks for a weight or a priority that the cluster's policy does not have.
             ConnectError: the connection sent no segment or an invalid one, or has joined before.
             PermissionDeniedError: no open connection has this secret.
         """
         self._check_versions(request)
+        weight = self._checked_weight(request)
         connection = self.connections.of(token)
         if connection.segment is None:
             self.connections.read(connection)
@@ -85,7 +88,8 @@ class ClientManager:
         if connection.segment is None or connection.client is not None or not is_open:
             raise errors.ConnectError("this connection has brought no memory to share, or has joined before")
         self.youngest_client += 1
-        client = ClientRecord(self.youngest_client, connection, connection.pid == self.cluster.config.owner_pid)
+        owner = connection.pid == self.cluster.config.owner_pid
+        client = ClientRecord(self.youngest_client, connection, owner, request.name, weight, request.priority)
         connection.client = client
         self.clients[client.number] = client
         try:
@@ -94,7 +98,9 @@ class ClientManager:
             await asyncio.gather(*(self._attach(host, client) for host in served))
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
-            self.cluster.controller.add_client(client.number, connection.segment, connection.bell)
+            self.cluster.controller.add_client(
+                client.number, connection.segment, connection.bell, client.weight, client.priority
+            )
         except (RuntimeError, ValueError) as error:  # the native controller refused the segment
             self.remove(client.number)
             raise errors.ConnectError(f"the memory that the client shares makes no sense: {error}") from error
@@ -144,6 +150,24 @@ class ClientManager:
             return self.clients[number]
         except KeyError:
             raise errors.ClusterClosedError(f"client {number} is not, or no longer, part of this cluster") from None
+
+    def _checked_weight(self, request: pb.JoinRequest) -> float:
+        """The weight of a new client, whose priority is right, too."""
+        policy = self.cluster.config.options.policy
+        weight = request.weight or 1.0
+        if not (0 < weight < math.inf):
+            raise errors.OptionError(f"a client's weight is a number above 0, got {weight!r}")
+        if policy == "fifo" and weight != 1.0:
+            raise errors.OptionError(
+                "the cluster's policy is 'fifo': it runs what comes first, and knows no weight. Got "
+                f"weight={weight:g}. Start the cluster with policy='share'"
+            )
+        if policy != "priority" and request.priority != 0:
+            raise errors.OptionError(
+                f"the cluster's policy is {policy!r}, which knows no priorities. Got priority={request.priority}. "
+                "Start the cluster with policy='priority'"
+            )
+        return weight
 
     def _check_versions(self, request: pb.JoinRequest) -> None:
         topology = self.cluster.topology
@@ -247,6 +271,9 @@ class ClientManager:
                 slices=len(client.slices),
                 programs=len(client.programs),
                 suspended=client.suspended,
+                name=client.name,
+                weight=client.weight,
+                priority=client.priority,
             )
             for client in self.clients.values()
         ]

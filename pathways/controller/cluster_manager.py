@@ -136,6 +136,8 @@ class ClusterManager:
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             spaces=self._spaces(),
             sequential=sizes.sequential,
+            shares=sizes.policy == "share",
+            priorities=sizes.policy == "priority",
             status=self.status_segment,
         )
         self.numbers = NativeNumbers(self.controller, self.resources)
@@ -400,4 +402,6 @@ class ClusterManager:
             logical = load_program(program.request.store_program.program)
             bound = BoundProgram(logical, program.bindings, self.topology.devices_per_host)
             self.controller.add_plan(program.number, concerned(bound))
-        self.controller.register_plan(program.number, program.client, self.numbers.group(program.stored))
+        used = sorted({device for binding in program.bindings for device in binding})
+        devices = [(device // self.topology.devices_per_host, device) for device in used]
+        self.controller.register_plan(program.number, program.client, self.numbers.group(program.stored), devices)

@@ -94,6 +94,9 @@ class ClientRecord:
     number: int
     connection: Connection
     owner: bool
+    name: str = ""
+    weight: float = 1.0
+    priority: int = 0
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
     suspended: bool = False

@@ -7,7 +7,24 @@ import json
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
+
+
+#: How a cluster decides which client's run is next, and what that means.
+POLICIES = {
+    "fifo": "what comes first runs first",
+    "share": "clients share device time by weight",
+    "priority": "a higher priority goes first; clients of equal priority share by weight",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientTerms:
+    """What a client asks for when it joins: its name, for people, and how it shares devices with other clients."""
+
+    name: str = ""
+    weight: float = 1.0
+    priority: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +48,7 @@ class ClusterOptions:
     transfer_memory: int | None = None
     machines: int = 1  # over which the hosts are spread, the same number on each
     sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
+    policy: str = "share"  # a key of POLICIES
     distance_us: int = 0  # for measurement: added delay of each record between controller and hosts
     native: str = "pathways._native"
     driver: str = "pathways.host.main:start_jax_driver"

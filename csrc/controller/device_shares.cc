@@ -1,0 +1,224 @@
+#include "controller/device_shares.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "sync/atomic.h"
+
+namespace pathways {
+namespace {
+
+constexpr int64_t kGuess_ns = 1'000'000;         // of a plan of which no run is over
+constexpr int64_t kLeast_ns = 1'000;             // a run is never free
+constexpr int64_t kMost_ns = 3'600'000'000'000;  // no host is believed more
+constexpr int64_t kLearnPart = 8;                // the moving average moves by this part of the difference
+
+}  // namespace
+
+void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
+  ++clients_;
+  policy_.set_client(client, weight, priority);
+}
+
+void DeviceShares::forget_client(uint32_t client) {
+  --clients_;
+  policy_.remove_client(client);
+  if (picked_ == client) picked_.reset();
+  std::erase_if(plans_, [&](const auto& each) { return each.second.client == client; });
+}
+
+// ---------------------------------------------------------------------------------------------------------- plans
+
+void DeviceShares::add_plan(uint32_t number, uint32_t client, std::vector<HostDevice> devices) {
+  if (!is_on_ || devices.empty()) return;
+  std::vector<uint32_t> footprint;
+  for (const HostDevice& each : devices) footprint.push_back(each.device);
+  std::sort(footprint.begin(), footprint.end());
+  footprint.erase(std::unique(footprint.begin(), footprint.end()), footprint.end());
+  for (const PoolMap::Split& each : pools_.add_footprint(footprint)) split(each);
+  Plan& plan = plans_[number];
+  plan.client = client;
+  plan.footprint = footprint_of(devices);
+  plan.usual_ns.assign(plan.footprint->pools.size(), 0);
+  plan.devices = std::move(devices);
+}
+
+std::shared_ptr<const DeviceShares::Footprint> DeviceShares::footprint_of(std::span<const HostDevice> devices) const {
+  auto made = std::make_shared<Footprint>();
+  std::vector<std::pair<uint32_t, PoolId>> pairs;  // (host, pool)
+  for (const HostDevice& each : devices) pairs.emplace_back(each.host, pools_.pool_of(each.device));
+  std::sort(pairs.begin(), pairs.end());
+  pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+  for (const auto& [host, pool] : pairs) made->pools.push_back(pool);
+  std::sort(made->pools.begin(), made->pools.end());
+  made->pools.erase(std::unique(made->pools.begin(), made->pools.end()), made->pools.end());
+  made->hosts.assign(made->pools.size(), 0);
+  for (const auto& [host, pool] : pairs) {
+    const auto at = std::lower_bound(made->pools.begin(), made->pools.end(), pool) - made->pools.begin();
+    ++made->hosts[static_cast<size_t>(at)];
+    made->by_host.emplace_back(host, static_cast<uint32_t>(at));
+  }
+  return made;
+}
+
+/// Plans that use the old pool use both from now on, or only the new one.
+void DeviceShares::split(const PoolMap::Split& split) {
+  policy_.split(split.from, split.to);
+  for (auto& [number, plan] : plans_) {
+    const std::vector<PoolId> old = plan.footprint->pools;
+    if (std::find(old.begin(), old.end(), split.from) == old.end()) continue;
+    plan.footprint = footprint_of(plan.devices);
+    std::vector<int64_t> usual;
+    for (const PoolId pool : plan.footprint->pools) {
+      const PoolId was = pool == split.to ? split.from : pool;
+      usual.push_back(plan.usual_ns[static_cast<size_t>(std::find(old.begin(), old.end(), was) - old.begin())]);
+    }
+    plan.usual_ns = std::move(usual);
+  }
+}
+
+/// Writes what a run of the plan is expected to take to `estimate_`.
+void DeviceShares::estimate(const Plan& plan) {
+  estimate_.clear();
+  for (size_t i = 0; i < plan.usual_ns.size(); ++i) {
+    estimate_.push_back({plan.footprint->pools[i], plan.usual_ns[i] == 0 ? kGuess_ns : plan.usual_ns[i]});
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- enter
+
+bool DeviceShares::may_enter(uint32_t client, uint32_t number) {
+  if (picked_ == client) {
+    picked_.reset();
+    return true;
+  }
+  if (!acts()) return true;
+  const auto found = plans_.find(number);
+  if (found == plans_.end()) return true;
+  const Plan& plan = found->second;
+  const bool is_known = std::none_of(plan.usual_ns.begin(), plan.usual_ns.end(), [](int64_t ns) { return ns == 0; });
+  if (!is_known && plan.under_way != 0) return false;
+  if (policy_.has_offer(client)) return false;
+  estimate(plan);
+  policy_.offer(client, estimate_, monotonic_ns());
+  return false;
+}
+
+std::optional<uint32_t> DeviceShares::pick() {
+  picked_.reset();
+  if (policy_.offers() != 0) picked_ = policy_.pick(monotonic_ns());
+  return picked_;
+}
+
+int64_t DeviceShares::next_ns() const {
+  return policy_.offers() == 0 ? std::numeric_limits<int64_t>::max() : policy_.next_ns(monotonic_ns());
+}
+
+void DeviceShares::entered(uint32_t client, uint32_t number, EntryId id) {
+  if (!acts()) return;
+  const auto found = plans_.find(number);
+  if (found == plans_.end()) return;
+  Plan& plan = found->second;
+  if (id >= running_.size()) running_.resize(id + 1);
+  Running& run = running_[id];
+  PW_DCHECK(run.footprint == nullptr);
+  run.client = client;
+  run.plan = number;
+  run.footprint = plan.footprint;
+  run.uses.clear();
+  ++plan.under_way;
+  estimate(plan);
+  for (size_t i = 0; i < estimate_.size(); ++i) run.uses.push_back({estimate_[i], plan.footprint->hosts[i], 0});
+  policy_.entered(client, estimate_, monotonic_ns());
+}
+
+// ----------------------------------------------------------------------------------------------------------- over
+
+void DeviceShares::run_done(EntryId id, uint32_t host, int64_t busy_ns, uint32_t look) {
+  if (id >= running_.size() || running_[id].footprint == nullptr) return;
+  busy_ns = std::clamp<int64_t>(busy_ns, 0, kMost_ns);
+  if (look != look_) settle();
+  look_ = look;
+  Running& run = running_[id];
+  const auto& by_host = run.footprint->by_host;
+  for (auto at = std::lower_bound(by_host.begin(), by_host.end(), std::pair{host, 0u});
+       at != by_host.end() && at->first == host; ++at) {
+    PoolUse& use = run.uses[at->second];
+    if (use.missing == 0) continue;
+    use.worst_ns = std::max(use.worst_ns, busy_ns);
+    if (--use.missing == 0) done_.push_back({run.client, run.plan, at->second, use.estimate, use.worst_ns});
+  }
+}
+
+/// Charges the runs that a host noticed together.
+void DeviceShares::settle() {
+  const int64_t now = monotonic_ns();
+  for (size_t i = 0; i < done_.size(); ++i) {
+    if (done_[i].is_taken) continue;
+    const PoolId pool = done_[i].estimate.pool;
+    int64_t took = 0, usual = 0;
+    uint32_t count = 0;
+    for (size_t j = i; j < done_.size(); ++j) {
+      if (done_[j].estimate.pool != pool) continue;
+      took += done_[j].took_ns;
+      usual += done_[j].estimate.ns;
+      ++count;
+    }
+    for (size_t j = i; j < done_.size(); ++j) {
+      Done& each = done_[j];
+      if (each.estimate.pool != pool) continue;
+      each.is_taken = true;
+      const double part = static_cast<double>(each.estimate.ns) / static_cast<double>(usual);
+      const int64_t its = std::max(kLeast_ns, static_cast<int64_t>(part * static_cast<double>(took)));
+      learn(each, its, count == 1);
+      policy_.over(each.client, each.estimate, its, now);
+    }
+  }
+  done_.clear();
+}
+
+void DeviceShares::learn(const Done& done, int64_t took_ns, bool is_exact) {
+  const auto found = plans_.find(done.plan);
+  if (found == plans_.end()) return;
+  Plan& plan = found->second;
+  const auto& pools = plan.footprint->pools;  // a split may have moved the pool, but then its time stays
+  const auto at = std::find(pools.begin(), pools.end(), done.estimate.pool);
+  if (at == pools.end()) return;
+  int64_t& usual = plan.usual_ns[static_cast<size_t>(at - pools.begin())];
+  if (usual == 0) {
+    usual = took_ns;
+  } else if (is_exact) {
+    usual = std::max(kLeast_ns, usual + (took_ns - usual) / kLearnPart);
+  }
+}
+
+void DeviceShares::over(EntryId id) {
+  if (id >= running_.size() || running_[id].footprint == nullptr) return;
+  Running& run = running_[id];
+  const int64_t now = run.uses.empty() ? 0 : monotonic_ns();
+  for (PoolUse& use : run.uses) {
+    if (use.missing != 0) policy_.over(run.client, use.estimate, 0, now);
+  }
+  run.footprint.reset();
+  const auto plan = plans_.find(run.plan);
+  if (plan != plans_.end()) --plan->second.under_way;
+}
+
+void DeviceShares::validate() const {
+  policy_.validate();
+  pools_.validate();
+  std::unordered_map<uint32_t, uint32_t> under_way;
+  for (const Running& run : running_) {
+    if (run.footprint == nullptr) continue;
+    PW_CHECK(run.uses.size() == run.footprint->pools.size());
+    ++under_way[run.plan];
+  }
+  for (const auto& [number, plan] : plans_) {
+    const auto found = under_way.find(number);
+    PW_CHECK(plan.under_way == (found == under_way.end() ? 0 : found->second));
+    PW_CHECK(plan.usual_ns.size() == plan.footprint->pools.size());
+  }
+}
+
+}  // namespace pathways

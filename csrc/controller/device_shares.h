@@ -1,0 +1,123 @@
+/// The controller's use of the policy: when a client's run may enter the order, and what each run is charged.
+///
+/// Inbox and AdmissionQueue ask `may_enter` before a run enters; a run that may not enter waits at its client, in the
+/// client's ring, or among the held records. Controller calls `pick` in each pass. AdmissionQueue reports runs that
+/// have entered, Grants those that are done on a host or over.
+///
+/// It acts only while there are two clients or more, and for plans whose devices are known: one client alone has its
+/// runs ordered as they come, and nothing is counted. It never changes what has entered the order.
+///
+/// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest device time that one of
+///   the pool's hosts reports. Runs whose ends a host notices together have a sum that is right, but not its parts; the
+///   sum is divided in proportion to the plans' usual times. The usual time of a plan is a moving average of what its
+///   runs took when they were noticed alone. Of a plan that has no usual time yet, one run is under way at a time.
+///
+/// Invariants: `running_[entry]` has a footprint only while the entry is a run that has entered and is not over; each
+///   of its pools is reported to the policy as entered once, and as over once.
+///
+/// Threading: the controller's stepping thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "policy/pool_map.h"
+#include "policy/share_policy.h"
+#include "sequencer/sequencer.h"
+
+namespace pathways {
+
+/// A device of a plan, and its host.
+struct HostDevice {
+  uint32_t host = 0;
+  uint32_t device = 0;
+};
+
+class DeviceShares {
+ public:
+  /// `is_on`: false for a cluster whose policy is first come, first served.
+  DeviceShares(bool is_on, const SharePolicy::Options& options) : is_on_(is_on), policy_(options) {}
+
+  void add_client(uint32_t client, double weight, int32_t priority);
+  void forget_client(uint32_t client);
+  void add_plan(uint32_t plan, uint32_t client, std::vector<HostDevice> devices);
+  void forget_plan(uint32_t plan) { plans_.erase(plan); }
+
+  /// Whether a run of the client may enter the order now. False: it is offered to the policy, and `pick` says when.
+  bool may_enter(uint32_t client, uint32_t plan);
+  /// The next client whose run may enter now: the next call of `may_enter` for it says so. The caller tries to enter
+  /// that run, and then picks again.
+  std::optional<uint32_t> pick();
+  /// When `pick` may find something although no host reports anything (monotonic_ns()); INT64_MAX: never.
+  int64_t next_ns() const;
+
+  void entered(uint32_t client, uint32_t plan, EntryId id);
+  /// The host has completed the run: its devices took `busy_ns` for it. `look`: runs that the host noticed together
+  /// have the same number.
+  void run_done(EntryId id, uint32_t host, int64_t busy_ns, uint32_t look);
+  /// All that a host has reported in this pass was passed to `run_done`.
+  void settle();
+  /// The run is over, or was dropped. What was not reported is not charged.
+  void over(EntryId id);
+
+  /// Device time charged to the client, on all pools.
+  int64_t used_ns(uint32_t client) const { return policy_.used_ns(client); }
+  void validate() const;
+
+ private:
+  /// The pools of a plan. A new one is made when a pool is split; runs under way keep the old one.
+  struct Footprint {
+    std::vector<PoolId> pools;
+    std::vector<uint32_t> hosts;                         ///< by position in `pools`: how many hosts it has
+    std::vector<std::pair<uint32_t, uint32_t>> by_host;  ///< (host, position in `pools`), sorted
+  };
+  struct Plan {
+    uint32_t client = 0;
+    std::vector<HostDevice> devices;
+    std::shared_ptr<const Footprint> footprint;
+    std::vector<int64_t> usual_ns;  ///< by position in the footprint's pools; 0: not known yet
+    uint32_t under_way = 0;
+  };
+  struct PoolUse {
+    PoolTime estimate;
+    uint32_t missing = 0;  ///< hosts that have not reported
+    int64_t worst_ns = 0;
+  };
+  struct Running {
+    uint32_t client = 0;
+    uint32_t plan = 0;
+    std::shared_ptr<const Footprint> footprint;  ///< null: the entry is no run that is under way
+    std::vector<PoolUse> uses;                   ///< by position in the footprint's pools
+  };
+  /// A run that is done on a pool, and is not charged yet.
+  struct Done {
+    uint32_t client, plan, position;
+    PoolTime estimate;
+    int64_t took_ns;
+    bool is_taken = false;  ///< scratch of settle()
+  };
+
+  bool acts() const { return is_on_ && clients_ > 1; }
+  std::shared_ptr<const Footprint> footprint_of(std::span<const HostDevice> devices) const;
+  void split(const PoolMap::Split& split);
+  void estimate(const Plan& plan);
+  void learn(const Done& done, int64_t took_ns, bool is_exact);
+
+  const bool is_on_;
+  SharePolicy policy_;
+  PoolMap pools_;
+  uint64_t clients_ = 0;
+  std::unordered_map<uint32_t, Plan> plans_;
+  std::vector<Running> running_;    ///< by entry
+  std::vector<Done> done_;          ///< noticed together, not charged yet
+  uint32_t look_ = 0;               ///< of `done_`
+  std::optional<uint32_t> picked_;  ///< the client whose run may enter
+  std::vector<PoolTime> estimate_;  ///< scratch
+};
+
+}  // namespace pathways
