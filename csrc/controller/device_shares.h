@@ -7,6 +7,8 @@
 /// It acts only while there are two clients or more, and for plans whose devices are known: one client alone has its
 /// runs ordered as they come, and nothing is counted. It never changes what has entered the order.
 ///
+/// SHARE-1 (fair): what the policy calls a pool is a set of devices that the same plans use (policy/pool_map.h).
+/// SHARE-2 (bounded): at most one run of each client is offered to the policy: the next one.
 /// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest device time that one of
 ///   the pool's hosts reports. Runs whose ends a host notices together have a sum that is right, but not its parts; the
 ///   sum is divided in proportion to the plans' usual times. The usual time of a plan is a moving average of what its

@@ -119,7 +119,7 @@ def connect_unix(
     try:
         control._hello(code.Segment)
         control._watch_startup(progress, deadline)
-        control._join(code.client_segment(sizes.futures, sizes.ring_bytes, sizes.arena_bytes), terms or ClientTerms())
+        control._join(code.client_segment(sizes.futures, sizes.ring_bytes, sizes.arena_bytes), terms)
     except BaseException:
         control._release()
         raise
@@ -247,7 +247,8 @@ class RemoteControl:
         finally:
             events.cancel()
 
-    def _join(self, segment: Any, terms: ClientTerms) -> None:
+    def _join(self, segment: Any, terms: ClientTerms | None = None) -> None:
+        terms = terms or ClientTerms()
         self.client_segment = segment
         with contextlib.suppress(fd_passing.Closed):  # the call below raises the reason
             fd_passing.send(self._connection, {"kind": "segment"}, [segment.fd])

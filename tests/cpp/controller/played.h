@@ -46,8 +46,8 @@ struct PlayedHost {
     outbox.send(sizeof record, [&](std::byte* out) { std::memcpy(out, &record, sizeof record); });
     outbox.flush();
   }
-  void done(const RunRecord& run, uint32_t gangs = 0, uint32_t expected = 0) {
-    say(RunDoneRecord{{RecordKind::kRunDone, 0, run.header.client}, run.tag, gangs, expected, host, 0});
+  void done(const RunRecord& run, uint32_t gangs = 0, uint32_t expected = 0, uint32_t look = 0, int64_t busy_ns = 0) {
+    say(RunDoneRecord{{RecordKind::kRunDone, 0, run.header.client}, run.tag, gangs, expected, host, look, busy_ns});
   }
 
   Segment segment;
@@ -65,7 +65,8 @@ struct RawClient {
 };
 
 struct Cluster : ::testing::Test {
-  explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {}, bool sequential = false)
+  explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {}, bool sequential = false,
+                   bool shares = false)
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
     std::vector<HostView> blocks;
     for (uint32_t h = 0; h < count; ++h) {
@@ -73,6 +74,7 @@ struct Cluster : ::testing::Test {
       blocks.push_back(hosts[h]->block);
     }
     Controller::Options options{.window = window, .budgets = std::move(budgets), .sequential = sequential};
+    options.shares = shares;
     controller = std::make_unique<Controller>(std::move(options), block, blocks);
     controller->add_group(1, {0});
     controller->add_group(2, {0, 1});

@@ -1,0 +1,207 @@
+// DeviceShares in a controller whose clients and hosts the test plays: when a run enters the order, and what it costs.
+//
+//   SHARE-1  Shares.ByWeight, Shares.OnDevicesThatOverlap
+//   SHARE-2  Shares.OneClientIsNotHeldBack, Shares.AFloodIsHeldBack, Shares.APlanIsMeasuredFirst
+//   SHARE-5  Shares.EndsThatWereNoticedTogether
+//   OWN-1    Shares.WhoLeavesHoldsNobodyBack
+#include "controller/device_shares.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "controller/played.h"
+#include "support.h"
+
+namespace pathways::test {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+constexpr GroupId kFirstHost = 1, kBothHosts = 2;
+
+struct Shares : Cluster {
+  Shares() : Cluster(64, 2, {}, false, true) {}
+  ~Shares() override { controller.reset(); }  // before the second client's memory
+
+  /// A second client.
+  Client& other(double weight, int32_t priority = 0) {
+    controller->add_client(1, second_memory.block, nullptr, weight, priority);
+    second = std::make_unique<Client>(Client::Options{1, 8}, second_memory.block, block);
+    controller->register_plan(5, 0, kFirstHost, {{0, 0}});
+    controller->register_plan(6, 1, kFirstHost, {{0, 0}});
+    return *second;
+  }
+  /// Keeps the client's ring full.
+  void flood(Client& client, uint32_t plan, GroupId group = kFirstHost) {
+    for (int i = 0; i < 16; ++i) {
+      if (client.submit({plan, group, {}}, {}, nullptr) != Status::kOk) return;
+    }
+  }
+  /// What the host was granted since the last call: its runs. Other records are skipped, and told as done.
+  std::vector<RunRecord> granted(uint32_t h = 0) {
+    std::vector<RunRecord> runs;
+    for (auto bytes = hosts[h]->next(); !bytes.empty(); bytes = hosts[h]->next()) {
+      const auto header = read_record<RecordHeader>(bytes);
+      if (header.kind == RecordKind::kRun) runs.push_back(read_record<RunRecord>(bytes));
+      if (header.kind == RecordKind::kCommand) {
+        hosts[h]->say(CommandsDoneRecord{{RecordKind::kCommandsDone, 0, header.client}, 1, bytes.size()});
+      }
+    }
+    hosts[h]->inbox.release();
+    return runs;
+  }
+
+  /// So many times: `submit()`, then the oldest run of the first host ends, having taken `takes(run)` nanoseconds.
+  template <typename Submit, typename Takes>
+  void serve(int rounds, Submit&& submit, Takes&& takes) {
+    for (int i = 0; i < rounds; ++i) {
+      submit();
+      pass();
+      for (const RunRecord& run : granted()) under_way.push_back(run);
+      ASSERT_FALSE(under_way.empty());
+      ++done[under_way.front().header.client];
+      hosts[0]->done(under_way.front(), 0, 0, ++looks, takes(under_way.front()));
+      under_way.pop_front();
+      pass();
+    }
+  }
+
+  std::deque<RunRecord> under_way;    ///< on the first host
+  std::map<uint32_t, uint32_t> done;  ///< runs by client
+  uint32_t looks = 0;
+  RawClient second_memory{1u << 14};
+  std::unique_ptr<Client> second;
+};
+
+TEST_F(Shares, OneClientIsNotHeldBack) {
+  controller->register_plan(5, 0, kFirstHost, {{0, 0}});
+  for (int i = 0; i < 8; ++i) submit(kFirstHost);
+  pass();
+  EXPECT_EQ(granted().size(), 8u);
+}
+
+TEST_F(Shares, APlanIsMeasuredFirst) {
+  other(1);
+  for (int i = 0; i < 8; ++i) submit(kFirstHost);
+  pass();
+  auto runs = granted();
+  ASSERT_EQ(runs.size(), 1u);
+  hosts[0]->done(runs[0], 0, 0, 1, 100'000);
+  pass();
+  EXPECT_EQ(granted().size(), 7u);  // 0.7 ms are within any horizon
+}
+
+TEST_F(Shares, AFloodIsHeldBack) {
+  other(1);
+  size_t most = 0;
+  serve(
+      100, [&] { flood(*second, 6); },
+      [&](const RunRecord&) {
+        most = std::max(most, under_way.size());
+        return 10 * kMs;
+      });
+  EXPECT_LE(most, 2u);  // of 10 ms each
+}
+
+TEST_F(Shares, ByWeight) {
+  other(3);
+  const auto flood_both = [&] {
+    flood(*good, 5);
+    flood(*second, 6);
+  };
+  serve(800, flood_both, [&](const RunRecord& run) { return run.header.client == 0 ? kMs : kMs / 2; });
+  // Three times the time, in runs that take half of it.
+  EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 6.0, 0.6);
+}
+
+TEST_F(Shares, OnDevicesThatOverlap) {
+  // Client 0 runs on both hosts; client 1 on the second host only, with the same weight. So each has half of that host.
+  other(1);
+  controller->add_group(3, {1});
+  controller->register_plan(7, 0, kBothHosts, {{0, 0}, {1, 1}});
+  controller->register_plan(8, 1, 3, {{1, 1}});
+  uint32_t look = 0;
+  std::deque<RunRecord> first, second_runs;
+  for (int i = 0; i < 600; ++i) {
+    flood(*good, 7, kBothHosts);
+    flood(*second, 8, 3);
+    pass();
+    for (const RunRecord& run : granted(0)) first.push_back(run);
+    for (const RunRecord& run : granted(1)) second_runs.push_back(run);
+    ASSERT_FALSE(second_runs.empty());
+    if (second_runs.front().header.client == 0) {
+      hosts[0]->done(first.front(), 0, 0, ++look, kMs);
+      first.pop_front();
+    }
+    ++done[second_runs.front().header.client];
+    hosts[1]->done(second_runs.front(), 0, 0, ++look, kMs);
+    second_runs.pop_front();
+    pass();
+  }
+  EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 1.0, 0.1);
+}
+
+TEST_F(Shares, EndsThatWereNoticedTogether) {
+  // The host notices two runs at once, and reports the time of both with the one of client 0. Each is charged its part.
+  other(1);
+  serve(2, [&] { flood(*good, 5); }, [](const RunRecord&) { return kMs; });
+  serve(2, [&] { flood(*second, 6); }, [](const RunRecord&) { return kMs; });  // the usual times, measured alone
+  done.clear();
+  uint32_t look = 1000;
+  for (int i = 0; i < 400; ++i) {
+    flood(*good, 5);
+    flood(*second, 6);
+    pass();
+    for (const RunRecord& run : granted()) under_way.push_back(run);
+    ++look;
+    const size_t together = std::min<size_t>(2, under_way.size());
+    std::sort(under_way.begin(), under_way.begin() + static_cast<std::ptrdiff_t>(together),
+              [](const RunRecord& a, const RunRecord& b) { return a.header.client < b.header.client; });
+    int64_t busy = static_cast<int64_t>(together) * kMs;
+    for (size_t n = 0; n < together; ++n) {
+      ++done[under_way.front().header.client];
+      hosts[0]->done(under_way.front(), 0, 0, look, std::exchange(busy, 0));
+      under_way.pop_front();
+    }
+    pass();
+  }
+  EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 1.0, 0.1);
+}
+
+TEST_F(Shares, AHigherPriorityGoesFirst) {
+  other(1, 1);
+  const auto flood_both = [&] {
+    flood(*good, 5);
+    flood(*second, 6);
+  };
+  serve(200, flood_both, [](const RunRecord&) { return kMs; });
+  EXPECT_LE(done[0], 5u);
+}
+
+TEST_F(Shares, WhoLeavesHoldsNobodyBack) {
+  other(100);
+  flood(*good, 5);
+  flood(*second, 6);
+  pass();
+  controller->remove_client(1);
+  pass();
+  const auto runs = granted();
+  EXPECT_EQ(std::count_if(runs.begin(), runs.end(), [](const RunRecord& run) { return run.header.client == 0; }), 8);
+}
+
+TEST_F(Shares, ASuspendedClientHasNoTurn) {
+  other(100);
+  flood(*second, 6);
+  pass();
+  controller->suspend(1);
+  const auto flood_first = [&] { flood(*good, 5); };
+  serve(30, flood_first, [](const RunRecord&) { return kMs; });
+  EXPECT_LE(done[1], 1u);  // what had entered before
+  controller->resume(1);
+  serve(30, flood_first, [](const RunRecord&) { return kMs; });
+  EXPECT_EQ(done[1], 8u);  // all that it has submitted
+}
+
+}  // namespace
+}  // namespace pathways::test
