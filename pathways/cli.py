@@ -271,14 +271,21 @@ def _show(stats: dict[str, Any]) -> None:
             str(client["slices"]),
             str(client["programs"]),
             _bytes(client["resident_bytes"]),
-            ", ".join(
-                word
-                for word, holds in (("started the cluster", client["owner"]), ("suspended", client["suspended"]))
-                if holds
-            ),
+            ", ".join(_what_is_special(client)),
         )
     console.print(clients)
     _show_holders(console, stats["hosts"])
+
+
+def _what_is_special(client: dict[str, Any]) -> list[str]:
+    words = {
+        repr(client["name"]): client["name"],
+        f"weight {client['weight']:g}": client["weight"] != 1,
+        f"priority {client['priority']}": client["priority"],
+        "started the cluster": client["owner"],
+        "suspended": client["suspended"],
+    }
+    return [word for word, holds in words.items() if holds]
 
 
 def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 //
 //   SHARE-1 (fair)    ShareIsByWeight.*, ALatecomerGetsNoCredit, SharesOnEachOfManyPools
 //   SHARE-2 (bounded) AShortRunDoesNotWaitBehindAFlood, ARunOnManyPoolsIsNotStarved, OutstandingTimeIsBounded
-//   SHARE-3 (busy)    DevicesAreNeverIdle, AShortHorizonGrows
+//   SHARE-3 (busy)    DevicesAreNeverIdle, AShortHorizonGrows, TheNextTimeIsWhenAPoolOpens
 //   SHARE-4 (classes) AHigherPriorityGoesFirst, ALowerPriorityWaitsForABoundedTime
 //   SHARE-5 (charged) AWrongGuessIsCorrected
 //   all of them       AnyClientsOnAnyPools, drawn by chance; the seed is printed
@@ -389,10 +389,26 @@ TEST(Share, ASplitPoolKeepsItsTags) {
   policy.entered(1, {&run, 1}, 0);
   policy.over(1, run, run.ns, kMs);
   policy.split(0, 1);
-  const PoolTime parts[] = {{0, kMs}, {1, kMs}};
-  policy.offer(1, parts, kMs);
-  policy.offer(2, parts, kMs);
-  EXPECT_EQ(policy.pick(kMs), 2u);  // client 1 is 50 ms ahead, on both
+  const PoolTime part{1, kMs};
+  policy.offer(1, {&part, 1}, kMs);
+  policy.offer(2, {&part, 1}, kMs);
+  EXPECT_EQ(policy.pick(kMs), 2u);  // client 1 is 50 ms ahead on the new pool, too
+}
+
+TEST(Share, TheNextTimeIsWhenAPoolOpens) {
+  SharePolicy policy({});
+  policy.set_client(1, 1, 0);
+  const PoolTime run{0, 10 * kMs};
+  EXPECT_EQ(policy.next_ns(0), INT64_MAX);
+  policy.offer(1, {&run, 1}, 0);
+  ASSERT_EQ(policy.pick(0), 1u);
+  policy.entered(1, {&run, 1}, 0);
+  policy.offer(1, {&run, 1}, 0);
+  EXPECT_EQ(policy.pick(kMs), std::nullopt);
+  const int64_t next = policy.next_ns(kMs);
+  EXPECT_EQ(next, 10 * kMs - policy.horizon_ns(0) + 1);
+  EXPECT_EQ(policy.pick(next - 1), std::nullopt);
+  EXPECT_EQ(policy.pick(next), 1u);
 }
 
 /// Any clients on any pools: nobody starves, open pools are not idle for long, clients of one pool share it by weight.
