@@ -99,7 +99,7 @@ def test_four_clients_share_by_weight(tenants: Any) -> None:
     shares = [count / sum(counts) for count in counts]
     # The machine that runs this may be busy with other tests; the benchmark of tenants measures exactly.
     for share, weight in zip(shares, weights, strict=True):
-        assert share == pytest.approx(weight / sum(weights), abs=0.06), (shares, counts)
+        assert share == pytest.approx(weight / sum(weights), abs=0.08), (shares, counts)
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_one_that_is_killed_leaves_its_part_to_the_others(tenants: Any) -> None:
     end = min(times[-1] for times in over) - 0.3
     counts = [between(times, gone + 0.7, end) for times in over]
     assert sum(counts) > 3 * sum(between(times, gone - 1, gone) for times in over)
-    assert counts[1] / sum(counts) == pytest.approx(0.75, abs=0.08), counts
+    assert counts[1] / sum(counts) == pytest.approx(0.75, abs=0.12), counts
 
 
 @pytest.mark.slow
