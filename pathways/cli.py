@@ -278,8 +278,10 @@ def _show(stats: dict[str, Any]) -> None:
 
 
 def _what_is_special(client: dict[str, Any]) -> list[str]:
+    import rich.markup
+
     words = {
-        repr(client["name"]): client["name"],
+        rich.markup.escape(repr(client["name"])): client["name"],
         f"weight {client['weight']:g}": client["weight"] != 1,
         f"priority {client['priority']}": client["priority"],
         "started the cluster": client["owner"],

@@ -155,7 +155,10 @@ void AdmissionQueue::retry() {
 }
 
 void AdmissionQueue::retry_picked(ClientState& client) {
-  if (!client.held.empty() && retry(client)) std::erase(holding_, &client);
+  if (client.held.empty()) return;
+  // All of them, in their line: the claims of those before it count.
+  retry_soon();
+  retry();
 }
 
 /// Orders the held records of a client that fit now. True when the client holds none any more.
@@ -169,6 +172,7 @@ bool AdmissionQueue::retry(ClientState& client) {
       return false;
     }
     if (!held.front().dropped.empty()) {
+      shares_.withdraw(client.id);
       const HeldRecords::Held dropped = held.take_front();
       fail_on_hosts(client, dropped.record, dropped.dropped);
       held.forget(dropped.record);
@@ -258,7 +262,8 @@ bool AdmissionQueue::is_held_by_busy(const ClientState& client, SpaceId space) c
   return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
     if (holder.client == client.id) return false;
     const ClientState* other = clients_.find(holder.client);
-    return other != nullptr && (other->credits.in_flight() != 0 || other->credits.is_behind());
+    return other != nullptr &&
+           (other->credits.in_flight() != 0 || other->credits.is_behind() || shares_.is_waiting(other->id));
   });
 }
 

@@ -64,7 +64,11 @@ class AdmissionQueue {
   /// Tries the held records again in this pass, although no run has ended and no block was released.
   void retry_soon() { version_ = UINT64_MAX; }
   /// The client is gone.
-  void forget(ClientState& client) { std::erase(holding_, &client); }
+  void forget(ClientState& client) {
+    std::erase(holding_, &client);
+    if (first_held_ == &client) first_held_ = nullptr;
+    retry_soon();  // its claims no longer keep others out
+  }
 
   void validate() const;
 

@@ -16,7 +16,8 @@ namespace {
 
 constexpr uint32_t kMostGroups = 1u << 24;
 constexpr std::chrono::milliseconds kLook{100};
-constexpr std::chrono::milliseconds kHeldLook{20};  // nobody rings when the grace of a held record is over
+constexpr double kLeastWeight = 1e-3, kMostWeight = 1e3;  // so that tags stay exact (policy/share_policy.h)
+constexpr std::chrono::milliseconds kHeldLook{20};        // nobody rings when the grace of a held record is over
 
 }  // namespace
 
@@ -105,7 +106,9 @@ void Controller::register_plan(uint32_t plan, uint32_t client, GroupId group, st
 }
 
 void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell, double weight, int32_t priority) {
-  if (!(weight > 0)) throw Error(Status::kInvalid, "a client's weight must be above 0");
+  if (!(weight >= kLeastWeight && weight <= kMostWeight)) {
+    throw Error(Status::kInvalid, "a client's weight must be from 0.001 to 1000");
+  }
   {
     const std::lock_guard lock(mutex_);
     if (!client_ids_.insert(id).second) {
@@ -141,6 +144,7 @@ std::vector<uint32_t> Controller::take_forgotten() {
 void Controller::suspend(uint32_t id) {
   run_mail([&] {
     if (ClientState* client = clients_.find(id)) client->is_suspended = true;
+    shares_.withdraw(id);
   });
 }
 
@@ -268,6 +272,7 @@ uint32_t Controller::step() {
 /// SHARE-2: lets runs enter whose turn it is. Returns the number of records.
 uint32_t Controller::enter_picked() {
   uint32_t done = 0;
+  shares_.settle();
   while (const auto picked = shares_.pick()) {
     ClientState* client = clients_.find(*picked);
     if (client == nullptr || client->is_suspended) continue;

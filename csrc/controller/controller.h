@@ -97,7 +97,7 @@ class Controller {
   void register_plan(uint32_t plan, uint32_t client, GroupId group, std::vector<HostDevice> devices = {});
   /// A client's number is never used again. `bell`: the doorbell that this client rings, valid until remove_client()
   /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings are invalid.
-  /// `weight`, above 0, and `priority` say how the client shares devices with others.
+  /// `weight`, from 0.001 to 1000, and `priority` say how the client shares devices with others.
   void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr, double weight = 1,
                   int32_t priority = 0);
   /// OWN-1: drops what the client has waiting, and notifies each host, behind all that it was granted, that the client

@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kGuess_ns = 1'000'000;         // of a plan of which no run is over
 constexpr int64_t kLeast_ns = 1'000;             // a run is never free
 constexpr int64_t kMost_ns = 3'600'000'000'000;  // no host is believed more
-constexpr int64_t kLearnPart = 8;                // the moving average moves by this part of the difference
+constexpr int64_t kStandstill_ns = 20'000'000;
+constexpr int64_t kLearnPart = 8;  // the moving average moves by this part of the difference
 
 }  // namespace
 
@@ -33,10 +34,11 @@ void DeviceShares::forget_client(uint32_t client) {
 void DeviceShares::add_plan(uint32_t number, uint32_t client, std::vector<HostDevice> devices) {
   if (!is_on_ || devices.empty()) return;
   std::vector<uint32_t> footprint;
+  footprint.reserve(devices.size());
   for (const HostDevice& each : devices) footprint.push_back(each.device);
   std::sort(footprint.begin(), footprint.end());
   footprint.erase(std::unique(footprint.begin(), footprint.end()), footprint.end());
-  for (const PoolMap::Split& each : pools_.add_footprint(footprint)) split(each);
+  split(pools_.add_footprint(footprint));
   Plan& plan = plans_[number];
   plan.client = client;
   plan.footprint = footprint_of(devices);
@@ -62,17 +64,20 @@ std::shared_ptr<const DeviceShares::Footprint> DeviceShares::footprint_of(std::s
   return made;
 }
 
-/// Plans that use the old pool use both from now on, or only the new one.
-void DeviceShares::split(const PoolMap::Split& split) {
-  policy_.split(split.from, split.to);
+/// A plan that uses a pool uses both of its parts from now on. Its usual time on a new pool is that on the old one.
+void DeviceShares::split(std::span<const PoolMap::Split> splits) {
+  if (splits.empty()) return;
+  for (const PoolMap::Split& each : splits) policy_.split(each.from, each.to);
   for (auto& [number, plan] : plans_) {
     const std::vector<PoolId> old = plan.footprint->pools;
-    if (std::find(old.begin(), old.end(), split.from) == old.end()) continue;
     plan.footprint = footprint_of(plan.devices);
     std::vector<int64_t> usual;
-    for (const PoolId pool : plan.footprint->pools) {
-      const PoolId was = pool == split.to ? split.from : pool;
-      usual.push_back(plan.usual_ns[static_cast<size_t>(std::find(old.begin(), old.end(), was) - old.begin())]);
+    for (PoolId pool : plan.footprint->pools) {
+      const auto made = std::find_if(splits.begin(), splits.end(), [&](const auto& each) { return each.to == pool; });
+      if (made != splits.end()) pool = made->from;
+      const auto at = std::find(old.begin(), old.end(), pool);
+      PW_DCHECK(at != old.end());
+      usual.push_back(at == old.end() ? 0 : plan.usual_ns[static_cast<size_t>(at - old.begin())]);
     }
     plan.usual_ns = std::move(usual);
   }
@@ -97,11 +102,11 @@ bool DeviceShares::may_enter(uint32_t client, uint32_t number) {
   const auto found = plans_.find(number);
   if (found == plans_.end()) return true;
   const Plan& plan = found->second;
+  const int64_t now = monotonic_ns();
   const bool is_known = std::none_of(plan.usual_ns.begin(), plan.usual_ns.end(), [](int64_t ns) { return ns == 0; });
-  if (!is_known && plan.under_way != 0) return false;
-  if (policy_.has_offer(client)) return false;
+  if (!is_known && plan.under_way != 0 && now - plan.entered_ns < kStandstill_ns) return false;
   estimate(plan);
-  policy_.offer(client, estimate_, monotonic_ns());
+  policy_.offer(client, estimate_, now);
   return false;
 }
 
@@ -112,7 +117,7 @@ std::optional<uint32_t> DeviceShares::pick() {
 }
 
 int64_t DeviceShares::next_ns() const {
-  return policy_.offers() == 0 ? std::numeric_limits<int64_t>::max() : policy_.next_ns(monotonic_ns());
+  return policy_.offers() == 0 ? std::numeric_limits<int64_t>::max() : policy_.next_ns();
 }
 
 void DeviceShares::entered(uint32_t client, uint32_t number, EntryId id) {
@@ -128,9 +133,10 @@ void DeviceShares::entered(uint32_t client, uint32_t number, EntryId id) {
   run.footprint = plan.footprint;
   run.uses.clear();
   ++plan.under_way;
+  plan.entered_ns = monotonic_ns();
   estimate(plan);
   for (size_t i = 0; i < estimate_.size(); ++i) run.uses.push_back({estimate_[i], plan.footprint->hosts[i], 0});
-  policy_.entered(client, estimate_, monotonic_ns());
+  policy_.entered(client, estimate_, plan.entered_ns);
 }
 
 // ----------------------------------------------------------------------------------------------------------- over
@@ -170,15 +176,16 @@ void DeviceShares::settle() {
       if (each.estimate.pool != pool) continue;
       each.is_taken = true;
       const double part = static_cast<double>(each.estimate.ns) / static_cast<double>(usual);
-      const int64_t its = std::max(kLeast_ns, static_cast<int64_t>(part * static_cast<double>(took)));
+      const auto its = static_cast<int64_t>(part * static_cast<double>(took));
       learn(each, its, count == 1);
-      policy_.over(each.client, each.estimate, its, now);
+      policy_.over(each.client, each.estimate, std::max(kLeast_ns, its), now);
     }
   }
   done_.clear();
 }
 
 void DeviceShares::learn(const Done& done, int64_t took_ns, bool is_exact) {
+  if (took_ns == 0) return;  // it was not launched
   const auto found = plans_.find(done.plan);
   if (found == plans_.end()) return;
   Plan& plan = found->second;
@@ -187,7 +194,7 @@ void DeviceShares::learn(const Done& done, int64_t took_ns, bool is_exact) {
   if (at == pools.end()) return;
   int64_t& usual = plan.usual_ns[static_cast<size_t>(at - pools.begin())];
   if (usual == 0) {
-    usual = took_ns;
+    usual = std::max(kLeast_ns, took_ns);
   } else if (is_exact) {
     usual = std::max(kLeast_ns, usual + (took_ns - usual) / kLearnPart);
   }

@@ -12,7 +12,9 @@
 /// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest device time that one of
 ///   the pool's hosts reports. Runs whose ends a host notices together have a sum that is right, but not its parts; the
 ///   sum is divided in proportion to the plans' usual times. The usual time of a plan is a moving average of what its
-///   runs took when they were noticed alone. Of a plan that has no usual time yet, one run is under way at a time.
+///   runs took when they were noticed alone. Of a plan that has no usual time yet, one run is under way at a time, for
+///   a while: then one more enters, as at any standstill (SHARE-2). A run that took no time was not launched, and
+///   says nothing about its plan.
 ///
 /// Invariants: `running_[entry]` has a footprint only while the entry is a run that has entered and is not over; each
 ///   of its pools is reported to the policy as entered once, and as over once.
@@ -49,6 +51,10 @@ class DeviceShares {
   void forget_client(uint32_t client);
   void add_plan(uint32_t plan, uint32_t client, std::vector<HostDevice> devices);
   void forget_plan(uint32_t plan) { plans_.erase(plan); }
+  /// The run that the client has offered will not enter: it was cancelled, or the client is suspended.
+  void withdraw(uint32_t client) { policy_.withdraw(client); }
+  /// Whether a run of the client waits for its turn.
+  bool is_waiting(uint32_t client) const { return policy_.has_offer(client); }
 
   /// Whether a run of the client may enter the order now. False: it is offered to the policy, and `pick` says when.
   bool may_enter(uint32_t client, uint32_t plan);
@@ -84,6 +90,7 @@ class DeviceShares {
     std::shared_ptr<const Footprint> footprint;
     std::vector<int64_t> usual_ns;  ///< by position in the footprint's pools; 0: not known yet
     uint32_t under_way = 0;
+    int64_t entered_ns = 0;  ///< when the last of its runs entered
   };
   struct PoolUse {
     PoolTime estimate;
@@ -106,7 +113,7 @@ class DeviceShares {
 
   bool acts() const { return is_on_ && clients_ > 1; }
   std::shared_ptr<const Footprint> footprint_of(std::span<const HostDevice> devices) const;
-  void split(const PoolMap::Split& split);
+  void split(std::span<const PoolMap::Split> splits);
   void estimate(const Plan& plan);
   void learn(const Done& done, int64_t took_ns, bool is_exact);
 

@@ -158,8 +158,12 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
 /// SHARE-2. A run that will not run need not wait for its turn; nor does one that waits behind held records.
 bool Inbox::may_enter(const ClientState& client, std::span<const std::byte> bytes) {
   const auto run = read_record<RunRecord>(bytes);
-  if (!client.held.empty() || client.cancelled.contains(run.tag)) return true;
-  return shares_.may_enter(client.id, run.plan) || is_late(bytes);
+  if (!client.held.empty()) return true;
+  if (client.cancelled.contains(run.tag) || is_late(bytes)) {
+    shares_.withdraw(client.id);
+    return true;
+  }
+  return shares_.may_enter(client.id, run.plan);
 }
 
 void Inbox::cancel(ClientState& client, uint64_t tag) {

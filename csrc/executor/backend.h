@@ -133,7 +133,7 @@ class Backend {
 
 /// What a run took on this host's devices; see executor/device_clock.h.
 struct DeviceTime {
-  int64_t busy_ns = 0;  ///< the sum over its launches
+  int64_t busy_ns = 0;  ///< in which some device was busy for it
   uint32_t look = 0;    ///< runs whose ends were noticed together have the same number
 };
 

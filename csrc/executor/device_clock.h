@@ -27,17 +27,21 @@ class DeviceClock {
   }
   uint32_t look() const { return look_; }
 
-  /// A computation that was launched on `devices` (a bit each) at `launched_ns` was noticed to be over. Returns how
-  /// long the devices were busy with it, in nanoseconds.
-  int64_t took(uint64_t devices, int64_t launched_ns) {
-    if (now_ns_ == 0) now_ns_ = monotonic_ns();
+  /// A computation that was launched on `devices` (a bit each) at `launched_ns` was noticed to be over. Returns when it
+  /// began.
+  int64_t began_ns(uint64_t devices, int64_t launched_ns) {
     int64_t began = launched_ns;
     for (uint64_t left = devices; left != 0; left &= left - 1) {
       int64_t& free = free_ns_[std::countr_zero(left)];
       began = std::max(began, free);
-      free = now_ns_;
+      free = now_ns();
     }
-    return std::max<int64_t>(0, now_ns_ - began);
+    return began;
+  }
+  /// The time of this look.
+  int64_t now_ns() {
+    if (now_ns_ == 0) now_ns_ = monotonic_ns();
+    return now_ns_;
   }
 
  private:

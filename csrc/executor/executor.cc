@@ -164,7 +164,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.client = record.header.client;
   run.open = plan.step_count() + 1;  // one is for this function
   run.gangs = 0;
-  run.busy_ns = 0;
+  run.busy_ns = run.counted_ns = run.launched_ns = 0;
   run.begin(plan);
   run.results.assign(handles + record.arguments, handles + record.arguments + record.results);
   run.wanted.clear();

@@ -26,6 +26,7 @@ void Launcher::launch(NodeRef ref) {
   // even when an input has failed (GANG-1).
   const bool is_launched = !failure && (error == 0 || node.gang != 0);
   const int64_t launched_ns = is_launched ? monotonic_ns() : 0;
+  if (is_launched) run.launched_ns = launched_ns;
   if (is_launched) {
     const Status status = enqueue(run, ref.node, node);
     if (status == Status::kPending) {

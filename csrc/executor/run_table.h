@@ -39,7 +39,9 @@ struct Run {
   uint32_t client = 0;
   uint32_t open = 0;  ///< steps that are not done, and results that are not settled
   uint32_t gangs = 0;
-  int64_t busy_ns = 0;  ///< device time of its launches that are over
+  int64_t busy_ns = 0;      ///< time in which this host's devices were busy for it, as far as it is over
+  int64_t counted_ns = 0;   ///< until when that is counted
+  int64_t launched_ns = 0;  ///< when its last launch began; 0: none has
   bool is_stepwise = false;
   uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
   std::vector<Value> values;

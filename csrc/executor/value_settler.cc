@@ -26,6 +26,11 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
       flow_.close_step(item.run);
       break;
     case PendingValue::Kind::kSend:
+      // The launch that made what is sent is watched by nobody else, if it makes no result of the run.
+      // The run may be over, when the host that it is sent to is lost.
+      if (Run& run = runs_[item.run]; run.plan != nullptr && run.order == order_of(item.key) && run.launched_ns != 0) {
+        count_time(run, run.plan->plan.node(item.index).input_devices, run.launched_ns);
+      }
       transfers_.source_settled(item.key, error);
       break;
     case PendingValue::Kind::kFetch:
@@ -49,7 +54,15 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
 
 void ValueSettler::count_time(const PendingValue& launch) {
   Run& run = runs_[launch.run];
-  run.busy_ns += clock_.took(run.plan->plan.node(launch.index).devices, launch.launched_ns);
+  const uint64_t devices = run.plan->plan.node(launch.index).devices;
+  count_time(run, devices, launch.launched_ns);
+}
+
+/// Time in which several devices were busy for the run counts once.
+void ValueSettler::count_time(Run& run, uint64_t devices, int64_t launched_ns) {
+  const int64_t began = std::max(run.counted_ns, clock_.began_ns(devices, launched_ns)), now = clock_.now_ns();
+  run.busy_ns += std::max<int64_t>(0, now - began);
+  run.counted_ns = now;
 }
 
 /// Completes the results that a value of a run is bound to, or fails them with `error`.

@@ -35,6 +35,7 @@ class ValueSettler : private ExecutorPart {
   static constexpr uint32_t kNone = 0xffffffffu;
 
   void count_time(const PendingValue& launch);
+  void count_time(Run& run, uint64_t devices, int64_t launched_ns);
   void settle_results(uint32_t slot, uint32_t value, uint32_t error);
   Status read_back(const Run& run, uint32_t result);
   uint32_t failure(const PendingValue& item);

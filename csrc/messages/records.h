@@ -110,7 +110,7 @@ struct RunDoneRecord {
   uint32_t expected;  ///< gang launches of this run in the host's plan: the host launches all of them or none
   uint32_t host;
   uint32_t look = 0;    ///< runs of this host whose ends it noticed together have the same number
-  int64_t busy_ns = 0;  ///< device time of the run on this host, summed over its launches
+  int64_t busy_ns = 0;  ///< time in which some device of this host was busy for the run
 };
 
 /// A host is done with `count` commands of the client, whose records have `bytes` bytes: it has read and answered them,

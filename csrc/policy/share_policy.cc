@@ -136,6 +136,7 @@ void SharePolicy::advance_virtual_times(int64_t now) {
 
 std::optional<uint32_t> SharePolicy::pick(int64_t now) {
   if (offering_.empty()) return std::nullopt;
+  picked_ns_ = now;
   advance_virtual_times(now);
   if (std::none_of(offering_.begin(), offering_.end(), [&](const Client* each) { return may_enter(*each, now); })) {
     return std::nullopt;
@@ -145,6 +146,7 @@ std::optional<uint32_t> SharePolicy::pick(int64_t now) {
   std::sort(line_.begin(), line_.end());
   for (const Place& place : line_) {
     if (may_enter(*place.client, now) && delays_nobody(*place.client, now)) {
+      for (const PoolTime& each : place.client->offer) pools_[each.pool].is_waited_for = false;
       withdraw(place.client->id);
       return place.client->id;
     }
@@ -153,7 +155,7 @@ std::optional<uint32_t> SharePolicy::pick(int64_t now) {
   return std::nullopt;
 }
 
-int64_t SharePolicy::next_ns(int64_t now) const {
+int64_t SharePolicy::next_ns() const {
   int64_t next = std::numeric_limits<int64_t>::max();
   for (const Client* client : offering_) {
     int64_t opens = std::numeric_limits<int64_t>::max(), unclosed = 0;
@@ -163,8 +165,8 @@ int64_t SharePolicy::next_ns(int64_t now) const {
       unclosed = std::max(unclosed, at.uncloses_ns());
     }
     const int64_t may = std::max(opens, unclosed);
-    // Held back now, it waits for an offer that is looked at here, too, or for a run to be over.
-    if (may > now) next = std::min(next, may);
+    // What the last pick held back waits for an offer that is looked at here, too, or for a run to be over.
+    if (may > picked_ns_) next = std::min(next, may);
   }
   return next;
 }
@@ -184,6 +186,7 @@ void SharePolicy::entered(uint32_t id, std::span<const PoolTime> estimate, int64
     charge(client, each.pool, static_cast<double>(each.ns));
     client.used_ns += each.ns;
     ++at.outstanding;
+    at.stirred_ns = now;
     at.outstanding_ns += each.ns;
     at.busy_until = std::max(at.busy_until, now) + each.ns;
   }
@@ -193,6 +196,7 @@ void SharePolicy::over(uint32_t id, PoolTime estimate, int64_t took_ns, int64_t 
   Pool& at = pool(estimate.pool);
   PW_DCHECK(at.outstanding > 0 && at.outstanding_ns >= estimate.ns);
   --at.outstanding;
+  at.stirred_ns = now;
   at.outstanding_ns -= estimate.ns;
   // Only ever sooner: a run may wait for others between its computations, and then more runs are needed to keep the
   // devices busy (SHARE-3).

@@ -17,7 +17,9 @@
 ///                     that have entered and are not over. A pool is open when it will be done with them, by the
 ///                     clock, within its horizon; it is closed when that takes twice the horizon. The devices may
 ///                     stand still, as when a gang waits for its other pools. So a pool is also not open with 3
-///                     horizons outstanding, and closed with 5, in two runs or more. A run may enter when one of its
+///                     horizons outstanding, and closed with 5, in two runs or more; but when no run has entered or
+///                     ended for a while, one more enters: those outstanding may wait for something that their client
+///                     does behind the run that it offers, as an answer to a callback. A run may enter when one of its
 ///                     pools is open and none is closed. So a run on several pools need not find all of them open in
 ///                     the same moment.
 ///   SHARE-3 (busy)    an open pool takes any offer that delays nobody before it in the line: the policy keeps no
@@ -36,6 +38,7 @@
 /// Everything else is O(pools of a run). Threading: one thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -77,7 +80,7 @@ class SharePolicy {
   /// The client whose run enters now; its offer is over. Nothing: no offer may enter now.
   std::optional<uint32_t> pick(int64_t now);
   /// When `pick` may find something although no run is over before; INT64_MAX: never, as there is no offer.
-  int64_t next_ns(int64_t now) const;
+  int64_t next_ns() const;
 
   /// A run of the client has entered the order.
   void entered(uint32_t client, std::span<const PoolTime> estimate, int64_t now);
@@ -94,6 +97,7 @@ class SharePolicy {
   void validate() const;
 
  private:
+  static constexpr int64_t kStandstill_ns = 20'000'000;
   static constexpr int64_t kNotOpen = 3, kClosed = 5;  ///< horizons outstanding, in two runs or more
   struct Pool {
     double virtual_time = 0;     ///< ns of device time of a client of weight 1
@@ -102,13 +106,15 @@ class SharePolicy {
     int64_t outstanding_ns = 0;  ///< estimates of the runs that are not over
     uint32_t outstanding = 0;    ///< their number
     int64_t busy_until = 0;      ///< when they are over by the estimates
+    int64_t stirred_ns = 0;      ///< when a run entered or ended last
     int64_t horizon_ns = 0;
     bool is_barred = false;      ///< scratch of pick(): an offer before in the line waits until it is open
     int64_t reserved_ns = 0;     ///< scratch of pick(): it must not be closed at this time; 0: it is not reserved
     bool is_waited_for = false;  ///< an offer found it not open at the last pick
     /// The time from which it is open, and no longer closed, if no run is over before; INT64_MAX: none.
-    int64_t opens_ns() const { return is_full(kNotOpen) ? INT64_MAX : busy_until - horizon_ns + 1; }
-    int64_t uncloses_ns() const { return is_full(kClosed) ? INT64_MAX : busy_until - 2 * horizon_ns + 1; }
+    int64_t opens_ns() const { return is_full(kNotOpen) ? still_ns() : busy_until - horizon_ns + 1; }
+    int64_t uncloses_ns() const { return is_full(kClosed) ? still_ns() : busy_until - 2 * horizon_ns + 1; }
+    int64_t still_ns() const { return std::max(busy_until, stirred_ns) + kStandstill_ns; }
     bool is_full(int64_t horizons) const { return outstanding >= 2 && outstanding_ns >= horizons * horizon_ns; }
   };
   struct Client {
@@ -151,6 +157,7 @@ class SharePolicy {
   std::vector<Place> line_;        ///< scratch of pick()
   uint64_t next_number_ = 1;
   uint64_t picks_ = 0;
+  int64_t picked_ns_ = 0;  ///< the time of the last pick
 };
 
 }  // namespace pathways

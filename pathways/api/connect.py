@@ -8,7 +8,6 @@ cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a runn
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 import os
 import threading
@@ -20,7 +19,7 @@ from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
-from pathways.process.config import POLICIES, ClientTerms
+from pathways.process.config import LEAST_WEIGHT, MOST_NAME, MOST_WEIGHT, POLICIES, ClientTerms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ def connect(
             running cluster, "unix:/…".
         name: what `pathways status` calls this client.
         weight: how this client shares devices with others: over any second in which both have work, a client of weight
-            2 gets twice the device time of one of weight 1, which is the default. Above 0.
+            2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000.
         priority: a cluster of policy "priority" runs clients of a higher priority first; 0 when not given.
         progress: see `pathways.cluster.launcher.start_local_cluster`.
         max_in_flight: how many runs this client may be ahead of the hosts: a call beyond it waits until an earlier run
@@ -97,7 +96,7 @@ def connect(
             cluster that is connected already it applies from now on.
 
     Raises:
-        OptionError: `max_in_flight` is no number from 1 on; `weight` is no number above 0, or `priority` no integer;
+        OptionError: `max_in_flight` is no number from 1 on; `weight` or `priority` is out of range;
             the cluster's policy knows no weight or priority; or they are not those with which this process is connected
             to the target already.
         ConnectError: nobody listens there, or a process did not start; with its log's last lines. Or this process was
@@ -165,11 +164,15 @@ def connect(
 
 
 def _terms(name: Any, weight: Any, priority: Any) -> ClientTerms:
-    if name is not None and (not isinstance(name, str) or len(name) > 100 or not name.isprintable()):
-        raise errors.OptionError(f"connect expects name= a text of at most 100 printable characters, got {name!r}")
+    if name is not None and (not isinstance(name, str) or len(name) > MOST_NAME or not name.isprintable()):
+        raise errors.OptionError(
+            f"connect expects name= a text of at most {MOST_NAME} printable characters, got {name!r}"
+        )
     is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-    if weight is not None and not (is_number and 0 < weight < math.inf):
-        raise errors.OptionError(f"connect expects weight= a number above 0, got {weight!r}")
+    if weight is not None and not (is_number and LEAST_WEIGHT <= weight <= MOST_WEIGHT):
+        raise errors.OptionError(
+            f"connect expects weight= a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}, got {weight!r}"
+        )
     is_integer = isinstance(priority, numbers.Integral) and not isinstance(priority, bool)
     if priority is not None and not (is_integer and abs(priority) <= _MOST_PRIORITY):
         raise errors.OptionError(

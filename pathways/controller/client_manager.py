@@ -8,7 +8,6 @@ the controller frees everything that the client owned (OWN-1).
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from pathways.controller.records import ClientRecord, Connection, HostRecord
 from pathways.controller.suspend import Suspension
 from pathways.process import fd_passing
 from pathways.process.children import resident_bytes
-from pathways.process.config import PROTOCOL_VERSION
+from pathways.process.config import LEAST_WEIGHT, MOST_NAME, MOST_WEIGHT, PROTOCOL_VERSION
 from pathways.protocol import control_pb2 as pb
 
 ATTACH_TIMEOUT_S = 20.0
@@ -155,8 +154,10 @@ class ClientManager:
         """The weight of a new client, whose priority is right, too."""
         policy = self.cluster.config.options.policy
         weight = request.weight or 1.0
-        if not (0 < weight < math.inf):
-            raise errors.OptionError(f"a client's weight is a number above 0, got {weight!r}")
+        if not (LEAST_WEIGHT <= weight <= MOST_WEIGHT):
+            raise errors.OptionError(f"a client's weight is from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}, got {weight!r}")
+        if len(request.name) > MOST_NAME or not request.name.isprintable():
+            raise errors.OptionError(f"a client's name has at most {MOST_NAME} printable characters")
         if policy == "fifo" and weight != 1.0:
             raise errors.OptionError(
                 "the cluster's policy is 'fifo': it runs what comes first, and knows no weight. Got "

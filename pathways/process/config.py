@@ -18,6 +18,10 @@ POLICIES = {
 }
 
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
+MOST_NAME = 100  # characters of a client's name
+
+
 @dataclasses.dataclass(frozen=True)
 class ClientTerms:
     """What a client asks for when it joins: its name, for people, and how it shares devices with other clients."""

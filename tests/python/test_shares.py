@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import pathways as pw
@@ -133,8 +135,36 @@ def test_a_flood_does_not_hold_up_who_asks_for_little(tenants: Any, policy: str)
     assert passed <= 6 * len(ends), (passed, len(ends))  # first come, first served: 47 for each
 
 
-@pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), True, "2", [1]])
-def test_a_weight_is_a_number_above_zero(given: Any) -> None:
+@pytest.mark.slow
+def test_a_callback_reads_from_other_devices_while_more_is_queued() -> None:
+    """The run that asks ends when its client has answered, and the answer reads behind runs that wait for their turn."""
+    with pw.connect(pw.LocalCluster(hosts_per_island=2)) as cluster:
+        idle = Tenant(cluster.address)
+        try:
+            idle.wait_ready()
+            one, two = (pw.make_virtual_device_set(cluster).add_slice(devices=1) for _ in range(2))
+            kept = pw.device_put(np.arange(4, dtype=np.float32), two)
+            like = jax.ShapeDtypeStruct((4,), np.float32)
+
+            def ask(x: Any) -> Any:
+                return np.asarray(kept * 2) + np.asarray(kept) + x
+
+            asking = pw.jit(lambda x: jax.pure_callback(ask, like, x), devices=one)
+            step = pw.jit(lambda x: x + 1, devices=one)
+            x = pw.device_put(np.ones(4, np.float32), one)
+            for _ in range(3):  # the first time, no plan's time is known
+                answers = [asking(x)]
+                for _ in range(6):
+                    x = step(x)
+                answers.append(asking(x))
+                for answer, begin in zip(answers, (x - 6, x), strict=True):
+                    np.testing.assert_array_equal(answer, np.arange(4) * 3 + np.asarray(begin))
+        finally:
+            idle.end()
+
+
+@pytest.mark.parametrize("given", [0, -1, 1e-300, 1001, float("nan"), float("inf"), True, "2", [1]])
+def test_a_weight_is_a_number_in_a_range(given: Any) -> None:
     with pytest.raises(pw.errors.OptionError, match="weight"):
         pw.connect(weight=given)
 

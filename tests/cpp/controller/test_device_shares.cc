@@ -7,8 +7,10 @@
 #include "controller/device_shares.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "controller/played.h"
@@ -177,6 +179,41 @@ TEST_F(Shares, AHigherPriorityGoesFirst) {
   };
   serve(200, flood_both, [](const RunRecord&) { return kMs; });
   EXPECT_LE(done[0], 5u);
+}
+
+TEST_F(Shares, AFailedRunSaysNothingAboutItsPlan) {
+  other(1);
+  flood(*second, 6);
+  pass();
+  for (const RunRecord& run : granted()) hosts[0]->done(run, 0, 0, 1, 0);  // it was not launched
+  pass();
+  EXPECT_LE(granted().size(), 3u);  // guessed: 1 ms each
+}
+
+TEST_F(Shares, TwoPoolsAreSplitAtOnce) {
+  other(1);
+  controller->add_group(3, {1});
+  controller->register_plan(7, 0, kBothHosts, {{0, 10}, {0, 11}});
+  controller->register_plan(8, 1, kBothHosts, {{1, 12}, {1, 13}});
+  controller->register_plan(9, 0, kBothHosts, {{0, 10}, {0, 11}, {1, 12}, {1, 13}});
+  controller->register_plan(10, 1, kBothHosts, {{0, 11}, {1, 12}});
+  flood(*good, 9, kBothHosts);
+  flood(*second, 10, kBothHosts);
+  pass();
+  EXPECT_EQ(granted(0).size(), 2u);  // one of each client, to be measured
+  EXPECT_EQ(granted(1).size(), 2u);
+}
+
+TEST_F(Shares, ARunIsNotHeldBackForEver) {
+  // The first run of a plan does not end, because it waits for the second one.
+  other(1);
+  submit(kFirstHost);
+  submit(kFirstHost);
+  pass();
+  ASSERT_EQ(granted().size(), 1u);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  pass();
+  EXPECT_EQ(granted().size(), 1u);
 }
 
 TEST_F(Shares, WhoLeavesHoldsNobodyBack) {

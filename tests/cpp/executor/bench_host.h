@@ -32,7 +32,9 @@ class RecordingLink final : public HostLink {
     return true;
   }
   void end_read_back(uint32_t, Handle) override { --writers; }
-  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime) override { runs[tag] = {gangs, expected}; }
+  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime) override {
+    runs[tag] = {gangs, expected};
+  }
   void enqueued(uint32_t, uint64_t tag, uint32_t node) override { enqueued_calls.push_back({tag, node}); }
   void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),

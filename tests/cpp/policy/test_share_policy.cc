@@ -2,6 +2,7 @@
 //
 //   SHARE-1 (fair)    ShareIsByWeight.*, ALatecomerGetsNoCredit, SharesOnEachOfManyPools
 //   SHARE-2 (bounded) AShortRunDoesNotWaitBehindAFlood, ARunOnManyPoolsIsNotStarved, OutstandingTimeIsBounded
+//   SHARE-2           AStandstillEnds
 //   SHARE-3 (busy)    DevicesAreNeverIdle, AShortHorizonGrows, TheNextTimeIsWhenAPoolOpens
 //   SHARE-4 (classes) AHigherPriorityGoesFirst, ALowerPriorityWaitsForABoundedTime
 //   SHARE-5 (charged) AWrongGuessIsCorrected
@@ -171,7 +172,7 @@ class Model {
   }
 
   int64_t next_time() {
-    int64_t next = std::max(now + 1, policy.next_ns(now));
+    int64_t next = std::max(now + 1, policy.next_ns());
     for (PoolId p = 0; p < fifos_.size(); ++p) {
       if (fifos_[p].empty()) continue;
       const Run& run = *fifos_[p].front();
@@ -395,17 +396,34 @@ TEST(Share, ASplitPoolKeepsItsTags) {
   EXPECT_EQ(policy.pick(kMs), 2u);  // client 1 is 50 ms ahead on the new pool, too
 }
 
+TEST(Share, AStandstillEnds) {
+  // Runs that are not over wait for what their client does behind the run that it offers.
+  SharePolicy policy({});
+  policy.set_client(1, 1, 0);
+  const PoolTime run{0, 10 * kMs};
+  int64_t now = 0;
+  for (uint32_t entered = 0; entered < 20; ++entered) {
+    policy.offer(1, {&run, 1}, now);
+    if (!policy.pick(now)) {
+      now = policy.next_ns();
+      ASSERT_LT(now, 10 * kSecond);
+      ASSERT_EQ(policy.pick(now), 1u);
+    }
+    policy.entered(1, {&run, 1}, now);
+  }
+}
+
 TEST(Share, TheNextTimeIsWhenAPoolOpens) {
   SharePolicy policy({});
   policy.set_client(1, 1, 0);
   const PoolTime run{0, 10 * kMs};
-  EXPECT_EQ(policy.next_ns(0), INT64_MAX);
+  EXPECT_EQ(policy.next_ns(), INT64_MAX);
   policy.offer(1, {&run, 1}, 0);
   ASSERT_EQ(policy.pick(0), 1u);
   policy.entered(1, {&run, 1}, 0);
   policy.offer(1, {&run, 1}, 0);
   EXPECT_EQ(policy.pick(kMs), std::nullopt);
-  const int64_t next = policy.next_ns(kMs);
+  const int64_t next = policy.next_ns();
   EXPECT_EQ(next, 10 * kMs - policy.horizon_ns(0) + 1);
   EXPECT_EQ(policy.pick(next - 1), std::nullopt);
   EXPECT_EQ(policy.pick(next), 1u);
