@@ -137,7 +137,7 @@ def test_a_flood_does_not_hold_up_who_asks_for_little(tenants: Any, policy: str)
 
 @pytest.mark.slow
 def test_a_callback_reads_from_other_devices_while_more_is_queued() -> None:
-    """The run that asks ends when its client has answered, and the answer reads behind runs that wait for their turn."""
+    """A run that asks ends when its client has answered; the answer reads behind runs that wait for their turn."""
     with pw.connect(pw.LocalCluster(hosts_per_island=2)) as cluster:
         idle = Tenant(cluster.address)
         try:
