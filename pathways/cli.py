@@ -85,7 +85,7 @@ def main() -> None:
 @click.option(
     "--policy",
     type=click.Choice(list(POLICIES)),
-    default="share",
+    default="fifo",
     show_default=True,
     help="Whose run is next: " + "; ".join(f"{name}: {what}" for name, what in POLICIES.items()) + ".",
 )

@@ -41,9 +41,9 @@ class LocalCluster:
             controller and the clients are on the first. Data between hosts of different ones goes over the network, and
             a host that is not on the first is lost when it does not answer for 5 s. For tests and measurement; messages
             of the control path, and what clients put and read, are in shared memory still.
-        policy: which client's run is next when several use a device. "share": clients share device time by weight.
-            "priority": a higher priority goes first, and a waiting run rises by one priority per second; clients of
-            equal priority share by weight. "fifo": what comes first runs first. What runs is never interrupted.
+        policy: which client's run is next when several use a device. "fifo": what comes first runs first. "share":
+            clients share device time by weight. "priority": a higher priority goes first, and a waiting run rises by
+            one priority per second; clients of equal priority share by weight. What runs is never interrupted.
     """
 
     islands: int = 1
@@ -55,7 +55,7 @@ class LocalCluster:
     dispatch: str = "parallel"
     distance_us: int = 0
     machines: int = 1
-    policy: str = "share"
+    policy: str = "fifo"
 
     def __post_init__(self) -> None:
         """Refuses a dispatch, or a policy, that there is not."""
@@ -88,7 +88,7 @@ def connect(
             running cluster, "unix:/…".
         name: what `pathways status` calls this client.
         weight: how this client shares devices with others: over any second in which both have work, a client of weight
-            2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000.
+            2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000; not with the policy "fifo".
         priority: a cluster of policy "priority" runs clients of a higher priority first; 0 when not given.
         progress: see `pathways.cluster.launcher.start_local_cluster`.
         max_in_flight: how many runs this client may be ahead of the hosts: a call beyond it waits until an earlier run

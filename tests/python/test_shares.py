@@ -138,7 +138,7 @@ def test_a_flood_does_not_hold_up_who_asks_for_little(tenants: Any, policy: str)
 @pytest.mark.slow
 def test_a_callback_reads_from_other_devices_while_more_is_queued() -> None:
     """A run that asks ends when its client has answered; the answer reads behind runs that wait for their turn."""
-    with pw.connect(pw.LocalCluster(hosts_per_island=2)) as cluster:
+    with pw.connect(pw.LocalCluster(hosts_per_island=2, policy="share")) as cluster:
         idle = Tenant(cluster.address)
         try:
             idle.wait_ready()
