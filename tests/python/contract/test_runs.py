@@ -167,8 +167,10 @@ def test_many_calls_leave_memory_where_it_was(add: Any, cluster: Any, quiet: Any
     assert after["kept"] == before["kept"]
     # The least growth of a third: allocators take and keep some megabytes now and then.
     grown = [min(b - a, c - b) / MiB for a, b, c in zip(*sizes, strict=True)]
-    # Embedded, the first 100,000 calls touch new pages of the future table: 200 bytes each. So 2 MiB for 7,000, too.
-    assert all(size < 2 for size in grown), f"grown by {grown} MiB in {CALLS} calls; sizes {sizes}"
+    # Embedded, the first 100,000 calls touch new pages of the future table: 200 bytes each. And this process has run
+    # other tests: its allocator was seen to grow by 4 MiB now and then.
+    most = 5 if cluster.is_embedded else 2
+    assert all(size < most for size in grown), f"grown by {grown} MiB in {CALLS} calls; sizes {sizes}"
 
 
 def test_nothing_is_left_of_what_is_forgotten(add: Any, cluster: Any, quiet: Any) -> None:
