@@ -88,7 +88,8 @@ def connect(
             running cluster, "unix:/…".
         name: what `pathways status` calls this client.
         weight: how this client shares devices with others: over any second in which both have work, a client of weight
-            2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000; not with the policy "fifo".
+            2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000. The policy "fifo"
+            knows no weights.
         priority: a cluster of policy "priority" runs clients of a higher priority first; 0 when not given.
         progress: see `pathways.cluster.launcher.start_local_cluster`.
         max_in_flight: how many runs this client may be ahead of the hosts: a call beyond it waits until an earlier run
