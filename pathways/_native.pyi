@@ -71,6 +71,11 @@ class PlanBuilder:
 def check_plan(block: bytes) -> None: ...
 def describe_plan(block: bytes) -> list[dict[str, Any]]: ...
 
+class Policy:
+    fifo: Policy
+    share: Policy
+    priority: Policy
+
 class Controller:
     def __init__(
         self,
@@ -81,8 +86,7 @@ class Controller:
         spaces: Sequence[str] = ...,
         sequential: bool = False,
         status: Segment | None = None,
-        shares: bool = False,
-        priorities: bool = False,
+        policy: Policy = ...,
     ) -> None: ...
     def add_space_set(self, spaces: Sequence[int]) -> int: ...
     def set_budget(self, space: int, bytes: int) -> None: ...

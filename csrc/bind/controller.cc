@@ -13,8 +13,6 @@ using namespace pybind11::literals;
 namespace pathways::bind {
 namespace {
 
-constexpr int64_t kAging_ns = 1'000'000'000;  // a waiting run rises by one priority per second
-
 /// The segments that a controller uses.
 struct Memory {
   py::object controller, status;
@@ -48,28 +46,28 @@ py::dict stats_dict(const ControllerStats& s) {
 
 void register_controller(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::enum_<PolicyKind>(m, "Policy", "Which client's run is next.")
+      .value("fifo", PolicyKind::kFifo)
+      .value("share", PolicyKind::kShare)
+      .value("priority", PolicyKind::kPriority);
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
-                       std::vector<uint64_t> budgets, std::vector<std::string> spaces, bool sequential,
-                       py::object status, bool shares, bool priorities) {
-             return std::make_unique<BoundController>(
-                 Memory{std::move(segment), std::move(status), std::move(hosts)},
-                 Controller::Options{.window = window,
-                                     .budgets = std::move(budgets),
-                                     .spaces = std::move(spaces),
-                                     .sequential = sequential,
-                                     .knows_plans = true,
-                                     .shares = shares || priorities,
-                                     .policy = {.aging_ns = priorities ? kAging_ns : 0}});
-           }),
-           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
-           "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(), "shares"_a = false,
-           "priorities"_a = false,
-           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-           "transfers. "
-           "`status`: the segment that clients read. `shares`: clients share device time by weight; `priorities`: and "
-           "by "
-           "priority.")
+      .def(
+          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
+                      std::vector<std::string> spaces, bool sequential, py::object status, PolicyKind policy) {
+            return std::make_unique<BoundController>(Memory{std::move(segment), std::move(status), std::move(hosts)},
+                                                     Controller::Options{.window = window,
+                                                                         .budgets = std::move(budgets),
+                                                                         .spaces = std::move(spaces),
+                                                                         .sequential = sequential,
+                                                                         .knows_plans = true,
+                                                                         .policy = policy});
+          }),
+          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+          "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
+          "policy"_a = PolicyKind::kFifo,
+          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
+          "transfers. "
+          "`status`: the segment that clients read.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def("set_budget", &Controller::set_budget, "space"_a, "bytes"_a, unlocked)

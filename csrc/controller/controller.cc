@@ -30,7 +30,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       hosts_(block, hosts),
       end_(status != nullptr ? status : &block->status, mailbox_, clients_),
       ledger_(options_.budgets),
-      shares_(options_.shares, options_.policy),
+      shares_(options_.policy),
       grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
       deadlines_(clients_, ledger_, grants_, stats_),
       queue_(options_, clients_, ledger_, shares_, grants_, deadlines_, stats_),
@@ -277,7 +277,7 @@ uint32_t Controller::enter_picked() {
     ClientState* client = clients_.find(*picked);
     if (client == nullptr || client->is_suspended) continue;
     if (client->held.empty()) {
-      done += inbox_.drain_picked(*client);
+      done += inbox_.drain_client(*client);
     } else {
       queue_.retry_picked(*client);
       ++done;

@@ -22,9 +22,7 @@ struct ControllerOptions {
   /// Every plan is registered with `register_plan` before its first run; a client that runs any other plan is
   /// evicted. False where a test takes the part of client and hosts.
   bool knows_plans = false;
-  /// Clients share device time by weight and priority. False: runs are ordered as they come.
-  bool shares = false;
-  SharePolicy::Options policy{};
+  PolicyKind policy = PolicyKind::kFifo;
 
   /// The name of a memory space, for errors.
   std::string name_of_space(uint32_t space) const {

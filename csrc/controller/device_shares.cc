@@ -12,10 +12,13 @@ namespace {
 constexpr int64_t kGuess_ns = 1'000'000;         // of a plan of which no run is over
 constexpr int64_t kLeast_ns = 1'000;             // a run is never free
 constexpr int64_t kMost_ns = 3'600'000'000'000;  // no host is believed more
-constexpr int64_t kStandstill_ns = 20'000'000;
-constexpr int64_t kLearnPart = 8;  // the moving average moves by this part of the difference
+constexpr int64_t kAging_ns = 1'000'000'000;     // a waiting run rises by one priority in this time
+constexpr int64_t kLearnPart = 8;                // the moving average moves by this part of the difference
 
 }  // namespace
+
+DeviceShares::DeviceShares(PolicyKind kind)
+    : is_on_(kind != PolicyKind::kFifo), policy_({.aging_ns = kind == PolicyKind::kPriority ? kAging_ns : 0}) {}
 
 void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
   ++clients_;
@@ -104,7 +107,7 @@ bool DeviceShares::may_enter(uint32_t client, uint32_t number) {
   const Plan& plan = found->second;
   const int64_t now = monotonic_ns();
   const bool is_known = std::none_of(plan.usual_ns.begin(), plan.usual_ns.end(), [](int64_t ns) { return ns == 0; });
-  if (!is_known && plan.under_way != 0 && now - plan.entered_ns < kStandstill_ns) return false;
+  if (!is_known && plan.under_way != 0 && now - plan.entered_ns < SharePolicy::kStandstill_ns) return false;
   estimate(plan);
   policy_.offer(client, estimate_, now);
   return false;
@@ -153,12 +156,13 @@ void DeviceShares::run_done(EntryId id, uint32_t host, int64_t busy_ns, uint32_t
     PoolUse& use = run.uses[at->second];
     if (use.missing == 0) continue;
     use.worst_ns = std::max(use.worst_ns, busy_ns);
-    if (--use.missing == 0) done_.push_back({run.client, run.plan, at->second, use.estimate, use.worst_ns});
+    if (--use.missing == 0) done_.push_back({run.client, run.plan, use.estimate, use.worst_ns});
   }
 }
 
 /// Charges the runs that a host noticed together.
 void DeviceShares::settle() {
+  if (done_.empty()) return;
   const int64_t now = monotonic_ns();
   for (size_t i = 0; i < done_.size(); ++i) {
     if (done_[i].is_taken) continue;
@@ -203,9 +207,8 @@ void DeviceShares::learn(const Done& done, int64_t took_ns, bool is_exact) {
 void DeviceShares::over(EntryId id) {
   if (id >= running_.size() || running_[id].footprint == nullptr) return;
   Running& run = running_[id];
-  const int64_t now = run.uses.empty() ? 0 : monotonic_ns();
-  for (PoolUse& use : run.uses) {
-    if (use.missing != 0) policy_.over(run.client, use.estimate, 0, now);
+  for (const PoolUse& use : run.uses) {
+    if (use.missing != 0) policy_.over(run.client, use.estimate, 0, monotonic_ns());
   }
   run.footprint.reset();
   const auto plan = plans_.find(run.plan);

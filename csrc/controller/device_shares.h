@@ -44,8 +44,7 @@ struct HostDevice {
 
 class DeviceShares {
  public:
-  /// `is_on`: false for a cluster whose policy is first come, first served.
-  DeviceShares(bool is_on, const SharePolicy::Options& options) : is_on_(is_on), policy_(options) {}
+  explicit DeviceShares(PolicyKind kind);
 
   void add_client(uint32_t client, double weight, int32_t priority);
   void forget_client(uint32_t client);
@@ -73,8 +72,6 @@ class DeviceShares {
   /// The run is over, or was dropped. What was not reported is not charged.
   void over(EntryId id);
 
-  /// Device time charged to the client, on all pools.
-  int64_t used_ns(uint32_t client) const { return policy_.used_ns(client); }
   void validate() const;
 
  private:
@@ -105,7 +102,7 @@ class DeviceShares {
   };
   /// A run that is done on a pool, and is not charged yet.
   struct Done {
-    uint32_t client, plan, position;
+    uint32_t client, plan;
     PoolTime estimate;
     int64_t took_ns;
     bool is_taken = false;  ///< scratch of settle()

@@ -61,8 +61,8 @@ class Inbox {
 
   /// Takes a batch from each client that may be read further, and every client's cancels.
   uint32_t drain_clients();
-  /// SHARE-2: takes a batch from a client, whose next run may enter now.
-  uint32_t drain_picked(ClientState& client) { return drain_client(client); }
+  /// Takes a batch from one client. SHARE-2: Controller calls it when the client's next run may enter.
+  uint32_t drain_client(ClientState& client);
   /// Clients that are not read further because they have too much under way; and how many of them can be read further,
   /// now that this pass has done some of their work.
   uint32_t unread() const { return unread_; }
@@ -78,7 +78,6 @@ class Inbox {
     GroupId group = 0;
   };
 
-  uint32_t drain_client(ClientState& client);
   uint32_t drain_cancels(ClientState& client);
   static bool is_full(const ClientState& client);
   bool take(ClientState& client, std::span<const std::byte> record);

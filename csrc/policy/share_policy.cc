@@ -49,11 +49,6 @@ bool SharePolicy::has_offer(uint32_t id) const {
   return found != clients_.end() && found->second.has_offer;
 }
 
-int64_t SharePolicy::used_ns(uint32_t id) const {
-  const auto found = clients_.find(id);
-  return found == clients_.end() ? 0 : found->second.used_ns;
-}
-
 /// SHARE-2
 bool SharePolicy::may_enter(const Client& client, int64_t now) const {
   bool has_open = false;
@@ -171,9 +166,9 @@ int64_t SharePolicy::next_ns() const {
   return next;
 }
 
-void SharePolicy::charge(Client& client, PoolId id, double ns) {
+double& SharePolicy::finish_tag(Client& client, PoolId id) {
   if (id >= client.finish.size()) client.finish.resize(id + 1, 0);
-  client.finish[id] += ns / client.weight;
+  return client.finish[id];
 }
 
 void SharePolicy::entered(uint32_t id, std::span<const PoolTime> estimate, int64_t now) {
@@ -181,10 +176,8 @@ void SharePolicy::entered(uint32_t id, std::span<const PoolTime> estimate, int64
   Client& client = clients_.at(id);
   for (const PoolTime& each : estimate) {
     Pool& at = pool(each.pool);
-    charge(client, each.pool, 0);  // there is a tag
-    client.finish[each.pool] = std::max(client.finish[each.pool], at.virtual_time);
-    charge(client, each.pool, static_cast<double>(each.ns));
-    client.used_ns += each.ns;
+    double& tag = finish_tag(client, each.pool);
+    tag = std::max(tag, at.virtual_time) + static_cast<double>(each.ns) / client.weight;
     ++at.outstanding;
     at.stirred_ns = now;
     at.outstanding_ns += each.ns;
@@ -207,10 +200,10 @@ void SharePolicy::over(uint32_t id, PoolTime estimate, int64_t took_ns, int64_t 
     at.horizon_ns = std::max(options_.least_horizon_ns, at.horizon_ns - at.horizon_ns / kShrinkPart);
   }
   at.is_waited_for = at.is_waited_for && at.outstanding != 0;
-  const auto client = clients_.find(id);
-  if (client == clients_.end()) return;
-  charge(client->second, estimate.pool, static_cast<double>(took_ns - estimate.ns));
-  client->second.used_ns += took_ns - estimate.ns;
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  Client& client = found->second;
+  finish_tag(client, estimate.pool) += static_cast<double>(took_ns - estimate.ns) / client.weight;
 }
 
 void SharePolicy::split(PoolId from, PoolId to) {
@@ -220,8 +213,8 @@ void SharePolicy::split(PoolId from, PoolId to) {
   made.horizon_ns = old.horizon_ns;
   for (auto& [id, client] : clients_) {
     if (from >= client.finish.size()) continue;
-    if (to >= client.finish.size()) client.finish.resize(to + 1, 0);
-    client.finish[to] = client.finish[from];
+    const double tag = client.finish[from];
+    finish_tag(client, to) = tag;
   }
 }
 

@@ -14,22 +14,20 @@
 ///                     for the time in which it had no work. An offer's lag is how far its start tag is ahead of the
 ///                     virtual time, on the pool where that is most. The least lag is picked.
 ///   SHARE-2 (bounded) a run enters only while little device time is outstanding on its pools: estimated time of runs
-///                     that have entered and are not over. A pool is open when it will be done with them, by the
-///                     clock, within its horizon; it is closed when that takes twice the horizon. The devices may
-///                     stand still, as when a gang waits for its other pools. So a pool is also not open with 3
-///                     horizons outstanding, and closed with 5, in two runs or more; but when no run has entered or
-///                     ended for a while, one more enters: those outstanding may wait for something that their client
-///                     does behind the run that it offers, as an answer to a callback. A run may enter when one of its
-///                     pools is open and none is closed. So a run on several pools need not find all of them open in
-///                     the same moment.
-///   SHARE-3 (busy)    an open pool takes any offer that delays nobody before it in the line: the policy keeps no
-///   device
-///                     idle for a client that has no offer. An offer that may not enter holds back those behind it in
-///                     the line. Its pools that are not open take no run before its own. If one of its pools is closed,
-///                     its open ones are reserved for the moment at which none is closed any more; until then they
-///                     take only runs that leave them unclosed at that moment (backfilling: Lifka, JSSPP 1995). A
-///                     horizon that was too short, so that a pool had nothing left while an offer waited for it, is
-///                     doubled; it shrinks again by and by.
+///                     that have entered and are not over. A pool is open when, by the clock, its outstanding runs end
+///                     within its horizon. It is closed when they end after twice the horizon or later. The devices
+///                     may stand still, as when a gang waits for its other pools. So a pool with two runs or more is
+///                     also not open with 3 horizons outstanding, and closed with 5. A run may enter when one of its
+///                     pools is open and none is closed: it need not find all of them open in the same moment.
+///                     When no run has entered or ended for a while, one more run enters. For the outstanding runs may
+///                     wait for their client to answer a callback, and the offered run may keep the answer back.
+///   SHARE-3 (busy)    an open pool takes any offer that delays nobody before it in the line. The policy keeps no
+///                     device idle for a client that has no offer. An offer that may not enter holds back those behind
+///                     it in the line. Its pools that are not open take no run before its own. If one of its pools is
+///                     closed, its open pools are reserved for the moment at which none is closed any more. Until then
+///                     they take only runs that leave them unclosed at that moment (backfilling: Lifka, JSSPP 1995).
+///                     When a pool has nothing left to do while an offer waits for it, its horizon was too short: it
+///                     is doubled. It shrinks slowly with each run.
 ///   SHARE-4 (classes) a higher priority goes first. A waiting offer rises by one class per `aging_ns`, so a lower
 ///                     priority waits for a bounded time.
 ///   SHARE-5 (charged) a run is charged its estimate when it enters, and what it took when it is over.
@@ -55,6 +53,13 @@ struct PoolTime {
   int64_t ns = 0;
 };
 
+/// How a cluster decides whose run is next.
+enum class PolicyKind : uint8_t {
+  kFifo,      ///< what comes first runs first: SharePolicy is not used
+  kShare,     ///< by weight
+  kPriority,  ///< by priority, and by weight among clients of equal priority; offers rise (SHARE-4)
+};
+
 class SharePolicy {
  public:
   struct Options {
@@ -63,6 +68,9 @@ class SharePolicy {
     int64_t most_horizon_ns = 16'000'000;  ///< it never grows beyond this
     int64_t aging_ns = 0;                  ///< 0: offers do not rise
   };
+
+  /// SHARE-2: without a run that enters or ends, one more enters after this time.
+  static constexpr int64_t kStandstill_ns = 20'000'000;
 
   explicit SharePolicy(Options options) : options_(options) {}
 
@@ -90,14 +98,11 @@ class SharePolicy {
   /// Some devices of pool `from` are pool `to` from now on; runs that are outstanding count on `from` only.
   void split(PoolId from, PoolId to);
 
-  /// Device time charged to the client on all pools, since it was added.
-  int64_t used_ns(uint32_t client) const;
   int64_t horizon_ns(PoolId pool) const { return pool < pools_.size() ? pools_[pool].horizon_ns : options_.horizon_ns; }
   int64_t outstanding_ns(PoolId pool) const { return pool < pools_.size() ? pools_[pool].outstanding_ns : 0; }
   void validate() const;
 
  private:
-  static constexpr int64_t kStandstill_ns = 20'000'000;
   static constexpr int64_t kNotOpen = 3, kClosed = 5;  ///< horizons outstanding, in two runs or more
   struct Pool {
     double virtual_time = 0;     ///< ns of device time of a client of weight 1
@@ -111,7 +116,7 @@ class SharePolicy {
     bool is_barred = false;      ///< scratch of pick(): an offer before in the line waits until it is open
     int64_t reserved_ns = 0;     ///< scratch of pick(): it must not be closed at this time; 0: it is not reserved
     bool is_waited_for = false;  ///< an offer found it not open at the last pick
-    /// The time from which it is open, and no longer closed, if no run is over before; INT64_MAX: none.
+    /// The times from which it is open, and no longer closed, if no run ends before.
     int64_t opens_ns() const { return is_full(kNotOpen) ? still_ns() : busy_until - horizon_ns + 1; }
     int64_t uncloses_ns() const { return is_full(kClosed) ? still_ns() : busy_until - 2 * horizon_ns + 1; }
     int64_t still_ns() const { return std::max(busy_until, stirred_ns) + kStandstill_ns; }
@@ -124,7 +129,6 @@ class SharePolicy {
     bool has_offer = false;
     int64_t offered_ns = 0;
     uint64_t number = 0;  ///< of the offer
-    int64_t used_ns = 0;
     std::vector<PoolTime> offer;
     std::vector<double> finish;  ///< finish tags by pool; missing ones are 0
   };
@@ -148,7 +152,7 @@ class SharePolicy {
   double start(const Client& client, const Pool& pool, PoolId id) const;
   double lag(const Client& client) const;
   int64_t class_of(const Client& client, int64_t now) const;
-  void charge(Client& client, PoolId pool, double ns);
+  static double& finish_tag(Client& client, PoolId pool);
 
   const Options options_;
   std::vector<Pool> pools_;

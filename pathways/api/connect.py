@@ -8,7 +8,6 @@ cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a runn
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import os
 import threading
 import weakref
@@ -19,7 +18,7 @@ from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
-from pathways.process.config import LEAST_WEIGHT, MOST_NAME, MOST_WEIGHT, POLICIES, ClientTerms
+from pathways.process.config import POLICIES, ClientTerms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,6 @@ class LocalCluster:
 
 _live: dict[Any, Cluster] = {}  # by target; guarded by `session.registry`
 _terms_of: weakref.WeakKeyDictionary[Cluster, ClientTerms] = weakref.WeakKeyDictionary()
-_MOST_PRIORITY = 1_000_000
 _all: weakref.WeakSet[Cluster] = weakref.WeakSet()
 _child_of: int | None = None  # the process that forked this one when JAX was up there
 
@@ -117,7 +115,9 @@ def connect(
     most = max_in_flight
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most < 1 << 31):
         raise errors.OptionError(f"connect expects max_in_flight= a number of runs, 1 or more, got {most!r}")
-    terms = _terms(name, weight, priority)
+    terms = ClientTerms.checked(
+        "" if name is None else name, 1.0 if weight is None else weight, 0 if priority is None else priority
+    )
     with session.registry:
         known = _live.get(target)
         if known is not None and known.is_alive():
@@ -162,24 +162,6 @@ def connect(
         _live[target] = cluster
         session.make_current(cluster)
         return cluster
-
-
-def _terms(name: Any, weight: Any, priority: Any) -> ClientTerms:
-    if name is not None and (not isinstance(name, str) or len(name) > MOST_NAME or not name.isprintable()):
-        raise errors.OptionError(
-            f"connect expects name= a text of at most {MOST_NAME} printable characters, got {name!r}"
-        )
-    is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-    if weight is not None and not (is_number and LEAST_WEIGHT <= weight <= MOST_WEIGHT):
-        raise errors.OptionError(
-            f"connect expects weight= a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}, got {weight!r}"
-        )
-    is_integer = isinstance(priority, numbers.Integral) and not isinstance(priority, bool)
-    if priority is not None and not (is_integer and abs(priority) <= _MOST_PRIORITY):
-        raise errors.OptionError(
-            f"connect expects priority= an integer from {-_MOST_PRIORITY} to {_MOST_PRIORITY}, got {priority!r}"
-        )
-    return ClientTerms(name or "", 1.0 if weight is None else float(weight), int(priority or 0))
 
 
 def _check_same_terms(cluster: Cluster, name: str | None, weight: float | None, priority: int | None) -> None:

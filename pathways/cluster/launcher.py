@@ -28,7 +28,7 @@ from pathways.plan.memory_profile import check_budget
 from pathways.plan.topology import Topology
 from pathways.process import environment, run_directory, supervisor
 from pathways.process.children import Deadline, describe_exit, is_readable, quoted
-from pathways.process.config import POLICIES, ClientTerms, ClusterOptions, ControllerConfig, dump
+from pathways.process.config import ClientTerms, ClusterOptions, ControllerConfig, dump
 from pathways.process.supervisor import wait_readable
 
 OWNER_GRACE_S = 5.0
@@ -67,8 +67,6 @@ def start_local_cluster(
     check_budget("device_memory", sizes.get("device_memory"))
     check_budget("transfer_memory", sizes.get("transfer_memory"))
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
-    if wanted.policy not in POLICIES:
-        raise errors.OptionError(f"expected a policy out of {', '.join(POLICIES)}; got {wanted.policy!r}")
     Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
     chosen = environment.choose_platform(platform, os.environ)
     environment.check_devices(wanted, chosen, os.environ)

@@ -22,7 +22,7 @@ from pathways.controller.records import ClientRecord, Connection, HostRecord
 from pathways.controller.suspend import Suspension
 from pathways.process import fd_passing
 from pathways.process.children import resident_bytes
-from pathways.process.config import LEAST_WEIGHT, MOST_NAME, MOST_WEIGHT, PROTOCOL_VERSION
+from pathways.process.config import PROTOCOL_VERSION, ClientTerms
 from pathways.protocol import control_pb2 as pb
 
 ATTACH_TIMEOUT_S = 20.0
@@ -79,7 +79,7 @@ class ClientManager:
             PermissionDeniedError: no open connection has this secret.
         """
         self._check_versions(request)
-        weight = self._checked_weight(request)
+        terms = self._terms(request)
         connection = self.connections.of(token)
         if connection.segment is None:
             self.connections.read(connection)
@@ -88,7 +88,7 @@ class ClientManager:
             raise errors.ConnectError("this connection has brought no memory to share, or has joined before")
         self.youngest_client += 1
         owner = connection.pid == self.cluster.config.owner_pid
-        client = ClientRecord(self.youngest_client, connection, owner, request.name, weight, request.priority)
+        client = ClientRecord(self.youngest_client, connection, owner, terms)
         connection.client = client
         self.clients[client.number] = client
         try:
@@ -98,7 +98,7 @@ class ClientManager:
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
             self.cluster.controller.add_client(
-                client.number, connection.segment, connection.bell, client.weight, client.priority
+                client.number, connection.segment, connection.bell, terms.weight, terms.priority
             )
         except (RuntimeError, ValueError) as error:  # the native controller refused the segment
             self.remove(client.number)
@@ -150,25 +150,21 @@ class ClientManager:
         except KeyError:
             raise errors.ClusterClosedError(f"client {number} is not, or no longer, part of this cluster") from None
 
-    def _checked_weight(self, request: pb.JoinRequest) -> float:
-        """The weight of a new client, whose priority is right, too."""
+    def _terms(self, request: pb.JoinRequest) -> ClientTerms:
+        """The terms of a new client, checked against the cluster's policy."""
         policy = self.cluster.config.options.policy
-        weight = request.weight or 1.0
-        if not (LEAST_WEIGHT <= weight <= MOST_WEIGHT):
-            raise errors.OptionError(f"a client's weight is from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}, got {weight!r}")
-        if len(request.name) > MOST_NAME or not request.name.isprintable():
-            raise errors.OptionError(f"a client's name has at most {MOST_NAME} printable characters")
-        if policy == "fifo" and weight != 1.0:
+        terms = ClientTerms.checked(request.name, request.weight or 1.0, request.priority)
+        if policy == "fifo" and terms.weight != 1.0:
             raise errors.OptionError(
-                "the cluster's policy is 'fifo': it runs what comes first, and knows no weight. Got "
-                f"weight={weight:g}. Start the cluster with policy='share'"
+                "the cluster's policy is 'fifo': what comes first runs first, whatever its weight. Got "
+                f"weight={terms.weight:g}. Start the cluster with policy='share'"
             )
-        if policy != "priority" and request.priority != 0:
+        if policy != "priority" and terms.priority != 0:
             raise errors.OptionError(
-                f"the cluster's policy is {policy!r}, which knows no priorities. Got priority={request.priority}. "
+                f"the cluster's policy is {policy!r}, which knows no priorities. Got priority={terms.priority}. "
                 "Start the cluster with policy='priority'"
             )
-        return weight
+        return terms
 
     def _check_versions(self, request: pb.JoinRequest) -> None:
         topology = self.cluster.topology
@@ -272,9 +268,9 @@ class ClientManager:
                 slices=len(client.slices),
                 programs=len(client.programs),
                 suspended=client.suspended,
-                name=client.name,
-                weight=client.weight,
-                priority=client.priority,
+                name=client.terms.name,
+                weight=client.terms.weight,
+                priority=client.terms.priority,
             )
             for client in self.clients.values()
         ]

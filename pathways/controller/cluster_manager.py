@@ -136,8 +136,7 @@ class ClusterManager:
             budgets=[sizes.device_memory or UNLIMITED] * self.topology.devices + [sizes.transfer_bytes] * count,
             spaces=self._spaces(),
             sequential=sizes.sequential,
-            shares=sizes.policy == "share",
-            priorities=sizes.policy == "priority",
+            policy=getattr(self.native.Policy, sizes.policy),
             status=self.status_segment,
         )
         self.numbers = NativeNumbers(self.controller, self.resources)

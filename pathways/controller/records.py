@@ -15,7 +15,7 @@ from typing import Any
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit, log_tail
-from pathways.process.config import HostConfig
+from pathways.process.config import ClientTerms, HostConfig
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.wire import Stage
 
@@ -94,9 +94,7 @@ class ClientRecord:
     number: int
     connection: Connection
     owner: bool
-    name: str = ""
-    weight: float = 1.0
-    priority: int = 0
+    terms: ClientTerms
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
     suspended: bool = False

@@ -7,6 +7,7 @@ it through `cluster_stats()`. Environment variables make a host fail on purpose.
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import pathlib
 import sys
@@ -62,6 +63,14 @@ def host_segment(host: int, hosts: int, ring_bytes: int, arena_bytes: int) -> Se
 
 def client_segment(futures: int, ring_bytes: int, arena_bytes: int) -> Segment:
     return Segment.create("pathways-client", ring_bytes + arena_bytes)
+
+
+class Policy(enum.Enum):
+    """`_native.Policy`."""
+
+    fifo = 0
+    share = 1
+    priority = 2
 
 
 class Controller:

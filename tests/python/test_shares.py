@@ -192,7 +192,7 @@ def test_an_unknown_policy_is_refused() -> None:
     [
         ("share", {"priority": 1}, "knows no priorities"),
         ("fifo", {"priority": 1}, "knows no priorities"),
-        ("fifo", {"weight": 2.0}, "knows no weight"),
+        ("fifo", {"weight": 2.0}, "whatever its weight"),
     ],
 )
 def test_terms_that_the_policy_does_not_have(policy: str, terms: dict[str, Any], words: str) -> None:

@@ -66,7 +66,7 @@ struct RawClient {
 
 struct Cluster : ::testing::Test {
   explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {}, bool sequential = false,
-                   bool shares = false)
+                   PolicyKind policy = PolicyKind::kFifo)
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
     std::vector<HostView> blocks;
     for (uint32_t h = 0; h < count; ++h) {
@@ -74,7 +74,7 @@ struct Cluster : ::testing::Test {
       blocks.push_back(hosts[h]->block);
     }
     Controller::Options options{.window = window, .budgets = std::move(budgets), .sequential = sequential};
-    options.shares = shares;
+    options.policy = policy;
     controller = std::make_unique<Controller>(std::move(options), block, blocks);
     controller->add_group(1, {0});
     controller->add_group(2, {0, 1});
