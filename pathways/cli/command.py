@@ -1,0 +1,122 @@
+"""The group of all commands, and those that have no module of their own: `up` and `bench`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import signal
+import sys
+import time
+from typing import Any
+
+import click
+
+from pathways import errors
+from pathways.cli.clients import resume, suspend
+from pathways.cli.status import status
+from pathways.cli.text import SIZE
+from pathways.process.config import POLICIES
+
+
+class _Commands(click.Group):
+    """The command group: an error of Pathways becomes a message."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command."""
+        try:
+            return super().invoke(ctx)
+        except errors.PathwaysError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        jax, jaxlib, own = (importlib.metadata.version(name) for name in ("jax", "jaxlib", "pathways"))
+        click.echo(f"pathways {own} (jax {jax}, jaxlib {jaxlib})")
+        ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def main() -> None:
+    """Pathways for JAX: one program drives many accelerators."""
+
+
+@main.command(short_help="Start a cluster on this machine.")
+@click.option("--islands", type=click.IntRange(1), default=1, show_default=True, help="Number of islands.")
+@click.option(
+    "--hosts-per-island", type=click.IntRange(1), default=1, show_default=True, help="Host processes of each island."
+)
+@click.option("--devices-per-host", type=click.IntRange(1), default=1, show_default=True, help="Devices of each host.")
+@click.option("--platform", default=None, help="cpu, cuda, rocm or tpu; what this machine has if not given.")
+@click.option("--device-memory", type=SIZE, default=None, help="What programs may use of each device, as 1GiB.")
+@click.option("--transfer-memory", type=SIZE, default=None, help="What transfers may land in, of each host.")
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    default="fifo",
+    show_default=True,
+    help="Whose run is next: " + "; ".join(f"{name}: {what}" for name, what in POLICIES.items()) + ".",
+)
+def up(
+    islands: int,
+    hosts_per_island: int,
+    devices_per_host: int,
+    platform: str | None,
+    device_memory: int | None,
+    transfer_memory: int | None,
+    policy: str,
+) -> None:
+    """Start a cluster on this machine and keep it in the foreground.
+
+    Prints its address on standard output, for pathways.connect(ADDRESS). Ctrl-C, or SIGTERM, ends it.
+    """
+    from pathways.cluster.launcher import start_local_cluster
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    try:
+        handle = start_local_cluster(
+            islands,
+            hosts_per_island,
+            devices_per_host,
+            platform=platform,
+            device_memory=device_memory,
+            transfer_memory=transfer_memory,
+            policy=policy,
+        )
+    except KeyboardInterrupt:
+        sys.exit(130)
+    try:
+        click.echo(handle.address)
+        sys.stdout.flush()
+        click.echo("Ctrl-C ends it.", err=True)
+        while (failure := handle.control.failure()) is None:
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        click.echo("ending the cluster ...", err=True)
+    else:
+        # A cluster that was closed on request ends without an error, as with Ctrl-C.
+        if not isinstance(failure, errors.ClusterClosedError):
+            raise failure
+    finally:
+        handle.close()
+
+
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
+    """Measure Pathways and its rivals."""
+    from pathways.bench import cli
+
+    names = ctx.help_option_names
+    ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
+
+
+for each in (status, suspend, resume):
+    main.add_command(each)

@@ -1,0 +1,171 @@
+"""`pathways status`: a cluster's islands, hosts, devices, clients and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from pathways import errors
+from pathways.cli.text import bytes_text, duration_text
+
+_HOLDERS_SHOWN = 20  # the biggest of the clients' programs
+
+
+@click.command(short_help="Show a cluster.")
+@click.argument("address", required=False)
+@click.option("--json", "as_json", is_flag=True, help='For programs: {"clusters": [...]}, with all numbers.')
+def status(address: str | None, as_json: bool) -> None:
+    """Show a cluster: islands, hosts, devices, clients, memory.
+
+    ADDRESS is what `pathways up` printed. When it is not given, this user's cluster on this machine; if there are
+    several, a list of them.
+    """
+    from pathways.cluster.remote import inspect
+    from pathways.process.run_directory import live_clusters
+
+    addresses = [address] if address is not None else live_clusters()
+    if as_json:
+        found = [inspect(each) for each in addresses]
+        click.echo(json.dumps({"clusters": [_as_data(stats) for stats in found]}, indent=1))
+    elif not addresses:
+        raise click.ClickException("no cluster of yours runs on this machine; `pathways up` starts one")
+    elif len(addresses) == 1:
+        _show(inspect(addresses[0]))
+    else:
+        _list(addresses)
+
+
+def _as_data(stats: dict[str, Any]) -> dict[str, Any]:
+    """A cluster's numbers as JSON has them."""
+    return {**stats, "topology": dataclasses.asdict(stats["topology"])}
+
+
+def _list(addresses: list[str]) -> None:
+    """Several clusters, one line each, the newest first."""
+    from rich.table import Table
+
+    from pathways.cluster.remote import inspect
+    from pathways.process.console import standard_output
+
+    table = Table("address", "cluster", "up", "clients", box=None)
+    table.columns[0].overflow = "fold"  # an address that is cut cannot be used
+    for address in addresses:
+        try:
+            stats = inspect(address)
+        except errors.ConnectError:
+            table.add_row(address, "does not answer", "", "")
+            continue
+        up, clients = duration_text(stats["uptime_s"]), str(len(stats["clients"]))
+        table.add_row(address, stats["topology"].describe(), up, clients)
+    console = standard_output()
+    console.print(table)
+    console.print("`pathways status ADDRESS` shows one of them", markup=False, highlight=False)
+
+
+def _show(stats: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from pathways.process.console import standard_output
+
+    console = standard_output()
+    topology, controller = stats["topology"], stats["controller"]
+    console.print(f"[bold]{topology.describe()}[/bold]  jax {topology.jax_version}, jaxlib {topology.jaxlib_version}")
+    console.print(stats["address"], soft_wrap=True, highlight=False)
+    console.print(
+        f"up {duration_text(stats['uptime_s'])}, controller pid {controller['pid']}, "
+        f"{bytes_text(controller['resident_bytes'])} resident"
+    )
+    columns = ("pid", "devices", "slices on each", "resident", "shared buffers", "restarts")
+    several = max(topology.machines, default=0) > 0
+    hosts = Table(*(["machine"] if several else []), "island", "host", *columns, box=None)
+    for host in stats["hosts"]:
+        devices, load = host["devices"], stats["device_load"]
+        span = f"{devices[0]}-{devices[-1]}" if len(devices) > 1 else str(devices[0])
+        hosts.add_row(
+            *([str(host["machine"])] if several else []),
+            str(host["island"]),
+            str(host["host"]),
+            str(host["pid"]),
+            span,
+            " ".join(str(load[device]) for device in devices),
+            bytes_text(host["resident_bytes"]),
+            bytes_text(host.get("arena_bytes", 0)),
+            f"{host['restarts']}{'' if host['state'] == 'up' else ', ' + host['state']}",
+        )
+    console.print(hosts)
+    _show_devices(console, stats["hosts"])
+    if not stats["clients"]:
+        console.print("no clients")
+        return
+    clients = Table("client", "pid", "slices", "programs", "resident", "", box=None)
+    for client in stats["clients"]:
+        clients.add_row(
+            str(client["client"]),
+            str(client["pid"]),
+            str(client["slices"]),
+            str(client["programs"]),
+            bytes_text(client["resident_bytes"]),
+            ", ".join(_what_is_special(client)),
+        )
+    console.print(clients)
+    _show_holders(console, stats["hosts"])
+
+
+def _what_is_special(client: dict[str, Any]) -> list[str]:
+    import rich.markup
+
+    words = {
+        rich.markup.escape(repr(client["name"])): client["name"],
+        f"weight {client['weight']:g}": client["weight"] != 1,
+        f"priority {client['priority']}": client["priority"],
+        "started the cluster": client["owner"],
+        "suspended": client["suspended"],
+    }
+    return [word for word, holds in words.items() if holds]
+
+
+def _show_devices(console: Any, hosts: list[dict[str, Any]]) -> None:
+    """MEM-1: the memory in use on each device. A host that is lost, or has not answered, has no numbers."""
+    from rich.table import Table
+
+    table = Table("device", "host", box=None)
+    for title in ("in use", "high water", "budget"):
+        table.add_column(title, justify="right")
+    for host in hosts:
+        known = host.get("memory", {}).get("devices", [])
+        for number, device in zip(host["devices"], known, strict=False):
+            budget = "none" if device["limit"] is None else bytes_text(device["limit"])
+            in_use, high_water = bytes_text(device["bytes"]), bytes_text(device["high_water"])
+            table.add_row(str(number), str(host["host"]), in_use, high_water, budget)
+    if table.row_count:
+        console.print(table)
+
+
+def _show_holders(console: Any, hosts: list[dict[str, Any]]) -> None:
+    """The holders of device memory, the biggest first: by client and program, over all hosts."""
+    from rich.table import Table
+
+    held: dict[tuple[int, str], list[int]] = {}
+    for host in hosts:
+        for account in host.get("memory", {}).get("accounts", []):
+            what = "put there" if account["plan"] is None else account["program"] or "a program that is gone"
+            sums = held.setdefault((account["client"], what), [0, 0])
+            sums[0] += account["bytes"]
+            sums[1] += account["high_water"]
+    rows = sorted(held.items(), key=lambda row: (-row[1][0], -row[1][1], row[0]))
+    rows = [row for row in rows if row[1][1]]
+    if not rows:
+        return
+    table = Table("client", "program", box=None)
+    for title in ("in use", "high water"):
+        table.add_column(title, justify="right")
+    for (client, what), (count, most) in rows[:_HOLDERS_SHOWN]:
+        table.add_row(str(client), what, bytes_text(count), bytes_text(most))
+    console.print(table)
+    if len(rows) > _HOLDERS_SHOWN:
+        console.print(
+            f"and {len(rows) - _HOLDERS_SHOWN} more with {bytes_text(sum(c for _, (c, _) in rows[_HOLDERS_SHOWN:]))}"
+        )

@@ -1,0 +1,48 @@
+"""Sizes and times as the command reads and prints them."""
+
+from __future__ import annotations
+
+import fractions
+import re
+from typing import Any
+
+import click
+
+_UNITS = {"": 1, "B": 1, **{f"{letter}{rest}": base**power for power, letter in enumerate("KMGT", 1)
+          for rest, base in (("", 1024), ("iB", 1024), ("B", 1000))}}  # fmt: skip
+
+
+class _Size(click.ParamType[int]):
+    """A number of bytes: 1073741824, 1GiB, 1.5G, 2GB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes that a text means."""
+        if isinstance(value, int):
+            return value
+        units = {unit.upper(): factor for unit, factor in _UNITS.items()}
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+        count = int(fractions.Fraction(match[1]) * units.get(match[2].upper(), 0)) if match else 0
+        if count < 1:
+            self.fail(f"expected a size like 1073741824, 1GiB or 1.5GB, got {value!r}", param, ctx)
+        return count
+
+
+SIZE = _Size()
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes in the unit that fits: 3 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def duration_text(seconds: float) -> str:
+    """A time as 1:05 (minutes) or 2:01:05 (hours)."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
