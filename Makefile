@@ -15,7 +15,7 @@ override VENV := $(abspath $(VENV))
 export VIRTUAL_ENV := $(VENV)
 export PATH := $(VENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
-export CTEST_PARALLEL_LEVEL ?= 1
+export CTEST_PARALLEL_LEVEL ?= $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What the native parts are made of: a change here, and only here, means to build them again. The Python files are
@@ -81,10 +81,11 @@ model: CTEST_ARGS = -R '^model'
 model: cpp-dev ## the model tests: every interleaving of small cases
 
 STRESS := tests/stress --ignore tests/stress/test_fuzz.py
+THOROUGH := tests/python/test_compiler_programs.py $(addprefix tests/python/contract/test_,donation.py runs.py transfers.py)
 stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
 	@PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 PATHWAYS_LATE_READS=100 PATHWAYS_SLICE_PROGRAMS=30 \
-	    PATHWAYS_CALLS=35000 $(PYTEST) $(STRESS) tests/python/contract/test_runs.py $(PYTEST_ARGS)
+	    PATHWAYS_CALLS=35000 PATHWAYS_THOROUGHNESS=4 $(PYTEST) $(STRESS) $(THOROUGH) $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=600
 
 stress-sample: $(BUILT) ## a sample of the stress tests, drawn by chance, in a few minutes; the seeds are printed

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ def lower_jaxpr(
 ) -> bytes:
     """Lowers a closed jaxpr to StableHLO bytecode for `platforms` without initialising any backend.
 
+    Needs the context that `mlir_context` enters.
     `mesh` is the mesh whose axes sharding constraints and shard_maps inside may name. A callback becomes a custom call
     `CALLBACK` with the number that `number(callback)` returns.
     """
@@ -42,7 +44,7 @@ def lower_jaxpr(
     if "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_module).parameters:
         extra["out_avals"] = closed.out_avals
     with lowering_for_slices():
-        result = jax_mlir.lower_jaxpr_to_module(
+        result = _lower_in_this_context()(
             name,
             closed,
             num_const_args=0,
@@ -67,6 +69,26 @@ def lower_jaxpr(
             tokens_to_data(result.module)
             strip_locations(result.module)  # the partitioner logs a remark on the call, with the user's source lines
     return jax_mlir.module_to_bytecode(result.module)
+
+
+@functools.cache
+def _lower_in_this_context() -> Callable[..., Any]:
+    """JAX's `lower_jaxpr_to_module`, but in the context that is entered.
+
+    JAX makes a context for each module. That takes 2 ms, and a program has several modules. The function has no
+    argument for it, so this is a copy of it that finds another `ModuleContext`. JAX's own function stays as it is.
+    """
+    plain = jax_mlir.lower_jaxpr_to_module
+    if not isinstance(plain, types.FunctionType) or "ModuleContext" not in plain.__code__.co_names:
+        return plain
+
+    def in_this_context(**fields: Any) -> Any:
+        return jax_mlir.ModuleContext(**{"context": ir.Context.current, **fields})
+
+    names = {**plain.__globals__, "ModuleContext": in_this_context}
+    copy = types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+    copy.__kwdefaults__ = plain.__kwdefaults__
+    return copy
 
 
 _lowering = threading.local()  # .for_slices: how many `lowering_for_slices` this thread is inside

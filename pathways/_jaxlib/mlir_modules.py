@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,17 +23,43 @@ from jaxlib.mlir.dialects import mpmd, sdy, stablehlo
 from pathways import errors
 
 
+class _Parsed(threading.local):
+    """What the calling thread has parsed in the context that it has entered."""
+
+    bytes = 0
+
+
+_parsed = _Parsed()
+_spare: list[tuple[ir.Context, int]] = []  # a context, and the bytes of the modules that were parsed in it
+_MOST_PARSED = 1 << 20  # a context keeps the constants of all its modules; this bounds what a spare one holds
+
+
 @contextlib.contextmanager
 def mlir_context() -> Iterator[ir.Context]:
-    """Enters an MLIR context with JAX's dialects and `mpmd`."""
-    with jax_mlir.make_ir_context() as context, ir.Location.unknown(context):
+    """Enters an MLIR context with JAX's dialects and `mpmd`.
+
+    To make one takes 2 ms, so one is kept for the next caller: no thread is in it, no error left it, and less than
+    `_MOST_PARSED` bytes of modules were parsed in it.
+    """
+    try:
+        context, before = _spare.pop()
+    except IndexError:
+        context, before = jax_mlir.make_ir_context(), 0
         mpmd.register_dialect(context)
         sdy.register_dialect(context)
-        yield context
+    outer, _parsed.bytes = _parsed.bytes, before
+    try:
+        with context, ir.Location.unknown(context):
+            yield context
+        if _parsed.bytes < _MOST_PARSED and not _spare:
+            _spare.append((context, _parsed.bytes))
+    finally:
+        _parsed.bytes = outer
 
 
 def parse(module: bytes | str) -> ir.Module:
     """Parses a module in the context that is entered."""
+    _parsed.bytes += len(module)
     return ir.Module.parse(module)
 
 
@@ -78,6 +105,7 @@ def strip_locations(module: ir.Module) -> None:
 
 def parse_portable(module: bytes) -> ir.Module:
     """Parses what `portable_bytecode` wrote, in the context that is entered."""
+    _parsed.bytes += len(module)
     return xla.mlir.deserialize_portable_artifact(module)
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from reference import run
+from thoroughness import THOROUGHNESS
 
 from pathways import _jaxlib
 from pathways.compiler.ir import MeshSpec, NodeKind
@@ -461,7 +462,7 @@ def test_any_pair_of_shardings(first, second):
     assert program.values[program.results[0]].spec == tuple(entries)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8 * THOROUGHNESS, deadline=None)
 @given(st.data())
 def test_gradients_for_any_mix_of_slices_and_undeclared_shardings(data):
     """Three functions on any of four slices, each sharding declared or not: value and gradient equal plain JAX's."""

@@ -18,9 +18,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir as jax_mlir
 from jax.sharding import PartitionSpec as P
 
 from pathways import _jaxlib, errors
+from pathways._jaxlib import mlir_modules
 from pathways.compiler.ir import MeshSpec
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
@@ -140,6 +142,32 @@ def test_portable_modules_round_trip_and_are_deterministic():
         text = str(_jaxlib.parse_portable(one.module))
         assert "stablehlo.add" in text and '@mesh, [{"x"}]' in text and "loc(" not in text
         assert _jaxlib.mesh_axes(_jaxlib.parse_portable(one.module)) == (("x", 2),)
+
+
+def test_a_program_needs_no_context_per_module_and_leaves_its_own_to_the_next(monkeypatch):
+    made = []
+    plain = jax_mlir.make_ir_context
+    monkeypatch.setattr(jax_mlir, "make_ir_context", lambda: made.append(1) or plain())
+    monkeypatch.setattr(mlir_modules, "_spare", [])
+
+    def compile_two(shift: float, big: np.ndarray | None = None) -> None:
+        f = placed(lambda x: jax.numpy.sin(x) + (shift if big is None else big), MESH, name="f")
+        g = placed(lambda x: x * shift, MeshSpec("other", (("x", 2),)), name="g")
+        x = np.ones(8 if big is None else big.size, np.float32)
+        assert len(compile_traced(trace(lambda x: g(f(x)), [x])).computations) == 2
+
+    compile_two(2.0)
+    assert len(made) == 1
+    compile_two(3.0)
+    assert len(made) == 1
+    compile_two(4.0, np.arange(1 << 19, dtype=np.float32))  # its context keeps 2 MiB of constants
+    assert len(made) == 1 and not mlir_modules._spare
+    with pytest.raises(ZeroDivisionError), _jaxlib.mlir_context():
+        _ = 1 // 0
+    assert len(made) == 2 and not mlir_modules._spare
+    with _jaxlib.mlir_context() as outer, _jaxlib.mlir_context() as inner:
+        assert inner is not outer
+    assert len(mlir_modules._spare) == 1
 
 
 def test_a_compiler_that_refuses_raises_its_message():

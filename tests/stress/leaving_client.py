@@ -182,8 +182,8 @@ class Guest:
         self.saver = ocp.StandardCheckpointer()
         target = pathlib.Path(self.cell.folder) / "checkpoint"
         self.saver.save(target, state)  # goes on in the background
-        # A program that ends before orbax has made its folder waits ten minutes at its end, with plain JAX too: orbax makes
-        # it with threads that Python refuses to a program at its end. So hosts must write, or have written, from here on.
+        # A program that ends before orbax has made its folder waits ten minutes at its end, with plain JAX too: orbax
+        # makes it with threads that Python refuses to a program at its end. So hosts must have begun to write.
         while not target.exists() and not any(host["checkpoint_jobs"] for host in self.cluster.stats()["hosts"]):
             time.sleep(0.001)
         self.wait = self.saver.wait_until_finished

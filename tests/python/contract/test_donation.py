@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from thoroughness import THOROUGHNESS
 
 import pathways as pw
 
@@ -223,7 +224,7 @@ def graphs(draw: Any) -> Any:
     return steps, results, draw(st.booleans())
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10 * THOROUGHNESS, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graph=graphs())
 def test_random_programs_over_slices_that_overlap(kept: dict[str, Any], graph: Any) -> None:
     steps, results, donate = graph

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from thoroughness import THOROUGHNESS
 
 import pathways as pw
 
@@ -40,7 +41,7 @@ SPECS = {
         P(None, ("y", "x")),
     ],
 }
-RELAXED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(max_examples=15 * THOROUGHNESS, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NARROW = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz")
 NARROW += ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 DTYPES = [
