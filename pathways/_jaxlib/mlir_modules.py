@@ -10,7 +10,7 @@ import contextlib
 import functools
 import io
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jaxlib._jax as xla
@@ -34,6 +34,12 @@ _spare: list[tuple[ir.Context, int]] = []  # a context, and the bytes of the mod
 _MOST_PARSED = 1 << 20  # a context keeps the constants of all its modules; this bounds what a spare one holds
 
 
+def _new_context() -> ir.Context:
+    """A context that nobody else uses. Newer JAX also has contexts that it reuses itself, one for each thread."""
+    make: Callable[[], ir.Context] = getattr(jax_mlir, "_create_ir_context", jax_mlir.make_ir_context)
+    return make()
+
+
 @contextlib.contextmanager
 def mlir_context() -> Iterator[ir.Context]:
     """Enters an MLIR context with JAX's dialects and `mpmd`.
@@ -44,7 +50,7 @@ def mlir_context() -> Iterator[ir.Context]:
     try:
         context, before = _spare.pop()
     except IndexError:
-        context, before = jax_mlir.make_ir_context(), 0
+        context, before = _new_context(), 0
         mpmd.register_dialect(context)
         sdy.register_dialect(context)
     outer, _parsed.bytes = _parsed.bytes, before
