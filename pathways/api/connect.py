@@ -40,9 +40,9 @@ class LocalCluster:
             controller and the clients are on the first. Data between hosts of different ones goes over the network, and
             a host that is not on the first is lost when it does not answer for 5 s. For tests and measurement; messages
             of the control path, and what clients put and read, are in shared memory still.
-        policy: which client's run is next when several use a device. "fifo": what comes first runs first. "share":
-            clients share device time by weight. "priority": a higher priority goes first, and a waiting run rises by
-            one priority per second; clients of equal priority share by weight. What runs is never interrupted.
+        policy: which client's run is next when several use a device. "share": clients share device time by weight.
+            "priority": a higher priority goes first, and a waiting run rises by one priority per second; clients of
+            equal priority share by weight. "fifo": what comes first runs first. What runs is never interrupted.
     """
 
     islands: int = 1
@@ -54,7 +54,7 @@ class LocalCluster:
     dispatch: str = "parallel"
     distance_us: int = 0
     machines: int = 1
-    policy: str = "fifo"
+    policy: str = "share"
 
     def __post_init__(self) -> None:
         """Refuses a dispatch, or a policy, that there is not."""

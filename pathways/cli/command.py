@@ -55,7 +55,7 @@ def main() -> None:
 @click.option(
     "--policy",
     type=click.Choice(list(POLICIES)),
-    default="fifo",
+    default="share",
     show_default=True,
     help="Whose run is next: " + "; ".join(f"{name}: {what}" for name, what in POLICIES.items()) + ".",
 )

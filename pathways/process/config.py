@@ -15,9 +15,9 @@ PROTOCOL_VERSION = 5
 
 #: How a cluster decides which client's run is next, and what that means.
 POLICIES = {
-    "fifo": "what comes first runs first",
     "share": "clients share device time by weight",
     "priority": "a higher priority goes first; clients of equal priority share by weight",
+    "fifo": "what comes first runs first",
 }
 
 
@@ -79,7 +79,7 @@ class ClusterOptions:
     transfer_memory: int | None = None
     machines: int = 1  # over which the hosts are spread, the same number on each
     sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
-    policy: str = "fifo"  # a key of POLICIES
+    policy: str = "share"  # a key of POLICIES
     distance_us: int = 0  # for measurement: added delay of each record between controller and hosts
     native: str = "pathways._native"
     driver: str = "pathways.host.main:start_jax_driver"

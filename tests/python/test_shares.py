@@ -182,7 +182,7 @@ def test_a_name_is_short_and_printable(given: Any) -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="'fifo', 'share', 'priority', got 'fair'"):
+    with pytest.raises(ValueError, match="'share', 'priority', 'fifo', got 'fair'"):
         pw.LocalCluster(policy="fair")
 
 

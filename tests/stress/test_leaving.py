@@ -10,7 +10,7 @@ ledger and arena, runs and open files are as they were before. How long that too
   GANG-1   gangs of a client that leaves are entered by all of their hosts or by none: else nobody gets on
 
 The default is a sample drawn by chance, in which each way and each state occurs; PATHWAYS_LEAVING=all plays all 162
-cells. The seed is printed, and taken from PATHWAYS_SEED. PATHWAYS_POLICY is the clusters' policy, "fifo" if not given.
+cells. The seed is printed, and taken from PATHWAYS_SEED. PATHWAYS_POLICY is the clusters' policy, "share" if not given.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from leaving_client import LEAVES, STATES, Cell
 import pathways as pw
 
 CLIENT = pathlib.Path(__file__).parent / "leaving_client.py"
-POLICY = os.environ.get("PATHWAYS_POLICY", "fifo")
+POLICY = os.environ.get("PATHWAYS_POLICY", "share")
 SHAPES = {
     "one host": pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=2, policy=POLICY),
     "a gang of two hosts": pw.LocalCluster(islands=1, hosts_per_island=2, devices_per_host=1, policy=POLICY),
