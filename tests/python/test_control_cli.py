@@ -26,6 +26,7 @@ import control_doubles
 from pathways.cluster import launcher
 launcher.start_local_cluster = functools.partial(launcher.start_local_cluster, **control_doubles.OPTIONS)
 from pathways.cli import main
+from pathways.cli.text import SIZE
 main(sys.argv[1:], prog_name="pathways")
 """
 
@@ -136,7 +137,7 @@ def test_version() -> None:
     [("4096", 4096), ("1GiB", 1 << 30), ("1g", 1 << 30), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9), ("7TiB", 7 << 40)],
 )
 def test_sizes(text: str, count: int) -> None:
-    assert cli._SIZE.convert(text, None, None) == count
+    assert SIZE.convert(text, None, None) == count
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "GiB", "1XB", "1e9", "0.1"])
