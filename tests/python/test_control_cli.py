@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from pathways import cli
+from pathways.cli.text import SIZE
 from pathways.cluster import remote
 from pathways.process import run_directory
 
@@ -26,7 +27,6 @@ import control_doubles
 from pathways.cluster import launcher
 launcher.start_local_cluster = functools.partial(launcher.start_local_cluster, **control_doubles.OPTIONS)
 from pathways.cli import main
-from pathways.cli.text import SIZE
 main(sys.argv[1:], prog_name="pathways")
 """
 
