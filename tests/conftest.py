@@ -56,9 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With the mark `one_island` the fixture `cluster` leaves out the cluster of two islands."""
-    if "cluster" in metafunc.fixturenames and metafunc.definition.get_closest_marker("one_island"):
+    """With the mark `one_island` the fixture `cluster` leaves out the cluster of two islands; with `one_process` also
+    the one of host processes, but for `make stress`."""
+    if "cluster" not in metafunc.fixturenames:
+        return
+    is_one_process = metafunc.definition.get_closest_marker("one_process") is not None
+    if is_one_process or metafunc.definition.get_closest_marker("one_island"):
         kinds = ["embedded", pytest.param("local", marks=pytest.mark.slow)]
+        if is_one_process and os.environ.get("PATHWAYS_THOROUGHNESS", "1") == "1":
+            kinds.pop()
         metafunc.definition.add_marker(pytest.mark.parametrize("cluster", kinds, indirect=True))
 
 

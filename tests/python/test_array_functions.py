@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 
 # Some show what becomes of a `jax.jit` of the user's own, which takes arrays off their slice.
-pytestmark = [pytest.mark.one_island, pytest.mark.filterwarnings("ignore::pathways.errors.FetchWarning")]
+pytestmark = [pytest.mark.one_process, pytest.mark.filterwarnings("ignore::pathways.errors.FetchWarning")]
 
 VALUE = np.arange(8, dtype=np.float32).reshape(4, 2) + 1
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways.api import indexing
 
-pytestmark = pytest.mark.one_island
+pytestmark = pytest.mark.one_process
 
 VALUE = np.arange(48, dtype=np.float32).reshape(4, 6, 2)
 BASIC = [

@@ -16,7 +16,7 @@ import pathways as pw
 from pathways.api import operators
 
 # Some show what becomes of a `jax.jit` of the user's own, which takes arrays off their slice.
-pytestmark = [pytest.mark.one_island, pytest.mark.filterwarnings("ignore::pathways.errors.FetchWarning")]
+pytestmark = [pytest.mark.one_process, pytest.mark.filterwarnings("ignore::pathways.errors.FetchWarning")]
 
 BINARY = [
     operator.add,
