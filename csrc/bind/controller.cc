@@ -42,6 +42,11 @@ py::dict stats_dict(const ControllerStats& s) {
                   "high_water"_a = s.high_water);
 }
 
+py::dict use_dict(const ClientUse& u) {
+  return py::dict("client"_a = u.client, "device_ns"_a = u.device_ns, "in_flight"_a = u.in_flight, "held"_a = u.held,
+                  "has_unread"_a = u.has_unread, "memory"_a = u.memory, "is_waiting"_a = u.is_waiting);
+}
+
 }  // namespace
 
 void register_controller(py::module_& m) {
@@ -50,24 +55,35 @@ void register_controller(py::module_& m) {
       .value("fifo", PolicyKind::kFifo)
       .value("share", PolicyKind::kShare)
       .value("priority", PolicyKind::kPriority);
+  py::class_<ClientLimits>(m, "ClientLimits", "What a client may have, and how it shares devices: 0 is the default.")
+      .def(py::init([](double weight, int32_t priority, uint64_t memory, bool waits, uint64_t runs, uint64_t bytes) {
+             ClientLimits limits{.weight = weight, .priority = priority};
+             if (memory != 0) limits.memory = memory;
+             limits.at_quota = waits ? AtQuota::kWait : AtQuota::kRefuse;
+             if (runs != 0) limits.runs = runs;
+             if (bytes != 0) limits.bytes = bytes;
+             return limits;
+           }),
+           "weight"_a = 1.0, "priority"_a = 0, "memory"_a = 0, "waits"_a = false, "runs"_a = 0, "bytes"_a = 0);
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
-      .def(
-          py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window, std::vector<uint64_t> budgets,
-                      std::vector<std::string> spaces, bool sequential, py::object status, PolicyKind policy) {
-            return std::make_unique<BoundController>(Memory{std::move(segment), std::move(status), std::move(hosts)},
-                                                     Controller::Options{.window = window,
-                                                                         .budgets = std::move(budgets),
-                                                                         .spaces = std::move(spaces),
-                                                                         .sequential = sequential,
-                                                                         .knows_plans = true,
-                                                                         .policy = policy});
-          }),
-          "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
-          "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
-          "policy"_a = PolicyKind::kFifo,
-          "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
-          "transfers. "
-          "`status`: the segment that clients read.")
+      .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
+                       std::vector<uint64_t> budgets, std::vector<std::string> spaces, bool sequential,
+                       py::object status, PolicyKind policy, uint32_t devices) {
+             return std::make_unique<BoundController>(Memory{std::move(segment), std::move(status), std::move(hosts)},
+                                                      Controller::Options{.window = window,
+                                                                          .budgets = std::move(budgets),
+                                                                          .spaces = std::move(spaces),
+                                                                          .devices = devices,
+                                                                          .sequential = sequential,
+                                                                          .knows_plans = true,
+                                                                          .policy = policy});
+           }),
+           "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
+           "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
+           "policy"_a = PolicyKind::kFifo, "devices"_a = UINT32_MAX,
+           "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
+           "transfers. "
+           "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices.")
       .def("add_space_set", &Controller::add_space_set, "spaces"_a, unlocked,
            "The number of memory spaces that hold buffers together.")
       .def("set_budget", &Controller::set_budget, "space"_a, "bytes"_a, unlocked)
@@ -112,14 +128,27 @@ void register_controller(py::module_& m) {
           "TRUST-1: whose plan it is, and whose hosts its runs go to. `devices`: (host, device) that its runs use.")
       .def(
           "add_client",
-          [](BoundController& c, uint32_t client, py::object segment, py::object bell, double weight,
-             int32_t priority) {
+          [](BoundController& c, uint32_t client, py::object segment, py::object bell, const ClientLimits& limits) {
             DoorbellWord* word = bell.is_none() ? nullptr : &BellBlock::attach(bell.cast<Segment&>())->doorbell;
-            c.add_client(client, ClientView(segment.cast<Segment&>()), word, weight, priority);
+            c.add_client(client, ClientView(segment.cast<Segment&>()), word, limits);
             c.clients[client] = {std::move(segment), std::move(bell)};
           },
-          "client"_a, "segment"_a, "bell"_a = py::none(), "weight"_a = 1.0, "priority"_a = 0,
-          "`bell`: the segment where it rings. Raises ValueError when its segment makes no sense.")
+          "client"_a, "segment"_a, "bell"_a = py::none(), "limits"_a = ClientLimits{},
+          "`bell`: the segment where it rings. Raises ValueError when its segment or its limits make no sense.")
+      .def("limit", &Controller::limit, "client"_a, "limits"_a, unlocked, "Replaces a client's limits.")
+      .def(
+          "clients",
+          [](BoundController& c) {
+            std::vector<ClientUse> found;
+            {
+              const py::gil_scoped_release unlock;
+              found = c.client_uses();
+            }
+            py::list made;
+            for (const ClientUse& each : found) made.append(use_dict(each));
+            return made;
+          },
+          "What each client has and does now.")
       .def(
           "remove_client",
           [](BoundController& c, uint32_t client) {

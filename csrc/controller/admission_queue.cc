@@ -44,11 +44,10 @@ void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes,
     refuse_unordered(client, bytes, deadlines_.too_late(bytes), kFailedByDeadline);
     return;
   }
-  Verdict verdict;
-  SpaceId worst = 0;
-  if (admit(client, bytes, &verdict, &worst)) return;
-  if (verdict == Verdict::kNever) {
-    refuse(client, bytes, verdict, worst);
+  const Judgement judgement = admit(client, bytes);
+  if (judgement.fits()) return;
+  if (judgement.verdict == Verdict::kNever) {
+    refuse(client, bytes, judgement);
     return;
   }
   client.held_since = 0;
@@ -57,12 +56,11 @@ void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes,
   retry_soon();  // with the other held records: its memory spaces may be claimed
 }
 
-/// Admits a record and puts it into the order. False: the record does not fit now, and `verdict` says why.
-bool AdmissionQueue::admit(ClientState& client, std::span<const std::byte> bytes, Verdict* verdict, SpaceId* worst) {
-  *verdict = ledger_.check(bytes, worst);
-  if (*verdict != Verdict::kFits) return false;
-  order(client, bytes);
-  return true;
+/// Admits a record and puts it into the order, if it fits now.
+Judgement AdmissionQueue::admit(ClientState& client, std::span<const std::byte> bytes) {
+  const Judgement judgement = ledger_.check(client.id, bytes);
+  if (judgement.fits()) order(client, bytes);
+  return judgement;
 }
 
 /// Gives an admitted record its place in the order, and updates the ledger and the handle table.
@@ -84,7 +82,7 @@ void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes
   }
   const uint64_t number = ledger_.enter(client, bytes, *memory);
   const EntryId id = grants_.submit(client, bytes, record.group, EntryKind::kRun, record.tag);
-  ledger_.entered(id, record.plan, number);
+  ledger_.entered(id, client, record.plan, number);
   shares_.entered(client.id, record.plan, id);
   deadlines_.watch(client, bytes, id);
 }
@@ -183,30 +181,22 @@ bool AdmissionQueue::retry(ClientState& client) {
       return false;  // ERR-2
     }
     std::vector<std::byte> bytes = held.take_front().record;
-    Verdict verdict;
-    SpaceId worst = 0;
-    bool is_over = false;
-    if (is_run(bytes) && ledger_.check(bytes, &worst) == Verdict::kFits &&
+    if (is_run(bytes) && ledger_.check(client.id, bytes).fits() &&
         !shares_.may_enter(client.id, read_record<RunRecord>(bytes).plan)) {
       client.held_since = 0;
       held.put_back(std::move(bytes));
       return false;
     }
-    if (admit(client, bytes, &verdict, &worst)) {
+    const Judgement judgement = admit(client, bytes);
+    if (judgement.fits()) {
       held.forget(bytes);
       order_releases(client);
       client.held_since = 0;
       continue;
     }
-    if (verdict == Verdict::kBusy) {
-      client.held_since = 0;
-      ledger_.claim(bytes);
-    } else if (verdict == Verdict::kHeld) {
-      is_over = !may_wait_for_blocks(client, bytes, worst);
-    }
-    if (is_over || verdict == Verdict::kNever) {
+    if (!may_wait(client, bytes, judgement)) {
       held.forget(bytes);
-      refuse(client, bytes, verdict, worst);
+      refuse(client, bytes, judgement);
       order_releases(client);
       // The client may release buffers because of the failure, so every client that waits gets a new grace.
       for (ClientState* other : holding_) other->held_since = 0;
@@ -216,6 +206,27 @@ bool AdmissionQueue::retry(ClientState& client) {
     return false;
   }
   return true;
+}
+
+/// Whether a record that does not fit now may wait on; else it fails.
+bool AdmissionQueue::may_wait(ClientState& client, std::span<const std::byte> bytes, const Judgement& judgement) {
+  const bool is_held = judgement.verdict == Verdict::kHeld;
+  if (judgement.verdict == Verdict::kNever) return false;
+  if (!judgement.is_quota) {
+    if (is_held) return may_wait_for_blocks(client, bytes, judgement.worst);
+    client.held_since = 0;
+    ledger_.claim(bytes);
+    return true;
+  }
+  // MEM-5
+  client.is_its_turn = false;
+  if (!is_held || client.at_quota == AtQuota::kWait) {
+    client.held_since = 0;
+    return true;
+  }
+  const int64_t now = monotonic_ns();
+  if (client.held_since == 0) client.held_since = client.turn_since = now;
+  return now - client.held_since < options_.grace.count();
 }
 
 /// Whether a record that only live buffers keep out may wait on. Other clients may have to run before they release
@@ -258,10 +269,10 @@ bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const st
 
 /// Whether another client that has runs in flight holds memory on a space: it may release that memory.
 bool AdmissionQueue::is_held_by_busy(const ClientState& client, SpaceId space) const {
-  const auto holders = ledger_.admission().holders(space, SIZE_MAX);
-  return std::any_of(holders.begin(), holders.end(), [&](const Admission::Holder& holder) {
-    if (holder.client == client.id) return false;
-    const ClientState* other = clients_.find(holder.client);
+  const auto holders = ledger_.admission().clients().holders(space);
+  return std::any_of(holders.begin(), holders.end(), [&](uint32_t holder) {
+    if (holder == client.id) return false;
+    const ClientState* other = clients_.find(holder);
     return other != nullptr &&
            (other->credits.in_flight() != 0 || other->credits.is_behind() || shares_.is_waiting(other->id));
   });
@@ -281,21 +292,21 @@ bool AdmissionQueue::drop_held(ClientState& client, uint64_t tag, std::string_vi
 // --------------------------------------------------------------------------------------------------------- refused
 
 /// MEM-3: fails the results of the record; nothing else is disturbed.
-void AdmissionQueue::refuse(ClientState& client, std::span<const std::byte> bytes, Verdict verdict, SpaceId worst) {
+void AdmissionQueue::refuse(ClientState& client, std::span<const std::byte> bytes, const Judgement& judgement) {
   ++stats_.refused;
   if (is_run(bytes)) {
     const PlanMemory& memory = *ledger_.memory_of(read_record<RunRecord>(bytes).plan);
     uint64_t wanted = 0;
     for (const SpaceNeed& need : memory.needs) {
-      if (need.space == worst) wanted = need.peak + need.eager;
+      if (need.space == judgement.worst) wanted = need.peak + need.eager;
     }
     clients_.run_over(client);
     fail_results(client, bytes,
-                 refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, verdict, worst));
+                 refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, judgement));
     return;
   }
   auto record = read_record<CommandRecord>(bytes);
-  const std::string text = refusal(client, "a buffer put", {}, record.space_bytes, verdict, worst);
+  const std::string text = refusal(client, "a buffer put", {}, record.space_bytes, judgement);
   if (static_cast<CommandKind>(record.header.detail) == CommandKind::kPut) {
     record.is_refused = 1;
     std::vector<std::byte> command(bytes.begin(), bytes.end());
@@ -315,13 +326,23 @@ void AdmissionQueue::refuse_unordered(ClientState& client, std::span<const std::
 }
 
 std::string AdmissionQueue::refusal(const ClientState& client, const std::string& what, const std::string& biggest,
-                                    uint64_t wanted, Verdict verdict, SpaceId worst) const {
+                                    uint64_t wanted, const Judgement& judgement) const {
   const Admission& admission = ledger_.admission();
+  const SpaceId worst = judgement.worst;
+  const uint64_t most = judgement.is_quota ? admission.clients().quota(client.id) : admission.budget(worst);
+  const std::string bound = judgement.is_quota ? "quota" : "budget";
   std::string text = "ResourceExhaustedError: " + what + " needs " + in_bytes(wanted) + " (" + std::to_string(wanted) +
-                     " bytes) on " + options_.name_of_space(worst) + ", whose budget is " +
-                     in_bytes(admission.budget(worst)) + " (" + std::to_string(admission.budget(worst)) + " bytes)";
+                     " bytes) on " + options_.name_of_space(worst) +
+                     (judgement.is_quota ? ", where this client's quota is " : ", whose budget is ") + in_bytes(most) +
+                     " (" + std::to_string(most) + " bytes)";
   if (!biggest.empty()) text += "; its biggest buffers: " + biggest;
-  if (verdict == Verdict::kNever) return text + ". It can never fit: make it smaller, or the budget bigger";
+  if (judgement.verdict == Verdict::kNever) {
+    return text + ". It can never fit: make it smaller, or the " + bound + " bigger";
+  }
+  if (judgement.is_quota) {  // MEM-5: without a search, because a client may run into its quota all the time
+    return text + ". This client's live arrays hold " + in_bytes(admission.clients().held(client.id, worst)) +
+           " there. Delete arrays, or donate arguments, to make room";
+  }
   text += ". " + in_bytes(admission.live(worst)) + " are held there by live arrays:";
   for (const Admission::Holder& holder : admission.holders(worst, kHoldersNamed)) {
     std::string name = "put there";

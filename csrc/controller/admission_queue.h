@@ -9,9 +9,12 @@
 /// MEM-3: a run that can never fit fails at once. A run that only live buffers keep out fails after a short grace, in
 /// which releases that are on their way can arrive. It waits longer while another client that holds some of these
 /// buffers has runs in flight.
-/// FLOW-1: held records of a client that has as much under way as allowed are not ordered.
-/// SHARE-2: a held run for which there is memory enters when the policy says so (DeviceShares).
-/// ERR-2: a held run that needs lost hosts and surviving hosts stays held until all its hosts are there.
+/// MEM-5: a record that its client's quota has no room for waits for its own client only: it gets no turns and keeps
+/// nobody out. It fails when it can never fit. When only the client's own buffers keep it out, it fails after the
+/// grace, or waits until the client has released some, as the client has asked (AtQuota). FLOW-1: held records of a
+/// client that has as much under way as allowed are not ordered. SHARE-2: a held run for which there is memory enters
+/// when the policy says so (DeviceShares). ERR-2: a held run that needs lost hosts and surviving hosts stays held until
+/// all its hosts are there.
 ///
 /// State: the line of clients with held records, and each client's line (HeldRecords) and turns (ClientState).
 /// Invariants: `holding_` lists exactly the clients whose `held` is not empty, each once; the oldest first.
@@ -73,19 +76,20 @@ class AdmissionQueue {
   void validate() const;
 
  private:
-  bool admit(ClientState& client, std::span<const std::byte> record, Verdict* verdict, SpaceId* worst);
+  Judgement admit(ClientState& client, std::span<const std::byte> record);
   void order(ClientState& client, std::span<const std::byte> record);
   void hold(ClientState& client, std::span<const std::byte> record);
   void release_ahead(ClientState& client, std::span<const std::byte> command);
   void order_releases(ClientState& client);
   bool retry(ClientState& client);
+  bool may_wait(ClientState& client, std::span<const std::byte> record, const Judgement& judgement);
   bool may_wait_for_blocks(ClientState& client, std::span<const std::byte> record, SpaceId worst);
   bool is_held_by_busy(const ClientState& client, SpaceId space) const;
-  void refuse(ClientState& client, std::span<const std::byte> record, Verdict verdict, SpaceId worst);
+  void refuse(ClientState& client, std::span<const std::byte> record, const Judgement& judgement);
   void refuse_unordered(ClientState& client, std::span<const std::byte> run, std::string_view text,
                         uint16_t detail = 0);
   std::string refusal(const ClientState& client, const std::string& what, const std::string& biggest, uint64_t wanted,
-                      Verdict verdict, SpaceId worst) const;
+                      const Judgement& judgement) const;
   void fail_results(ClientState& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
   void fail_on_hosts(ClientState& client, std::span<const std::byte> record, std::string_view text);
 

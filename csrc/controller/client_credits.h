@@ -1,4 +1,5 @@
-/// FLOW-1 for one client: what the client has under way, against the bounds of messages/credits.h.
+/// FLOW-1 for one client: what the client has under way, against the bounds of messages/credits.h, or against bounds of
+/// its own (controller/client_limits.h).
 ///
 /// Grants, and SequentialDispatchForTesting, count records that wait in the order and commands that are sent to hosts.
 /// AdmissionQueue counts a run when it is admitted, Grants when it is over. Inbox counts the commands that hosts report
@@ -26,7 +27,14 @@ class ClientCredits {
 
   /// The client has as much under way as allowed. The hosts will finish that work, so this ends.
   bool is_behind() const {
-    return full_hosts_ != 0 || in_flight_ >= kMostRuns || waiting_.is_above(kMostWaiting, kMostWaitingBytes);
+    return full_hosts_ != 0 || in_flight_ >= most_runs_ || waiting_.is_above(kMostWaiting, most_bytes_);
+  }
+  /// Its own bounds. What is under way already stays.
+  void set_bounds(uint64_t runs, uint64_t bytes) {
+    most_runs_ = runs;
+    most_bytes_ = bytes;
+    full_hosts_ = static_cast<uint32_t>(
+        std::count_if(on_host_.begin(), on_host_.end(), [this](const Load& load) { return is_full(load); }));
   }
 
   void command_sent(uint32_t host, uint64_t bytes) {
@@ -53,11 +61,12 @@ class ClientCredits {
   void run_over() { --in_flight_; }
 
   void validate() const {
-    PW_CHECK(static_cast<std::ptrdiff_t>(full_hosts_) == std::count_if(on_host_.begin(), on_host_.end(), is_full));
+    PW_CHECK(static_cast<std::ptrdiff_t>(full_hosts_) ==
+             std::count_if(on_host_.begin(), on_host_.end(), [this](const Load& load) { return is_full(load); }));
   }
 
  private:
-  static bool is_full(const Load& load) { return load.is_above(kMostCommands, kMostCommandBytes); }
+  bool is_full(const Load& load) const { return load.is_above(kMostCommands, most_bytes_); }
   template <typename Change>
   void change(Load& load, Change&& by) {
     const bool was_full = is_full(load);
@@ -67,6 +76,9 @@ class ClientCredits {
   }
 
   uint32_t hosts_;
+  uint64_t most_runs_ = kMostRuns;
+  uint64_t most_bytes_ = kMostWaitingBytes;  ///< of records, in the order and at each host
+  static_assert(kMostWaitingBytes == kMostCommandBytes);
   std::vector<Load> on_host_;  ///< by host: commands sent and not done there; empty: none anywhere
   uint32_t full_hosts_ = 0;    ///< hosts that have as many of its commands as allowed
   Load waiting_;               ///< records in the order that no host was granted

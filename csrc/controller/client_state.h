@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "controller/client_credits.h"
+#include "controller/client_limits.h"
 #include "controller/handle_table.h"
 #include "controller/held_records.h"
 #include "controller/sent_commands.h"
@@ -53,6 +54,10 @@ struct ClientState {
 
   // Controller
   bool is_suspended = false;
+  AtQuota at_quota = AtQuota::kRefuse;
+
+  // DeviceTimes
+  uint64_t device_ns = 0;  ///< device time of its runs so far
 
   // Several classes count in `credits`; see there. Grants writes `sent`
   ClientCredits credits;

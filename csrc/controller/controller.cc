@@ -16,8 +16,16 @@ namespace {
 
 constexpr uint32_t kMostGroups = 1u << 24;
 constexpr std::chrono::milliseconds kLook{100};
-constexpr double kLeastWeight = 1e-3, kMostWeight = 1e3;  // so that tags stay exact (policy/share_policy.h)
-constexpr std::chrono::milliseconds kHeldLook{20};        // nobody rings when the grace of a held record is over
+constexpr std::chrono::milliseconds kHeldLook{20};  // nobody rings when the grace of a held record is over
+
+void check(const ClientLimits& limits) {
+  const auto refuse = [](const char* what) { throw Error(Status::kInvalid, what); };
+  if (!(limits.weight >= ClientLimits::kLeastWeight && limits.weight <= ClientLimits::kMostWeight)) {
+    refuse("a client's weight must be from 0.001 to 1000");
+  }
+  if (limits.runs == 0 || limits.runs > kMostRuns) refuse("a client's bound on runs must be from 1 to 16384");
+  if (limits.bytes < ClientLimits::kLeastBytes) refuse("a client's bound on bytes must be 2 MiB or more");
+}
 
 }  // namespace
 
@@ -29,7 +37,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       clients_(bells_),
       hosts_(block, hosts),
       end_(status != nullptr ? status : &block->status, mailbox_, clients_),
-      ledger_(options_.budgets),
+      ledger_(options_.budgets, options_.devices),
       shares_(options_.policy),
       grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
       deadlines_(clients_, ledger_, grants_, stats_),
@@ -105,10 +113,8 @@ void Controller::register_plan(uint32_t plan, uint32_t client, GroupId group, st
   });
 }
 
-void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell, double weight, int32_t priority) {
-  if (!(weight >= kLeastWeight && weight <= kMostWeight)) {
-    throw Error(Status::kInvalid, "a client's weight must be from 0.001 to 1000");
-  }
+void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* bell, const ClientLimits& limits) {
+  check(limits);
   {
     const std::lock_guard lock(mutex_);
     if (!client_ids_.insert(id).second) {
@@ -119,10 +125,47 @@ void Controller::add_client(uint32_t id, const ClientView& view, DoorbellWord* b
   auto state = std::make_unique<ClientState>(id, view, bell != nullptr ? bell : &block_->doorbell, hosts_.count());
   // Shared, because mail can be copied.
   auto client = std::make_shared<std::unique_ptr<ClientState>>(std::move(state));
-  mailbox_.post([this, id, weight, priority, client] {
-    shares_.add_client(id, weight, priority);
+  mailbox_.post([this, id, limits, client] {
+    shares_.add_client(id, limits.weight, limits.priority);
+    set_limits(**client, limits);
     clients_.add(std::move(*client));
   });
+}
+
+void Controller::limit(uint32_t id, const ClientLimits& limits) {
+  check(limits);
+  run_mail([&] {
+    ClientState* client = clients_.find(id);
+    if (client == nullptr) return;
+    shares_.change_client(id, limits.weight, limits.priority);
+    set_limits(*client, limits);
+    queue_.retry_soon();  // so that its held records are tried again
+  });
+}
+
+/// All limits but those that DeviceShares keeps.
+void Controller::set_limits(ClientState& client, const ClientLimits& limits) {
+  client.at_quota = limits.at_quota;
+  client.credits.set_bounds(limits.runs, limits.bytes);
+  ledger_.set_quota(client.id, limits.memory);
+}
+
+std::vector<ClientUse> Controller::client_uses() {
+  return run_mail([&] {
+    std::vector<ClientUse> found;
+    for (const auto& client : clients_.all()) found.push_back(use_of(*client));
+    return found;
+  });
+}
+
+ClientUse Controller::use_of(const ClientState& client) const {
+  return {.client = client.id,
+          .device_ns = client.device_ns,
+          .in_flight = client.credits.in_flight(),
+          .held = client.held.size(),
+          .has_unread = client.is_unread || !client.inbox.was_empty(),
+          .memory = ledger_.admission().clients().most_held(client.id),
+          .is_waiting = shares_.is_waiting(client.id)};
 }
 
 void Controller::remove_client(uint32_t id) {

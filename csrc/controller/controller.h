@@ -12,7 +12,7 @@
 ///   MemoryLedger    the ledger of memory, and which handle has which block of it (MEM-1)
 ///   DeviceShares    when a client's run may enter the order, and what it is charged (SHARE-1..5)
 ///   Grants          the order, the records that wait in it, what dropped runs leave behind (ORD-1, GANG-1); in it,
-///                   SequentialDispatchForTesting when Options::sequential is set
+///                   DeviceTimes, and SequentialDispatchForTesting when Options::sequential is set
 ///   Deadlines       runs that have a deadline (DEAD-1)
 ///   AdmissionQueue  held records, turns and claims; who is refused (MEM-2, MEM-3)
 ///   Inbox           what is read from the rings and how it is checked; plans' owners (TRUST-1, FLOW-1)
@@ -50,6 +50,7 @@
 #include <vector>
 
 #include "controller/admission_queue.h"
+#include "controller/client_limits.h"
 #include "controller/clients.h"
 #include "controller/cluster_end.h"
 #include "controller/controller_options.h"
@@ -96,10 +97,15 @@ class Controller {
   /// `devices`: those that its runs use (SHARE-1); none: its runs are ordered as they come.
   void register_plan(uint32_t plan, uint32_t client, GroupId group, std::vector<HostDevice> devices = {});
   /// A client's number is never used again. `bell`: the doorbell that this client rings, valid until remove_client()
-  /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings are invalid.
-  /// `weight`, from 0.001 to 1000, and `priority` say how the client shares devices with others.
-  void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr, double weight = 1,
-                  int32_t priority = 0);
+  /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings, or its
+  /// limits, are invalid.
+  void add_client(uint32_t client, const ClientView& view, DoorbellWord* bell = nullptr,
+                  const ClientLimits& limits = {});
+  /// Replaces the client's limits; they act from now on. What it has already stays. It does nothing when the client is
+  /// gone. Throws Error(kInvalid) for limits that are invalid.
+  void limit(uint32_t client, const ClientLimits& limits);
+  /// What each client has and does now.
+  std::vector<ClientUse> client_uses();
   /// OWN-1: drops what the client has waiting, and notifies each host, behind all that it was granted, that the client
   /// is gone. It does so also for a client that was never added, because a host may have attached that client. When
   /// this returns, the controller no longer touches the client's memory; each host may use it until the notice reaches
@@ -147,6 +153,8 @@ class Controller {
   /// Runs `mail` on the stepping thread, and returns what it returns, or throws what it throws.
   template <typename Mail>
   auto run_mail(Mail mail);
+  void set_limits(ClientState& client, const ClientLimits& limits);
+  ClientUse use_of(const ClientState& client) const;
   void remove(uint32_t client);
   uint32_t evict_faulty();
   uint32_t enter_picked();

@@ -17,6 +17,7 @@ struct ControllerOptions {
   uint32_t window = 256;              ///< most runs that are granted to one host and not done there
   std::vector<uint64_t> budgets{};    ///< bytes per memory space: devices by number, then hosts' memory for transfers
   std::vector<std::string> spaces{};  ///< their names, for errors
+  uint32_t devices = UINT32_MAX;      ///< so many of the memory spaces are devices, which clients' quotas count
   std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< see MEM-3 in admission_queue.h
   bool sequential = false;                                          ///< dispatch node by node, to measure against it
   /// Every plan is registered with `register_plan` before its first run; a client that runs any other plan is
@@ -28,6 +29,17 @@ struct ControllerOptions {
   std::string name_of_space(uint32_t space) const {
     return space < spaces.size() ? spaces[space] : "memory space " + std::to_string(space);
   }
+};
+
+/// What one client has and does: `Controller::client_uses`.
+struct ClientUse {
+  uint32_t client = 0;
+  uint64_t device_ns = 0;   ///< device time of its runs so far, summed over hosts (controller/device_times.h)
+  uint64_t in_flight = 0;   ///< runs admitted and not over
+  uint64_t held = 0;        ///< records that wait for memory, or behind one that does
+  bool has_unread = false;  ///< there are records in its ring, or it has as much under way as allowed (FLOW-1)
+  uint64_t memory = 0;      ///< the most that it holds on any one device
+  bool is_waiting = false;  ///< its next run waits for its turn (SHARE-2)
 };
 
 struct ControllerStats {

@@ -47,6 +47,8 @@ class DeviceShares {
   explicit DeviceShares(PolicyKind kind);
 
   void add_client(uint32_t client, double weight, int32_t priority);
+  /// Another weight and priority for a client that is there; they act at once.
+  void change_client(uint32_t client, double weight, int32_t priority) { policy_.set_client(client, weight, priority); }
   void forget_client(uint32_t client);
   void add_plan(uint32_t plan, uint32_t client, std::vector<HostDevice> devices);
   void forget_plan(uint32_t plan) { plans_.erase(plan); }

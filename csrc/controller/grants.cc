@@ -20,7 +20,8 @@ Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clie
       stats_(stats),
       sequencer_(hosts.count(), options.window),
       sequential_(options.sequential ? std::make_unique<SequentialDispatchForTesting>(hosts, clients, stats) : nullptr),
-      gangs_(hosts.count()) {
+      gangs_(hosts.count()),
+      times_(clients) {
   std::vector<uint32_t> all(hosts.count());
   std::iota(all.begin(), all.end(), 0u);
   sequencer_.add_group(kAllHosts, std::move(all));
@@ -45,6 +46,7 @@ void Grants::add_plan(uint32_t plan, std::span<const ProgramNode> nodes) {
 EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
                        uint64_t tag) {
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
+  if (kind == EntryKind::kRun) times_.entered(id, read_record<RunRecord>(record).plan);
   if (sequencer_.granted().empty()) {
     if (id >= kept_.size()) kept_.resize(id + 1);
     kept_[id].assign(record.begin(), record.end());
@@ -148,6 +150,7 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
   }
   const uint32_t client = entry.client;
   shares_.run_done(id, h, record.busy_ns, record.look);
+  times_.run_done(id, client, record.busy_ns, record.look);
   if (sequential_) sequential_->host_done(id, h);
   if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();

@@ -30,6 +30,7 @@
 #include "controller/cluster_end.h"
 #include "controller/controller_options.h"
 #include "controller/device_shares.h"
+#include "controller/device_times.h"
 #include "controller/host_rings.h"
 #include "controller/memory_ledger.h"
 #include "controller/sequential_dispatch_for_testing.h"
@@ -79,6 +80,8 @@ class Grants {
   // What hosts report; the records are valid.
   bool is_running_on(EntryId id, uint32_t host) const { return sequencer_.is_running_on(id, host); }
   void run_done(uint32_t host, const RunDoneRecord& record);
+  /// All that one host has reported in this pass was passed to `run_done`.
+  void settle_times() { times_.settle(); }
   /// A host has enqueued a call of a run that is dispatched sequentially. False when the report is invalid.
   bool enqueued(uint32_t host, const EnqueuedRecord& record);
 
@@ -128,6 +131,7 @@ class Grants {
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
   std::vector<uint64_t> gangs_;      ///< by host: gang launches (GANG-1)
+  DeviceTimes times_;
 };
 
 }  // namespace pathways

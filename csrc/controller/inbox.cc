@@ -267,6 +267,7 @@ uint32_t Inbox::drain_host(uint32_t index) {
     ring.pop();
   }
   if (done != 0) ring.release();
+  grants_.settle_times();
   shares_.settle();
   return done;
 }

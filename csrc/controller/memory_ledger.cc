@@ -36,15 +36,26 @@ void MemoryLedger::forget_plans_of(uint32_t client) {
 
 // ------------------------------------------------------------------------------------------------------------ runs
 
-Verdict MemoryLedger::check(std::span<const std::byte> bytes, SpaceId* worst) const {
+/// The quota comes first: what it keeps out waits for nobody else, and must not keep anybody else out.
+Judgement MemoryLedger::check(uint32_t client, std::span<const std::byte> bytes) const {
+  Judgement found;
   if (is_run(bytes)) {
     const PlanMemory* memory = memory_of(read_record<RunRecord>(bytes).plan);
-    return memory == nullptr ? Verdict::kFits : admission_.check(memory->needs, worst);
+    if (memory == nullptr) return found;
+    found.verdict = admission_.check(memory->needs, &found.worst);
+    if (found.verdict == Verdict::kNever) return found;
+    SpaceId worst = 0;
+    const Verdict quota = admission_.check_quota(client, memory->needs, &worst);
+    return quota == Verdict::kFits ? found : Judgement{quota, true, worst};
   }
-  if (!makes_buffer(bytes)) return Verdict::kFits;
+  if (!makes_buffer(bytes)) return found;
   const auto record = read_record<CommandRecord>(bytes);
-  if (record.space_set == kNoSpaceSet) return Verdict::kFits;
-  return admission_.check_block(record.space_set, record.space_bytes, worst);
+  if (record.space_set == kNoSpaceSet) return found;
+  found.verdict = admission_.check_block(record.space_set, record.space_bytes, &found.worst);
+  if (found.verdict == Verdict::kNever) return found;
+  SpaceId worst = 0;
+  const Verdict quota = admission_.check_block_quota(client, record.space_set, record.space_bytes, &worst);
+  return quota == Verdict::kFits ? found : Judgement{quota, true, worst};
 }
 
 void MemoryLedger::claim(std::span<const std::byte> bytes) {
@@ -57,7 +68,7 @@ void MemoryLedger::claim(std::span<const std::byte> bytes) {
 
 uint64_t MemoryLedger::enter(ClientState& client, std::span<const std::byte> bytes, const PlanMemory& memory) {
   const auto record = read_record<RunRecord>(bytes);
-  const uint64_t number = admission_.enter(memory.needs);
+  const uint64_t number = admission_.enter(memory.needs, client.id);
   blocks_.assign(record.results, HandleTable::kNoBlock);
   for (uint32_t i = 0; i < record.results; ++i) {
     const BlockId block = blocks_[i] = block_of_result(client, bytes, memory, i);
@@ -92,14 +103,14 @@ BlockId MemoryLedger::block_of_result(ClientState& client, std::span<const std::
   return block;
 }
 
-void MemoryLedger::entered(EntryId id, uint32_t plan, uint64_t number) {
+void MemoryLedger::entered(EntryId id, const ClientState& client, uint32_t plan, uint64_t number) {
   if (id >= entered_.size()) entered_.resize(id + 1);
-  entered_[id] = {plan_memory_[plan], number};
+  entered_[id] = {plan_memory_[plan], number, client.id};
 }
 
 void MemoryLedger::leave(EntryId id) {
   if (id >= entered_.size() || entered_[id].memory == nullptr) return;
-  admission_.leave(entered_[id].memory->needs, entered_[id].number);
+  admission_.leave(entered_[id].memory->needs, entered_[id].number, entered_[id].client);
   entered_[id].memory.reset();
 }
 
@@ -182,6 +193,7 @@ void MemoryLedger::release(HandleTable::Entry& entry) {
 
 void MemoryLedger::release_all(ClientState& client) {
   client.handles.for_each([&](Handle, HandleTable::Entry& entry) { release(entry); });
+  admission_.forget(client.id);
 }
 
 }  // namespace pathways

@@ -27,9 +27,19 @@
 
 namespace pathways {
 
+/// Whether a record fits.
+struct Judgement {
+  Verdict verdict = Verdict::kFits;
+  bool is_quota = false;  ///< it is the client's quota that has no room (MEM-5)
+  SpaceId worst = 0;      ///< the first space with the worst verdict; of no meaning when it fits
+  bool fits() const { return verdict == Verdict::kFits; }
+};
+
 class MemoryLedger {
  public:
-  explicit MemoryLedger(std::vector<uint64_t> budgets) : admission_(std::move(budgets)) {}
+  /// `devices`: so many of the spaces are devices, which clients' quotas count.
+  explicit MemoryLedger(std::vector<uint64_t> budgets, uint32_t devices = UINT32_MAX)
+      : admission_(std::move(budgets), devices) {}
 
   // What is registered; see the Controller's methods of these names.
   SpaceSetId add_space_set(std::vector<SpaceId> spaces) { return admission_.add_set(std::move(spaces)); }
@@ -41,8 +51,10 @@ class MemoryLedger {
     return plan < plan_memory_.size() ? plan_memory_[plan].get() : nullptr;
   }
 
-  /// Whether a record fits now. `worst` is set to the first space with the worst verdict, when it does not.
-  Verdict check(std::span<const std::byte> record, SpaceId* worst) const;
+  /// Whether a record of the client fits now, and if not: why.
+  Judgement check(uint32_t client, std::span<const std::byte> record) const;
+  /// MEM-5; kUnlimited: no quota.
+  void set_quota(uint32_t client, uint64_t bytes) { admission_.set_quota(client, bytes); }
   /// Keeps everybody else off the spaces of a record that waits, until `clear_claims`.
   void claim(std::span<const std::byte> record);
   void clear_claims() { admission_.clear_claims(); }
@@ -50,7 +62,7 @@ class MemoryLedger {
   /// Books a run whose plan's memory is `memory`: its results get their blocks, and it takes its donated arguments
   /// over. Returns the number to pass to `entered`, which tells the run's entry in the order.
   uint64_t enter(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory);
-  void entered(EntryId id, uint32_t plan, uint64_t number);
+  void entered(EntryId id, const ClientState& client, uint32_t plan, uint64_t number);
   /// The run of an entry is over. It does nothing for a run that was not entered.
   void leave(EntryId id);
   /// The memory of an entered run; nullptr: the run was not entered.
@@ -62,7 +74,7 @@ class MemoryLedger {
 
   /// Releases the block of one handle, if it has one.
   void release(HandleTable::Entry& entry);
-  /// Releases the memory of the client's buffers, for entries that come behind its end.
+  /// The client is gone: releases the memory of its buffers, for entries that come behind its end.
   void release_all(ClientState& client);
   void forget_plans_of(uint32_t client);
   /// The client's blocks leave the devices and come back; see Admission.
@@ -78,6 +90,7 @@ class MemoryLedger {
   struct Entered {
     std::shared_ptr<const PlanMemory> memory;  ///< nullptr: no run under way has this entry
     uint64_t number = 0;
+    uint32_t client = 0;
   };
 
   BlockId block_of_result(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory,

@@ -12,24 +12,70 @@ SharePolicy::Pool& SharePolicy::pool(PoolId id) {
   return pools_[id];
 }
 
+/// Where the clients of a class stand on a pool.
+SharePolicy::Level& SharePolicy::level(PoolId id, size_t its_class) {
+  auto& levels = pool(id).levels;
+  if (its_class >= levels.size()) levels.resize(its_class + 1);
+  return levels[its_class];
+}
+
+/// The class of a priority, which has one client more.
+size_t SharePolicy::join_class(int32_t priority) {
+  const auto same = std::find_if(classes_.begin(), classes_.end(),
+                                 [&](const Class& each) { return each.clients != 0 && each.priority == priority; });
+  const auto free = std::find_if(classes_.begin(), classes_.end(), [](const Class& each) { return each.clients == 0; });
+  const auto at = static_cast<size_t>((same != classes_.end() ? same : free) - classes_.begin());
+  if (at == classes_.size()) classes_.emplace_back();
+  if (classes_[at].clients++ != 0) return at;
+  classes_[at].priority = priority;
+  for (Pool& each : pools_) {
+    if (at < each.levels.size()) each.levels[at] = {};
+  }
+  return at;
+}
+
 void SharePolicy::set_client(uint32_t id, double weight, int32_t priority) {
   PW_CHECK(weight > 0);
-  Client& client = clients_[id];
+  const auto [found, is_new] = clients_.try_emplace(id);
+  Client& client = found->second;
+  if (!is_new) {
+    change(client, weight, priority);
+    return;
+  }
   client.id = id;
   client.weight = weight;
-  client.priority = priority;
+  client.its_class = join_class(priority);
+}
+
+/// SHARE-1: the client keeps its debt on each pool, in nanoseconds.
+void SharePolicy::change(Client& client, double weight, int32_t priority) {
+  const size_t old_class = client.its_class;
+  const size_t new_class = join_class(priority);
+  for (PoolId id = 0; id < client.finish.size(); ++id) {
+    const double debt = std::max(0.0, client.finish[id] - level(id, old_class).virtual_time) * client.weight;
+    client.finish[id] = level(id, new_class).virtual_time + debt / weight;
+  }
+  client.weight = weight;
+  client.its_class = new_class;
+  if (client.has_offer) {
+    for (const PoolTime& each : client.offer) (void)level(each.pool, new_class);
+  }
+  --classes_[old_class].clients;  // last, so that the position keeps its levels until here
 }
 
 void SharePolicy::remove_client(uint32_t id) {
   withdraw(id);
-  clients_.erase(id);
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  --classes_[found->second.its_class].clients;
+  clients_.erase(found);
 }
 
 void SharePolicy::offer(uint32_t id, std::span<const PoolTime> estimate, int64_t now) {
   PW_DCHECK(!estimate.empty() && clients_.contains(id));
   Client& client = clients_.at(id);
   client.offer.assign(estimate.begin(), estimate.end());
-  for (const PoolTime& each : estimate) pool(each.pool);
+  for (const PoolTime& each : estimate) (void)level(each.pool, client.its_class);
   if (client.has_offer) return;
   client.has_offer = true;
   client.offered_ns = now;
@@ -88,34 +134,36 @@ void SharePolicy::hold_back_others(const Client& client, int64_t now) {
   }
 }
 
-double SharePolicy::start(const Client& client, const Pool& at, PoolId id) const {
-  return id < client.finish.size() ? std::max(client.finish[id], at.virtual_time) : at.virtual_time;
+double SharePolicy::start(const Client& client, PoolId id) const {
+  const double virtual_time = pools_[id].levels[client.its_class].virtual_time;
+  return id < client.finish.size() ? std::max(client.finish[id], virtual_time) : virtual_time;
 }
 
 double SharePolicy::lag(const Client& client) const {
   double lag = 0;
   for (const PoolTime& each : client.offer) {
-    const Pool& at = pools_[each.pool];
-    lag = std::max(lag, start(client, at, each.pool) - at.virtual_time);
+    const double virtual_time = pools_[each.pool].levels[client.its_class].virtual_time;
+    lag = std::max(lag, start(client, each.pool) - virtual_time);
   }
   return lag;
 }
 
 /// SHARE-4
-int64_t SharePolicy::class_of(const Client& client, int64_t now) const {
+int64_t SharePolicy::rank(const Client& client, int64_t now) const {
   const int64_t risen = options_.aging_ns > 0 ? (now - client.offered_ns) / options_.aging_ns : 0;
-  return client.priority + risen;
+  return classes_[client.its_class].priority + risen;
 }
 
-/// SHARE-1: the virtual time of a pool follows the offers that wait for it.
+/// SHARE-1: the virtual time of a class on a pool follows the offers that wait there.
 void SharePolicy::advance_virtual_times(int64_t now) {
   ++picks_;
   for (const Client* client : offering_) {
     for (const PoolTime& each : client->offer) {
       Pool& at = pools_[each.pool];
-      const double tag = start(*client, at, each.pool);
-      at.least_start = at.looked == picks_ ? std::min(at.least_start, tag) : tag;
-      at.looked = picks_;
+      Level& level = at.levels[client->its_class];
+      const double tag = start(*client, each.pool);
+      level.least_start = level.looked == picks_ ? std::min(level.least_start, tag) : tag;
+      level.looked = picks_;
       at.is_barred = false;
       at.reserved_ns = 0;
       at.is_waited_for = now < at.opens_ns();
@@ -123,8 +171,8 @@ void SharePolicy::advance_virtual_times(int64_t now) {
   }
   for (const Client* client : offering_) {
     for (const PoolTime& each : client->offer) {
-      Pool& at = pools_[each.pool];
-      at.virtual_time = std::max(at.virtual_time, at.least_start);
+      Level& level = pools_[each.pool].levels[client->its_class];
+      level.virtual_time = std::max(level.virtual_time, level.least_start);
     }
   }
 }
@@ -137,7 +185,7 @@ std::optional<uint32_t> SharePolicy::pick(int64_t now) {
     return std::nullopt;
   }
   line_.clear();
-  for (Client* client : offering_) line_.push_back({class_of(*client, now), lag(*client), client});
+  for (Client* client : offering_) line_.push_back({rank(*client, now), lag(*client), client});
   std::sort(line_.begin(), line_.end());
   for (const Place& place : line_) {
     if (may_enter(*place.client, now) && delays_nobody(*place.client, now)) {
@@ -177,7 +225,7 @@ void SharePolicy::entered(uint32_t id, std::span<const PoolTime> estimate, int64
   for (const PoolTime& each : estimate) {
     Pool& at = pool(each.pool);
     double& tag = finish_tag(client, each.pool);
-    tag = std::max(tag, at.virtual_time) + static_cast<double>(each.ns) / client.weight;
+    tag = std::max(tag, level(each.pool, client.its_class).virtual_time) + static_cast<double>(each.ns) / client.weight;
     ++at.outstanding;
     at.stirred_ns = now;
     at.outstanding_ns += each.ns;
@@ -209,7 +257,7 @@ void SharePolicy::over(uint32_t id, PoolTime estimate, int64_t took_ns, int64_t 
 void SharePolicy::split(PoolId from, PoolId to) {
   const Pool old = pool(from);
   Pool& made = pool(to);
-  made.virtual_time = old.virtual_time;
+  made.levels = old.levels;
   made.horizon_ns = old.horizon_ns;
   for (auto& [id, client] : clients_) {
     if (from >= client.finish.size()) continue;
@@ -223,6 +271,9 @@ void SharePolicy::validate() const {
   for (const auto& [id, client] : clients_) with_offer += client.has_offer ? 1U : 0U;
   PW_CHECK(with_offer == offering_.size());
   for (const Client* client : offering_) PW_CHECK(client->has_offer && !client->offer.empty());
+  std::vector<uint32_t> members(classes_.size());
+  for (const auto& [id, client] : clients_) ++members.at(client.its_class);
+  for (size_t i = 0; i < classes_.size(); ++i) PW_CHECK(members[i] == classes_[i].clients);
   for (const Pool& at : pools_) {
     PW_CHECK(at.outstanding_ns >= 0 && (at.outstanding != 0 || at.outstanding_ns == 0));
     PW_CHECK(at.horizon_ns >= std::min(options_.horizon_ns, options_.least_horizon_ns));

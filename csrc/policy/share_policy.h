@@ -7,12 +7,15 @@
 /// most one run, its oldest. `pick` says which client's run enters now.
 ///
 ///   SHARE-1 (fair)    among clients of equal priority that have work, each gets time on a pool in proportion to its
-///                     weight. Method: start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996), per pool. A client
-///                     has a finish tag per pool: what it was charged there, divided by its weight. An offer's start
-///                     tag is the finish tag, but not less than the pool's virtual time. The virtual time is the least
-///                     start tag among the offers of a pool. So a client that comes late, or comes back, gets no credit
-///                     for the time in which it had no work. An offer's lag is how far its start tag is ahead of the
-///                     virtual time, on the pool where that is most. The least lag is picked.
+///                     weight. Method: start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996), per pool and
+///                     priority. A client has a finish tag per pool: what it was charged there, divided by its weight.
+///                     An offer's start tag is the finish tag, but not less than the virtual time of its priority on
+///                     the pool. That virtual time is the least start tag among the offers of this priority there. So a
+///                     client that comes late, or comes back, gets no credit for the time in which it had no work. An
+///                     offer's lag is how far its start tag is ahead of the virtual time, on the pool where that is
+///                     most. The least lag is picked. A client whose weight or priority changes keeps its debt: the
+///                     device time by which its finish tag is ahead of the virtual time. So it neither pays for the
+///                     share that it had before, nor gets the others' share until they have caught up.
 ///   SHARE-2 (bounded) a run enters only while little device time is outstanding on its pools: estimated time of runs
 ///                     that have entered and are not over. A pool is open when, by the clock, its outstanding runs end
 ///                     within its horizon. It is closed when they end after twice the horizon or later. The devices
@@ -74,7 +77,7 @@ class SharePolicy {
 
   explicit SharePolicy(Options options) : options_(options) {}
 
-  /// Adds a client, or changes its weight (above 0) and its priority.
+  /// Adds a client, or changes its weight (above 0) and its priority: both act from the next `pick` on.
   void set_client(uint32_t client, double weight, int32_t priority);
   /// The client's offer goes. Its runs that are not over stay outstanding until `over`.
   void remove_client(uint32_t client);
@@ -100,14 +103,20 @@ class SharePolicy {
 
   int64_t horizon_ns(PoolId pool) const { return pool < pools_.size() ? pools_[pool].horizon_ns : options_.horizon_ns; }
   int64_t outstanding_ns(PoolId pool) const { return pool < pools_.size() ? pools_[pool].outstanding_ns : 0; }
+  /// Places for priorities that clients have, or had: it is bounded by the clients that there were at once.
+  size_t class_count() const { return classes_.size(); }
   void validate() const;
 
  private:
   static constexpr int64_t kNotOpen = 3, kClosed = 5;  ///< horizons outstanding, in two runs or more
+  /// The clients of one priority on one pool.
+  struct Level {
+    double virtual_time = 0;  ///< ns of device time of a client of weight 1
+    double least_start = 0;   ///< scratch of pick(): among the offers
+    uint64_t looked = 0;      ///< scratch of pick(): the pick that wrote `least_start`
+  };
   struct Pool {
-    double virtual_time = 0;     ///< ns of device time of a client of weight 1
-    double least_start = 0;      ///< scratch of pick(): among the offers of this pool
-    uint64_t looked = 0;         ///< scratch of pick(): the pick that wrote `least_start`
+    std::vector<Level> levels;   ///< by class; missing ones are at 0
     int64_t outstanding_ns = 0;  ///< estimates of the runs that are not over
     uint32_t outstanding = 0;    ///< their number
     int64_t busy_until = 0;      ///< when they are over by the estimates
@@ -125,37 +134,46 @@ class SharePolicy {
   struct Client {
     uint32_t id = 0;
     double weight = 1;
-    int32_t priority = 0;
+    size_t its_class = 0;  ///< position in `classes_`
     bool has_offer = false;
     int64_t offered_ns = 0;
     uint64_t number = 0;  ///< of the offer
     std::vector<PoolTime> offer;
     std::vector<double> finish;  ///< finish tags by pool; missing ones are 0
   };
+  /// A priority that clients have.
+  struct Class {
+    int32_t priority = 0;
+    uint32_t clients = 0;  ///< 0: this position is free
+  };
   /// An offer's place in the line.
   struct Place {
-    int64_t its_class;
+    int64_t rank;
     double lag;
     Client* client;
     bool operator<(const Place& other) const {
-      if (its_class != other.its_class) return its_class > other.its_class;
+      if (rank != other.rank) return rank > other.rank;
       return lag < other.lag || (lag <= other.lag && client->number < other.client->number);
     }
   };
   static constexpr int64_t kShrinkPart = 256;  ///< a horizon shrinks by this part per run
 
   Pool& pool(PoolId id);
+  Level& level(PoolId pool, size_t its_class);
+  size_t join_class(int32_t priority);
+  void change(Client& client, double weight, int32_t priority);
   void advance_virtual_times(int64_t now);
   bool may_enter(const Client& client, int64_t now) const;
   bool delays_nobody(const Client& client, int64_t now) const;
   void hold_back_others(const Client& client, int64_t now);
-  double start(const Client& client, const Pool& pool, PoolId id) const;
+  double start(const Client& client, PoolId id) const;
   double lag(const Client& client) const;
-  int64_t class_of(const Client& client, int64_t now) const;
+  int64_t rank(const Client& client, int64_t now) const;
   static double& finish_tag(Client& client, PoolId pool);
 
   const Options options_;
   std::vector<Pool> pools_;
+  std::vector<Class> classes_;
   std::unordered_map<uint32_t, Client> clients_;
   std::vector<Client*> offering_;  ///< clients that have an offer
   std::vector<Place> line_;        ///< scratch of pick()

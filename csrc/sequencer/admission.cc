@@ -10,9 +10,10 @@
 
 namespace pathways {
 
-Admission::Admission(std::vector<uint64_t> budgets) : spaces_(budgets.size()) {
-  for (size_t i = 0; i < budgets.size(); ++i) spaces_[i].budget = std::min(budgets[i], kUnlimited);
-}
+Admission::Admission(std::vector<uint64_t> budgets, uint32_t devices)
+    : spaces_(budgets.begin(), budgets.end()),
+      clients_(static_cast<uint32_t>(budgets.size()), devices),
+      is_claimed_(budgets.size()) {}
 
 SpaceSetId Admission::add_set(std::vector<SpaceId> spaces) {
   std::vector<SpaceId> sorted = spaces;
@@ -28,19 +29,10 @@ SpaceSetId Admission::add_set(std::vector<SpaceId> spaces) {
   return static_cast<SpaceSetId>(sets_.size() - 1);
 }
 
-Verdict Admission::judge(const Space& space, uint64_t peak, uint64_t eager) {
-  // Needs are bounded by what a plan can hold, far below 2^62; sums do not wrap.
-  if (peak + eager > space.budget) return Verdict::kNever;
-  if (space.live + peak + eager > space.budget) return Verdict::kHeld;
-  const uint64_t height = std::max(space.height(), space.live + peak);
-  if (space.is_claimed || height + space.eager + eager > space.budget) return Verdict::kBusy;
-  return Verdict::kFits;
-}
-
 Verdict Admission::check(std::span<const SpaceNeed> needs, SpaceId* worst) const {
   Verdict verdict = Verdict::kFits;
   for (const SpaceNeed& need : needs) {
-    const Verdict here = judge(spaces_[need.space], need.peak, need.eager);
+    const Verdict here = spaces_[need.space].judge(need.peak, need.eager, is_claimed(need.space));
     if (here <= verdict) continue;
     verdict = here;
     if (worst != nullptr) *worst = need.space;
@@ -48,59 +40,23 @@ Verdict Admission::check(std::span<const SpaceNeed> needs, SpaceId* worst) const
   return verdict;
 }
 
-uint64_t Admission::enter(std::span<const SpaceNeed> needs) {
+uint64_t Admission::enter(std::span<const SpaceNeed> needs, uint32_t client) {
   const uint64_t number = next_number_++;
-  for (const SpaceNeed& need : needs) {
-    Space& space = spaces_[need.space];
-    space.eager += need.eager;
-    const uint64_t height = space.live + need.peak;
-    const int64_t peak = static_cast<int64_t>(height) - space.raised;
-    space.top = space.peaks.empty() ? peak : std::max(space.top, peak);
-    space.peaks.push_back({number, peak});
-    space.look();
-  }
+  for (const SpaceNeed& need : needs) spaces_[need.space].enter(need, number);
+  clients_.enter(client, needs, number);
   return number;
 }
 
-void Admission::leave(std::span<const SpaceNeed> needs, uint64_t number) {
+void Admission::leave(std::span<const SpaceNeed> needs, uint64_t number, uint32_t client) {
   ++version_;
-  for (const SpaceNeed& need : needs) {
-    Space& space = spaces_[need.space];
-    PW_DCHECK(space.eager >= need.eager);
-    space.eager -= need.eager;
-    PW_DCHECK(!space.peaks.empty());
-    int64_t height = space.peaks.front().height;
-    if (space.peaks.front().number == number) {  // the usual case
-      space.peaks.pop_front();
-    } else {
-      const auto at = std::find_if(space.peaks.begin(), space.peaks.end(),
-                                   [&](const PeakReservation& peak) { return peak.number == number; });
-      PW_DCHECK(at != space.peaks.end());
-      height = at->height;
-      space.peaks.erase(at);
-    }
-    if (height < space.top || space.peaks.empty()) continue;
-    int64_t top = space.peaks.front().height;
-    for (const PeakReservation& peak : space.peaks) {
-      top = std::max(top, peak.height);
-      if (top == space.top) break;
-    }
-    space.top = top;
-  }
+  for (const SpaceNeed& need : needs) spaces_[need.space].leave(need, number);
+  clients_.leave(client, needs, number);
 }
 
 Verdict Admission::check_block(SpaceSetId set, uint64_t bytes, SpaceId* worst) const {
   Verdict verdict = Verdict::kFits;
   for (const SpaceId id : sets_[set]) {
-    const Space& space = spaces_[id];
-    Verdict here = Verdict::kFits;
-    if (bytes > space.budget) {
-      here = Verdict::kNever;
-    } else if (space.live + bytes > space.budget) {
-      here = Verdict::kHeld;
-    } else if (space.is_claimed || std::max(space.height(), space.live) + space.eager + bytes > space.budget) {
-      here = Verdict::kBusy;
-    }
+    const Verdict here = spaces_[id].judge_early(bytes, is_claimed(id));
     if (here <= verdict) continue;
     verdict = here;
     if (worst != nullptr) *worst = id;
@@ -118,13 +74,8 @@ BlockId Admission::add_block(uint32_t client, uint32_t plan, SpaceSetId set, uin
     free_blocks_.pop_back();
   }
   blocks_[id] = {client, plan, set, 1, bytes, false};
-  for (const SpaceId space_id : sets_[set]) {
-    Space& space = spaces_[space_id];
-    space.live += bytes;
-    if (!is_early) continue;  // the run's peak reservation covers the block, less what the run takes over
-    space.raised += static_cast<int64_t>(bytes);
-    space.look();
-  }
+  for (const SpaceId space : sets_[set]) spaces_[space].add(bytes, is_early);
+  clients_.add(client, sets_[set], bytes, is_early);
   return id;
 }
 
@@ -133,10 +84,8 @@ bool Admission::release(BlockId id) {
   PW_CHECK(block.references > 0);
   if (--block.references != 0) return false;
   if (!block.is_offloaded) {
-    for (const SpaceId space : sets_[block.set]) {
-      PW_DCHECK(spaces_[space].live >= block.bytes);
-      spaces_[space].live -= block.bytes;
-    }
+    for (const SpaceId space : sets_[block.set]) spaces_[space].remove(block.bytes);
+    clients_.remove(block.client, sets_[block.set], block.bytes);
   }
   free_blocks_.push_back(id);
   ++version_;
@@ -147,7 +96,8 @@ void Admission::offload(uint32_t client) {
   for (Block& block : blocks_) {
     if (block.references == 0 || block.client != client || block.is_offloaded) continue;
     block.is_offloaded = true;
-    for (const SpaceId space : sets_[block.set]) spaces_[space].live -= block.bytes;
+    for (const SpaceId space : sets_[block.set]) spaces_[space].remove(block.bytes);
+    clients_.remove(client, sets_[block.set], block.bytes);
   }
   ++version_;
 }
@@ -159,27 +109,24 @@ bool Admission::restore(uint32_t client, SpaceId* worst) {
     for (const SpaceId space : sets_[block.set]) more[space] += block.bytes;
   }
   for (SpaceId id = 0; id < spaces_.size(); ++id) {
-    const Space& space = spaces_[id];
-    if (more[id] == 0 || std::max(space.height(), space.live) + space.eager + more[id] <= space.budget) continue;
+    // A claim keeps new work off, not what was here before.
+    if (more[id] == 0 || spaces_[id].judge_early(more[id]) == Verdict::kFits) continue;
     *worst = id;
     return false;
   }
-  for (SpaceId id = 0; id < spaces_.size(); ++id) {
-    Space& space = spaces_[id];
-    space.live += more[id];
-    space.raised += static_cast<int64_t>(more[id]);
-    space.look();
-  }
+  for (SpaceId id = 0; id < spaces_.size(); ++id) spaces_[id].add(more[id], true);
   for (Block& block : blocks_) {
-    if (block.references != 0 && block.client == client) block.is_offloaded = false;
+    if (block.references == 0 || block.client != client || !block.is_offloaded) continue;
+    block.is_offloaded = false;
+    clients_.add(client, sets_[block.set], block.bytes, true);
   }
   return true;
 }
 
 void Admission::claim(std::span<const SpaceNeed> needs) {
   for (const SpaceNeed& need : needs) {
-    if (spaces_[need.space].is_claimed) continue;
-    spaces_[need.space].is_claimed = true;
+    if (is_claimed(need.space)) continue;
+    is_claimed_[need.space] = 1;
     claimed_.push_back(need.space);
   }
 }
@@ -191,8 +138,14 @@ void Admission::claim_set(SpaceSetId set) {
   }
 }
 
+/// What waits for this client's own buffers may have become admissible.
+void Admission::set_quota(uint32_t client, uint64_t bytes) {
+  clients_.set_quota(client, bytes, next_number_);
+  ++version_;
+}
+
 void Admission::clear_claims() {
-  for (const SpaceId space : claimed_) spaces_[space].is_claimed = false;
+  for (const SpaceId space : claimed_) is_claimed_[space] = 0;
   claimed_.clear();
 }
 
@@ -219,13 +172,14 @@ void Admission::validate() const {
     for (const SpaceId space : sets_[block.set]) live[space] += block.bytes;
   }
   for (size_t i = 0; i < spaces_.size(); ++i) {
-    PW_CHECK(spaces_[i].live == live[i]);  // MEM-1
-    const auto& peaks = spaces_[i].peaks;
-    for (size_t k = 1; k < peaks.size(); ++k) PW_CHECK(peaks[k - 1].number < peaks[k].number);
-    const auto top =
-        std::max_element(peaks.begin(), peaks.end(),
-                         [](const PeakReservation& a, const PeakReservation& b) { return a.height < b.height; });
-    if (top != peaks.end()) PW_CHECK(top->height == spaces_[i].top);
+    PW_CHECK(spaces_[i].live() == live[i]);  // MEM-1
+    spaces_[i].validate();
+  }
+  clients_.validate();
+  for (SpaceId space = 0; space < spaces_.size(); ++space) {
+    uint64_t sum = 0;
+    for (const uint32_t client : clients_.holders(space)) sum += clients_.held(client, space);
+    PW_CHECK(sum == live[space]);
   }
 }
 

@@ -9,6 +9,7 @@
 ///   live     bytes of the blocks alive after everything admitted so far, without blocks of suspended clients
 ///   eager    bytes that admitted runs not yet over may take before their position: copies between devices of a host
 ///   height   the greatest peak reservation of the admitted runs not yet over, without their own eager bytes
+/// The sums of one space are a MemoryAccount.
 ///
 ///   MEM-1  live is the sum of the blocks on the memory space.
 ///   MEM-2  a run is admitted when, on each memory space that it needs, max(height, live + peak) + eager + its own
@@ -22,33 +23,17 @@
 ///          verdict is kHeld, and the caller decides how long to wait.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <span>
 #include <vector>
 
+#include "sequencer/client_memory.h"
+#include "sequencer/memory_account.h"
+
 namespace pathways {
 
-using SpaceId = uint32_t;
 using SpaceSetId = uint32_t;
 using BlockId = uint32_t;
-
-inline constexpr uint64_t kUnlimited = uint64_t{1} << 62;  ///< a budget that nothing reaches
-
-/// What a run needs on one memory space: bytes beside those of its arguments.
-struct SpaceNeed {
-  SpaceId space = 0;
-  uint64_t peak = 0;   ///< the most at any position of the run; with results, without eager bytes
-  uint64_t eager = 0;  ///< may be taken at any time from the run's admission to its end
-};
-
-enum class Verdict : uint8_t {
-  kFits,   ///< it fits now
-  kBusy,   ///< it fits when earlier runs are over
-  kHeld,   ///< it fits only when blocks are released
-  kNever,  ///< it does not fit an empty memory space
-};
 
 class Admission {
  public:
@@ -58,9 +43,10 @@ class Admission {
     uint64_t bytes = 0;
   };
   static constexpr uint32_t kPut = 0xffffffffu;
+  static constexpr uint32_t kNobody = 0xffffffffu;  ///< a client without a quota
 
-  /// `budgets`: bytes, by memory space.
-  explicit Admission(std::vector<uint64_t> budgets);
+  /// `budgets`: bytes, by memory space. `devices`: the first so many are devices, which clients' quotas count.
+  explicit Admission(std::vector<uint64_t> budgets, uint32_t devices = UINT32_MAX);
 
   /// Memory spaces that hold buffers together, each the same number of bytes. Throws Error(kInvalid) for an unknown or
   /// a repeated space.
@@ -72,8 +58,8 @@ class Admission {
   Verdict check(std::span<const SpaceNeed> needs, SpaceId* worst = nullptr) const;
   /// Admits a run that fits. Before anything else, the caller must add the blocks of its results and release the blocks
   /// that it takes over. Returns the number to pass to `leave`.
-  uint64_t enter(std::span<const SpaceNeed> needs);
-  void leave(std::span<const SpaceNeed> needs, uint64_t number);
+  uint64_t enter(std::span<const SpaceNeed> needs, uint32_t client = kNobody);
+  void leave(std::span<const SpaceNeed> needs, uint64_t number, uint32_t client = kNobody);
 
   /// Whether a put of `bytes` bytes on each memory space of a set fits before everything admitted.
   Verdict check_block(SpaceSetId set, uint64_t bytes, SpaceId* worst = nullptr) const;
@@ -90,45 +76,42 @@ class Admission {
   /// happened, and `worst` is the first space where they do not fit.
   bool restore(uint32_t client, SpaceId* worst);
 
+  /// MEM-5: bytes on each device; kUnlimited: no quota.
+  void set_quota(uint32_t client, uint64_t bytes);
+  /// Whether a run, or a put, of the client fits its quota; `check` says nothing of quotas.
+  Verdict check_quota(uint32_t client, std::span<const SpaceNeed> needs, SpaceId* worst) const {
+    return clients_.check(client, needs, worst);
+  }
+  Verdict check_block_quota(uint32_t client, SpaceSetId set, uint64_t bytes, SpaceId* worst) const {
+    return clients_.check_block(client, sets_[set], bytes, worst);
+  }
+  /// The client is gone, and all its blocks were released.
+  void forget(uint32_t client) { clients_.forget(client); }
+  /// What each client holds.
+  const ClientMemory& clients() const { return clients_; }
+
   /// Keeps everybody else off the spaces of a waiting run, until `clear_claims`.
   void claim(std::span<const SpaceNeed> needs);
   void claim_set(SpaceSetId set);
   void clear_claims();
 
-  uint64_t budget(SpaceId space) const { return spaces_[space].budget; }
+  uint64_t budget(SpaceId space) const { return spaces_[space].budget(); }
   /// A smaller budget takes no memory away; it only keeps new runs and puts from being admitted.
   void set_budget(SpaceId space, uint64_t bytes) {
-    spaces_[space].budget = bytes < kUnlimited ? bytes : kUnlimited;
+    spaces_[space].set_budget(bytes);
     ++version_;
   }
-  uint64_t live(SpaceId space) const { return spaces_[space].live; }
+  uint64_t live(SpaceId space) const { return spaces_[space].live(); }
   /// The most that was admitted at any time, with peak reservations and eager bytes. A new admission never takes it
   /// above the budget.
-  uint64_t high_water(SpaceId space) const { return spaces_[space].high_water; }
-  /// The biggest holders of a memory space, the biggest first, at most `count`.
+  uint64_t high_water(SpaceId space) const { return spaces_[space].high_water(); }
+  /// The biggest holders of a memory space, the biggest first, at most `count`. For errors: it looks at every block.
   std::vector<Holder> holders(SpaceId space, size_t count) const;
   /// Changes whenever a waiting run may have become admissible.
   uint64_t version() const { return version_; }
   void validate() const;
 
  private:
-  /// The height that a run not yet over reserves. Runs may end out of order, because they do more work on other spaces.
-  struct PeakReservation {
-    uint64_t number;
-    int64_t height;  ///< less Space::raised when the run was admitted
-  };
-  struct Space {
-    uint64_t budget = 0;
-    uint64_t live = 0;
-    uint64_t eager = 0;
-    int64_t raised = 0;  ///< bytes of early blocks so far: they add to the height of every run that is not over
-    uint64_t high_water = 0;
-    std::deque<PeakReservation> peaks;  ///< sorted by number
-    int64_t top = 0;                    ///< the greatest height among them
-    bool is_claimed = false;
-    uint64_t height() const { return peaks.empty() ? live : static_cast<uint64_t>(top + raised); }
-    void look() { high_water = std::max(high_water, std::max(height(), live) + eager); }
-  };
   struct Block {
     uint32_t client = 0;
     uint32_t plan = 0;
@@ -137,13 +120,15 @@ class Admission {
     uint64_t bytes = 0;
     bool is_offloaded = false;
   };
-  static Verdict judge(const Space& space, uint64_t peak, uint64_t eager);
+  bool is_claimed(SpaceId space) const { return is_claimed_[space] != 0; }
 
-  std::vector<Space> spaces_;
+  std::vector<MemoryAccount> spaces_;
+  ClientMemory clients_;
   std::vector<std::vector<SpaceId>> sets_;
   std::vector<Block> blocks_;
   std::vector<BlockId> free_blocks_;
   std::vector<SpaceId> claimed_;
+  std::vector<uint8_t> is_claimed_;  ///< by space
   uint64_t next_number_ = 1;
   uint64_t version_ = 0;
 };

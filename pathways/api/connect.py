@@ -18,7 +18,8 @@ from pathways import _jaxlib, errors
 from pathways.api import checkpoint, jax_interop, remap, session
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
-from pathways.process.config import POLICIES, ClientTerms
+from pathways.process.client_terms import ClientTerms
+from pathways.process.config import POLICIES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,11 @@ class LocalCluster:
         policy: which client's run is next when several use a device. "share": clients share device time by weight.
             "priority": a higher priority goes first, and a waiting run rises by one priority per second; clients of
             equal priority share by weight. "fifo": what comes first runs first. What runs is never interrupted.
+        client_memory: the most bytes of each device that one client's arrays and runs may take; None: no such bound.
+            What one client may have of this and the next three, each client may; `Cluster.limit` changes it for one.
+        client_runs: the most runs that one client may have under way, up to 16,384; None: 16,384.
+        max_weight: the greatest weight that a client may ask for; None: 1000.
+        max_priority: the greatest priority that a client may ask for; None: 1,000,000.
     """
 
     islands: int = 1
@@ -55,6 +61,10 @@ class LocalCluster:
     distance_us: int = 0
     machines: int = 1
     policy: str = "share"
+    client_memory: int | None = None
+    client_runs: int | None = None
+    max_weight: float | None = None
+    max_priority: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses a dispatch, or a policy, that there is not."""
@@ -76,6 +86,10 @@ def connect(
     name: str | None = None,
     weight: float | None = None,
     priority: int | None = None,
+    memory: int | None = None,
+    runs: int | None = None,
+    bytes: int | None = None,
+    at_limit: str | None = None,
     progress: Any = None,
     max_in_flight: int | None = None,
 ) -> Cluster:
@@ -89,15 +103,23 @@ def connect(
             2 gets twice the device time of one of weight 1, which is the default. From 0.001 to 1000. The policy "fifo"
             knows no weights.
         priority: a cluster of policy "priority" runs clients of a higher priority first; 0 when not given.
+        memory: a quota: the most bytes of each device that this client's arrays and runs may take; what the operator
+            allows when not given.
+        runs: the most runs that this client may have under way on the hosts; what the operator allows when not given.
+        bytes: the most bytes of records of runs and commands that this client may have under way, 2 MiB or more;
+            4 MiB when not given.
+        at_limit: what becomes of a run or put for which `memory` has no room because of this client's own live arrays.
+            "error", the default: it fails after a quarter of a second, in which arrays may still be deleted. "wait": it
+            waits, and what comes behind it too, until arrays are deleted or donated. What can never fit always fails.
         progress: see `pathways.cluster.launcher.start_local_cluster`.
         max_in_flight: how many runs this client may be ahead of the hosts: a call beyond it waits until an earlier run
             is over. Few, and what is not a run (a save, a read) finds little to wait for; 1,024 when not given. To a
             cluster that is connected already it applies from now on.
 
     Raises:
-        OptionError: `max_in_flight` is no number from 1 on; `weight` or `priority` is out of range;
-            the cluster's policy knows no weight or priority; or they are not those with which this process is connected
-            to the target already.
+        OptionError: `max_in_flight` is no number from 1 on; a weight, a priority or a quota is out of range, or more
+            than the operator allows; the cluster's policy knows no weight or priority; or they are not those with which
+            this process is connected to the target already.
         ConnectError: nobody listens there, or a process did not start; with its log's last lines. Or this process was
             forked from one that uses JAX.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
@@ -115,13 +137,13 @@ def connect(
     most = max_in_flight
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most < 1 << 31):
         raise errors.OptionError(f"connect expects max_in_flight= a number of runs, 1 or more, got {most!r}")
-    terms = ClientTerms.checked(
-        "" if name is None else name, 1.0 if weight is None else weight, 0 if priority is None else priority
-    )
+    asked = {"name": name, "weight": weight, "priority": priority, "memory": memory, "runs": runs, "bytes": bytes,
+             "at_limit": at_limit}  # fmt: skip
+    terms = ClientTerms.checked(**asked)
     with session.registry:
         known = _live.get(target)
         if known is not None and known.is_alive():
-            _check_same_terms(known, name, weight, priority)
+            _check_same_terms(known, asked)
             session.make_current(known)
             if most is not None:
                 known.native.max_in_flight = most
@@ -129,7 +151,7 @@ def connect(
         if target is None:
             from pathways.cluster.embedded import EmbeddedControl
 
-            cluster = Cluster(EmbeddedControl(), target)
+            cluster = Cluster(EmbeddedControl(terms), target)
         elif isinstance(target, LocalCluster):
             from pathways.cluster.launcher import start_local_cluster
 
@@ -145,6 +167,10 @@ def connect(
                 distance_us=target.distance_us,
                 machines=target.machines,
                 policy=target.policy,
+                client_memory=target.client_memory,
+                client_runs=target.client_runs,
+                max_weight=target.max_weight,
+                max_priority=target.max_priority,
                 terms=terms,
             )
             try:
@@ -164,13 +190,9 @@ def connect(
         return cluster
 
 
-def _check_same_terms(cluster: Cluster, name: str | None, weight: float | None, priority: int | None) -> None:
-    terms = _terms_of[cluster]
-    for what, given, is_now in (
-        ("name", name, terms.name),
-        ("weight", weight, terms.weight),
-        ("priority", priority, terms.priority),
-    ):
+def _check_same_terms(cluster: Cluster, asked: dict[str, Any]) -> None:
+    for what, given in asked.items():
+        is_now = getattr(_terms_of[cluster], what)
         if given is not None and given != is_now:
             raise errors.OptionError(
                 f"this process is connected to that cluster with {what}={is_now!r}, got {what}={given!r}: close() the "
@@ -310,6 +332,50 @@ class Cluster(session.Session):
         """
         number = self.client_id if client is None else client
         return int(self.control().resume(number, self.native.pause))
+
+    def limit(
+        self,
+        client: int | None = None,
+        *,
+        weight: float | None = None,
+        priority: int | None = None,
+        memory: int | str | None = None,
+        runs: int | str | None = None,
+        bytes: int | str | None = None,
+    ) -> dict[str, Any]:
+        """Changes what a client may have, while it runs; what is not given stays. Only who started the cluster may.
+
+        A weight or priority acts on the next run. A quota below what the client has takes nothing away: its next runs
+        and puts wait, or fail, as it has asked by `at_limit=`, until it has less. "none" takes a quota away. What the
+        operator allows at `connect` does not bound this.
+
+        Args:
+            client: its number, see `stats()["clients"]`; this one when not given.
+            weight: from 0.001 to 1000.
+            priority: for a cluster of policy "priority".
+            memory: bytes of each device that its arrays and runs may take.
+            runs: runs that it may have under way.
+            bytes: bytes of records that it may have under way, 2 MiB or more.
+
+        Returns:
+            All its limits now; 0 for a quota that it does not have.
+
+        Raises:
+            OptionError: a limit is out of range, the cluster's policy does not know it, or none is given.
+            PermissionDeniedError: another process started the cluster.
+            ClusterClosedError: no such client.
+        """
+        given = {"weight": weight, "priority": priority, "memory": memory, "runs": runs, "bytes": bytes}
+        changes: dict[str, Any] = {what: value for what, value in given.items() if value is not None}
+        ClientTerms.checked(**{what: value for what, value in changes.items() if value != "none"})
+        for what in ("memory", "runs", "bytes"):
+            changes = {**changes, what: 0} if given[what] == "none" else changes
+        number = self.client_id if client is None else client
+        limits: dict[str, Any] = self.control().limit(number, changes)
+        if number == self.client_id:
+            same = {what: limits[what] for what in given}
+            _terms_of[self] = dataclasses.replace(_terms_of[self], **same)
+        return limits
 
     # ---- the end
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pathways import errors
-from pathways.cli.clients import resume, suspend
+from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.status import status
 from pathways.cli.text import SIZE
 from pathways.process.config import POLICIES
@@ -59,6 +59,10 @@ def main() -> None:
     show_default=True,
     help="Whose run is next: " + "; ".join(f"{name}: {what}" for name, what in POLICIES.items()) + ".",
 )
+@click.option("--client-memory", type=SIZE, default=None, help="What one client may use of each device, as 1GiB.")
+@click.option("--client-runs", type=click.IntRange(1), default=None, help="Runs that one client may have under way.")
+@click.option("--max-weight", type=float, default=None, help="The greatest weight that a client may ask for.")
+@click.option("--max-priority", type=int, default=None, help="The greatest priority that a client may ask for.")
 def up(
     islands: int,
     hosts_per_island: int,
@@ -67,6 +71,7 @@ def up(
     device_memory: int | None,
     transfer_memory: int | None,
     policy: str,
+    **allowance: Any,
 ) -> None:
     """Start a cluster on this machine and keep it in the foreground.
 
@@ -88,6 +93,7 @@ def up(
             device_memory=device_memory,
             transfer_memory=transfer_memory,
             policy=policy,
+            **allowance,
         )
     except KeyboardInterrupt:
         sys.exit(130)
@@ -118,5 +124,5 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
-for each in (status, suspend, resume):
+for each in (status, clients, limit, suspend, resume):
     main.add_command(each)

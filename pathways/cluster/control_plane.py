@@ -62,6 +62,11 @@ class ControlPlane(Protocol):
     def resume(self, client: int, pause: Callable[[float], None]) -> int:
         """Brings a suspended client back. Returns the bytes that came back to the devices."""
 
+    def limit(self, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes what a client may have: `weight`, `priority`, `memory`, `runs`, `bytes`; 0 of the last three takes
+        the limit away. Returns all limits of the client. Raises `OptionError` and `PermissionDeniedError`.
+        """
+
     def cluster_stats(self) -> dict[str, Any]:
         """Statistics of the cluster."""
 

@@ -19,6 +19,7 @@ import jax
 from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
 from pathways.compiler.ir import LogicalProgram
+from pathways.controller import client_limits
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.offloading import leave_devices, return_to_devices
 from pathways.controller.resource_manager import ResourceManager
@@ -26,6 +27,7 @@ from pathways.host import jax_backend
 from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import environment
+from pathways.process.client_terms import ClientTerms
 from pathways.protocol import payloads
 
 _has_warned = False
@@ -68,7 +70,8 @@ def _levels_to_user() -> int:
 class EmbeddedControl:
     """The `ControlPlane` of this process's own devices."""
 
-    def __init__(self) -> None:
+    def __init__(self, terms: ClientTerms | None = None) -> None:
+        self._terms = terms or ClientTerms()
         devices = _local_devices()
         self.topology = Topology.grid(
             1,
@@ -95,10 +98,12 @@ class EmbeddedControl:
             budgets=[UNLIMITED] * (len(devices) + 1),
             spaces=[str(device) for device in devices] + ["memory for transfers"],
             status=self.status_segment,
+            devices=len(devices),
         )
         self.driver = jax_backend.JaxBackend(0, devices, devices, 0, [self._host_segment], self._controller_segment)
         self.driver.attach_client(0, self.client_segment)
-        self.controller.add_client(0, self.client_segment, self.bell_segment)
+        limits = client_limits.native(_native, self._terms)
+        self.controller.add_client(0, self.client_segment, self.bell_segment, limits)
         self._resources = ResourceManager(self.topology)
         self._numbers = NativeNumbers(self.controller, self._resources)
         self._programs = 0
@@ -189,9 +194,20 @@ class EmbeddedControl:
         ask = functools.partial(self._ask, pause)
         return self._move(client, False, lambda: return_to_devices(self.controller, client, ask))
 
-    def _move(self, client: int, suspended: bool, steps: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    def limit(self, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ControlPlane`. There is nobody to share with, so any weight and priority will do."""
+        self._check_number(client)
+        with self._lock:
+            self._terms = client_limits.with_changes(self._terms, changes)
+            self.controller.limit(client, client_limits.native(_native, self._terms))
+            return client_limits.as_data(self._terms)
+
+    def _check_number(self, client: int) -> None:
         if client != self.client_id:
             raise errors.ClusterClosedError(f"client {client!r} is not part of this cluster; the only one is 0")
+
+    def _move(self, client: int, suspended: bool, steps: Callable[[], Coroutine[Any, Any, int]]) -> int:
+        self._check_number(client)
         with self._suspending:
             if self._suspended == suspended:
                 return 0

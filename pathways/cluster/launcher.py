@@ -28,7 +28,8 @@ from pathways.plan.memory_profile import check_budget
 from pathways.plan.topology import Topology
 from pathways.process import environment, run_directory, supervisor
 from pathways.process.children import Deadline, describe_exit, is_readable, quoted
-from pathways.process.config import ClientTerms, ClusterOptions, ControllerConfig, dump
+from pathways.process.client_terms import ClientTerms
+from pathways.process.config import ClusterOptions, ControllerConfig, dump
 from pathways.process.supervisor import wait_readable
 
 OWNER_GRACE_S = 5.0
@@ -63,9 +64,13 @@ def start_local_cluster(
         ConnectError: the cluster could not start; the message has the reason, and the last log lines of the process
             that failed.
         ValueError: a size is not a positive int.
+        OptionError: an allowance for clients is out of range.
     """
     check_budget("device_memory", sizes.get("device_memory"))
     check_budget("transfer_memory", sizes.get("transfer_memory"))
+    ClientTerms.checked(  # what the operator allows must itself be possible
+        None, sizes.get("max_weight"), sizes.get("max_priority"), sizes.get("client_memory"), sizes.get("client_runs")
+    )
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
     Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
     chosen = environment.choose_platform(platform, os.environ)

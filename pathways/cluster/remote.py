@@ -38,7 +38,8 @@ from pathways.compiler.ir import LogicalProgram
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import fd_passing
 from pathways.process.children import Deadline, is_readable
-from pathways.process.config import PROTOCOL_VERSION, ClientSizes, ClientTerms
+from pathways.process.client_terms import ClientTerms
+from pathways.process.config import PROTOCOL_VERSION, ClientSizes
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -101,10 +102,10 @@ def connect_unix(
         timeout_s: seconds to wait for the cluster to be ready. Default: no limit.
         native: the module that makes segments; tests pass a double.
         sizes: the sizes of this client's segment.
-        terms: its name, weight and priority.
+        terms: its name, weight, priority and quotas.
 
     Raises:
-        OptionError: the cluster's policy has no such weight or priority.
+        OptionError: the cluster's policy has no such weight or priority, or the operator allows less.
         ConnectError: no cluster listens there, or the cluster could not start; the message has the reason and the last
             log lines.
         UnsupportedVersionError: the cluster runs another jax or jaxlib.
@@ -164,6 +165,25 @@ def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
 def resume(address: str, client: int) -> int:
     """Resumes a suspended client, for a process that is no client. Returns the bytes that came back to the devices."""
     return int(_operate(address, "Resume", _client_request(pb.ResumeRequest, client)).bytes)
+
+
+def limit(address: str, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes what a client may have, for a process that is no client; see `ControlPlane.limit`."""
+    return _limits(_operate(address, "Limit", _limit_request(client, changes)))
+
+
+def _limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
+    request = _client_request(pb.LimitRequest, client)
+    for what, value in changes.items():
+        try:
+            setattr(request, what, value)
+        except (TypeError, ValueError, OverflowError):
+            raise errors.OptionError(f"a client's {what}= is a number in range, got {value!r}") from None
+    return request
+
+
+def _limits(reply: pb.ClientLimits) -> dict[str, Any]:
+    return {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}
 
 
 def _client_request(kind: Any, client: int, **fields: Any) -> Any:
@@ -261,6 +281,9 @@ class RemoteControl:
                 name=terms.name,
                 weight=terms.weight,
                 priority=terms.priority,
+                limits=pb.ClientLimits(
+                    memory=terms.memory, runs=terms.runs, bytes=terms.bytes, waits=terms.at_limit == "wait"
+                ),
             ),
         )
         self.client_id = reply.client
@@ -345,6 +368,10 @@ class RemoteControl:
     def resume(self, client: int, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""
         return int(self._call(self._stub.Resume, _client_request(pb.ResumeRequest, client)).bytes)
+
+    def limit(self, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ControlPlane`."""
+        return _limits(self._call(self._stub.Limit, _limit_request(client, changes)))
 
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""

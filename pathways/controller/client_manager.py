@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways import errors
+from pathways.controller import client_limits
 from pathways.controller.callback_router import CallbackRouter
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.connections import Connections
@@ -22,7 +23,8 @@ from pathways.controller.records import ClientRecord, Connection, HostRecord
 from pathways.controller.suspend import Suspension
 from pathways.process import fd_passing
 from pathways.process.children import resident_bytes
-from pathways.process.config import PROTOCOL_VERSION, ClientTerms
+from pathways.process.client_terms import ClientTerms
+from pathways.process.config import PROTOCOL_VERSION
 from pathways.protocol import control_pb2 as pb
 
 ATTACH_TIMEOUT_S = 20.0
@@ -74,12 +76,12 @@ class ClientManager:
 
         Raises:
             UnsupportedVersionError: the client runs another jax or jaxlib than the hosts.
-            OptionError: the client asks for a weight or a priority that the cluster's policy does not have.
+            OptionError: the client asks for terms that the policy does not have, or the operator does not allow.
             ConnectError: the connection sent no segment or an invalid one, or has joined before.
             PermissionDeniedError: no open connection has this secret.
         """
         self._check_versions(request)
-        terms = self._terms(request)
+        terms = client_limits.granted(request, self.cluster.config.options)
         connection = self.connections.of(token)
         if connection.segment is None:
             self.connections.read(connection)
@@ -97,9 +99,8 @@ class ClientManager:
             await asyncio.gather(*(self._attach(host, client) for host in served))
             if client.number not in self.clients:
                 raise errors.ClusterClosedError("the client left while it joined")
-            self.cluster.controller.add_client(
-                client.number, connection.segment, connection.bell, terms.weight, terms.priority
-            )
+            limits = client_limits.native(self.cluster.native, terms)
+            self.cluster.controller.add_client(client.number, connection.segment, connection.bell, limits)
         except (RuntimeError, ValueError) as error:  # the native controller refused the segment
             self.remove(client.number)
             raise errors.ConnectError(f"the memory that the client shares makes no sense: {error}") from error
@@ -150,20 +151,17 @@ class ClientManager:
         except KeyError:
             raise errors.ClusterClosedError(f"client {number} is not, or no longer, part of this cluster") from None
 
-    def _terms(self, request: pb.JoinRequest) -> ClientTerms:
-        """The terms of a new client, checked against the cluster's policy."""
-        policy = self.cluster.config.options.policy
-        terms = ClientTerms.checked(request.name, request.weight or 1.0, request.priority)
-        if policy == "fifo" and terms.weight != 1.0:
-            raise errors.OptionError(
-                "the cluster's policy is 'fifo': what comes first runs first, whatever its weight. Got "
-                f"weight={terms.weight:g}. Start the cluster with policy='share'"
-            )
-        if policy != "priority" and terms.priority != 0:
-            raise errors.OptionError(
-                f"the cluster's policy is {policy!r}, which knows no priorities. Got priority={terms.priority}. "
-                "Start the cluster with policy='priority'"
-            )
+    def limit(self, request: pb.LimitRequest) -> ClientTerms:
+        """Changes what a client may have, and returns all its terms.
+
+        Raises:
+            ClusterClosedError: there is no such client.
+            OptionError: a term is out of range, or unknown to the cluster's policy.
+        """
+        client = self.client(request.client)
+        terms = client_limits.changed(client.terms, request, self.cluster.config.options)
+        self.cluster.controller.limit(client.number, client_limits.native(self.cluster.native, terms))
+        client.terms = terms
         return terms
 
     def _check_versions(self, request: pb.JoinRequest) -> None:
@@ -258,19 +256,28 @@ class ClientManager:
         return await asyncio.gather(*(self._requests.stats(host) for host in self.cluster.hosts))
 
     def client_stats(self) -> list[pb.ClientStats]:
-        """Every client, with its memory and the number of its slices and programs."""
-        return [
-            pb.ClientStats(
-                client=client.number,
-                pid=client.connection.pid,
-                owner=client.owner,
-                resident_bytes=resident_bytes(client.connection.pid),
-                slices=len(client.slices),
-                programs=len(client.programs),
-                suspended=client.suspended,
-                name=client.terms.name,
-                weight=client.terms.weight,
-                priority=client.terms.priority,
-            )
-            for client in self.clients.values()
-        ]
+        """Every client, with its memory, its limits, and what it does now."""
+        uses = {use["client"]: use for use in self.cluster.controller.clients()}
+        return [self._stats_of(client, uses.get(client.number, {})) for client in self.clients.values()]
+
+    @staticmethod
+    def _stats_of(client: ClientRecord, use: dict[str, Any]) -> pb.ClientStats:
+        return pb.ClientStats(
+            client=client.number,
+            pid=client.connection.pid,
+            owner=client.owner,
+            resident_bytes=resident_bytes(client.connection.pid),
+            slices=len(client.slices),
+            programs=len(client.programs),
+            suspended=client.suspended,
+            name=client.terms.name,
+            weight=client.terms.weight,
+            priority=client.terms.priority,
+            limits=client_limits.message(client.terms),
+            device_ns=use.get("device_ns", 0),
+            runs=use.get("in_flight", 0),
+            held=use.get("held", 0),
+            has_unread=use.get("has_unread", False),
+            memory=use.get("memory", 0),
+            is_waiting=use.get("is_waiting", False),
+        )

@@ -138,6 +138,7 @@ class ClusterManager:
             sequential=sizes.sequential,
             policy=getattr(self.native.Policy, sizes.policy),
             status=self.status_segment,
+            devices=self.topology.devices,
         )
         self.numbers = NativeNumbers(self.controller, self.resources)
         self.numbers.group(range(count))  # the native controller takes group 0 for all hosts

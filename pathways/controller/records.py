@@ -15,7 +15,8 @@ from typing import Any
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit, log_tail
-from pathways.process.config import ClientTerms, HostConfig
+from pathways.process.client_terms import ClientTerms
+from pathways.process.config import HostConfig
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.wire import Stage
 

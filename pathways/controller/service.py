@@ -1,7 +1,7 @@
 """The gRPC services of the controller. They turn requests into calls of its managers, and errors into refusals.
 
 TRUST-1: the secret of the caller's connection says which client makes a call, see `ClientManager.caller`. Only the
-requests of `Suspend` and `Resume` name a client.
+requests of `Suspend`, `Resume` and `Limit` name a client.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
+from pathways.controller import client_limits
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.records import ClientRecord
@@ -172,6 +173,11 @@ class ControllerService(rpc.ControllerServicer):
         self._client_manager.check_operator(wire.token_of(context), f"resume client {request.client}", request.client)
         client = self._client_manager.client(request.client)
         return pb.MovedReply(bytes=await self._client_manager.suspension.resume(client))
+
+    @_refusing
+    async def Limit(self, request: pb.LimitRequest, context: Any) -> pb.ClientLimits:  # noqa: D102
+        self._client_manager.check_operator(wire.token_of(context), f"change the limits of client {request.client}")
+        return client_limits.message(self._client_manager.limit(request))
 
     async def Callbacks(  # noqa: D102
         self, answers: AsyncIterator[pb.CallbackPart], context: Any

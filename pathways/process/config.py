@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import numbers
 from typing import Any
-
-from pathways import errors
 
 # Increase it with every change that an older client or host would misread.
 PROTOCOL_VERSION = 5
@@ -19,43 +16,6 @@ POLICIES = {
     "priority": "a higher priority goes first; clients of equal priority share by weight",
     "fifo": "what comes first runs first",
 }
-
-
-_LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3  # so that what clients are charged can be compared (csrc/policy)
-_MOST_PRIORITY = 1_000_000
-_MOST_NAME = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientTerms:
-    """What a client asks for when it joins: its name, for people, and how it shares devices with other clients."""
-
-    name: str = ""
-    weight: float = 1.0
-    priority: int = 0
-
-    @classmethod
-    def checked(cls, name: Any, weight: Any, priority: Any) -> ClientTerms:
-        """The terms of a user or of another process.
-
-        Raises:
-            OptionError: one of them has the wrong type, or is out of range.
-        """
-        if not isinstance(name, str) or len(name) > _MOST_NAME or not name.isprintable():
-            raise errors.OptionError(
-                f"a client's name= is a text of at most {_MOST_NAME} printable characters, got {name!r:.200}"
-            )
-        is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-        if not (is_number and _LEAST_WEIGHT <= weight <= _MOST_WEIGHT):
-            raise errors.OptionError(
-                f"a client's weight= is a number from {_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g}, got {weight!r}"
-            )
-        is_integer = isinstance(priority, numbers.Integral) and not isinstance(priority, bool)
-        if not (is_integer and abs(priority) <= _MOST_PRIORITY):
-            raise errors.OptionError(
-                f"a client's priority= is an integer from {-_MOST_PRIORITY} to {_MOST_PRIORITY}, got {priority!r}"
-            )
-        return cls(name, float(weight), int(priority))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +40,11 @@ class ClusterOptions:
     machines: int = 1  # over which the hosts are spread, the same number on each
     sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
     policy: str = "share"  # a key of POLICIES
+    #: What the operator allows every client: see pathways.process.client_terms. None: no bound.
+    client_memory: int | None = None
+    client_runs: int | None = None
+    max_weight: float | None = None
+    max_priority: int | None = None
     distance_us: int = 0  # for measurement: added delay of each record between controller and hosts
     native: str = "pathways._native"
     driver: str = "pathways.host.main:start_jax_driver"

@@ -108,7 +108,10 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
             for host in reply.hosts
         ],
         "clients": [
-            {field.name: getattr(client, field.name) for field in pb.ClientStats.DESCRIPTOR.fields}
+            {
+                **{field.name: getattr(client, field.name) for field in pb.ClientStats.DESCRIPTOR.fields},
+                "limits": {field.name: getattr(client.limits, field.name) for field in client.limits.DESCRIPTOR.fields},
+            }
             for client in reply.clients
         ],
         "device_load": tuple(int(slices) for slices in reply.device_load),

@@ -73,6 +73,13 @@ class Policy(enum.Enum):
     priority = 2
 
 
+class ClientLimits:
+    """`_native.ClientLimits`."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
 class Controller:
     """`_native.Controller`, remembering what it was told."""
 
@@ -97,6 +104,9 @@ class Controller:
     def lose_hosts(self, hosts: list[int], text: str) -> int:
         self.calls.append(f"lose_hosts {hosts} {text}")
         return sum(call.startswith("lose_hosts") for call in self.calls)
+
+    def clients(self) -> list[dict[str, Any]]:
+        return []
 
     def stats(self) -> dict[str, Any]:
         return {"calls": self.calls}

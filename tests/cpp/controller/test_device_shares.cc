@@ -28,7 +28,7 @@ struct Shares : Cluster {
 
   /// A second client.
   Client& other(double weight, int32_t priority = 0) {
-    controller->add_client(1, second_memory.block, nullptr, weight, priority);
+    controller->add_client(1, second_memory.block, nullptr, {.weight = weight, .priority = priority});
     second = std::make_unique<Client>(Client::Options{1, 8}, second_memory.block, block);
     controller->register_plan(5, 0, kFirstHost, {{0, 0}});
     controller->register_plan(6, 1, kFirstHost, {{0, 0}});
