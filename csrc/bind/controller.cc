@@ -68,7 +68,7 @@ void register_controller(py::module_& m) {
   py::class_<BoundController>(m, "Controller", "The sequencer and its rings.")
       .def(py::init([](py::object segment, std::vector<py::object> hosts, uint32_t window,
                        std::vector<uint64_t> budgets, std::vector<std::string> spaces, bool sequential,
-                       py::object status, PolicyKind policy, uint32_t devices) {
+                       py::object status, PolicyKind policy, uint32_t devices, bool asks_for_room) {
              return std::make_unique<BoundController>(Memory{std::move(segment), std::move(status), std::move(hosts)},
                                                       Controller::Options{.window = window,
                                                                           .budgets = std::move(budgets),
@@ -76,11 +76,12 @@ void register_controller(py::module_& m) {
                                                                           .devices = devices,
                                                                           .sequential = sequential,
                                                                           .knows_plans = true,
-                                                                          .policy = policy});
+                                                                          .policy = policy,
+                                                                          .asks_for_room = asks_for_room});
            }),
            "segment"_a, "hosts"_a, "window"_a = 256, "budgets"_a = std::vector<uint64_t>{},
            "spaces"_a = std::vector<std::string>{}, "sequential"_a = false, "status"_a = py::none(),
-           "policy"_a = PolicyKind::kFifo, "devices"_a = UINT32_MAX,
+           "policy"_a = PolicyKind::kFifo, "devices"_a = UINT32_MAX, "asks_for_room"_a = false,
            "`budgets`: bytes of memory by memory space, `spaces` their names: devices, then hosts' memory for "
            "transfers. "
            "`status`: the segment that clients read. `devices`: so many of the memory spaces are devices.")
@@ -178,6 +179,20 @@ void register_controller(py::module_& m) {
       .def("resume", &Controller::resume, "client"_a, unlocked)
       .def("offload", &Controller::offload, "client"_a, unlocked, "Its buffers left the devices.")
       .def("restore", &Controller::restore, "client"_a, unlocked, "They are to come back; why they cannot, or nothing.")
+      .def(
+          "room_requests",
+          [](BoundController& c, const std::vector<uint32_t>& suspended) {
+            std::vector<RoomRequest> found;
+            {
+              const py::gil_scoped_release unlock;
+              found = c.room_requests(suspended);
+            }
+            py::list made;
+            for (const RoomRequest& each : found) made.append(py::make_tuple(each.client, each.has_room, each.holders));
+            return made;
+          },
+          "suspended"_a, "SUSP-2: (client, whether it is suspended and would fit, who holds memory where it waits).")
+      .def("refuse_room", &Controller::refuse_room, "client"_a, unlocked, "SUSP-2: nobody can make room for it.")
       .def("is_quiet", &Controller::is_quiet, "client"_a, unlocked,
            "Whether every run that was taken from the client is over.")
       .def(

@@ -50,7 +50,7 @@ void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes,
     refuse(client, bytes, judgement);
     return;
   }
-  client.held_since = 0;
+  client.not_kept_out();
   holding_.push_back(&client);
   hold(client, bytes);
   retry_soon();  // with the other held records: its memory spaces may be claimed
@@ -142,7 +142,7 @@ void AdmissionQueue::retry() {
   first_held_ = nullptr;
   for (size_t i = 0; i < holding_.size();) {
     if (holding_[i]->is_suspended) {
-      holding_[i++]->held_since = 0;
+      holding_[i++]->not_kept_out();
     } else if (retry(*holding_[i])) {
       holding_.erase(holding_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
@@ -166,12 +166,14 @@ bool AdmissionQueue::retry(ClientState& client) {
   while (!held.empty()) {
     if (client.credits.is_behind()) {  // FLOW-1
       client.is_paced = true;
-      client.held_since = 0;
+      client.not_kept_out();
       return false;
     }
     if (!held.front().dropped.empty()) {
       shares_.withdraw(client.id);
       const HeldRecords::Held dropped = held.take_front();
+      client.not_kept_out();
+      client.is_room_refused = false;
       fail_on_hosts(client, dropped.record, dropped.dropped);
       held.forget(dropped.record);
       order_releases(client);
@@ -183,7 +185,7 @@ bool AdmissionQueue::retry(ClientState& client) {
     std::vector<std::byte> bytes = held.take_front().record;
     if (is_run(bytes) && ledger_.check(client.id, bytes).fits() &&
         !shares_.may_enter(client.id, read_record<RunRecord>(bytes).plan)) {
-      client.held_since = 0;
+      client.not_kept_out();
       held.put_back(std::move(bytes));
       return false;
     }
@@ -191,11 +193,14 @@ bool AdmissionQueue::retry(ClientState& client) {
     if (judgement.fits()) {
       held.forget(bytes);
       order_releases(client);
-      client.held_since = 0;
+      client.not_kept_out();
+      client.is_room_refused = false;
       continue;
     }
     if (!may_wait(client, bytes, judgement)) {
       held.forget(bytes);
+      client.not_kept_out();
+      client.is_room_refused = false;
       refuse(client, bytes, judgement);
       order_releases(client);
       // The client may release buffers because of the failure, so every client that waits gets a new grace.
@@ -214,14 +219,14 @@ bool AdmissionQueue::may_wait(ClientState& client, std::span<const std::byte> by
   if (judgement.verdict == Verdict::kNever) return false;
   if (!judgement.is_quota) {
     if (is_held) return may_wait_for_blocks(client, bytes, judgement.worst);
-    client.held_since = 0;
+    client.not_kept_out();
     ledger_.claim(bytes);
     return true;
   }
   // MEM-5
   client.is_its_turn = false;
   if (!is_held || client.at_quota == AtQuota::kWait) {
-    client.held_since = 0;
+    client.not_kept_out();
     return true;
   }
   const int64_t now = monotonic_ns();
@@ -242,6 +247,10 @@ bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const st
     client.is_its_turn = false;
     client.turns = 0;
   }
+  if (options_.asks_for_room && !client.is_room_refused) {  // SUSP-2
+    if (client.room_since == 0) client.room_since = now;
+    if (now - client.room_since >= grace) client.asks_for_room = worst;
+  }
   if (first_held_ == nullptr) first_held_ = &client;
   if (first_held_ != &client && first_held_->is_its_turn) {  // so the holders of the memory cannot run
     client.held_since = now;
@@ -256,7 +265,7 @@ bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const st
     client.is_its_turn = false;
     client.turn_since = now;
   }
-  if (is_held_by_busy(client, worst)) client.held_since = now;
+  if (is_held_by_busy(client, worst) || client.asks_for_room) client.held_since = now;
   if (now - client.held_since >= grace) return false;
   if (first_held_ == &client && now - client.turn_since >= grace << std::min(client.turns, kMostPatience)) {
     client.is_its_turn = true;
@@ -276,6 +285,23 @@ bool AdmissionQueue::is_held_by_busy(const ClientState& client, SpaceId space) c
     return other != nullptr &&
            (other->credits.in_flight() != 0 || other->credits.is_behind() || shares_.is_waiting(other->id));
   });
+}
+
+std::vector<RoomRequest> AdmissionQueue::room_requests() const {
+  std::vector<RoomRequest> found;
+  for (const ClientState* client : holding_) {
+    if (client->is_suspended || !client->asks_for_room) continue;
+    const auto holders = ledger_.admission().clients().holders(*client->asks_for_room);
+    found.push_back({client->id, false, {holders.begin(), holders.end()}});
+  }
+  return found;
+}
+
+void AdmissionQueue::refuse_room(ClientState& client) {
+  if (!client.asks_for_room) return;
+  client.asks_for_room.reset();
+  client.is_room_refused = true;
+  retry_soon();
 }
 
 bool AdmissionQueue::drop_held(ClientState& client, uint64_t tag, std::string_view text, uint16_t detail) {

@@ -66,6 +66,10 @@ class AdmissionQueue {
   void retry_picked(ClientState& client);
   /// Tries the held records again in this pass, although no run has ended and no block was released.
   void retry_soon() { version_ = UINT64_MAX; }
+  /// SUSP-2: the clients that ask for room, the oldest first.
+  std::vector<RoomRequest> room_requests() const;
+  /// SUSP-2: nobody makes room for the client, so it fails or waits as if nobody could (MEM-3).
+  void refuse_room(ClientState& client);
   /// The client is gone.
   void forget(ClientState& client) {
     std::erase(holding_, &client);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -73,6 +74,14 @@ struct ClientState {
   int64_t turn_since = 0;    ///< when its turn began, or the time between two turns
   uint32_t turns = 0;        ///< turns it has had for the first held record
   bool is_its_turn = false;  ///< see AdmissionQueue::may_wait_for_blocks()
+  int64_t room_since = 0;    ///< when only live buffers began to keep the first record out, whoever is busy; 0: not
+  std::optional<SpaceId> asks_for_room;  ///< SUSP-2: the memory space where it found the least room
+  bool is_room_refused = false;          ///< SUSP-2: nobody makes room for the first record
+  /// Its first held record, if it has one, is not kept out by live buffers any more.
+  void not_kept_out() {
+    held_since = room_since = 0;
+    asks_for_room.reset();
+  }
 };
 
 }  // namespace pathways

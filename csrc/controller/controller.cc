@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -211,6 +212,31 @@ void Controller::offload(uint32_t id) {
 
 std::string Controller::restore(uint32_t id) {
   return run_mail([&] { return restore_blocks(id); });
+}
+
+std::vector<RoomRequest> Controller::room_requests(std::span<const uint32_t> suspended) {
+  return run_mail([&] {
+    std::vector<RoomRequest> found = queue_.room_requests();
+    for (const uint32_t id : suspended) {
+      const ClientState* client = clients_.find(id);
+      if (client == nullptr || (client->held.empty() && client->inbox.was_empty())) continue;
+      RoomRequest request{id, false, {}};
+      const std::optional<SpaceId> space = ledger_.admission().lacks_room(id);
+      request.has_room = !space.has_value();
+      if (space) {
+        const auto holders = ledger_.admission().clients().holders(*space);
+        request.holders.assign(holders.begin(), holders.end());
+      }
+      found.push_back(std::move(request));
+    }
+    return found;
+  });
+}
+
+void Controller::refuse_room(uint32_t id) {
+  run_mail([&] {
+    if (ClientState* client = clients_.find(id)) queue_.refuse_room(*client);
+  });
 }
 
 void Controller::command_for(uint32_t id, CommandKind kind, std::vector<std::byte> payload) {

@@ -134,6 +134,10 @@ class Controller {
   /// The client's buffers are to come back. When there is no room for them beside other clients' buffers and runs,
   /// nothing changes and the error text is returned; empty: they fit.
   std::string restore(uint32_t client);
+  /// SUSP-2: the clients whose work waits for memory that live buffers hold; and those of `suspended` that have work.
+  std::vector<RoomRequest> room_requests(std::span<const uint32_t> suspended);
+  /// SUSP-2: nobody can make room for the client.
+  void refuse_room(uint32_t client);
   /// Sends a command to all hosts, as if the client had sent it: kOffload or kRestore, which only the controller sends.
   void command_for(uint32_t client, CommandKind kind, std::vector<std::byte> payload);
 

@@ -24,11 +24,20 @@ struct ControllerOptions {
   /// evicted. False where a test takes the part of client and hosts.
   bool knows_plans = false;
   PolicyKind policy = PolicyKind::kFifo;
+  /// Work that only other clients' live buffers keep out asks for room (SUSP-2) before it is refused (MEM-3).
+  bool asks_for_room = false;
 
   /// The name of a memory space, for errors.
   std::string name_of_space(uint32_t space) const {
     return space < spaces.size() ? spaces[space] : "memory space " + std::to_string(space);
   }
+};
+
+/// A client that waits for memory which live buffers hold (SUSP-2).
+struct RoomRequest {
+  uint32_t client = 0;
+  bool has_room = false;          ///< a suspended client: its buffers would fit now
+  std::vector<uint32_t> holders;  ///< who holds buffers on the memory space in question, itself perhaps among them
 };
 
 /// What one client has and does: `Controller::client_uses`.

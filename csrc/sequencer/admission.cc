@@ -102,18 +102,30 @@ void Admission::offload(uint32_t client) {
   ++version_;
 }
 
-bool Admission::restore(uint32_t client, SpaceId* worst) {
-  std::vector<uint64_t> more(spaces_.size());
+std::vector<uint64_t> Admission::offloaded(uint32_t client) const {
+  std::vector<uint64_t> bytes(spaces_.size());
   for (const Block& block : blocks_) {
     if (block.references == 0 || block.client != client || !block.is_offloaded) continue;
-    for (const SpaceId space : sets_[block.set]) more[space] += block.bytes;
+    for (const SpaceId space : sets_[block.set]) bytes[space] += block.bytes;
   }
+  return bytes;
+}
+
+std::optional<SpaceId> Admission::lacks_room(uint32_t client) const {
+  const std::vector<uint64_t> more = offloaded(client);
   for (SpaceId id = 0; id < spaces_.size(); ++id) {
     // A claim keeps new work off, not what was here before.
-    if (more[id] == 0 || spaces_[id].judge_early(more[id]) == Verdict::kFits) continue;
-    *worst = id;
+    if (more[id] != 0 && spaces_[id].judge_early(more[id]) != Verdict::kFits) return id;
+  }
+  return std::nullopt;
+}
+
+bool Admission::restore(uint32_t client, SpaceId* worst) {
+  if (const std::optional<SpaceId> space = lacks_room(client)) {
+    *worst = *space;
     return false;
   }
+  const std::vector<uint64_t> more = offloaded(client);
   for (SpaceId id = 0; id < spaces_.size(); ++id) spaces_[id].add(more[id], true);
   for (Block& block : blocks_) {
     if (block.references == 0 || block.client != client || !block.is_offloaded) continue;

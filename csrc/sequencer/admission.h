@@ -24,6 +24,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -75,6 +76,8 @@ class Admission {
   /// The client's blocks come back at once, if they fit beside everything else on all their spaces. False: nothing
   /// happened, and `worst` is the first space where they do not fit.
   bool restore(uint32_t client, SpaceId* worst);
+  /// The first space where the client's blocks would not fit if they came back now.
+  std::optional<SpaceId> lacks_room(uint32_t client) const;
 
   /// MEM-5: bytes on each device; kUnlimited: no quota.
   void set_quota(uint32_t client, uint64_t bytes);
@@ -112,6 +115,8 @@ class Admission {
   void validate() const;
 
  private:
+  std::vector<uint64_t> offloaded(uint32_t client) const;
+
   struct Block {
     uint32_t client = 0;
     uint32_t plan = 0;

@@ -19,7 +19,7 @@ from pathways.api import checkpoint, jax_interop, remap, session
 from pathways.api.slices import Device, Slice
 from pathways.api.tracing import Interop
 from pathways.process.client_terms import ClientTerms
-from pathways.process.config import POLICIES
+from pathways.process.config import POLICIES, WHEN_FULL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,9 @@ class LocalCluster:
         policy: which client's run is next when several use a device. "share": clients share device time by weight.
             "priority": a higher priority goes first, and a waiting run rises by one priority per second; clients of
             equal priority share by weight. "fifo": what comes first runs first. What runs is never interrupted.
+        when_full: what becomes of a run or put that only other clients' arrays leave no device memory for. "refuse": it
+            fails. "suspend": those clients are suspended, their arrays go to the hosts' memory, and they are brought
+            back when they have work: idle clients first; clients that all work take turns of a second.
         client_memory: the most bytes of each device that one client's arrays and runs may take; None: no such bound.
             What one client may have of this and the next three, each client may; `Cluster.limit` changes it for one.
         client_runs: the most runs that one client may have under way, up to 16,384; None: 16,384.
@@ -61,6 +64,7 @@ class LocalCluster:
     distance_us: int = 0
     machines: int = 1
     policy: str = "share"
+    when_full: str = "refuse"
     client_memory: int | None = None
     client_runs: int | None = None
     max_weight: float | None = None
@@ -70,6 +74,8 @@ class LocalCluster:
         """Refuses a dispatch, or a policy, that there is not."""
         if self.policy not in POLICIES:
             raise ValueError(f"policy is one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}")
+        if self.when_full not in WHEN_FULL:
+            raise ValueError(f"when_full is one of {', '.join(map(repr, WHEN_FULL))}, got {self.when_full!r}")
         if self.dispatch not in ("parallel", "sequential"):
             raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
 
@@ -167,6 +173,7 @@ def connect(
                 distance_us=target.distance_us,
                 machines=target.machines,
                 policy=target.policy,
+                when_full=target.when_full,
                 client_memory=target.client_memory,
                 client_runs=target.client_runs,
                 max_weight=target.max_weight,

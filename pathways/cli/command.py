@@ -14,7 +14,7 @@ from pathways import errors
 from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.status import status
 from pathways.cli.text import SIZE
-from pathways.process.config import POLICIES
+from pathways.process.config import POLICIES, WHEN_FULL
 
 
 class _Commands(click.Group):
@@ -58,6 +58,15 @@ def main() -> None:
     default="share",
     show_default=True,
     help="Whose run is next: " + "; ".join(f"{name}: {what}" for name, what in POLICIES.items()) + ".",
+)
+@click.option(
+    "--when-full",
+    type=click.Choice(list(WHEN_FULL)),
+    default="refuse",
+    show_default=True,
+    help="Work that other clients' arrays leave no memory for: "
+    + "; ".join(f"{name}: {what}" for name, what in WHEN_FULL.items())
+    + ".",
 )
 @click.option("--client-memory", type=SIZE, default=None, help="What one client may use of each device, as 1GiB.")
 @click.option("--client-runs", type=click.IntRange(1), default=None, help="Runs that one client may have under way.")

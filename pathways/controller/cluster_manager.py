@@ -137,6 +137,7 @@ class ClusterManager:
             spaces=self._spaces(),
             sequential=sizes.sequential,
             policy=getattr(self.native.Policy, sizes.policy),
+            asks_for_room=sizes.when_full == "suspend",
             status=self.status_segment,
             devices=self.topology.devices,
         )

@@ -18,6 +18,7 @@ import sys
 import grpc.aio
 
 from pathways import errors
+from pathways.controller.auto_suspend import AutoSuspension
 from pathways.controller.client_manager import ClientManager
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.recovery import Islands
@@ -35,10 +36,14 @@ async def run(config: ControllerConfig) -> int:
     cluster = ClusterManager(config, importlib.import_module(config.options.native))
     server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
     far = grpc.aio.server(options=wire.FAR_OPTIONS)  # for hosts on other machines
+    background: list[asyncio.Task[None]] = []
     try:
         cluster.start()
         client_manager = ClientManager(cluster)
         Islands(cluster, client_manager)
+        if config.options.when_full == "suspend":
+            room = AutoSuspension(cluster.controller, client_manager.suspension, client_manager.clients)
+            background.append(asyncio.create_task(room.run()))
         rpc.add_ControllerServicer_to_server(ControllerService(client_manager), server)
         for each in (server, far):
             rpc.add_HostsServicer_to_server(HostsService(client_manager), each)
@@ -55,6 +60,8 @@ async def run(config: ControllerConfig) -> int:
         os.close(config.report_fd)
         await cluster.done
     finally:
+        for task in background:
+            task.cancel()
         await cluster.tear_down()
         await asyncio.gather(server.stop(LAST_WORDS_S), far.stop(LAST_WORDS_S))
     return 0 if isinstance(cluster.failure, errors.ClusterClosedError) else 1

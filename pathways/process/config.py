@@ -18,6 +18,13 @@ POLICIES = {
 }
 
 
+#: What becomes of work that other clients' arrays leave no device memory for.
+WHEN_FULL = {
+    "refuse": "it fails",
+    "suspend": "those clients are suspended, idle ones first, and brought back when they have work",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions:
     """Shape, platform and sizes of a local cluster.
@@ -40,6 +47,7 @@ class ClusterOptions:
     machines: int = 1  # over which the hosts are spread, the same number on each
     sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
     policy: str = "share"  # a key of POLICIES
+    when_full: str = "refuse"  # a key of WHEN_FULL
     #: What the operator allows every client: see pathways.process.client_terms. None: no bound.
     client_memory: int | None = None
     client_runs: int | None = None

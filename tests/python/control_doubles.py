@@ -108,6 +108,9 @@ class Controller:
     def clients(self) -> list[dict[str, Any]]:
         return []
 
+    def room_requests(self, suspended: list[int]) -> list[tuple[int, bool, list[int]]]:
+        return []
+
     def stats(self) -> dict[str, Any]:
         return {"calls": self.calls}
 

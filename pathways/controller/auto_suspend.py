@@ -1,0 +1,131 @@
+"""Suspends clients for others: when arrays of a client keep another client's work out of device memory.
+
+With `when_full="suspend"` a run or put that only live buffers keep out does not fail. The client that holds them is
+suspended (its buffers go to the memory of the hosts, see suspend.py), and is brought back by itself when it has work.
+
+Who is suspended, of those that hold memory where it is needed, and not the one that needs it:
+    1. an idle client: it has nothing under way and nothing waits;
+    2. else, of equal or lower priority, one that has had its turn: `TURN_S` since it came back, or since it got the
+       memory that it waited for. So clients that all work, and do not fit together, take turns.
+Of several, one of the lowest priority; then the oldest.
+
+SUSP-2: who waits for memory gets it, or fails: when no other client holds memory there, or none could be suspended, the
+native controller refuses the work, as it does with `when_full="refuse"` (MEM-3). While busy clients of higher priority
+hold it, it waits.
+
+Only clients that this suspended are brought back by it. What an operator suspends, an operator resumes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from pathways import errors
+from pathways.controller.records import ClientRecord
+from pathways.controller.suspend import Suspension
+
+LOOK_S = 0.02
+TURN_S = 1.0
+#: A client that could not be suspended, for example because a host has no memory for its buffers, is not asked again
+#: for so long.
+RETRY_S = 5.0
+
+
+class AutoSuspension:
+    """Owned by the controller's event loop thread; `run` is its task."""
+
+    def __init__(self, controller: Any, suspension: Suspension, clients: Mapping[int, ClientRecord]) -> None:
+        """`controller`: the native one. `clients`: those that there are now, by number."""
+        self._controller = controller
+        self._suspension = suspension
+        self._clients = clients
+        self._away: set[int] = set()  # clients that this suspended
+        self._turn_ends: dict[int, float] = {}  # by client
+        self._not_before: dict[int, float] = {}  # by client that could not be suspended
+        self._asking: dict[int, float] = {}  # by client that asked for room at the last look: since when
+        self._left_for: dict[int, int] = {}  # by client that is away: who asked; it stays away while that one asks
+        self._moves: dict[int, asyncio.Task[None]] = {}  # by client that leaves or comes back
+
+    async def run(self) -> None:
+        """Looks for clients that wait for room, again and again."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                if len(self._clients) > 1:
+                    self._look(time.monotonic())
+        finally:
+            for move in self._moves.values():
+                move.cancel()
+
+    def _look(self, now: float) -> None:
+        there = self._clients.keys()
+        self._away = {each for each in self._away & there if self._clients[each].suspended or each in self._moves}
+        self._turn_ends = {each: end for each, end in self._turn_ends.items() if each in there and end > now}
+        self._not_before = {each: end for each, end in self._not_before.items() if each in there and end > now}
+        requests = self._controller.room_requests(sorted(self._away - self._moves.keys()))
+        asking = {client: self._asking.get(client, now) for client, _, _ in requests if client in there}
+        for client in self._asking.keys() - asking.keys():
+            self._turn_ends[client] = now + TURN_S  # it has its room now
+        self._asking = asking
+        self._left_for = {
+            each: other for each, other in self._left_for.items() if each in self._away and other in asking
+        }
+        idle = self._idle() if asking else set()
+        # Who has asked longest is first. The others' answers are old when somebody comes back: they wait for the next.
+        for client, has_room, holders in sorted(requests, key=lambda request: asking.get(request[0], now)):
+            if client not in there or client in self._moves or client in self._left_for:
+                continue
+            if has_room:
+                self._begin(client, self._bring_back(client))
+                break
+            self._make_room(client, set(holders) & there - {client}, idle)
+
+    def _idle(self) -> set[int]:
+        """Clients that have nothing under way, and nothing that waits."""
+        busy = ("in_flight", "held", "has_unread", "is_waiting")
+        return {each["client"] for each in self._controller.clients() if not any(each[name] for name in busy)}
+
+    def _make_room(self, client: int, holders: set[int], idle: set[int]) -> None:
+        """`holders`: who else holds memory where the client needs it."""
+        if holders & self._moves.keys():
+            return  # room is being made
+        rank = self._priority(client)
+        able = holders - self._not_before.keys()
+        busy = {each for each in able - idle if self._priority(each) <= rank and each not in self._turn_ends}
+        due = able & idle or busy
+        if due:
+            victim = min(due, key=lambda each: (self._priority(each), each))
+            self._left_for[victim] = client
+            self._left_for.pop(client, None)
+            self._begin(victim, self._take_away(victim))
+        elif not able and client not in self._away:
+            self._controller.refuse_room(client)
+
+    def _priority(self, client: int) -> int:
+        return self._clients[client].terms.priority
+
+    def _begin(self, client: int, steps: Coroutine[Any, Any, None]) -> None:
+        move = asyncio.get_running_loop().create_task(steps)
+        self._moves[client] = move
+        move.add_done_callback(lambda _: self._moves.pop(client, None))
+
+    async def _take_away(self, client: int) -> None:
+        self._away.add(client)
+        try:
+            nbytes = await self._suspension.suspend(self._clients[client], to_disk=False)
+            logging.info("client %d is suspended for others: %d bytes left the devices", client, nbytes)
+        except errors.PathwaysError as error:
+            self._away.discard(client)
+            self._not_before[client] = time.monotonic() + RETRY_S
+            logging.warning("client %d could not be suspended for others: %s", client, error)
+
+    async def _bring_back(self, client: int) -> None:
+        with contextlib.suppress(errors.PathwaysError):  # no room any more; or it is gone
+            await self._suspension.resume(self._clients[client])
+            self._away.discard(client)
+            self._turn_ends[client] = time.monotonic() + TURN_S
