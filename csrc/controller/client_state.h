@@ -45,7 +45,14 @@ struct ClientState {
   std::unordered_set<uint64_t> cancelled;  ///< tags of runs whose cancel came before the run itself
   bool is_unread = false;                  ///< the controller reads it no further: it has too much under way
 
+  // ReadyClients
+  uint32_t ticket = 0;    ///< of its bell, when the controller last found that it was rung
+  uint32_t quiet = 0;     ///< comparisons of all bells since
+  bool is_near = false;   ///< it has rung lately
+  bool is_ready = false;  ///< it is to be looked at
+
   // Clients
+  bool is_dirty = false;  ///< it has something to be published
   Outbox outbox;
   uint64_t retired = 0;      ///< runs that are over
   bool has_unsent = false;   ///< the client was not notified of `retired` yet

@@ -19,12 +19,15 @@ void Clients::add(std::unique_ptr<ClientState> client) {
   if (client->id >= by_id_.size()) by_id_.resize(client->id + 1);
   by_id_[client->id] = client.get();
   bells_.add(client->bell);
+  ready_.add(*client);
   all_.push_back(std::move(client));
 }
 
 void Clients::forget(ClientState& client) {
   by_id_[client.id] = nullptr;
   bells_.remove(client.bell);
+  ready_.forget(client);
+  std::erase(dirty_, &client);
 }
 
 void Clients::erase(ClientState& client) {
@@ -84,7 +87,15 @@ void Clients::tell_eviction(ClientState& client) {
 
 void Clients::flush() {
   has_undelivered_ = false;
-  for (const auto& client : all_) flush(*client);
+  // `silence` may add to the list.
+  size_t left = 0;
+  for (size_t i = 0; i < dirty_.size(); ++i) {
+    ClientState& client = *dirty_[i];
+    flush(client);
+    client.is_dirty = client.outbox.has_overflow();
+    if (client.is_dirty) dirty_[left++] = &client;
+  }
+  dirty_.resize(left);
 }
 
 void Clients::flush(ClientState& client) {
@@ -130,7 +141,9 @@ void Clients::validate() const {
   const auto known =
       std::count_if(by_id_.begin(), by_id_.end(), [](const ClientState* each) { return each != nullptr; });
   PW_CHECK(static_cast<size_t>(known) == all_.size());
+  ready_.validate(all_);
   for (const auto& client : all_) {
+    PW_CHECK(client->is_dirty || (!client->has_unsent && client->late.empty() && !client->outbox.has_overflow()));
     PW_CHECK(find(client->id) == client.get());
     PW_CHECK(client->fault.empty() || has_faults_);
     client->credits.validate();

@@ -22,20 +22,25 @@
 
 #include "base/status.h"
 #include "controller/client_state.h"
+#include "controller/ready_clients.h"
 #include "sync/bell_set.h"
 
 namespace pathways {
 
 class Clients {
  public:
-  /// `bells`: every doorbell that is rung for the controller.
-  explicit Clients(BellSet& bells) : bells_(bells) {}
+  /// `bells`: every doorbell that is rung for the controller. `shared_bell`: rung by those that have no bell of their
+  /// own.
+  Clients(BellSet& bells, const DoorbellWord* shared_bell) : bells_(bells), ready_(shared_bell) {}
 
   void add(std::unique_ptr<ClientState> client);
   /// nullptr: there is no such client, or it is gone.
   ClientState* find(uint32_t id) const { return id < by_id_.size() ? by_id_[id] : nullptr; }
   std::span<const std::unique_ptr<ClientState>> all() const { return all_; }
   size_t count() const { return all_.size(); }
+  /// Which of them are to be looked at.
+  ReadyClients& ready() { return ready_; }
+  const ReadyClients& ready() const { return ready_; }
   /// The end of a client has two steps. From the first on, nobody finds the client and nothing is written to its
   /// memory. The second frees it.
   void forget(ClientState& client);
@@ -51,9 +56,13 @@ class Clients {
   void run_over(ClientState& client) {
     ++client.retired;
     client.has_unsent = true;
+    soil(client);
   }
   /// The result is late, and its failure was sent.
-  void is_late(ClientState& client, Handle result) { client.late.push_back(result); }
+  void is_late(ClientState& client, Handle result) {
+    client.late.push_back(result);
+    soil(client);
+  }
 
   /// Marks a client to be evicted at the end of this pass, or in the next.
   void fault(ClientState& client, std::string why);
@@ -63,7 +72,7 @@ class Clients {
   /// The client is being evicted: it is sent the reason, even if its ring was invalid.
   void tell_eviction(ClientState& client);
 
-  /// Publishes what was sent, and the credits.
+  /// Publishes what was sent, and the credits. COST-4: it looks only at clients for which there is something.
   void flush();
   /// Some record waits for room in a client's ring, as of the last flush.
   bool has_undelivered() const { return has_undelivered_; }
@@ -78,11 +87,17 @@ class Clients {
   template <typename Fill>
   void say(ClientState& client, uint32_t bytes, Fill&& fill) {
     if (client.is_mute) return;
+    soil(client);
     try {
       client.outbox.send(bytes, fill);
     } catch (const Error& error) {
       silence(client, error.what());
     }
+  }
+  /// The next flush looks at the client.
+  void soil(ClientState& client) {
+    if (!client.is_dirty) dirty_.push_back(&client);
+    client.is_dirty = true;
   }
   void silence(ClientState& client, std::string_view why);
   void flush(ClientState& client);
@@ -91,8 +106,10 @@ class Clients {
   BellSet& bells_;
   std::vector<std::unique_ptr<ClientState>> all_;  ///< owner: the stepping thread
   std::vector<ClientState*> by_id_;                ///< nullptr: the client is gone
-  bool has_faults_ = false;                        ///< some client is to be evicted
-  bool has_undelivered_ = false;                   ///< some record waits for room in a client's ring
+  ReadyClients ready_;
+  std::vector<ClientState*> dirty_;  ///< those whose `is_dirty` is true
+  bool has_faults_ = false;          ///< some client is to be evicted
+  bool has_undelivered_ = false;     ///< some record waits for room in a client's ring
 };
 
 }  // namespace pathways

@@ -35,7 +35,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       block_(block),
       bells_(&block->doorbell),
       mailbox_(&block->doorbell),
-      clients_(bells_),
+      clients_(bells_, &block->doorbell),
       hosts_(block, hosts),
       end_(status != nullptr ? status : &block->status, mailbox_, clients_),
       ledger_(options_.budgets, options_.devices),
@@ -194,7 +194,10 @@ void Controller::suspend(uint32_t id) {
 
 void Controller::resume(uint32_t id) {
   run_mail([&] {
-    if (ClientState* client = clients_.find(id)) client->is_suspended = false;
+    if (ClientState* client = clients_.find(id)) {
+      client->is_suspended = false;
+      clients_.ready().mark(*client);
+    }
     queue_.retry_soon();  // so that its held records are tried again
   });
 }
@@ -324,7 +327,12 @@ void Controller::send_for(uint32_t id, CommandKind kind, std::span<const std::by
 uint32_t Controller::step() {
   mailbox_.read();
   uint32_t done = inbox_.drain_hosts();
+  clients_.ready().compare_near();
   done += inbox_.drain_clients();
+  if (done == 0 || clients_.ready().is_due()) {
+    clients_.ready().compare_all(clients_.all());
+    done += inbox_.drain_clients();
+  }
   if (clients_.has_faults()) done += evict_faulty();
   if (!deadlines_.empty()) done += deadlines_.pass(queue_);
   if (queue_.has_held()) queue_.retry();

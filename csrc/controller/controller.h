@@ -6,7 +6,8 @@
 ///
 ///   ClientState     one client: a field per class that writes it. ClientCredits (FLOW-1), HeldRecords, SentCommands
 ///                   and HandleTable are the parts with rules of their own
-///   Clients         the clients; what is sent to them; who is to be evicted (OWN-1)
+///   Clients         the clients; what is sent to them; who is to be evicted (OWN-1); in it, ReadyClients: who is
+///                   looked at (COST-4, READY-2)
 ///   HostRings       the hosts' rings; which hosts are lost; what is to be flushed (COST-3)
 ///   ClusterEnd      the cluster's status, and the text that all clients read
 ///   MemoryLedger    the ledger of memory, and which handle has which block of it (MEM-1)

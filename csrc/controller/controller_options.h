@@ -61,6 +61,7 @@ struct ControllerStats {
   uint64_t records_out = 0;
   uint64_t passes = 0;
   uint64_t clients = 0;
+  uint64_t looks = 0;  ///< times that the rings of a client were looked at
   uint64_t waiting = 0;
   std::vector<uint64_t> gangs;  ///< launches per host, of retired runs
   uint64_t held = 0;            ///< records that wait for memory, or behind one that does

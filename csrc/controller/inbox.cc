@@ -42,7 +42,9 @@ void Inbox::register_plan(uint32_t plan, uint32_t client, GroupId group) {
 
 uint32_t Inbox::drain_clients() {
   uint32_t done = 0;
-  for (const auto& client : clients_.all()) {
+  for (ClientState* client : clients_.ready().take()) {
+    if (client == nullptr) continue;
+    ++stats_.looks;
     if (!client->is_suspended) done += drain_client(*client);
     done += drain_cancels(*client);
   }
@@ -51,6 +53,7 @@ uint32_t Inbox::drain_clients() {
 
 uint32_t Inbox::drain_client(ClientState& client) {
   uint32_t done = 0;
+  bool is_empty = false;
   unread_ -= client.is_unread ? 1U : 0U;
   client.is_unread = false;
   try {
@@ -61,13 +64,15 @@ uint32_t Inbox::drain_client(ClientState& client) {
         break;
       }
       const std::span<const std::byte> bytes = client.inbox.try_take(client_record_);
-      if (bytes.empty() || !take(client, bytes)) break;
+      is_empty = bytes.empty();
+      if (is_empty || !take(client, bytes)) break;
       client.inbox.pop();
     }
   } catch (const Error& error) {  // its ring is corrupt
     clients_.fault(client, error.what());
   }
   if (done != 0) client.inbox.release();
+  if (!is_empty) clients_.ready().mark(client);  // READY-2
   return done;
 }
 
@@ -75,10 +80,12 @@ uint32_t Inbox::drain_client(ClientState& client) {
 /// cancels.
 uint32_t Inbox::drain_cancels(ClientState& client) {
   uint32_t done = 0;
+  bool is_empty = false;
   try {
     while (done < kMostCancels && client.cancelled.size() < kMostRuns && client.fault.empty()) {
       const std::span<const std::byte> bytes = client.cancels.try_take(client_record_);
-      if (bytes.empty()) break;
+      is_empty = bytes.empty();
+      if (is_empty) break;
       if (bytes.size() != sizeof(CancelRecord) || read_record<RecordHeader>(bytes).kind != RecordKind::kCancel) {
         clients_.fault(client, "a record among its cancels is none");
         break;
@@ -91,6 +98,7 @@ uint32_t Inbox::drain_cancels(ClientState& client) {
     clients_.fault(client, error.what());
   }
   if (done != 0) client.cancels.release();
+  if (!is_empty) clients_.ready().mark(client);
   return done;
 }
 
@@ -101,8 +109,8 @@ bool Inbox::is_full(const ClientState& client) {
 }
 
 uint32_t Inbox::readable() const {
-  const auto clients = clients_.all();
-  return static_cast<uint32_t>(std::count_if(clients.begin(), clients.end(), [](const auto& client) {
+  const auto marked = clients_.ready().marked();  // those that are unread are among them
+  return static_cast<uint32_t>(std::count_if(marked.begin(), marked.end(), [](const ClientState* client) {
     return client->is_unread && !client->is_suspended && !is_full(*client);
   }));
 }

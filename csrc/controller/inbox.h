@@ -5,19 +5,17 @@
 ///
 /// One pass takes a bounded batch from every ring, so a client that floods the controller delays another client by one
 /// batch at most.
-/// COST-3: a pass looks only at hosts whose bit is set (ReadyBitmap).
-/// OWN-1: a client that sends an invalid record is marked to be evicted (Controller); the other clients notice
-/// nothing. Hosts are the runtime's own processes: an invalid record from a host fails the cluster, and the error names
-/// the host.
-/// TRUST-1: the controller copies a record out of its ring before it reads the record, and accesses a client's block
-/// through a ClientView only. The ring that a record came by says which client sent it. A run must name a plan of its
-/// own client, and that plan's hosts.
-/// FLOW-1: the controller bounds the work that a client has under way (messages/credits.h). It reads no further record
-/// of a client that is at a bound until the hosts have done earlier work of that client. A client's cancels come on a
-/// ring of their own, which the controller always reads.
-/// SHARE-2: a run that may not enter the order yet stays in its client's ring, and so does what comes behind it.
-/// ERR-2: when a client submits a run that needs lost hosts and surviving hosts, the controller does not read that
-/// client further until all hosts of the run are there.
+/// COST-3: a pass looks only at hosts whose bit is set (ReadyBitmap). COST-4: and only at clients that have rung, or
+/// that it has not finished with (ReadyClients). OWN-1: a client that sends an invalid record is marked to be evicted
+/// (Controller); the other clients notice nothing. Hosts are the runtime's own processes: an invalid record from a host
+/// fails the cluster, and the error names the host. TRUST-1: the controller copies a record out of its ring before it
+/// reads the record, and accesses a client's block through a ClientView only. The ring that a record came by says which
+/// client sent it. A run must name a plan of its own client, and that plan's hosts. FLOW-1: the controller bounds the
+/// work that a client has under way (messages/credits.h). It reads no further record of a client that is at a bound
+/// until the hosts have done earlier work of that client. A client's cancels come on a ring of their own, which the
+/// controller always reads. SHARE-2: a run that may not enter the order yet stays in its client's ring, and so does
+/// what comes behind it. ERR-2: when a client submits a run that needs lost hosts and surviving hosts, the controller
+/// does not read that client further until all hosts of the run are there.
 ///
 /// Invariant: `unread_` counts the clients whose `is_unread` is true.
 ///
@@ -59,7 +57,7 @@ class Inbox {
   /// Looks at a host's ring in the next pass, whatever its bit says.
   void look_at(uint32_t host) { ready_hosts_.push_back(host); }
 
-  /// Takes a batch from each client that may be read further, and every client's cancels.
+  /// Takes a batch from each client that is ready and may be read further, and every ready client's cancels.
   uint32_t drain_clients();
   /// Takes a batch from one client. SHARE-2: Controller calls it when the client's next run may enter.
   uint32_t drain_client(ClientState& client);

@@ -7,24 +7,40 @@ namespace pathways {
 
 namespace {
 
-constexpr std::chrono::milliseconds kRelayLook{100};  // longest sleep: the relay may miss the ring of its removal
+constexpr std::chrono::milliseconds kRelayLook{100};  // on an old kernel a relay may miss the ring of its end
 
 }  // namespace
 
-BellSet::Relay::Relay(DoorbellWord* from, DoorbellWord* to)
-    : from_(from), thread_([this, to, ticket = from->ticket()]() mutable {
-        while (!is_over_.load(std::memory_order_acquire)) {
-          if (from_->wait(ticket, kRelayLook, SpinPolicy::sleep_at_once()) != Status::kOk) continue;
-          // Take the next ticket before ringing `to`. A ring before the ticket is passed on now, a later one next time.
-          ticket = from_->ticket();
-          to->ring();
-        }
-      }) {}
+BellSet::Relay::Relay(DoorbellWord* from, DoorbellWord* to, bool can_wait_on_many) : from_(from) {
+  const uint32_t ticket = from->ticket();
+  if (can_wait_on_many) {
+    both_ = std::make_unique<BellSet>(&end_);
+    both_->add(from);
+    both_->draw();
+  }
+  thread_ = std::thread([this, to, ticket] { pass_on(to, ticket); });
+}
 
 BellSet::Relay::~Relay() {
   is_over_.store(true, std::memory_order_release);
   from_->ring();
+  end_.ring();
   thread_.join();
+}
+
+/// The thread. It always takes the next ticket before it rings `to`. So a ring before that ticket is passed on now, and
+/// a later one next time.
+void BellSet::Relay::pass_on(DoorbellWord* to, uint32_t ticket) {
+  while (both_ != nullptr && !is_over_.load(std::memory_order_acquire)) {
+    const Status status = both_->wait(std::chrono::nanoseconds::max(), SpinPolicy::sleep_at_once());
+    both_->draw();
+    if (status == Status::kOk) to->ring();
+  }
+  while (!is_over_.load(std::memory_order_acquire)) {
+    if (from_->wait(ticket, kRelayLook, SpinPolicy::sleep_at_once()) != Status::kOk) continue;
+    ticket = from_->ticket();
+    to->ring();
+  }
 }
 
 BellSet::BellSet(DoorbellWord* first, bool can_wait_on_many)
@@ -40,7 +56,7 @@ void BellSet::add(DoorbellWord* bell) {
   }
   Bell added{bell};
   if (direct_ >= (can_wait_on_many_ ? kMostAtOnce : 1)) {
-    added.relay = std::make_unique<Relay>(bell, bells_.front().word);
+    added.relay = std::make_unique<Relay>(bell, bells_.front().word, can_wait_on_many_);
   } else {
     ++direct_;
   }
@@ -57,7 +73,9 @@ void BellSet::remove(DoorbellWord* bell) {
 }
 
 void BellSet::draw() noexcept {
-  for (Bell& bell : bells_) bell.ticket = bell.word->ticket();
+  for (Bell& bell : bells_) {
+    if (bell.relay == nullptr) bell.ticket = bell.word->ticket();
+  }
 }
 
 bool BellSet::was_rung() const noexcept {

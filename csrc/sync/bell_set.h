@@ -8,7 +8,8 @@
 /// clears the bits that no ring() has cleared, so that a later ring() makes no needless wake call.
 ///
 /// The kernel lets a thread sleep on up to 128 words (futex_waitv, Linux 5.16). Each doorbell beyond that number (on an
-/// older kernel, beyond the first) has a relay thread, which sleeps there and rings the first doorbell.
+/// older kernel, beyond the first) has a relay thread, which sleeps there and rings the first doorbell. A relay wakes
+/// up only when its doorbell is rung, and at its end, so ringers that are idle cost no time.
 ///
 /// Threading: one sleeper; only the sleeper's thread calls the methods.
 #pragma once
@@ -44,11 +45,15 @@ class BellSet {
   /// A thread that rings doorbell `to` whenever doorbell `from` is rung.
   class Relay {
    public:
-    Relay(DoorbellWord* from, DoorbellWord* to);
+    Relay(DoorbellWord* from, DoorbellWord* to, bool can_wait_on_many);
     ~Relay();
 
    private:
+    void pass_on(DoorbellWord* to, uint32_t ticket);
+
     DoorbellWord* from_;
+    DoorbellWord end_{};             ///< rung at its end: what the ringer writes into `from_` cannot hold that up
+    std::unique_ptr<BellSet> both_;  ///< `from_` and `end_`; nullptr: the kernel lets a thread sleep on one word only
     std::atomic<bool> is_over_{false};
     std::thread thread_;
   };
