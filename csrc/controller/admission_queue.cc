@@ -51,6 +51,7 @@ void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes,
     refuse(client, bytes, verdict, worst);
     return;
   }
+  if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForMemory);
   client.held_since = 0;
   holding_.push_back(&client);
   hold(client, bytes);
@@ -167,6 +168,7 @@ bool AdmissionQueue::retry(ClientState& client) {
   client.is_paced = false;
   while (!held.empty()) {
     if (client.credits.is_behind()) {  // FLOW-1
+      if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForCredits);
       client.is_paced = true;
       client.held_since = 0;
       return false;
@@ -180,6 +182,7 @@ bool AdmissionQueue::retry(ClientState& client) {
       continue;
     }
     if (is_run(held.front().record) && grants_.is_stranded(read_record<RunRecord>(held.front().record).group)) {
+      if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForHosts);
       return false;  // ERR-2
     }
     std::vector<std::byte> bytes = held.take_front().record;
@@ -188,6 +191,7 @@ bool AdmissionQueue::retry(ClientState& client) {
     bool is_over = false;
     if (is_run(bytes) && ledger_.check(bytes, &worst) == Verdict::kFits &&
         !shares_.may_enter(client.id, read_record<RunRecord>(bytes).plan)) {
+      if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForTurn);
       client.held_since = 0;
       held.put_back(std::move(bytes));
       return false;
@@ -212,6 +216,7 @@ bool AdmissionQueue::retry(ClientState& client) {
       for (ClientState* other : holding_) other->held_since = 0;
       continue;
     }
+    if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForMemory);
     held.put_back(std::move(bytes));
     return false;
   }

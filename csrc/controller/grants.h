@@ -32,6 +32,7 @@
 #include "controller/device_shares.h"
 #include "controller/host_rings.h"
 #include "controller/memory_ledger.h"
+#include "controller/order_trace.h"
 #include "controller/sequential_dispatch_for_testing.h"
 #include "sequencer/sequencer.h"
 
@@ -101,6 +102,9 @@ class Grants {
   uint64_t waiting() const;
   const std::vector<uint64_t>& gangs() const { return gangs_; }
 
+  /// The trace of the order (TRACE-3).
+  OrderTrace& trace() { return trace_; }
+
   void validate() const;
 
  private:
@@ -127,7 +131,8 @@ class Grants {
   std::vector<std::vector<std::byte>> kept_;                  ///< by entry: its record while it waits for its grant
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
-  std::vector<uint64_t> gangs_;      ///< by host: gang launches (GANG-1)
+  OrderTrace trace_;
+  std::vector<uint64_t> gangs_;  ///< by host: gang launches (GANG-1)
 };
 
 }  // namespace pathways

@@ -25,7 +25,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -34,6 +34,7 @@ from google.protobuf.empty_pb2 import Empty
 from pathways import errors
 from pathways._jaxlib import Callback
 from pathways.cluster.callbacks import Answers
+from pathways.cluster.tracing import RemoteRecording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import fd_passing
@@ -164,6 +165,34 @@ def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
 def resume(address: str, client: int) -> int:
     """Resumes a suspended client, for a process that is no client. Returns the bytes that came back to the devices."""
     return int(_operate(address, "Resume", _client_request(pb.ResumeRequest, client)).bytes)
+
+
+@contextlib.contextmanager
+def record(address: str) -> Iterator[RemoteRecording]:
+    """A recording of the cluster at `address`, for a process that is no client. It ends with the block.
+
+    Raises:
+        ConnectError: no cluster listens there.
+        TraceFileError: somebody traces this cluster already.
+    """
+    where = Address.parse(address)
+
+    def translated(error: grpc.RpcError) -> Exception:
+        return wire.raised(error) or errors.ConnectError(f"no cluster answers at {address}: {error.details()}")
+
+    with (
+        contextlib.closing(_open(address, where)) as connection,
+        grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel,
+    ):
+        message, fds = _first_word(address, connection)
+        for fd in fds:
+            os.close(fd)
+        open_stream = functools.partial(rpc.ControllerStub(channel).Trace, metadata=wire.bearer(message["token"]))
+        recording = RemoteRecording(open_stream, translated)
+        try:
+            yield recording
+        finally:
+            recording.cancel()
 
 
 def _client_request(kind: Any, client: int, **fields: Any) -> Any:
@@ -349,6 +378,12 @@ class RemoteControl:
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
         return wire.load_stats(self._call(self._stub.Stats, Empty()))
+
+    def open_trace(self) -> RemoteRecording:
+        """See `ControlPlane`."""
+        self.check()
+        open_stream = functools.partial(self._stub.Trace, metadata=wire.bearer(self._token))
+        return RemoteRecording(open_stream, self._translated)
 
     def shutdown(self) -> None:
         """Asks the controller to end the whole cluster. Returns when the controller has received the request."""

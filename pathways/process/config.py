@@ -10,7 +10,7 @@ from typing import Any
 from pathways import errors
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 #: How a cluster decides which client's run is next, and what that means.
