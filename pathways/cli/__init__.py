@@ -1,4 +1,4 @@
-"""The `pathways` command: `up` starts a cluster, `status` shows one, `trace` records what it does,
+"""The `pathways` command: `up` starts a cluster, `status` shows one, `top` shows it live, `trace` records what it does,
 `bench` measures; `suspend` and `resume` take a client off the devices and back.
 
 This room only reads arguments and prints tables; `pathways.cluster` does the work. An error of Pathways ends the
