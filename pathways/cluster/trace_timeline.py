@@ -119,6 +119,10 @@ class Timeline:
             self._take_calls(host, [row for row in rows if row["kind"] == Kind.CALL])
         self._take_transfers(records)
         self.runs = [self._run(row) for row in _rows(recorded.orders, trace_records.ORDER)]
+        # Hosts begin one after the other: some have recorded before the last one did.
+        known = (at for run in self.runs for at in (run.submitted_ns, run.next_ns, run.ordered_ns) if at)
+        seen = (at for at, _, _ in self._over.values() if at)
+        self.begin_ns = min([self.begin_ns, *known, *seen])
         if recorded.failure is not None:
             self.notes.append(f"the recording ended early: {recorded.failure}")
 

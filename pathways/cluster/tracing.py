@@ -87,7 +87,7 @@ class RemoteRecording:
         """
         self._translated = translated
         self._out: queue.SimpleQueue[Empty | None] = queue.SimpleQueue()
-        self._recorded = Recorded(begin_ns=time.monotonic_ns())
+        self._recorded = Recorded()
         self._stream = open_stream(iter(self._out.get, None))
         try:
             while not self._recorded.about:
@@ -95,6 +95,7 @@ class RemoteRecording:
         except grpc.RpcError as error:
             self._out.put(None)
             raise translated(error) from None
+        self._recorded.begin_ns = time.monotonic_ns()  # all hosts record
         self._reader = threading.Thread(target=self._read, name="pw-trace", daemon=True)
         self._reader.start()
 
