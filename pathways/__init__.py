@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathways.api.placed import jit
     from pathways.api.program import program
     from pathways.api.put import device_put
+    from pathways.api.recording import trace
     from pathways.api.session import make_virtual_device_set
     from pathways.api.slices import Device, Slice, VirtualDeviceSet
 
@@ -48,6 +49,7 @@ __all__ = [
     "jit",
     "make_virtual_device_set",
     "program",
+    "trace",
 ]
 
 # Where each name is, in pathways.api. A program's first use of a name imports that module, and JAX with it. The
@@ -65,6 +67,7 @@ _PLACES = {
     "jit": "placed",
     "make_virtual_device_set": "session",
     "program": "program",
+    "trace": "recording",
 }
 
 if not TYPE_CHECKING:

@@ -220,6 +220,19 @@ cdef extern from "executor/ledger.h" namespace "pathways" nogil:
         const vector[LedgerAccount]& accounts()
     cdef uint32_t PUTS "pathways::Ledger::kPuts"
 
+cdef extern from "executor/run_trace.h" namespace "pathways" nogil:
+    cdef cppclass RunTraceRecord:
+        pass
+    cdef cppclass RunTraceTaken "pathways::RunTrace::Ring::Taken":
+        vector[RunTraceRecord] records
+        uint64_t dropped
+
+cdef extern from "executor/device_clock.h" namespace "pathways" nogil:
+    cdef cppclass DeviceUse "pathways::DeviceClock::Use":
+        uint32_t client
+        uint32_t device
+        int64_t busy_ns
+
 cdef extern from "executor/executor.h" namespace "pathways" nogil:
     cdef cppclass ExecutorStats:
         uint64_t runs
@@ -243,6 +256,10 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         void clear()
         cbool is_idle()
         void set_predecessor_failure(string, uint32_t) except +
+        vector[DeviceUse] device_uses() except +
+        void start_trace(size_t) except +
+        void stop_trace() except +
+        RunTraceTaken take_trace() except +
 
 cdef extern from "messages/shared_segments.h" namespace "pathways" nogil:
     cdef enum class ClusterStatus(uint32_t):

@@ -291,6 +291,7 @@ cdef class Host:
     def stats(self):
         cdef ExecutorStats s = self.core.get().executor().stats()
         cdef const Ledger* ledger = &self.core.get().executor().ledger()
+        cdef vector[DeviceUse] uses = self.core.get().executor().device_uses()
         cdef size_t i
         cdef uint64_t limit
         devices, accounts = [], []
@@ -310,10 +311,28 @@ cdef class Host:
                 "oldest_runs": [each.decode() for each in self.core.get().executor().describe_runs(_OLDEST_RUNS)],
                 "tasks": s.tasks, "goes": s.goes, "go_ns": s.go_ns,
                 "memory": {"devices": devices, "accounts": accounts},
+                "busy": [{"client": uses[i].client, "device": uses[i].device, "busy_ns": uses[i].busy_ns}
+                         for i in range(uses.size())],
                 "bytes_sent": self.backend.get().bytes_sent(), "bytes_kept": self.backend.get().bytes_kept(),
                 "bytes_shipped": self.backend.get().bytes_shipped(),
                 "arena_bytes": 0 if self.arena == NULL else self.arena.bytes_in_use(),
                 "arena_high_water": 0 if self.arena == NULL else self.arena.high_water()}
+
+    # ---- traces. Python's lock is held, as it is in each step: see csrc/executor/run_trace.h.
+
+    def start_trace(self, size_t capacity):
+        """Traces the runs that are read from now on, in memory for `capacity` records."""
+        self.core.get().executor().start_trace(capacity)
+
+    def stop_trace(self):
+        """Traces no run further. What was recorded stays for `take_trace`."""
+        self.core.get().executor().stop_trace()
+
+    def take_trace(self):
+        """The records of the trace so far, as the bytes of RunTraceRecords, and how many older ones were dropped."""
+        cdef RunTraceTaken taken = self.core.get().executor().take_trace()
+        cdef size_t nbytes = taken.records.size() * sizeof(RunTraceRecord)
+        return PyBytes_FromStringAndSize(<const char*>taken.records.data(), <Py_ssize_t>nbytes), taken.dropped
 
     # ---- memory
 

@@ -75,6 +75,10 @@ class CheckpointError(PathwaysError, OSError):
     """A host could not write or read its part of a checkpoint; the message names the array, the path and the host."""
 
 
+class TraceFileError(PathwaysError, OSError):
+    """A trace could not be begun, or its file could not be written; the message names the file or the reason."""
+
+
 class DeadlineExceededError(PathwaysError, TimeoutError):
     """A run was not over when its deadline passed; the message names the program and the seconds."""
 

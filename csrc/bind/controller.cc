@@ -207,6 +207,21 @@ void register_controller(py::module_& m) {
       .def("stop", &Controller::stop, unlocked)
       .def("fail", &Controller::fail, "message"_a, unlocked)
       .def("close", &Controller::close, unlocked)
+      .def("start_trace", &Controller::start_trace, "capacity"_a, unlocked,
+           "Traces the order, in memory for so many runs.")
+      .def("stop_trace", &Controller::stop_trace, unlocked)
+      .def(
+          "take_trace",
+          [](BoundController& c) {
+            OrderTrace::Ring::Taken taken;
+            {
+              const py::gil_scoped_release unlock;
+              taken = c.take_trace();
+            }
+            const size_t bytes = taken.records.size() * sizeof(OrderTraceRecord);
+            return py::make_tuple(py::bytes(reinterpret_cast<const char*>(taken.records.data()), bytes), taken.dropped);
+          },
+          "The records of the trace so far (controller/order_trace.h), and how many were dropped.")
       .def("stats", [](BoundController& c) { return stats_dict(c.stats()); })
       .def_property_readonly("address",
                              [](BoundController& c) { return reinterpret_cast<size_t>(static_cast<Controller*>(&c)); });

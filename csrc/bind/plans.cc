@@ -45,7 +45,7 @@ py::list describe(const Plan& plan) {
     nodes.append(py::dict("kind"_a = kind_name(n.kind), "computation"_a = n.computation, "node"_a = n.global_node,
                           "inputs"_a = list(plan.inputs(n)), "outputs"_a = list(plan.outputs(n)),
                           "sources"_a = list(plan.sources(n)), "destinations"_a = list(plan.destinations(n)),
-                          "devices"_a = n.devices, "gang"_a = n.gang != 0));
+                          "devices"_a = n.devices, "input_devices"_a = n.input_devices, "gang"_a = n.gang != 0));
   }
   return nodes;
 }

@@ -54,7 +54,9 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   if (in_flight() >= window()) return Status::kFull;
   const auto result_count = static_cast<uint32_t>(program.result_parts.size());
   const size_t handles = arguments.size() + result_count;
-  size_t bytes = sizeof(RunRecord) + (handles + wanted.size() + (deadline_ns != 0 ? 1 : 0)) * sizeof(uint64_t);
+  const bool is_traced = status_->is_traced.load(std::memory_order_relaxed) != 0;
+  size_t bytes = sizeof(RunRecord) +
+                 (handles + wanted.size() + (is_traced ? 1 : 0) + (deadline_ns != 0 ? 1 : 0)) * sizeof(uint64_t);
   if (bytes > outgoing_.max_record()) return Status::kInvalid;
   static_assert(sizeof(Handle) == sizeof(uint64_t));
   const std::span<Handle> fresh{reinterpret_cast<Handle*>(results), result_count};
@@ -71,6 +73,7 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   RunRecord record{};
   record.header = {RecordKind::kRun, 0, options_.id};
   if (!wanted.empty()) record.header.detail |= kRunWanted;
+  if (is_traced) record.header.detail |= kRunHasSubmitted;
   if (deadline_ns != 0) record.header.detail |= kRunHasDeadline;
   record.tag = submitted() + 1;
   record.plan = program.plan;
@@ -86,6 +89,11 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   out += size_t{result_count} * sizeof(uint64_t);
   if (!wanted.empty()) std::memcpy(out, wanted.data(), wanted.size_bytes());
   out += wanted.size_bytes();
+  if (is_traced) {
+    const int64_t now_ns = monotonic_ns();
+    std::memcpy(out, &now_ns, sizeof now_ns);
+    out += sizeof now_ns;
+  }
   if (deadline_ns != 0) {
     std::memcpy(out, &deadline_ns, sizeof deadline_ns);
     for (const Handle handle : fresh) {

@@ -50,6 +50,7 @@ void AdmissionQueue::take(ClientState& client, std::span<const std::byte> bytes,
     refuse(client, bytes, judgement);
     return;
   }
+  if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForMemory);
   client.not_kept_out();
   holding_.push_back(&client);
   hold(client, bytes);
@@ -165,6 +166,7 @@ bool AdmissionQueue::retry(ClientState& client) {
   client.is_paced = false;
   while (!held.empty()) {
     if (client.credits.is_behind()) {  // FLOW-1
+      if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForCredits);
       client.is_paced = true;
       client.not_kept_out();
       return false;
@@ -180,11 +182,13 @@ bool AdmissionQueue::retry(ClientState& client) {
       continue;
     }
     if (is_run(held.front().record) && grants_.is_stranded(read_record<RunRecord>(held.front().record).group)) {
+      if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForHosts);
       return false;  // ERR-2
     }
     std::vector<std::byte> bytes = held.take_front().record;
     if (is_run(bytes) && ledger_.check(client.id, bytes).fits() &&
         !shares_.may_enter(client.id, read_record<RunRecord>(bytes).plan)) {
+      if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForTurn);
       client.not_kept_out();
       held.put_back(std::move(bytes));
       return false;
@@ -207,6 +211,7 @@ bool AdmissionQueue::retry(ClientState& client) {
       for (ClientState* other : holding_) other->held_since = 0;
       continue;
     }
+    if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForMemory);
     held.put_back(std::move(bytes));
     return false;
   }

@@ -69,6 +69,14 @@ inline int64_t deadline_of(std::span<const std::byte> bytes) {
   return at_ns;
 }
 
+/// When the client says that it submitted a run (monotonic_ns()); 0: it does not say.
+inline int64_t submitted_ns_of(std::span<const std::byte> run) {
+  const auto detail = read_record<RecordHeader>(run).detail;
+  if ((detail & kRunHasSubmitted) == 0) return 0;
+  const size_t behind = (detail & kRunHasDeadline) != 0 ? 2 : 1;
+  return static_cast<int64_t>(word_at(run, run.size() - behind * sizeof(uint64_t)));
+}
+
 /// Whether a run's deadline has passed.
 inline bool is_late(std::span<const std::byte> run) {
   const int64_t deadline = deadline_of(run);

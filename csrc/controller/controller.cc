@@ -33,11 +33,12 @@ void check(const ClientLimits& limits) {
 Controller::Controller(Options options, ControllerBlock* block, std::vector<HostView> hosts, StatusBlock* status)
     : options_(std::move(options)),
       block_(block),
+      status_(status != nullptr ? status : &block->status),
       bells_(&block->doorbell),
       mailbox_(&block->doorbell),
       clients_(bells_, &block->doorbell),
       hosts_(block, hosts),
-      end_(status != nullptr ? status : &block->status, mailbox_, clients_),
+      end_(status_, mailbox_, clients_),
       ledger_(options_.budgets, options_.devices),
       shares_(options_.policy),
       grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
@@ -246,6 +247,20 @@ void Controller::command_for(uint32_t id, CommandKind kind, std::vector<std::byt
   run_mail([&] { send_for(id, kind, payload); });
 }
 
+void Controller::start_trace(size_t capacity) {
+  run_mail([&] { grants_.trace().start(capacity); });
+  status_->is_traced.store(1, std::memory_order_relaxed);
+}
+
+void Controller::stop_trace() {
+  status_->is_traced.store(0, std::memory_order_relaxed);
+  run_mail([&] { grants_.trace().stop(); });
+}
+
+OrderTrace::Ring::Taken Controller::take_trace() {
+  return run_mail([&] { return grants_.trace().take(); });
+}
+
 ControllerStats Controller::stats() {
   return run_mail([&] { return snapshot(); });
 }
@@ -274,6 +289,7 @@ void Controller::remove(uint32_t id) {
     clients_.forget(*client);  // from here on nothing is written to its memory
     inbox_.forget(*client);
     queue_.forget(*client);
+    grants_.trace().forget(id);
     ledger_.release_all(*client);
     grants_.drop_all_of(id);
     ledger_.forget_plans_of(id);

@@ -17,6 +17,7 @@
 ///   Deadlines       runs that have a deadline (DEAD-1)
 ///   AdmissionQueue  held records, turns and claims; who is refused (MEM-2, MEM-3)
 ///   Inbox           what is read from the rings and how it is checked; plans' owners (TRUST-1, FLOW-1)
+///   OrderTrace      when runs were submitted, ordered and granted, while a trace is on (TRACE-3); in Grants
 ///   Recovery        lost hosts and their successors (ERR-2, ARENA-5)
 ///   Controller      the mailbox, the thread, the statistics, the pass, the end of a client (OWN-1), suspended clients
 ///
@@ -148,6 +149,10 @@ class Controller {
   void stop();
   void fail(std::string_view text) { end_.fail(text); }
   void close() { end_.close(); }
+  /// Traces the order from now on, in memory for `capacity` runs (TRACE-3). Clients say when they submit.
+  void start_trace(size_t capacity);
+  void stop_trace();
+  OrderTrace::Ring::Taken take_trace();
   ControllerStats stats();
   /// True when nothing waits, is granted, or is kept in an outbox. Call it between steps only.
   bool is_idle() const;
@@ -174,6 +179,7 @@ class Controller {
   // In the order of the list above: each is built on those before it.
   const Options options_;
   ControllerBlock* const block_;
+  StatusBlock* const status_;
   BellSet bells_;  ///< every doorbell that is rung for the controller
   Mailbox mailbox_;
   ControllerStats stats_;

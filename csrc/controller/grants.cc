@@ -47,6 +47,7 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
                        uint64_t tag) {
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
   if (kind == EntryKind::kRun) times_.entered(id, read_record<RunRecord>(record).plan);
+  if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record);
   if (sequencer_.granted().empty()) {
     if (id >= kept_.size()) kept_.resize(id + 1);
     kept_[id].assign(record.begin(), record.end());
@@ -84,6 +85,7 @@ void Grants::settle_granted() {
     const Entry entry = sequencer_.entry(id);
     if (entry.state == EntryState::kDropped) {
       ++stats_.dropped;
+      if (trace_.is_on()) trace_.left(id, OrderOutcome::kDropped);
       if (!instead_.empty()) forward_instead(id);
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
@@ -106,6 +108,7 @@ void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> 
   const uint64_t tag = id;
   const bool is_run = entry.kind == EntryKind::kRun;
   if (is_run) ++stats_.granted;
+  if (trace_.is_on()) trace_.left(id, OrderOutcome::kGranted);
   const auto hosts = sequencer_.hosts_of(entry.group);
   ClientState* client = header.kind == RecordKind::kCommand ? clients_.find(entry.client) : nullptr;
   if (client != nullptr) keep(*client, record, hosts);

@@ -33,6 +33,7 @@
 #include "controller/device_times.h"
 #include "controller/host_rings.h"
 #include "controller/memory_ledger.h"
+#include "controller/order_trace.h"
 #include "controller/sequential_dispatch_for_testing.h"
 #include "sequencer/sequencer.h"
 
@@ -104,6 +105,9 @@ class Grants {
   uint64_t waiting() const;
   const std::vector<uint64_t>& gangs() const { return gangs_; }
 
+  /// The trace of the order (TRACE-3).
+  OrderTrace& trace() { return trace_; }
+
   void validate() const;
 
  private:
@@ -130,6 +134,7 @@ class Grants {
   std::vector<std::vector<std::byte>> kept_;                  ///< by entry: its record while it waits for its grant
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
+  OrderTrace trace_;
   std::vector<uint64_t> gangs_;      ///< by host: gang launches (GANG-1)
   DeviceTimes times_;
 };

@@ -61,6 +61,7 @@ uint32_t Inbox::drain_client(ClientState& client) {
       if (is_full(client)) {
         client.is_unread = true;
         ++unread_;
+        if (grants_.trace().is_on() && client.credits.is_behind()) grants_.trace().waits(client.id, kWaitsForCredits);
         break;
       }
       const std::span<const std::byte> bytes = client.inbox.try_take(client_record_);
@@ -147,11 +148,17 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
     if (!may_be_in_the_mail || !mailbox_.has_mail()) clients_.fault(client, std::move(why));
     return false;
   }
-  if (is_run && grants_.is_stranded(group)) return false;  // surviving hosts must not wait with it
+  if (is_run && grants_.is_stranded(group)) {  // surviving hosts must not wait with it
+    if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForHosts);
+    return false;
+  }
   if (is_run && grants_.is_unknown_plan(read_record<RunRecord>(bytes).plan) && mailbox_.has_mail()) {
     return false;  // its plan may be in the mail
   }
-  if (is_run && !may_enter(client, bytes)) return false;
+  if (is_run && !may_enter(client, bytes)) {
+    if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForTurn);
+    return false;
+  }
   ++(is_run ? stats_.runs : stats_.commands);
   bool is_cancelled = false;
   if (is_run) {
@@ -228,7 +235,7 @@ std::string Inbox::unsound(std::span<const std::byte> bytes) const {
     case RecordKind::kRun: {
       if (bytes.size() < sizeof(RunRecord)) return expect(sizeof(RunRecord));
       const auto record = read_record<RunRecord>(bytes);
-      if ((header.detail & ~(kRunWanted | kRunHasDeadline)) != 0) {
+      if ((header.detail & ~(kRunWanted | kRunHasSubmitted | kRunHasDeadline)) != 0) {
         return "a run has the unknown flags " + std::to_string(header.detail);
       }
       return expect(sizeof record + words_behind(record) * sizeof(uint64_t));

@@ -6,12 +6,18 @@
 /// longer and the next one shorter; their sum is right. The controller divides the sum of what was noticed in one look
 /// (SHARE-5, controller/device_shares.h).
 ///
+/// It also sums up, for people, how long each client kept each device busy (`uses`).
+///
 /// Used by Launcher and ValueSettler. Threading: the executor's thread only.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <unordered_map>
+#include <vector>
 
 #include "executor/backend.h"
 #include "sync/atomic.h"
@@ -20,6 +26,8 @@ namespace pathways {
 
 class DeviceClock {
  public:
+  static constexpr uint32_t kNobody = 0xffffffffu;  ///< a client that is gone
+
   /// What is noticed from now on, is noticed together.
   void begin_look() {
     ++look_;
@@ -27,12 +35,15 @@ class DeviceClock {
   }
   uint32_t look() const { return look_; }
 
-  /// A computation that was launched on `devices` (a bit each) at `launched_ns` was noticed to be over. Returns when it
-  /// began.
-  int64_t began_ns(uint64_t devices, int64_t launched_ns) {
+  /// A computation of the client that was launched on `devices` (a bit each) at `launched_ns` was noticed to be over.
+  /// Returns when it began.
+  int64_t began_ns(uint32_t client, uint64_t devices, int64_t launched_ns) {
     int64_t began = launched_ns;
+    BusyTimes& busy = busy_of(client);
     for (uint64_t left = devices; left != 0; left &= left - 1) {
-      int64_t& free = free_ns_[std::countr_zero(left)];
+      const auto device = static_cast<size_t>(std::countr_zero(left));
+      int64_t& free = free_ns_[device];
+      busy[device] += now_ns() - std::min(now_ns(), std::max(launched_ns, free));
       began = std::max(began, free);
       free = now_ns();
     }
@@ -44,10 +55,41 @@ class DeviceClock {
     return now_ns_;
   }
 
+  /// How long a client kept a device busy, by computations that were noticed to be over.
+  struct Use {
+    uint32_t client, device;
+    int64_t busy_ns;
+  };
+  /// Of all clients that are not gone. Not on the hot path.
+  std::vector<Use> uses() const {
+    std::vector<Use> found;
+    for (const auto& [client, busy] : busy_) {
+      if (client == kNobody) continue;
+      for (uint32_t device = 0; device < busy.size(); ++device) {
+        if (busy[device] != 0) found.push_back({client, device, busy[device]});
+      }
+    }
+    return found;
+  }
+  /// The client is gone.
+  void forget(uint32_t client) {
+    busy_.erase(client);
+    last_ = nullptr;
+  }
+
  private:
+  using BusyTimes = std::array<int64_t, 64>;
+
+  BusyTimes& busy_of(uint32_t client) {
+    if (last_ == nullptr || last_->first != client) last_ = &*busy_.try_emplace(client).first;
+    return last_->second;
+  }
+
   int64_t free_ns_[64] = {};  ///< by device: when it was noticed last that something on it was over
   int64_t now_ns_ = 0;        ///< the time of this look; 0: not read yet
   uint32_t look_ = 0;
+  std::unordered_map<uint32_t, BusyTimes> busy_;                         ///< by client and device
+  std::unordered_map<uint32_t, BusyTimes>::value_type* last_ = nullptr;  ///< the client of the last call
 };
 
 }  // namespace pathways

@@ -23,7 +23,7 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       memory_(ledger_, options.device_bytes),
       queues_(runs_, options.devices, options.max_in_flight, options.gangs_block),
       tracker_(backend, refs_, *this),
-      part_{options.host, backend, link, *this, ledger_, refs_, errors_, runs_, queues_, tracker_, clock_},
+      part_{options.host, backend, link, *this, ledger_, refs_, errors_, runs_, queues_, tracker_, clock_, trace_},
       objects_(part_),
       flow_(part_, plans_, objects_),
       transfers_(part_, memory_, flow_),
@@ -79,7 +79,7 @@ void Executor::set_compiled(uint32_t id, std::optional<std::string> error, PlanS
   for (uint32_t slot : entry->waiting) {
     const auto nodes = entry->plan.nodes();
     for (uint32_t i = 0; i < nodes.size(); ++i) {
-      if (nodes[i].kind == NodeKind::kCall) queues_.satisfy({slot, i});
+      if (nodes[i].kind == NodeKind::kCall) queues_.satisfy({slot, i}, WaitedFor::kCompilation);
     }
   }
   entry->waiting.clear();
@@ -90,6 +90,7 @@ void Executor::on_client_gone(uint32_t id) {
   if (!objects_.is_gone(id)) {
     if (objects_.end_client(id)) plans_.close_accounts_of(id);
     puts_.forget(id);
+    clock_.forget(id);
     plans_.remove_plans_of(id);
   }
   backend_.forget_client(id);
@@ -166,6 +167,8 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.gangs = 0;
   run.busy_ns = run.counted_ns = run.launched_ns = 0;
   run.begin(plan);
+  run.dispatched_ns = 0;
+  if (trace_.is_on()) trace_.begin(run);
   run.results.assign(handles + record.arguments, handles + record.arguments + record.results);
   run.wanted.clear();
   if ((record.header.detail & kRunWanted) != 0) {

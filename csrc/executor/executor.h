@@ -15,6 +15,7 @@
 ///   ValueSettler             what follows when it has computed them (READ-1)
 ///   ClientObjects            the clients and their buffers (OWN-1)
 ///   ClientCommands, PutQueue, FetchTable, TaskTable   what clients ask beside runs (FUT-3, MOVE-1)
+///   RunTrace                 what was done when, while a trace is on (TRACE-2)
 ///   SequentialDispatch       runs that are prepared node by node, for measurements
 ///
 /// Each of them uses those on which it is built, directly. What goes the other way (a buffer that is defined wakes its
@@ -56,6 +57,7 @@
 #include "executor/put_queue.h"
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
+#include "executor/run_trace.h"
 #include "executor/sequential_dispatch.h"
 #include "executor/task_table.h"
 #include "executor/transfer_manager.h"
@@ -168,6 +170,13 @@ class Executor final : private OutputFinder, private Dispatcher {
     return runs_.live() == 0 && tracker_.waiting() == 0 && tasks_.count() == 0 && !puts_.is_waiting();
   }
 
+  /// Traces the runs that are read from now on. See RunTrace.
+  void start_trace(size_t capacity) { trace_.start(capacity); }
+  void stop_trace() { trace_.stop(runs_); }
+  RunTrace::Ring::Taken take_trace() { return trace_.take(); }
+
+  /// How long each client kept each device busy.
+  std::vector<DeviceClock::Use> device_uses() const { return clock_.uses(); }
   ExecutorStats stats() const;
   /// What the oldest live runs wait for: one line of text for each, for people to read.
   std::vector<std::string> describe_runs(size_t most) const;
@@ -202,6 +211,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   LaunchQueues queues_;
   ReadinessTracker tracker_;
   DeviceClock clock_;
+  RunTrace trace_;
   const ExecutorPart part_;
   ClientObjects objects_;
   Dataflow flow_;

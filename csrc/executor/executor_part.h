@@ -15,6 +15,7 @@
 #include "executor/object_store.h"
 #include "executor/readiness_tracker.h"
 #include "executor/run_table.h"
+#include "executor/run_trace.h"
 #include "executor/value_refs.h"
 #include "plan/plan.h"
 
@@ -46,6 +47,7 @@ struct ExecutorPart {
   LaunchQueues& queues_;
   ReadinessTracker& tracker_;
   DeviceClock& clock_;
+  RunTrace& trace_;
 };
 
 }  // namespace pathways

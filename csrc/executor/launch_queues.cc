@@ -30,12 +30,12 @@ void LaunchQueues::leave(const NodeRecord& node) {
 
 void LaunchQueues::enter_fifo(std::deque<NodeRef>& fifo, NodeRef ref) {
   fifo.push_back(ref);
-  if (fifo.size() == 1) satisfy(ref);
+  if (fifo.size() == 1) satisfy(ref, WaitedFor::kEarlierCall);
 }
 
 void LaunchQueues::leave_fifo(std::deque<NodeRef>& fifo) {
   fifo.pop_front();
-  if (!fifo.empty()) satisfy(fifo.front());
+  if (!fifo.empty()) satisfy(fifo.front(), WaitedFor::kEarlierCall);
 }
 
 void LaunchQueues::retry_throttled() {

@@ -34,9 +34,11 @@ class LaunchQueues {
   /// `gangs_block`: launching a gang blocks what the host does next (GANG-2).
   LaunchQueues(RunTable& runs, uint32_t devices, uint32_t max_in_flight, bool gangs_block);
 
-  /// A node waits for one thing less.
-  void satisfy(NodeRef ref) {
-    if (runs_.satisfy(ref)) ready_.push_back(ref);
+  /// A node waits for one thing less; `what` it was.
+  void satisfy(NodeRef ref, WaitedFor what = WaitedFor::kInput) {
+    if (!runs_.satisfy(ref)) return;
+    ready_.push_back(ref);
+    if (Run& run = runs_[ref.run]; run.is_traced()) run.times[ref.node].waited_for = what;
   }
   /// The call waits from now on until it heads its FIFOs.
   void enter(NodeRef ref, const NodeRecord& node);

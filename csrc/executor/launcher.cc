@@ -9,11 +9,20 @@ bool Launcher::must_wait(const Run& run, const NodeRecord& node) {
          queues_.conflicts_with_running_gang(node);
 }
 
+/// For a trace: what `must_wait` found.
+uint8_t Launcher::why_it_waits(const Run& run, const NodeRecord& node) {
+  return static_cast<uint8_t>((queues_.is_full(node) ? kThrottledByBound : 0) |
+                              (memory_.has_room(*run.plan, node) ? 0 : kThrottledByMemory) |
+                              (transfers_.owes_before(run, node) ? kThrottledByTransfers : 0) |
+                              (queues_.conflicts_with_running_gang(node) ? kThrottledByGang : 0));
+}
+
 void Launcher::launch(NodeRef ref) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   if (must_wait(run, node)) {
+    if (run.is_traced()) trace_.throttled(run, ref.node, why_it_waits(run, node));
     queues_.throttle(ref);
     return;
   }
@@ -92,6 +101,7 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
   const NodeRecord& node = plan.node(ref.node);
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
   queues_.leave(node);
+  if (run.is_traced()) is_watched = trace_launch(run, ref.node, error, launched_ns) || is_watched;
   Value watched = nullptr;
   if (error != 0 && counts) {
     watched = refs_.retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
@@ -121,6 +131,16 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
   }
   flow_.read_done(run, inputs);
   flow_.close_step(ref.run);
+}
+
+/// Traces a call that left its FIFOs. True: its end must still be noticed.
+bool Launcher::trace_launch(Run& run, uint32_t index, uint32_t error, int64_t launched_ns) {
+  trace_.launched(run, index, launched_ns);
+  const bool has_output = !outputs_.empty() && outputs_[0] != nullptr;
+  if (error == 0 && has_output && backend_.readiness(outputs_[0]) == Readiness::kPending) return true;
+  // It was computed in the launch, failed, or says nothing of its end.
+  trace_.ended(run, index, monotonic_ns(), error != 0, true);
+  return false;
 }
 
 void Launcher::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,

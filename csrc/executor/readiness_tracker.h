@@ -30,7 +30,8 @@ namespace pathways {
 
 /// One thing to do when a value is ready.
 struct PendingValue {
-  enum class Kind : uint8_t { kNode, kStandIn, kValue, kSend, kFetch, kPut } kind;
+  /// kMove: a transfer within the host; only of a traced run, to notice its end.
+  enum class Kind : uint8_t { kNode, kStandIn, kValue, kSend, kFetch, kPut, kMove } kind;
   bool counts;     ///< kNode, kStandIn: it is a launch in flight on the ready queue's devices
   uint32_t run;    ///< slot; kPut: the client
   uint32_t index;  ///< node, value, or fetch slot

@@ -32,6 +32,26 @@ inline uint64_t node_key(uint64_t order, uint32_t node) { return order << 20 | (
 inline uint64_t order_of(uint64_t key) { return key >> 20; }
 inline uint32_t node_of(uint64_t key) { return static_cast<uint32_t>(key & 0xfffffu); }
 
+/// What a node waited for last, before it was ready.
+enum class WaitedFor : uint8_t { kInput = 0, kEarlierCall = 1, kCompilation = 2 };
+
+/// What a trace notes of a node of a traced run (executor/run_trace.h). Times as in RunTraceRecord.
+struct NodeTimes {
+  int64_t ready_ns = 0;
+  int64_t launched_ns = 0;
+  WaitedFor waited_for = WaitedFor::kInput;
+  uint8_t throttled_by = 0;
+  bool is_over = false;
+};
+
+/// The same of a transfer between hosts, on one of them.
+struct ExchangeTimes {
+  int64_t source_ready_ns = 0;  ///< the value to send exists
+  int64_t send_ns = 0;          ///< the last send of it began
+  int64_t announced_ns = 0;     ///< the sources were told where to write
+  bool was_stalled = false;     ///< there was no memory to receive into at first
+};
+
 struct Run {
   PlanEntry* plan = nullptr;  ///< nullptr: the slot is free
   uint64_t order = 0;
@@ -39,9 +59,10 @@ struct Run {
   uint32_t client = 0;
   uint32_t open = 0;  ///< steps that are not done, and results that are not settled
   uint32_t gangs = 0;
-  int64_t busy_ns = 0;      ///< time in which this host's devices were busy for it, as far as it is over
-  int64_t counted_ns = 0;   ///< until when that is counted
-  int64_t launched_ns = 0;  ///< when its last launch began; 0: none has
+  int64_t busy_ns = 0;        ///< time in which this host's devices were busy for it, as far as it is over
+  int64_t counted_ns = 0;     ///< until when that is counted
+  int64_t launched_ns = 0;    ///< when its last launch began; 0: none has
+  int64_t dispatched_ns = 0;  ///< traced: when its record was read; 0: it is not traced
   bool is_stepwise = false;
   uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
   std::vector<Value> values;
@@ -52,7 +73,9 @@ struct Run {
   std::vector<uint32_t> input_errors;  ///< per node: error of a failed input
   std::vector<uint64_t> results;       ///< handles
   std::vector<uint64_t> wanted;        ///< READ-1: a bit per result, or empty
+  std::vector<NodeTimes> times;        ///< per node, while the run is traced
 
+  bool is_traced() const { return dispatched_ns != 0; }
   /// Resets the run to the state before any node of the plan: no value exists.
   void begin(const Plan& of);
   NodeContext context(uint32_t node) const {

@@ -29,7 +29,10 @@ void TransferManager::prepare(NodeRef ref) {
   if (node.output_count == 0) return;
   // Receives get memory in the order of the runs. Otherwise a younger receive could take the last memory and wait for
   // the consumer of an older receive, which waits for memory: a deadlock.
-  if (!stalled_receives_.empty() || !announce_receive(key)) stalled_receives_.push_back(key);
+  if (!stalled_receives_.empty() || !announce_receive(key)) {
+    exchange.times.was_stalled = true;
+    stalled_receives_.push_back(key);
+  }
 }
 
 bool TransferManager::is_local(const Plan& plan, const NodeRecord& node) const {
@@ -63,6 +66,7 @@ void TransferManager::start(NodeRef ref) {
 /// A transfer within the host.
 void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node, uint32_t error) {
   if (error == 0 && !memory_.has_room(*run.plan, node)) {
+    if (run.is_traced()) trace_.throttled(run, ref.node, kThrottledByMemory);
     queues_.throttle(ref);
     return;
   }
@@ -70,20 +74,36 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
   const Plan& plan = run.plan->plan;
   const uint32_t input = plan.inputs(node)[0], output = plan.outputs(node)[0];
   Value moved = nullptr;
+  if (run.is_traced()) trace_.launched(run, ref.node, monotonic_ns());
   if (error != 0) {
     flow_.propagate_error(ref.run, output, error);
   } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
     memory_.book(run, node, moved);
-    flow_.deliver(ref.run, output, moved, node.devices, tracker_.next_age());
+    const uint64_t age = tracker_.next_age();
+    if (run.is_traced()) trace_move(ref, run, node, moved);
+    flow_.deliver(ref.run, output, moved, node.devices, age);
   } else {
     flow_.propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
   }
+  if (run.is_traced() && moved == nullptr) trace_.ended(run, ref.node, monotonic_ns(), true, true);
   flow_.read_done(run, plan.inputs(node));
   flow_.close_step(ref.run);
 }
 
+/// Notes the end of a transfer within the host, or sees to it that the end is noticed.
+void TransferManager::trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved) {
+  if (backend_.readiness(moved) != Readiness::kPending) {
+    trace_.ended(run, ref.node, monotonic_ns(), false, true);
+    return;
+  }
+  ++run.open;
+  tracker_.add(node.devices,
+               {PendingValue::Kind::kMove, false, ref.run, ref.node, refs_.retain(moved), 0, tracker_.age()});
+}
+
 void TransferManager::source_settled(uint64_t key, uint32_t error) {
   Exchange& exchange = exchanges_.at(key);
+  if (runs_[exchange.run].is_traced()) exchange.times.source_ready_ns = monotonic_ns();
   exchange.source_ready = true;
   exchange.source_error = error;
   if (!exchange.ready_receives.empty()) {
@@ -102,6 +122,7 @@ bool TransferManager::announce_receive(uint64_t key) {
   const Status status = backend_.begin_receive(run.context(exchange.node), &receives);
   if (status == Status::kNoMemory) return false;
   exchange.has_room = status == Status::kOk;
+  if (run.is_traced()) exchange.times.announced_ns = monotonic_ns();
   if (status != Status::kOk) {
     // Announces to the sources a receive without offsets, so that they write nothing and end their part.
     exchange.receive_error = errors_.add(std::string(backend_.last_error()));
@@ -174,6 +195,7 @@ void TransferManager::try_send(uint64_t key) {
   if (exchange.source_error != 0) {
     text = errors_.text(exchange.source_error);
   } else {
+    if (runs_[exchange.run].is_traced()) exchange.times.send_ns = monotonic_ns();
     // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
     backend_.send(runs_[exchange.run].context(exchange.node), exchange.source, ready_receives, key, states);
     if (std::find(states.begin(), states.end(), SendState::kFailed) != states.end()) text = backend_.last_error();
@@ -192,6 +214,9 @@ void TransferManager::try_send(uint64_t key) {
 void TransferManager::end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.sends_left > 0);
+  if (const Run& run = runs_[exchange.run]; run.is_traced()) {
+    trace_.exchanged(run, exchange.node, TraceKind::kSend, destination, exchange.times, monotonic_ns(), failed);
+  }
   if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
   if (destination == host_) {
     source_done(key, destination, failed, text);
@@ -221,6 +246,9 @@ Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t 
 void TransferManager::source_done(uint64_t key, uint32_t host, bool failed, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.receives_left > 0);
+  if (const Run& run = runs_[exchange.run]; run.is_traced()) {
+    trace_.exchanged(run, exchange.node, TraceKind::kReceive, host, exchange.times, monotonic_ns(), failed);
+  }
   exchange.done_sources.push_back(host);
   if (failed && exchange.receive_error == 0) exchange.receive_error = errors_.add(std::string(text));
   if (--exchange.receives_left == 0) finish_receive(key);

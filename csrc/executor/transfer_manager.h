@@ -61,6 +61,7 @@ struct Exchange {
   std::vector<ReceiveBuffers> ready_receives;  ///< not sent yet; here `source` names the destination
   std::vector<uint32_t> announced;             ///< hosts that have announced, ever
   std::vector<uint32_t> done_sources;          ///< hosts that have written, or failed to
+  ExchangeTimes times;                         ///< while its run is traced
   std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
 };
 
@@ -117,6 +118,7 @@ class TransferManager : private ExecutorPart {
   bool is_local(const Plan& plan, const NodeRecord& node) const;
   bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
   void start_local(NodeRef ref, Run& run, const NodeRecord& node, uint32_t error);
+  void trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved);
   bool announce_receive(uint64_t key);
   void try_send(uint64_t key);
   void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);

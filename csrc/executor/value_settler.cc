@@ -12,6 +12,7 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
   switch (item.kind) {
     case PendingValue::Kind::kNode: {
       count_time(item);
+      trace_end(item, error != 0);
       const Plan& plan = runs_[item.run].plan->plan;
       for (uint32_t value : plan.outputs(plan.node(item.index))) settle_results(item.run, value, error);
       flow_.close_step(item.run);
@@ -19,6 +20,11 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
     }
     case PendingValue::Kind::kStandIn:
       count_time(item);
+      trace_end(item, true);
+      flow_.close_step(item.run);
+      break;
+    case PendingValue::Kind::kMove:
+      trace_end(item, error != 0);
       flow_.close_step(item.run);
       break;
     case PendingValue::Kind::kValue:
@@ -52,6 +58,11 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
   refs_.drop(item.value);
 }
 
+void ValueSettler::trace_end(const PendingValue& item, bool has_failed) {
+  Run& run = runs_[item.run];
+  if (run.is_traced()) trace_.ended(run, item.index, clock_.now_ns(), has_failed);
+}
+
 void ValueSettler::count_time(const PendingValue& launch) {
   Run& run = runs_[launch.run];
   const uint64_t devices = run.plan->plan.node(launch.index).devices;
@@ -60,7 +71,8 @@ void ValueSettler::count_time(const PendingValue& launch) {
 
 /// Time in which several devices were busy for the run counts once.
 void ValueSettler::count_time(Run& run, uint64_t devices, int64_t launched_ns) {
-  const int64_t began = std::max(run.counted_ns, clock_.began_ns(devices, launched_ns)), now = clock_.now_ns();
+  const uint32_t client = objects_.is_gone(run.client) ? DeviceClock::kNobody : run.client;
+  const int64_t began = std::max(run.counted_ns, clock_.began_ns(client, devices, launched_ns)), now = clock_.now_ns();
   run.busy_ns += std::max<int64_t>(0, now - began);
   run.counted_ns = now;
 }

@@ -34,6 +34,7 @@ class ValueSettler : private ExecutorPart {
  private:
   static constexpr uint32_t kNone = 0xffffffffu;
 
+  void trace_end(const PendingValue& item, bool has_failed);
   void count_time(const PendingValue& launch);
   void count_time(Run& run, uint64_t devices, int64_t launched_ns);
   void settle_results(uint32_t slot, uint32_t value, uint32_t error);

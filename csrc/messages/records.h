@@ -65,7 +65,8 @@ struct RecordHeader {
 
 /// Flags of a RunRecord's header.detail. Each flag adds 8-byte words behind the handles, in this order.
 enum RunDetail : uint16_t {
-  kRunWanted = 1,       ///< one bit per result, 64 per word: write the result into the client's read-back area (READ-1)
+  kRunWanted = 1,  ///< one bit per result, 64 per word: write the result into the client's read-back area (READ-1)
+  kRunHasSubmitted = 8,  ///< one word: when the client submitted it (monotonic_ns()); only while a trace is on
   kRunHasDeadline = 2,  ///< one word: the time by which the run must be over (monotonic_ns(), one clock on one machine)
 };
 
@@ -196,7 +197,7 @@ static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copya
 inline constexpr uint64_t words_behind(const RunRecord& run) {
   const uint64_t handles = uint64_t{run.arguments} + run.results;
   return handles + ((run.header.detail & kRunWanted) != 0 ? (uint64_t{run.results} + 63) / 64 : 0) +
-         ((run.header.detail & kRunHasDeadline) != 0 ? 1 : 0);
+         ((run.header.detail & kRunHasSubmitted) != 0 ? 1 : 0) + ((run.header.detail & kRunHasDeadline) != 0 ? 1 : 0);
 }
 
 /// The record at the start of `bytes`, which must be long enough.

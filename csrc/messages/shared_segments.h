@@ -43,8 +43,9 @@ struct StatusBlock {
   static constexpr uint64_t kMagic = 0x5057535441545553ULL;
   static constexpr size_t kTextBytes = 8192;
   uint64_t magic = kMagic;
-  Atomic<uint32_t> status;  ///< ClusterStatus; leaves kUp only once
-  uint32_t text_bytes = 0;  ///< written before `status`
+  Atomic<uint32_t> status;     ///< ClusterStatus; leaves kUp only once
+  Atomic<uint32_t> is_traced;  ///< 1: clients say when they submit a run (kRunHasSubmitted)
+  uint32_t text_bytes = 0;     ///< written before `status`
   char text[kTextBytes] = {};
 
   static Segment make(bool shared);

@@ -81,7 +81,7 @@ _Sample = dict[int, dict[str, Any]]
 
 
 def _sample(address: str) -> _Sample:
-    from pathways.cluster.remote import inspect
+    from pathways.cluster.operator import inspect
 
     return {client["client"]: client for client in inspect(address)["clients"]}
 
@@ -155,7 +155,7 @@ def limit(address: str, client: int, nbytes: int | None, **given: Any) -> None:
     A weight or priority acts on its next run. A quota below what the client has takes nothing away from it: its next
     runs and arrays wait, or fail, as it has asked when it connected. "none" takes a quota away.
     """
-    from pathways.cluster.remote import limit as limit_client
+    from pathways.cluster.operator import limit as limit_client
 
     changes = {what: value for what, value in {**given, "bytes": nbytes}.items() if value is not None}
     if not changes:
@@ -177,7 +177,7 @@ def suspend(address: str, client: int, to: str) -> None:
 
     `pathways status` shows the clients' numbers. The client notices only the delay.
     """
-    from pathways.cluster.remote import suspend as suspend_client
+    from pathways.cluster.operator import suspend as suspend_client
 
     left = suspend_client(address, client, to_disk=to == "disk")
     click.echo(
@@ -191,7 +191,7 @@ def suspend(address: str, client: int, to: str) -> None:
 @click.argument("client", type=click.IntRange(0))
 def resume(address: str, client: int) -> None:
     """Bring the buffers of a suspended CLIENT back to its devices, then take its work again."""
-    from pathways.cluster.remote import resume as resume_client
+    from pathways.cluster.operator import resume as resume_client
 
     came = resume_client(address, client)
     click.echo(f"client {client} is not suspended any more; {bytes_text(came)} came back to the devices")

@@ -23,7 +23,7 @@ def status(address: str | None, as_json: bool) -> None:
     ADDRESS is what `pathways up` printed. When it is not given, this user's cluster on this machine; if there are
     several, a list of them.
     """
-    from pathways.cluster.remote import inspect
+    from pathways.cluster.operator import inspect
     from pathways.process.run_directory import live_clusters
 
     addresses = [address] if address is not None else live_clusters()
@@ -47,7 +47,7 @@ def _list(addresses: list[str]) -> None:
     """Several clusters, one line each, the newest first."""
     from rich.table import Table
 
-    from pathways.cluster.remote import inspect
+    from pathways.cluster.operator import inspect
     from pathways.process.console import standard_output
 
     table = Table("address", "cluster", "up", "clients", box=None)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from pathways import errors
 from pathways._jaxlib import Callback
+from pathways.cluster.tracing import Recording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.topology import SliceBinding, Topology
 
@@ -69,6 +70,9 @@ class ControlPlane(Protocol):
 
     def cluster_stats(self) -> dict[str, Any]:
         """Statistics of the cluster."""
+
+    def open_trace(self) -> Recording:
+        """Records what the whole cluster does from now on. Raises `TraceFileError` when somebody does so already."""
 
     def alive(self) -> bool:
         """Whether the cluster still works, by a check that takes a few microseconds."""

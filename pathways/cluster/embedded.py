@@ -18,6 +18,7 @@ import jax
 
 from pathways import _jaxlib, _native, errors
 from pathways.cluster.callbacks import call
+from pathways.cluster.tracing import EmbeddedRecording
 from pathways.compiler.ir import LogicalProgram
 from pathways.controller import client_limits
 from pathways.controller.native_numbers import NativeNumbers
@@ -115,6 +116,7 @@ class EmbeddedControl:
         self._requests = 0
         self._moved: dict[int, tuple[str, int]] = {}  # the host's answers to requests: error text and bytes
         self.driver.on_offloaded = self._offloaded
+        self._recordings: list[EmbeddedRecording] = []
 
     def allocate_slice(
         self, shape: tuple[int, ...], axis_names: tuple[str, ...], island: int | None = None
@@ -232,6 +234,16 @@ class EmbeddedControl:
     def cluster_stats(self) -> dict[str, Any]:
         """See `ControlPlane`."""
         return {"controller": self.controller.stats(), "hosts": [{"host": 0, **self.driver.stats()}]}
+
+    def open_trace(self) -> EmbeddedRecording:
+        """See `ControlPlane`."""
+        about = {
+            "cluster": self.topology.describe(),
+            "devices_per_host": self.topology.devices_per_host,
+            "hosts": 1,
+            "clients": {str(self.client_id): ""},
+        }
+        return EmbeddedRecording(self.controller, self.driver.trace, about, self._recordings)
 
     def alive(self) -> bool:
         """See `ControlPlane`."""

@@ -16,14 +16,11 @@ method.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import json
 import os
-import socket
-import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +30,10 @@ from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
 from pathways._jaxlib import Callback
+from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.callbacks import Answers
+from pathways.cluster.operator import client_request, limit_request, limits_of
+from pathways.cluster.tracing import RemoteRecording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import fd_passing
@@ -46,43 +46,11 @@ from pathways.protocol import wire
 from pathways.protocol.serialization import dump_program, load
 from pathways.protocol.wire import Stage
 
-__all__ = ["RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix", "inspect"]
+__all__ = ["RemoteControl", "SliceBinding", "StartupEvent", "Topology", "connect_unix"]
 
-HELLO_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 2.0
 
 StartupEvent = pb.StartupEvent
-
-
-@dataclasses.dataclass(frozen=True)
-class Address:
-    """The two sockets of a cluster."""
-
-    control: str
-    descriptors: str
-
-    @classmethod
-    def parse(cls, address: str) -> Address:
-        """From `unix:/path/control.sock` or `unix:/path`.
-
-        Raises:
-            ConnectError: the address is invalid, or no cluster listens there; the message says what to do.
-        """
-        scheme, _, path = address.partition(":")
-        if scheme != "unix" or not path:
-            raise errors.ConnectError(f"expected an address like unix:/path/control.sock, got {address!r}")
-        path = os.path.abspath("/" + path.lstrip("/") if path.startswith("//") else path)
-        if os.path.isdir(path):
-            path = os.path.join(path, "control.sock")
-        try:
-            is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
-        except OSError as error:
-            raise errors.ConnectError(
-                f"no cluster listens at {address}: {error.strerror}. `pathways up` starts one and prints its address"
-            ) from error
-        if not is_socket:
-            raise errors.ConnectError(f"{path} is no socket, so no cluster listens at {address}")
-        return cls(f"unix:{path}", os.path.join(os.path.dirname(path), "fds.sock"))
 
 
 def connect_unix(
@@ -113,7 +81,7 @@ def connect_unix(
     where = Address.parse(address)
     sizes = sizes or ClientSizes()
     deadline = Deadline(timeout_s)
-    connection = _open(address, where)
+    connection = open_connection(address, where)
     code = importlib.import_module(native)
     channel = grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS)
     control = RemoteControl(address, channel, connection)
@@ -125,90 +93,6 @@ def connect_unix(
         control._release()
         raise
     return control
-
-
-def _open(address: str, where: Address) -> socket.socket:
-    try:
-        return fd_passing.connect(where.descriptors)
-    except OSError as error:
-        raise errors.ConnectError(f"no cluster listens at {address}: {error.strerror}") from error
-
-
-def _first_word(address: str, connection: socket.socket) -> tuple[fd_passing.Message, list[int]]:
-    """The controller's first message on a new connection: the connection's secret, and descriptors."""
-    try:
-        return fd_passing.receive(connection, HELLO_TIMEOUT_S)
-    except (fd_passing.Closed, TimeoutError) as error:
-        raise errors.ConnectError(f"the controller at {address} closed the connection: {error}") from error
-
-
-def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """The same as `RemoteControl.cluster_stats`, for a process that is no client.
-
-    Raises:
-        ConnectError: no cluster listens there, or the controller does not answer in time.
-    """
-    return wire.load_stats(_answer(address, "Stats", Empty(), "", timeout_s))
-
-
-def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
-    """Suspends a client of the cluster at `address`, for a process that is no client. Returns the bytes that left the
-    devices.
-
-    Raises:
-        ConnectError: no cluster listens there.
-        ResourceExhaustedError: a host has no room; the client goes on.
-    """
-    return int(_operate(address, "Suspend", _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
-
-
-def resume(address: str, client: int) -> int:
-    """Resumes a suspended client, for a process that is no client. Returns the bytes that came back to the devices."""
-    return int(_operate(address, "Resume", _client_request(pb.ResumeRequest, client)).bytes)
-
-
-def limit(address: str, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes what a client may have, for a process that is no client; see `ControlPlane.limit`."""
-    return _limits(_operate(address, "Limit", _limit_request(client, changes)))
-
-
-def _limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
-    request = _client_request(pb.LimitRequest, client)
-    for what, value in changes.items():
-        try:
-            setattr(request, what, value)
-        except (TypeError, ValueError, OverflowError):
-            raise errors.OptionError(f"a client's {what}= is a number in range, got {value!r}") from None
-    return request
-
-
-def _limits(reply: pb.ClientLimits) -> dict[str, Any]:
-    return {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}
-
-
-def _client_request(kind: Any, client: int, **fields: Any) -> Any:
-    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < 1 << 31:
-        raise errors.ClusterClosedError(f"client {client!r} is no client's number; see the cluster's stats")
-    return kind(client=client, **fields)
-
-
-def _operate(address: str, method: str, request: Any) -> Any:
-    with contextlib.closing(_open(address, Address.parse(address))) as connection:
-        message, fds = _first_word(address, connection)
-        for fd in fds:
-            os.close(fd)
-        return _answer(address, method, request, message["token"], None)
-
-
-def _answer(address: str, method: str, request: Any, token: str, timeout_s: float | None) -> Any:
-    with grpc.insecure_channel(Address.parse(address).control, options=wire.CHANNEL_OPTIONS) as channel:
-        try:
-            call = getattr(rpc.ControllerStub(channel), method)
-            return call(request, timeout=timeout_s, metadata=wire.bearer(token))
-        except grpc.RpcError as error:
-            raise wire.raised(error) or errors.ConnectError(
-                f"no cluster answers at {address}: {error.details()}"
-            ) from None
 
 
 class RemoteControl:
@@ -242,7 +126,7 @@ class RemoteControl:
     # -- joining -----------------------------------------------------------------------------------------------------
 
     def _hello(self, segment_type: Any) -> None:
-        message, fds = _first_word(self.address, self._connection)
+        message, fds = first_message(self.address, self._connection)
         self._token = str(message["token"])
         self.controller_pid = int(message["controller_pid"])
         self.status_segment, self.bell_segment = segment_type.attach(fds[0]), segment_type.attach(fds[1])
@@ -363,19 +247,25 @@ class RemoteControl:
 
     def suspend(self, client: int, to_disk: bool, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""
-        return int(self._call(self._stub.Suspend, _client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
+        return int(self._call(self._stub.Suspend, client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
 
     def resume(self, client: int, pause: Callable[[float], None]) -> int:
         """See `ControlPlane`."""
-        return int(self._call(self._stub.Resume, _client_request(pb.ResumeRequest, client)).bytes)
+        return int(self._call(self._stub.Resume, client_request(pb.ResumeRequest, client)).bytes)
 
     def limit(self, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
         """See `ControlPlane`."""
-        return _limits(self._call(self._stub.Limit, _limit_request(client, changes)))
+        return limits_of(self._call(self._stub.Limit, limit_request(client, changes)))
 
     def cluster_stats(self) -> dict[str, Any]:
         """Islands, hosts, clients, memory and counters of the whole cluster, as plain data."""
         return wire.load_stats(self._call(self._stub.Stats, Empty()))
+
+    def open_trace(self) -> RemoteRecording:
+        """See `ControlPlane`."""
+        self.check()
+        open_stream = functools.partial(self._stub.Trace, metadata=wire.bearer(self._token))
+        return RemoteRecording(open_stream, self._translated)
 
     def shutdown(self) -> None:
         """Asks the controller to end the whole cluster. Returns when the controller has received the request."""

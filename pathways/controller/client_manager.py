@@ -21,6 +21,7 @@ from pathways.controller.host_requests import HostRequests
 from pathways.controller.program_manager import ProgramManager
 from pathways.controller.records import ClientRecord, Connection, HostRecord
 from pathways.controller.suspend import Suspension
+from pathways.controller.tracing import Tracing
 from pathways.process import fd_passing
 from pathways.process.children import resident_bytes
 from pathways.process.client_terms import ClientTerms
@@ -42,6 +43,7 @@ class ClientManager:
         self.programs = ProgramManager(cluster, self.clients, self._requests)
         self.callbacks = CallbackRouter(cluster, self.clients)
         self.suspension = Suspension(cluster, self.clients)
+        self.tracing = Tracing(cluster, self.clients)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -70,6 +72,21 @@ class ClientManager:
             raise errors.PermissionDeniedError(
                 f"client {client.number} may not {doing}: who started the cluster may, and `pathways` on a command line"
             )
+
+    def names_seen_by(self, token: str) -> tuple[str, set[int] | None]:
+        """The caller, for people, and the clients whose names it may see; None: of all (see `check_operator`).
+
+        Raises:
+            PermissionDeniedError: no open connection has this secret.
+        """
+        connection = self.connections.of(token)
+        own = {each.number for each in self.clients.values() if each.connection.pid == connection.pid}
+        who = f"client {min(own)}" if own else f"an operator (pid {connection.pid})"
+        try:
+            self.check_operator(token, "see other clients' names")
+        except errors.PermissionDeniedError:
+            return who, own
+        return who, None
 
     async def join(self, token: str, request: pb.JoinRequest) -> ClientRecord:
         """Makes a client of an open connection that has sent its segment. Every host maps the segment.
@@ -191,6 +208,7 @@ class ClientManager:
         """
         for host in hosts:
             self.suspension.host_lost(host.number)
+            self.tracing.host_lost(host.number)
             self.callbacks.host_lost(host.number)
             self._requests.host_lost(host)
             self.programs.host_lost(host.number)
@@ -246,6 +264,8 @@ class ClientManager:
                 self.callbacks.ask_client(host, body)
             case "client_offloaded":
                 self.suspension.report(host.number, body)
+            case "traced":
+                self.tracing.report(host.number, body)
             case "error":
                 host.error = body.error.message
 

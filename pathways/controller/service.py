@@ -7,6 +7,7 @@ requests of `Suspend`, `Resume` and `Limit` name a client.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -225,6 +226,28 @@ class ControllerService(rpc.ControllerServicer):
                 state=host.state,
             )
         return reply
+
+    async def Trace(self, requests: AsyncIterator[Empty], context: Any) -> AsyncIterator[pb.TracePart]:  # noqa: D102
+        over = asyncio.Event()
+        context.add_done_callback(lambda _: over.set())
+
+        async def read() -> None:
+            try:
+                async for _ in requests:
+                    pass
+            finally:
+                over.set()
+
+        reader = asyncio.ensure_future(read())
+        try:
+            who, own = self._client_manager.names_seen_by(wire.token_of(context))
+            async with contextlib.aclosing(self._client_manager.tracing.record(who, own, over)) as parts:
+                async for part in parts:
+                    yield part
+        except errors.PathwaysError as error:
+            await wire.refuse(context, error)
+        finally:
+            reader.cancel()
 
     @_refusing
     async def Shutdown(self, request: Empty, context: Any) -> Empty:  # noqa: D102

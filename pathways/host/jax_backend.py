@@ -26,6 +26,7 @@ from pathways.host.devices import HostDevices
 from pathways.host.failures import Failures
 from pathways.host.placements import Placements
 from pathways.host.programs import OnCompiled, Programs
+from pathways.host.tracing import HostTrace
 from pathways.host.transfers import Transfers
 from pathways.host.watchers import Watchers
 from pathways.plan.binding import Bindings
@@ -92,6 +93,7 @@ class JaxBackend:
             directory,
             lambda request, error, nbytes: self.on_offloaded(request, error, nbytes),
         )
+        self.trace = HostTrace(self.core, self.programs.by_number)
         self.failures = Failures(here, self.programs.by_number)
         describe = self.failures.describe
         self.attendants = Attendants(self.core, here, self.callbacks, describe, lambda why: self.give_up(why))
@@ -99,7 +101,6 @@ class JaxBackend:
 
         # `_core.Host` calls these, and the parts' methods, by name (pathways/_host_callbacks.pxi).
         self.is_jit_disabled, self.launch_with_jit = _jaxlib.is_jit_disabled, executables.launch_with_jit
-        self.program_gone = self.programs.drop
 
     # ---- from any thread
 
@@ -168,6 +169,11 @@ class JaxBackend:
         self.attendants.stop()
         self.programs.stop()
         self.core.clear()
+
+    def program_gone(self, program_id: int) -> None:
+        """Drops a removed program, because its last run is over."""
+        self.trace.keep(program_id)
+        self.programs.drop(program_id)
 
     def client_gone(self, client: int) -> None:
         """Drops what a client owned, because the notice of the client's end has come (OWN-1).

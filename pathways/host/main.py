@@ -262,6 +262,23 @@ class HostProcess:
             text = json.dumps({"error": str(failure)})
         self._report(pb.HostReport(stats=pb.HostStatsReport(request=request.request, driver_json=text)))
 
+    def _do_trace(self, request: pb.HostTrace, driver: Driver) -> None:
+        part = pb.TracePart(request=request.request, host=self._config.host)
+        trace = getattr(driver, "trace", None)
+        try:
+            if trace is None:
+                part.note = f"host {self._config.host} cannot record"
+            elif request.action == pb.HostTrace.START:
+                trace.start()
+            else:
+                rest = trace.stop() if request.action == pb.HostTrace.STOP else trace.take()
+                part.records, part.dropped = rest[:2]
+                part.plans_json = json.dumps(rest[2])
+        except Exception as failure:
+            traceback.print_exc()
+            part.note = f"host {self._config.host} could not record: {failure}"
+        self._report(pb.HostReport(traced=part))
+
     # -- reports, from any thread ------------------------------------------------------------------------------------
 
     def _compiled(self, program_id: int, error: str | None, memory: ProgramMemory | None = None) -> None:

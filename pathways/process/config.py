@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 #: How a cluster decides which client's run is next, and what that means.

@@ -2,8 +2,8 @@
 
     python room_client.py ADDRESS [PRIORITY]
 
-Lines and answers are JSON objects. "hold": puts so many MiB on device 0. "check": computes something of them, which must
-be right. "work": steps of a computation on them for so many seconds. "drop": gives them up.
+Lines and answers are JSON objects. "hold": puts so many MiB on device 0. "check": computes something of them, which
+must be right. "work": steps of a computation on them for so many seconds. "drop": gives them up.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import pathways as pw
 from pathways import cli
 from pathways.cluster.launcher import start_local_cluster
-from pathways.cluster.remote import limit as limit_client
+from pathways.cluster.operator import limit as limit_client
 
 MIB = 1 << 20
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from pathways import cli
 from pathways.cli.text import SIZE
-from pathways.cluster import remote
+from pathways.cluster import operator
 from pathways.process import run_directory
 
 HERE = pathlib.Path(__file__).parent
@@ -116,8 +116,8 @@ def test_several_clusters_are_listed(up: subprocess.Popen[str], another: subproc
 
 
 def test_suspend_and_resume_say_what_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "suspend", lambda address, client, to_disk: 3 << 20)
-    monkeypatch.setattr(remote, "resume", lambda address, client: 3 << 20)
+    monkeypatch.setattr(operator, "suspend", lambda address, client, to_disk: 3 << 20)
+    monkeypatch.setattr(operator, "resume", lambda address, client: 3 << 20)
     shown = CliRunner().invoke(cli.main, ["suspend", "unix:/x", "7"])
     assert "client 7 is suspended; 3 MiB left the devices" in shown.output, shown.output
     assert "`pathways resume unix:/x 7`" in shown.output

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways import errors
-from pathways.cluster.remote import Address
+from pathways.cluster.address import Address
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import children, config, environment, fd_passing, run_directory, supervisor

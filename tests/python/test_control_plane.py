@@ -24,7 +24,8 @@ from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, 
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
-from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix, inspect
+from pathways.cluster.operator import inspect
+from pathways.cluster.remote import RemoteControl, StartupEvent, connect_unix
 from pathways.process import fd_passing
 
 HERE = pathlib.Path(__file__).parent
@@ -254,7 +255,8 @@ from importlib.metadata import version
 import grpc
 from google.protobuf.empty_pb2 import Empty
 from pathways import errors
-from pathways.cluster import remote
+from pathways.cluster import operator, remote
+from pathways.cluster.address import Address
 from pathways.process import fd_passing
 from pathways.protocol import wire
 from pathways.process.config import PROTOCOL_VERSION, ClientSizes
@@ -262,7 +264,7 @@ from pathways.protocol import control_pb2 as pb, control_pb2_grpc as rpc
 
 address, other, program, slice_id, mine = sys.argv[1], *map(int, sys.argv[2:])
 guest = remote.connect_unix(address, native="control_doubles", sizes=ClientSizes(16, 4096, 4096))
-where = remote.Address.parse(address)
+where = Address.parse(address)
 stub = rpc.ControllerStub(grpc.insecure_channel(where.control))
 token = wire.bearer(guest._token)
 said = {}
@@ -284,7 +286,7 @@ attempt("another's program forgotten", lambda: guest.forget_programs([program]))
 attempt("another suspended", lambda: guest.suspend(other, False, None))
 attempt("another resumed", lambda: guest.resume(other, None))
 attempt("the cluster's end", guest.shutdown)
-attempt("an operator that is a client", lambda: remote.suspend(address, other))
+attempt("an operator that is a client", lambda: operator.suspend(address, other))
 for method, request in (
     ("Leave", Empty()),
     ("AllocateSlice", pb.AllocateSliceRequest(shape=[1], axis_names=["x"])),

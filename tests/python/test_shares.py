@@ -21,7 +21,7 @@ import pytest
 
 import pathways as pw
 from pathways.cluster.launcher import start_local_cluster
-from pathways.cluster.remote import inspect
+from pathways.cluster.operator import inspect
 
 CLIENT = pathlib.Path(__file__).with_name("shares_client.py")
 

@@ -26,7 +26,7 @@ from google.protobuf.empty_pb2 import Empty
 import pathways as pw
 from pathways import errors
 from pathways.api import host_transfer
-from pathways.cluster import remote
+from pathways.cluster.address import Address
 from pathways.process import fd_passing
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import payloads, wire
@@ -94,8 +94,8 @@ class Culprit:
         self.good = pw.device_put(VALUE, self.slice).block_until_ready()
         self.placement = self.cluster.placement(self.good.layout).number
         self.native: Any = self.cluster.native
-        self.channel = grpc.insecure_channel(remote.Address.parse(address).control)
-        self.descriptors = remote.Address.parse(address).descriptors
+        self.channel = grpc.insecure_channel(Address.parse(address).control)
+        self.descriptors = Address.parse(address).descriptors
 
     def settle(self, raw: int) -> None:
         """Waits for a future; how it ends is the culprit's own affair."""

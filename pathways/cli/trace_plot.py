@@ -1,0 +1,62 @@
+"""The picture of a trace: a row per device with its computations, coloured by client; transfers between hosts below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathways.cluster.trace_timeline import Timeline
+
+
+def draw(timeline: Timeline, path: str) -> None:
+    """Writes the picture. Needs matplotlib.
+
+    Each device has a thick row with computations, and above it a thin one: where a computation of that device's host
+    waits. Each host has a row with its transfers.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    each, hosts = timeline.about.get("devices_per_host", 1), timeline.about.get("hosts", 1)
+    clients = sorted({each.client for each in timeline.computations} | {each.client for each in timeline.runs})
+    color = {client: f"C{position % 10}" for position, client in enumerate(clients)}
+
+    def seconds(start: int, end: int) -> tuple[float, float]:
+        return (start - timeline.begin_ns) / 1e9, max(end - start, 1) / 1e9
+
+    rows: list[str] = []
+    figure, axis = pyplot.subplots(figsize=(14, 1.2 + 0.5 * hosts * (each + 2)))
+    for host in range(hosts):
+        for device in range(host * each, (host + 1) * each):
+            here = [item for item in timeline.computations if device in item.devices]
+            _bars(axis, len(rows), 0.8, [(seconds(item.start_ns, item.end_ns), color[item.client]) for item in here])
+            rows.append(f"device {device}")
+        sent = [item for item in timeline.transfers if item.host == host]
+        waits = [item for item in timeline.waits if item.host == host]
+        if sent:
+            _bars(axis, len(rows), 0.4, [(seconds(item.start_ns, item.end_ns), color[item.client]) for item in sent])
+            rows.append(f"host {host} sends")
+        if waits:
+            _bars(axis, len(rows), 0.4, [(seconds(item.start_ns, item.end_ns), color[item.client]) for item in waits])
+            rows.append(f"host {host} waits")
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlim(0, max(timeline.end_ns - timeline.begin_ns, 1) / 1e9)
+    axis.set_xlabel("seconds since the trace began")
+    axis.grid(axis="x", alpha=0.3)
+    legend = [Patch(color=color[client], label=timeline.label(client)) for client in clients]
+    if legend:
+        axis.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncol=min(len(legend), 6))
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, format=path.rpartition(".")[2] if "." in path else "png")
+    pyplot.close(figure)
+
+
+def _bars(axis, row: int, height: float, spans) -> None:  # type: ignore[no-untyped-def]
+    if spans:
+        axis.broken_barh(
+            [span for span, _ in spans], (row - height / 2, height), facecolors=[color for _, color in spans]
+        )

@@ -1,0 +1,74 @@
+"""`pathways trace`: what a cluster does, in a file that Perfetto opens."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from pathways import errors
+
+
+@click.command(short_help="Record what a cluster does, for Perfetto.")
+@click.argument("address")
+@click.option("--seconds", type=float, default=5.0, show_default=True, help="How long; Ctrl-C ends it earlier.")
+@click.option("--out", type=click.Path(), default="trace.json.gz", show_default=True, help="The file.")
+@click.option("--plot", type=click.Path(), default=None, help="A picture too: its file, like trace.png.")
+def trace(address: str, seconds: float, out: str, plot: str | None) -> None:
+    """Record what the cluster at ADDRESS does, and write a file that https://ui.perfetto.dev opens.
+
+    It has a track per device, coloured by client, with programs, computations, transfers and waits, and each client's
+    runs. All clients are recorded; they notice nothing but a little time per run.
+    """
+    from pathways.cluster.operator import record
+    from pathways.cluster.trace_file import TraceFile
+    from pathways.cluster.trace_timeline import Timeline
+
+    if not 0 < seconds < float("inf"):  # NaN too
+        raise click.BadParameter(f"expected a positive number of seconds, got {seconds:g}", param_hint="--seconds")
+    draw = _picture(plot) if plot is not None else None
+    file = TraceFile(out)
+    try:
+        with record(address) as recording:
+            click.echo(f"recording for {seconds:g} s ...", err=True)
+            until = time.monotonic() + seconds
+            try:
+                while recording.is_on and (left := until - time.monotonic()) > 0:
+                    time.sleep(min(left, 0.05))
+            except KeyboardInterrupt:
+                click.echo("ended by Ctrl-C", err=True)
+            recorded = recording.finish()
+        timeline = Timeline(recorded)
+        file.write(timeline)
+    finally:
+        file.discard()
+    for note in timeline.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(
+        f"{out}: {len(timeline.runs)} runs, {len(timeline.computations)} computations, "
+        f"{len(timeline.transfers)} transfers; open it at https://ui.perfetto.dev"
+    )
+    if draw is not None:
+        draw(timeline)
+        click.echo(str(plot))
+    if recorded.failure is not None:
+        raise recorded.failure
+
+
+def _picture(path: str):  # type: ignore[no-untyped-def]
+    """A function that draws a timeline; it is checked before the trace that it can."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise click.ClickException(
+            "--plot needs matplotlib, which is not installed: pip install matplotlib, or leave --plot out"
+        ) from error
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(folder, os.W_OK):
+        raise errors.TraceFileError(
+            f"the picture cannot be written to {path}: expected a file's name in a folder that exists"
+        )
+    from pathways.cli.trace_plot import draw
+
+    return lambda timeline: draw(timeline, path)

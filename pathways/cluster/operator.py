@@ -1,0 +1,123 @@
+"""What a process that is no client asks of a cluster: the operator's calls, each on a connection of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.empty_pb2 import Empty
+
+from pathways import errors
+from pathways.cluster.address import Address, first_message, open_connection
+from pathways.cluster.tracing import RemoteRecording
+from pathways.protocol import control_pb2 as pb
+from pathways.protocol import control_pb2_grpc as rpc
+from pathways.protocol import wire
+
+
+def inspect(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    """The same as `RemoteControl.cluster_stats`, for a process that is no client.
+
+    Raises:
+        ConnectError: no cluster listens there, or the controller does not answer in time.
+    """
+    return wire.load_stats(_answer(address, "Stats", Empty(), "", timeout_s))
+
+
+def suspend(address: str, client: int, *, to_disk: bool = False) -> int:
+    """Suspends a client of the cluster at `address`, for a process that is no client. Returns the bytes that left the
+    devices.
+
+    Raises:
+        ConnectError: no cluster listens there.
+        ResourceExhaustedError: a host has no room; the client goes on.
+    """
+    return int(_operate(address, "Suspend", client_request(pb.SuspendRequest, client, disk=to_disk)).bytes)
+
+
+def resume(address: str, client: int) -> int:
+    """Resumes a suspended client, for a process that is no client. Returns the bytes that came back to the devices."""
+    return int(_operate(address, "Resume", client_request(pb.ResumeRequest, client)).bytes)
+
+
+def limit(address: str, client: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes what a client may have, for a process that is no client; see `ControlPlane.limit`."""
+    return limits_of(_operate(address, "Limit", limit_request(client, changes)))
+
+
+def limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
+    """The request to change what a client may have: see `ControlPlane.limit`."""
+    request = client_request(pb.LimitRequest, client)
+    for what, value in changes.items():
+        try:
+            setattr(request, what, value)
+        except (TypeError, ValueError, OverflowError):
+            raise errors.OptionError(f"a client's {what}= is a number in range, got {value!r}") from None
+    return request
+
+
+def limits_of(reply: pb.ClientLimits) -> dict[str, Any]:
+    """What a client may have, by name."""
+    return {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}
+
+
+@contextlib.contextmanager
+def record(address: str) -> Iterator[RemoteRecording]:
+    """A recording of the cluster at `address`, for a process that is no client. It ends with the block.
+
+    Raises:
+        ConnectError: no cluster listens there.
+        TraceFileError: somebody traces this cluster already.
+    """
+    where = Address.parse(address)
+
+    def translated(error: grpc.RpcError) -> Exception:
+        return wire.raised(error) or errors.ConnectError(f"no cluster answers at {address}: {error.details()}")
+
+    with (
+        contextlib.closing(open_connection(address, where)) as connection,
+        grpc.insecure_channel(where.control, options=wire.CHANNEL_OPTIONS) as channel,
+    ):
+        message, fds = first_message(address, connection)
+        for fd in fds:
+            os.close(fd)
+        open_stream = functools.partial(rpc.ControllerStub(channel).Trace, metadata=wire.bearer(message["token"]))
+        recording = RemoteRecording(open_stream, translated)
+        try:
+            yield recording
+        finally:
+            recording.cancel()
+
+
+def client_request(kind: Any, client: int, **fields: Any) -> Any:
+    """A request of this kind about a client.
+
+    Raises:
+        ClusterClosedError: that is no client's number.
+    """
+    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < 1 << 31:
+        raise errors.ClusterClosedError(f"client {client!r} is no client's number; see the cluster's stats")
+    return kind(client=client, **fields)
+
+
+def _operate(address: str, method: str, request: Any) -> Any:
+    with contextlib.closing(open_connection(address, Address.parse(address))) as connection:
+        message, fds = first_message(address, connection)
+        for fd in fds:
+            os.close(fd)
+        return _answer(address, method, request, message["token"], None)
+
+
+def _answer(address: str, method: str, request: Any, token: str, timeout_s: float | None) -> Any:
+    with grpc.insecure_channel(Address.parse(address).control, options=wire.CHANNEL_OPTIONS) as channel:
+        try:
+            call = getattr(rpc.ControllerStub(channel), method)
+            return call(request, timeout=timeout_s, metadata=wire.bearer(token))
+        except grpc.RpcError as error:
+            raise wire.raised(error) or errors.ConnectError(
+                f"no cluster answers at {address}: {error.details()}"
+            ) from None

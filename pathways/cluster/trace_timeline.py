@@ -1,0 +1,304 @@
+"""What the records of a trace say happened: computations on devices, transfers, waits, runs. Pure.
+
+XLA says when a value is ready, and not when its computation began. So a computation begins when it was launched, or
+when its devices were free, whichever is later. A host may notice the ends of several computations together. Then only
+the last of them has a known end; the time is divided among them, and they are marked as estimated.
+
+All records have the times of one machine's clock. For hosts on other machines, `offset_of` is where the difference of
+their clocks belongs; it is 0 while all hosts of a cluster are on one machine.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pathways.cluster.tracing import Recorded
+from pathways.protocol import trace_records
+from pathways.protocol.trace_records import ORDER_WAITS, THROTTLES, WAITED_FOR, Kind, Outcome, reasons
+
+#: Shorter waits are not shown, in nanoseconds.
+SHORTEST_WAIT_NS = 10_000
+
+
+def offset_of(host: int) -> int:
+    """Nanoseconds that a host's clock is ahead of the controller's."""
+    return 0
+
+
+@dataclasses.dataclass(slots=True)
+class Computation:
+    """One computation on the devices of one host. Times in nanoseconds, also below."""
+
+    host: int
+    devices: tuple[int, ...]  # global numbers
+    client: int
+    order: int
+    program: str
+    name: str
+    dispatched_ns: int
+    ready_ns: int
+    launched_ns: int
+    start_ns: int
+    end_ns: int
+    is_estimated: bool
+    is_over: bool
+    has_failed: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Transfer:
+    """One transfer from the devices of a host to those of the same or another one."""
+
+    host: int
+    peer: int
+    devices: tuple[int, ...]
+    peer_devices: tuple[int, ...]  # empty: the other host's record is missing
+    client: int
+    order: int
+    program: str
+    name: str
+    bytes: int  # on each device
+    start_ns: int
+    end_ns: int
+    has_failed: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Wait:
+    """A node of a run waits on a host."""
+
+    host: int
+    client: int
+    order: int
+    program: str
+    name: str
+    reason: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclasses.dataclass(slots=True)
+class Run:
+    """A run of a client, from its submission to its end on all hosts. 0: it did not happen, or is not known."""
+
+    client: int
+    order: int
+    program: str
+    waits: str
+    outcome: Outcome
+    submitted_ns: int
+    next_ns: int
+    ordered_ns: int
+    granted_ns: int
+    dispatched_ns: int
+    end_ns: int
+    is_over: bool
+
+
+class Timeline:
+    """What happened, from what was recorded."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.about = recorded.about
+        self.begin_ns, self.end_ns = recorded.begin_ns, recorded.end_ns
+        self.notes = [*recorded.notes, *_losses(recorded)]
+        self.computations: list[Computation] = []
+        self.transfers: list[Transfer] = []
+        self.waits: list[Wait] = []
+        self._plans = recorded.plans
+        self._each: int = self.about.get("devices_per_host", 1)
+        self._over: dict[int, tuple[int, int, int]] = {}  # by order: first dispatch, last end, hosts that are not over
+        records = {host: _rows(chunks, trace_records.RUN) for host, chunks in sorted(recorded.runs.items())}
+        for host, rows in records.items():
+            self._take_runs(host, rows)
+            self._take_calls(host, [row for row in rows if row["kind"] == Kind.CALL])
+        self._take_transfers(records)
+        self.runs = [self._run(row) for row in _rows(recorded.orders, trace_records.ORDER)]
+        # Hosts begin one after the other: some have recorded before the last one did.
+        known = (at for run in self.runs for at in (run.submitted_ns, run.next_ns, run.ordered_ns) if at)
+        seen = (at for at, _, _ in self._over.values() if at)
+        self.begin_ns = min([self.begin_ns, *known, *seen])
+        if recorded.failure is not None:
+            self.notes.append(f"the recording ended early: {recorded.failure}")
+
+    def label(self, client: int) -> str:
+        """The client, for people. Perfetto colours by a slice's name without digits, so the label has a letter too."""
+        name = self.about.get("clients", {}).get(str(client), "")
+        return f"{name} (client {client})" if name else f"client {client} ({_letters(client)})"
+
+    def program_of(self, plan: int, host: int | None = None) -> str:
+        """The name of a program; one that the trace does not name is called by its number."""
+        tables = self._plans.values() if host is None else [self._plans.get(host, {})]
+        return next((table[plan]["name"] for table in tables if "name" in table.get(plan, {})), "a program")
+
+    def _name(self, host: int, row: dict[str, Any]) -> str:
+        nodes = self._plans.get(host, {}).get(row["plan"], {}).get("nodes", [])
+        return (nodes[row["node"]][0] if row["node"] < len(nodes) else "") or Kind(row["kind"]).name.lower()
+
+    def _devices(self, host: int, mask: int) -> tuple[int, ...]:
+        return tuple(host * self._each + bit for bit in range(self._each) if mask >> bit & 1)
+
+    def _take_runs(self, host: int, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["kind"] != Kind.RUN:
+                continue
+            first, last, missing = self._over.get(row["order"], (row["dispatched_ns"], 0, 0))
+            self._over[row["order"]] = (
+                min(first, row["dispatched_ns"]),
+                max(last, row["ended_ns"]),
+                missing + (row["ended_ns"] == 0),
+            )
+
+    def _take_calls(self, host: int, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self._add_wait(host, row, "dispatched_ns", "ready_ns", WAITED_FOR[row["waited_for"]])
+            self._add_wait(host, row, "ready_ns", "launched_ns", reasons(row["throttled_by"], THROTTLES))
+        launched = [row for row in rows if row["launched_ns"]]
+        for row, start, end, is_estimated in _placed(launched, self.end_ns):
+            self.computations.append(
+                Computation(
+                    host,
+                    self._devices(host, row["devices"]),
+                    row["client"],
+                    row["order"],
+                    self.program_of(row["plan"], host),
+                    self._name(host, row),
+                    row["dispatched_ns"],
+                    row["ready_ns"],
+                    row["launched_ns"],
+                    start,
+                    end,
+                    is_estimated,
+                    row["ended_ns"] != 0,
+                    bool(row["has_failed"]),
+                )
+            )
+
+    def _add_wait(self, host: int, row: dict[str, Any], since: str, until: str, reason: str) -> None:
+        is_over = row["ended_ns"] != 0
+        start, end = row[since], row[until] or (0 if is_over else self.end_ns)
+        if start and end - start >= SHORTEST_WAIT_NS and reason:
+            program, name = self.program_of(row["plan"], host), self._name(host, row)
+            self.waits.append(Wait(host, row["client"], row["order"], program, name, reason, start, end))
+
+    def _take_transfers(self, records: dict[int, list[dict[str, Any]]]) -> None:
+        # Nodes have other numbers on other hosts, but the same order. So the n-th transfer of a run from one host to
+        # another is the n-th one on both.
+        receives: dict[tuple[int, int, int], list[dict[str, Any]]] = collections.defaultdict(list)
+        for host, rows in records.items():
+            for row in sorted((row for row in rows if row["kind"] == Kind.RECEIVE), key=lambda row: row["node"]):
+                receives[row["order"], row["peer"], host].append(row)
+                self._add_wait(host, row, "dispatched_ns", "ready_ns", reasons(row["throttled_by"], THROTTLES))
+                self._add_wait(host, row, "ready_ns", "ended_ns", f"a transfer from host {row['peer']}")
+        for host, rows in records.items():
+            nth: dict[tuple[int, int], int] = collections.defaultdict(int)
+            for row in sorted(rows, key=lambda row: row["node"]):
+                if row["kind"] == Kind.SEND:
+                    self._add_wait(host, row, "ready_ns", "launched_ns", f"room on host {row['peer']}")
+                    position = nth[row["order"], row["peer"]]
+                    nth[row["order"], row["peer"]] += 1
+                    there = receives.get((row["order"], host, row["peer"]), [])
+                    mask = there[position]["devices"] if position < len(there) else 0
+                    self._add_transfer(host, row, row["peer"], row["devices"], mask)
+                elif row["kind"] == Kind.MOVE and row["launched_ns"]:
+                    nodes = self._plans.get(host, {}).get(row["plan"], {}).get("nodes", [])
+                    source = nodes[row["node"]][1] if row["node"] < len(nodes) else 0
+                    self._add_wait(host, row, "ready_ns", "launched_ns", reasons(row["throttled_by"], THROTTLES))
+                    self._add_transfer(host, row, host, source, row["devices"])
+
+    def _add_transfer(self, host: int, row: dict[str, Any], peer: int, source: int, target: int) -> None:
+        if not row["launched_ns"]:  # nothing was sent: its value failed
+            return
+        self.transfers.append(
+            Transfer(
+                host,
+                peer,
+                self._devices(host, source),
+                self._devices(peer, target),
+                row["client"],
+                row["order"],
+                self.program_of(row["plan"], host),
+                self._name(host, row),
+                row["bytes"],
+                row["launched_ns"],
+                row["ended_ns"] or self.end_ns,
+                bool(row["has_failed"]),
+            )
+        )
+
+    def _run(self, row: dict[str, Any]) -> Run:
+        outcome = Outcome(row["outcome"])
+        dispatched, end, missing = self._over.get(row["order"], (0, 0, 0)) if row["order"] else (0, 0, 0)
+        is_over = outcome == Outcome.DROPPED or (dispatched != 0 and missing == 0)
+        return Run(
+            row["client"],
+            row["order"],
+            self.program_of(row["plan"]),
+            reasons(row["waits"], ORDER_WAITS),
+            outcome,
+            row["submitted_ns"],
+            row["next_ns"],
+            row["ordered_ns"],
+            row["granted_ns"],
+            dispatched,
+            max(end, row["ordered_ns"]) if is_over else self.end_ns,
+            is_over,
+        )
+
+
+def _losses(recorded: Recorded) -> Iterator[str]:
+    for host, count in sorted(recorded.dropped.items()):
+        who = "the controller" if host < 0 else f"host {host}"
+        yield f"{count} records of {who} were dropped, the oldest first: it recorded faster than they were taken"
+
+
+def _rows(chunks: Iterable[bytes], dtype: np.dtype[Any]) -> list[dict[str, Any]]:
+    """The records of all chunks, with Python's numbers."""
+    names = dtype.names or ()
+    table = np.frombuffer(b"".join(chunks), dtype)
+    return [dict(zip(names, row, strict=True)) for row in table.tolist()]
+
+
+def _placed(rows: list[dict[str, Any]], now_ns: int) -> Iterator[tuple[dict[str, Any], int, int, bool]]:
+    """Launched calls of one host with their start and end, and whether these are estimated; see above."""
+    free: dict[int, int] = collections.defaultdict(int)  # by device
+    for row in rows:
+        row["at"] = row["ended_ns"] or now_ns
+    rows.sort(key=lambda row: (row["at"], row["order"], row["node"]))
+    at = 0
+    while at < len(rows):
+        until = at
+        while until < len(rows) and rows[until]["at"] == rows[at]["at"]:
+            until += 1
+        together = rows[at:until]
+        left: dict[int, int] = collections.Counter(bit for row in together for bit in _bits(row["devices"]))
+        for row in together:
+            bits = _bits(row["devices"])
+            start = max([row["launched_ns"], *(free[bit] for bit in bits)])
+            share = max((left[bit] for bit in bits), default=1)
+            end = max(start, row["at"] if share == 1 else start + (row["at"] - start) // share)
+            for bit in bits:
+                left[bit] -= 1
+                free[bit] = end
+            is_alone = len(together) == 1 or row["is_end_seen"]
+            yield row, start, end, not is_alone
+        at = until
+
+
+def _bits(mask: int) -> list[int]:
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+
+
+def _letters(number: int) -> str:
+    """0 -> A, 25 -> Z, 26 -> AA."""
+    text = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        text = chr(ord("A") + rest) + text
+    return text

@@ -1,0 +1,168 @@
+"""Recordings of a cluster: what a client, or an operator, holds while it traces.
+
+    recording = control.open_trace()   # everything is recorded from now on
+    recorded = recording.finish()      # what was recorded; the trace is off
+    recording.cancel()                 # the trace is off, and nothing is kept
+
+A recording that is neither finished nor cancelled ends with its process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.empty_pb2 import Empty
+
+from pathways import errors
+from pathways.protocol import control_pb2 as pb
+
+#: The controller waits less for its hosts.
+FINISH_S = 20.0
+#: An embedded cluster's records are taken only at the end: 21 MiB.
+EMBEDDED_CAPACITY = 1 << 18
+
+
+@dataclasses.dataclass
+class Recorded:
+    """What was recorded: by whom, and what is missing.
+
+    `orders` are chunks of ORDER records of the controller; `runs` of RUN records by host. `plans` are the programs of
+    each host, by number. `failure`: why the recording ended early.
+    """
+
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    orders: list[bytes] = dataclasses.field(default_factory=list)
+    runs: dict[int, list[bytes]] = dataclasses.field(default_factory=dict)
+    plans: dict[int, dict[int, dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    dropped: dict[int, int] = dataclasses.field(default_factory=dict)  # by host; -1: the controller
+    notes: list[str] = dataclasses.field(default_factory=list)
+    begin_ns: int = 0
+    end_ns: int = 0
+    failure: Exception | None = None
+
+    def add(self, part: pb.TracePart) -> None:
+        """Takes in one part."""
+        if part.about_json:
+            about = json.loads(part.about_json)
+            about["clients"] = {**self.about.get("clients", {}), **about["clients"]}
+            self.about = about
+        if part.note and part.note not in self.notes:
+            self.notes.append(part.note)
+        if part.dropped:
+            self.dropped[part.host] = self.dropped.get(part.host, 0) + part.dropped
+        if part.plans_json:
+            plans = {int(number): plan for number, plan in json.loads(part.plans_json).items()}
+            self.plans.setdefault(part.host, {}).update(plans)
+        if part.records:
+            (self.orders if part.host < 0 else self.runs.setdefault(part.host, [])).append(part.records)
+
+
+class Recording(Protocol):
+    """A trace that is on."""
+
+    def finish(self) -> Recorded:
+        """Ends the trace. What came before a failure is kept; see `Recorded.failure`."""
+
+    def cancel(self) -> None:
+        """Ends the trace and keeps nothing. Does nothing when it has ended."""
+
+
+class RemoteRecording:
+    """The `Recording` of a cluster in other processes. The controller sends what was recorded as it comes."""
+
+    def __init__(
+        self, open_stream: Callable[[Iterator[Empty]], Any], translated: Callable[[grpc.RpcError], Exception]
+    ) -> None:
+        """`open_stream(requests)` calls `Trace`; `translated` makes our errors of gRPC's.
+
+        Raises:
+            TraceFileError: somebody traces this cluster already.
+        """
+        self._translated = translated
+        self._out: queue.SimpleQueue[Empty | None] = queue.SimpleQueue()
+        self._recorded = Recorded()
+        self._stream = open_stream(iter(self._out.get, None))
+        try:
+            while not self._recorded.about:
+                self._recorded.add(next(self._stream))
+        except grpc.RpcError as error:
+            self._out.put(None)
+            raise translated(error) from None
+        self._recorded.begin_ns = time.monotonic_ns()  # all hosts record
+        self._reader = threading.Thread(target=self._read, name="pw-trace", daemon=True)
+        self._reader.start()
+
+    @property
+    def is_on(self) -> bool:
+        """False when the cluster has ended, or the controller has ended the trace."""
+        return self._reader.is_alive()
+
+    def finish(self) -> Recorded:
+        """See `Recording`."""
+        self._recorded.end_ns = time.monotonic_ns()
+        self._out.put(None)
+        self._reader.join(FINISH_S)
+        if self._reader.is_alive():
+            self._recorded.notes.append(f"the controller did not answer within {FINISH_S:g} s")
+            self.cancel()
+            self._reader.join(1.0)
+        return self._recorded
+
+    def cancel(self) -> None:
+        """See `Recording`."""
+        self._stream.cancel()
+        self._out.put(None)
+
+    def _read(self) -> None:
+        try:
+            for part in self._stream:
+                self._recorded.add(part)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.CANCELLED:
+                self._recorded.failure = self._translated(error)
+
+
+class EmbeddedRecording:
+    """The `Recording` of this process as a cluster. `guard` holds who records now: at most one."""
+
+    def __init__(self, controller: Any, trace: Any, about: dict[str, Any], guard: list[Any]) -> None:
+        """`trace`: the host's `HostTrace`.
+
+        Raises:
+            TraceFileError: this process traces already.
+        """
+        if guard:
+            raise errors.TraceFileError(
+                "this process traces its embedded cluster already, and one trace is recorded at a time: end that first"
+            )
+        guard.append(self)
+        self._controller, self._trace, self._guard = controller, trace, guard
+        self._recorded = Recorded(about=about, begin_ns=time.monotonic_ns())
+        self._trace.start(EMBEDDED_CAPACITY)
+        self._controller.start_trace(EMBEDDED_CAPACITY)
+
+    def finish(self) -> Recorded:
+        """See `Recording`."""
+        recorded = self._recorded
+        recorded.end_ns = time.monotonic_ns()
+        if self not in self._guard:
+            return recorded
+        self._guard.remove(self)
+        records, dropped, plans = self._trace.stop()
+        part = pb.TracePart(host=0, records=records, dropped=dropped, plans_json=json.dumps(plans))
+        recorded.add(part)
+        self._controller.stop_trace()
+        records, dropped = self._controller.take_trace()
+        recorded.add(pb.TracePart(host=-1, records=records, dropped=dropped))
+        return recorded
+
+    def cancel(self) -> None:
+        """See `Recording`."""
+        self.finish()

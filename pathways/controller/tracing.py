@@ -1,0 +1,164 @@
+"""The trace of a cluster: switches it on at the native controller and at every host, and collects what they record.
+
+The cluster is traced for as long as the caller of `Trace` keeps the call open. When the call ends in any way, also
+because its process was killed, everything is switched off.
+
+TRUST-1: a guest's trace names only the guest's own programs. Of other clients it has the number, and what their runs
+did when. The client that started the cluster, and an operator, see every name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from pathways import errors
+from pathways.controller.cluster_manager import ClusterManager
+from pathways.controller.records import ClientRecord, HostRecord
+from pathways.protocol import control_pb2 as pb
+
+#: Runs that the controller keeps until they are taken: 3.5 MiB.
+CAPACITY = 1 << 16
+#: Seconds between two takes. A host's ring has room for 260,000 records per second.
+PERIOD_S = 0.25
+#: A host that launches may be slow to answer.
+ANSWER_S = 5.0
+
+_Action = pb.HostTrace
+
+
+class Tracing:
+    """Owned by the controller's event loop thread."""
+
+    def __init__(self, cluster: ClusterManager, clients: Mapping[int, ClientRecord]) -> None:
+        """`clients`: those that there are now, by number; the client manager changes it."""
+        self._cluster = cluster
+        self._clients = clients
+        self._who = ""  # who traces now; empty: nobody
+        self._requests = itertools.count(1)
+        self._answers: dict[tuple[int, int], asyncio.Future[pb.TracePart]] = {}  # by host and request
+
+    async def record(self, who: str, own: set[int] | None, over: asyncio.Event) -> AsyncGenerator[pb.TracePart, None]:
+        """Traces until `over` is set, and yields what is recorded.
+
+        Args:
+            who: the caller, for people.
+            own: the numbers of the clients whose names the caller may see; None: of all.
+            over: ends the trace.
+
+        Raises:
+            TraceFileError: somebody traces already.
+        """
+        if self._who:
+            raise errors.TraceFileError(
+                f"{self._who} traces this cluster now, and one trace is recorded at a time: try again when it is over"
+            )
+        self._who = who
+        started: dict[int, HostRecord] = {}
+        try:
+            self._cluster.controller.start_trace(CAPACITY)
+            for part in await self._start_new(started):
+                yield _seen_by(own, part)
+            yield self._about(own)  # from now on everything is recorded
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), PERIOD_S)
+                if over.is_set():
+                    break
+                for part in [*await self._take(started, _Action.TAKE), *await self._start_new(started)]:
+                    yield _seen_by(own, part)
+            for part in await self._take(started, _Action.STOP):
+                yield _seen_by(own, part)
+            self._cluster.controller.stop_trace()
+            yield self._taken()
+            yield self._about(own)  # with the clients that joined meanwhile
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Switches off whatever is on. It does not wait for the hosts."""
+        self._who = ""
+        for host in self._cluster.hosts:
+            host.requests.put_nowait(pb.HostRequest(trace=pb.HostTrace(action=_Action.STOP)))
+        self._cluster.controller.stop_trace()
+        self._cluster.controller.take_trace()
+
+    async def _start_new(self, started: dict[int, HostRecord]) -> list[pb.TracePart]:
+        """Starts the trace on hosts that have none yet: at first all, later the successors of lost ones."""
+        notes: list[pb.TracePart] = []
+        for host in self._cluster.hosts:
+            if started.get(host.number) is host or not host.ready.is_set() or host.is_lost:
+                continue
+            if host.number in started:
+                note = f"host {host.number} was lost: what it had recorded last is missing"
+                notes.append(pb.TracePart(host=host.number, note=note))
+            started[host.number] = host
+            answer = await self._ask(host, _Action.START)
+            if answer.note:
+                notes.append(answer)
+        return notes
+
+    async def _take(self, started: Mapping[int, HostRecord], action: _Action.Action) -> list[pb.TracePart]:
+        hosts = [host for host in self._cluster.hosts if started.get(host.number) is host]
+        parts = list(await asyncio.gather(*(self._ask(host, action) for host in hosts)))
+        return [self._taken(), *parts]
+
+    def _taken(self) -> pb.TracePart:
+        records, dropped = self._cluster.controller.take_trace()
+        return pb.TracePart(host=-1, records=records, dropped=dropped)
+
+    async def _ask(self, host: HostRecord, action: _Action.Action) -> pb.TracePart:
+        """A host's answer; one with a note when it does not answer. It answers late requests too, in their order."""
+        request = next(self._requests)
+        answer: asyncio.Future[pb.TracePart] = asyncio.get_running_loop().create_future()
+        self._answers[host.number, request] = answer
+        host.requests.put_nowait(pb.HostRequest(trace=pb.HostTrace(request=request, action=action)))
+        try:
+            return await self._cluster.unless_ended(answer, ANSWER_S)
+        except TimeoutError:
+            note = f"host {host.number} did not answer within {ANSWER_S:g} s: some of its records are missing"
+            return pb.TracePart(host=host.number, note=note)
+        finally:
+            del self._answers[host.number, request]
+
+    def report(self, host: int, part: pb.TracePart) -> None:
+        """Takes in the answer of a host."""
+        answer = self._answers.get((host, part.request))
+        if answer is not None and not answer.done():
+            part.host = host
+            answer.set_result(part)
+
+    def host_lost(self, host: int) -> None:
+        """A lost host answers nothing (ERR-2)."""
+        for (number, _), answer in self._answers.items():
+            if number == host and not answer.done():
+                note = f"host {host} was lost: what it had recorded last is missing"
+                answer.set_result(pb.TracePart(host=host, note=note))
+
+    def _about(self, own: set[int] | None) -> pb.TracePart:
+        """What the trace is of: the cluster's hosts, and the clients that there are now."""
+        topology = self._cluster.topology
+        about: dict[str, Any] = {
+            "cluster": topology.describe(),
+            "devices_per_host": topology.devices_per_host,
+            "hosts": topology.hosts,
+            "clients": {
+                client.number: client.terms.name if own is None or client.number in own else ""
+                for client in self._clients.values()
+            },
+        }
+        return pb.TracePart(host=-1, about_json=json.dumps(about))
+
+
+def _seen_by(own: set[int] | None, part: pb.TracePart) -> pb.TracePart:
+    """The part without the names of programs that the caller may not see (TRUST-1)."""
+    if own is not None and part.plans_json:
+        plans = json.loads(part.plans_json)
+        part.plans_json = json.dumps(
+            {number: plan if plan["client"] in own else {"client": plan["client"]} for number, plan in plans.items()}
+        )
+    return part

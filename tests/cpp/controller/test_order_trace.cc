@@ -1,0 +1,125 @@
+// What a controller records of the order while a trace is on, between a client and hosts that the test plays itself.
+//
+//   TRACE-3  Ordered.*: one record per run that was ordered: granted, dropped, or not granted when the trace stops; and
+//            one for what is kept out of the order
+//   TRUST-1  Ordered.TimesOfAClientAreData
+#include "controller/order_trace.h"
+
+#include "controller/played.h"
+
+namespace pathways::test {
+namespace {
+
+struct Ordered : Cluster {
+  Ordered() : Cluster(1) {}  // a host has room for one run
+  std::vector<OrderTraceRecord> records() { return controller->take_trace().records; }
+};
+
+TEST_F(Ordered, OffRecordsNothing) {
+  submit();
+  pass();
+  EXPECT_EQ(words_behind(hosts[0]->next_run()), 1u);  // its result, and no time
+  EXPECT_TRUE(records().empty());
+}
+
+TEST_F(Ordered, SubmittedOrderedGranted) {
+  controller->start_trace(16);
+  const int64_t before = monotonic_ns();
+  submit();
+  submit();
+  pass();
+  auto first = records();
+  ASSERT_EQ(first.size(), 1u);  // the other one waits for room
+  EXPECT_EQ(first[0].order, 1u);
+  EXPECT_EQ(first[0].client, 0u);
+  EXPECT_EQ(first[0].plan, 5u);
+  EXPECT_EQ(first[0].outcome, OrderOutcome::kGranted);
+  EXPECT_LE(before, first[0].submitted_ns);
+  EXPECT_LE(first[0].submitted_ns, first[0].ordered_ns);
+  EXPECT_LE(first[0].ordered_ns, first[0].granted_ns);
+  const RunRecord run = hosts[0]->next_run();
+  EXPECT_NE(run.header.detail & kRunHasSubmitted, 0);
+  hosts[0]->done(run);
+  hosts[1]->done(hosts[1]->next_run());
+  const int64_t done = monotonic_ns();
+  pass();
+  const auto second = records();
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_LT(second[0].ordered_ns, done);
+  EXPECT_GE(second[0].granted_ns, done);
+  EXPECT_TRUE(is_up());
+}
+
+TEST_F(Ordered, DroppedAndNotGranted) {
+  controller->start_trace(16);
+  submit();
+  submit();
+  const uint64_t dropped = submit();
+  pass();
+  const uint64_t results[] = {dropped};
+  EXPECT_EQ(good->cancel(3, results, "CancelledError: by a test"), Status::kOk);
+  pass();
+  hosts[0]->done(hosts[0]->next_run());
+  hosts[1]->done(hosts[1]->next_run());
+  pass();  // the second one is granted; the third one passes nothing
+  hosts[0]->done(hosts[0]->next_run());
+  hosts[1]->done(hosts[1]->next_run());
+  pass();
+  submit();
+  submit();
+  pass();
+  controller->stop_trace();
+  std::vector<OrderOutcome> outcomes;
+  for (const OrderTraceRecord& each : records()) outcomes.push_back(each.outcome);
+  const std::vector<OrderOutcome> expected{OrderOutcome::kGranted, OrderOutcome::kGranted, OrderOutcome::kDropped,
+                                           OrderOutcome::kGranted, OrderOutcome::kNotGranted};
+  EXPECT_EQ(outcomes, expected);
+  const auto run = hosts[0]->next();
+  submit();
+  pass();
+  EXPECT_TRUE(records().empty());
+}
+
+TEST_F(Ordered, TimesOfAClientAreData) {
+  OrderTrace trace;
+  trace.start(16);
+  std::vector<std::byte> bytes(sizeof(RunRecord) + sizeof(int64_t));
+  for (const int64_t said : {INT64_MIN, int64_t{-1}, int64_t{7}, INT64_MAX}) {
+    RunRecord run{};
+    run.header = {RecordKind::kRun, kRunHasSubmitted, 0};
+    std::memcpy(bytes.data(), &run, sizeof run);
+    std::memcpy(bytes.data() + sizeof run, &said, sizeof said);
+    Entry entry;
+    entry.order = 3;
+    trace.waits(0, kWaitsForTurn);
+    trace.ordered(0, 2, entry, bytes);
+    trace.left(2, OrderOutcome::kGranted);
+    const auto taken = trace.take();
+    ASSERT_EQ(taken.records.size(), 1u);
+    const OrderTraceRecord& record = taken.records[0];
+    EXPECT_EQ(record.waits, kWaitsForTurn);
+    EXPECT_GE(record.submitted_ns, 0);
+    EXPECT_LE(record.submitted_ns, record.ordered_ns);
+    EXPECT_LE(record.submitted_ns, record.next_ns);
+    EXPECT_LE(record.next_ns, record.ordered_ns);
+  }
+}
+
+TEST_F(Ordered, WhatIsKeptOut) {
+  OrderTrace trace;
+  trace.start(16);
+  trace.waits(3, kWaitsForMemory);
+  trace.waits(3, kWaitsForTurn);
+  trace.waits(4, kWaitsForCredits);
+  trace.forget(4);  // its client is gone
+  trace.stop();
+  const auto taken = trace.take();
+  ASSERT_EQ(taken.records.size(), 1u);
+  EXPECT_EQ(taken.records[0].client, 3u);
+  EXPECT_EQ(taken.records[0].order, 0u);
+  EXPECT_EQ(taken.records[0].waits, kWaitsForMemory | kWaitsForTurn);
+  EXPECT_EQ(taken.records[0].outcome, OrderOutcome::kNotOrdered);
+}
+
+}  // namespace
+}  // namespace pathways::test

@@ -1,0 +1,426 @@
+"""Traces of clusters: the file has the known shape of what was run, by queries; the command; who sees what; bad input.
+
+TRACE-1  test_what_was_dropped_is_said
+TRACE-2  test_each_computation_and_transfer, test_what_is_not_over_is_there
+TRACE-3  test_each_computation_and_transfer: every run's submission and order
+TRUST-1  test_a_guest_sees_its_own_names
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import trace_queries
+from click.testing import CliRunner
+
+import pathways as pw
+from pathways.cli import main
+from pathways.cluster import trace_timeline
+from pathways.cluster.trace_file import TraceFile, events
+from pathways.cluster.trace_timeline import Timeline
+from pathways.cluster.tracing import Recorded
+from pathways.protocol import trace_records
+
+RUNS = 5
+
+
+def run_program(left: Any, right: Any, runs: int = RUNS) -> None:
+    """A program of two computations with a transfer between: on `left`, then on `right`."""
+    double = pw.jit(lambda x: x * 2, devices=left, name="double")
+    add_one = pw.jit(lambda x: x + 1, devices=right, name="add_one")
+
+    @pw.program
+    def both(x: Any) -> Any:
+        return add_one(pw.device_put(double(x), right))
+
+    both(jnp.arange(64.0))  # compiled
+    for run in range(runs):
+        np.testing.assert_array_equal(np.asarray(both(jnp.full(64, run))), np.full(64, 2.0 * run + 1))
+
+
+def check_shape(database: Any, computations: int) -> None:
+    """What must hold for every trace, and how many computations this one has."""
+    (count,) = database.execute("SELECT COUNT(*) FROM events WHERE category = 'computation'").fetchone()
+    assert count == computations
+    overlaps = database.execute(
+        "SELECT COUNT(*) FROM events a JOIN events b ON a.track = b.track AND a.process = b.process "
+        "AND a.rowid < b.rowid AND a.category = 'computation' AND b.category = 'computation' "
+        "AND a.ts < b.ts + b.dur - 1 AND b.ts < a.ts + a.dur - 1"
+    ).fetchone()
+    assert overlaps == (0,)
+    for (text,) in database.execute("SELECT args FROM events WHERE category = 'computation'"):
+        args = json.loads(text)
+        times = ("submitted", "ordered", "granted", "dispatched", "launched", "start", "end")
+        values = [args[f"{name}_ns"] for name in times]
+        assert values == sorted(values), args
+    inside = database.execute(
+        "SELECT COUNT(*) FROM events c WHERE c.category = 'computation' AND EXISTS (SELECT 1 FROM events p WHERE "
+        "p.category = 'program' AND p.track = c.track AND p.process = c.process AND p.ts <= c.ts + 1 "
+        "AND p.ts + p.dur >= c.ts + c.dur - 1)"
+    ).fetchone()
+    assert inside == (computations,)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "perfetto"])
+def query(request: pytest.FixtureRequest) -> Any:
+    """How a trace is queried."""
+    if request.param == "sqlite":
+        return trace_queries.by_sqlite
+    try:
+        from perfetto.trace_processor import TraceProcessor
+
+        TraceProcessor(trace=iter([b'{"traceEvents": []}'])).close()
+    except Exception as error:
+        pytest.skip(f"Perfetto's trace processor is not here, and cannot be downloaded: {error!r:.200}")
+    return trace_queries.by_perfetto
+
+
+@pytest.fixture
+def slices(local_cluster: Any) -> Iterator[tuple[Any, Any]]:
+    """A slice on each of the two hosts."""
+    devices = pw.make_virtual_device_set()
+    yield devices.add_slice(devices=2), devices.add_slice(devices=2)
+
+
+def test_each_computation_and_transfer(slices: Any, tmp_path: pathlib.Path, query: Any) -> None:
+    run_program(*slices, runs=0)
+    path = tmp_path / "trace.json.gz"
+    with pw.trace(path):
+        run_program(*slices)
+    database = query(path)
+    runs = RUNS + 1
+    check_shape(database, runs * 4)  # two computations on two devices each
+    names = dict(
+        database.execute("SELECT name, COUNT(*) FROM events WHERE category = 'computation' GROUP BY name").fetchall()
+    )
+    assert sorted(names.values()) == [runs * 2, runs * 2]
+    transfers = database.execute("SELECT process, name, args FROM events WHERE category = 'transfer'").fetchall()
+    assert len(transfers) == runs
+    for process, name, _ in transfers:
+        assert {process, name[-6:]} == {"host 0", "host 1"}
+    found = database.execute("SELECT COUNT(*) FROM events WHERE category = 'run' AND name = 'both'").fetchone()
+    assert found == (runs,)
+    # Each run lies around its computations.
+    spans = {
+        json.loads(args)["run"]: (ts, ts + dur)
+        for ts, dur, args in database.execute("SELECT ts, dur, args FROM events WHERE category = 'run'")
+    }
+    for ts, dur, args in database.execute("SELECT ts, dur, args FROM events WHERE category = 'computation'"):
+        begin, end = spans[json.loads(args)["run"]]
+        assert begin - 1 <= ts and ts + dur <= end + 1
+
+
+def test_transfers_name_their_devices(slices: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json"
+    with pw.trace(path):
+        run_program(*slices, runs=1)
+    transfers = [event for event in trace_queries.load(path)["traceEvents"] if event.get("cat") == "transfer"]
+    assert transfers
+    for event in transfers:
+        args = event["args"]
+        left, right = ([device.id for device in each.devices] for each in slices)
+        assert (args["from_devices"], args["to_devices"]) == (left, right)
+        assert (args["from_host"], args["to_host"]) == (left[0] // 2, right[0] // 2)
+
+
+def test_embedded(embedded_cluster: Any, tmp_path: pathlib.Path) -> None:
+    devices = pw.make_virtual_device_set()
+    left, right = devices.add_slice(devices=1), devices.add_slice(devices=1)
+    run_program(left, right, runs=0)
+    with pw.trace(tmp_path / "trace.json.gz", cluster=embedded_cluster):
+        run_program(left, right)
+    database = trace_queries.by_sqlite(tmp_path / "trace.json.gz")
+    check_shape(database, (RUNS + 1) * 2)
+    args = [json.loads(text) for (text,) in database.execute("SELECT args FROM events WHERE category = 'transfer'")]
+    assert len(args) == RUNS + 1
+    assert all(len(each["from_devices"]) == 1 and each["from_devices"] != each["to_devices"] for each in args)
+
+
+def test_off_again(slices: Any, tmp_path: pathlib.Path) -> None:
+    with pw.trace(tmp_path / "first.json"):
+        run_program(*slices, runs=1)
+    run_program(*slices, runs=3)
+    with pw.trace(tmp_path / "second.json"):
+        pass
+    assert not [each for each in trace_queries.load(tmp_path / "second.json")["traceEvents"] if each["ph"] == "X"]
+
+
+def test_what_is_not_over_is_there(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
+    left, _ = slices
+    work = pw.jit(lambda x: jnp.linalg.matrix_power(x, 1 << 12), devices=left, name="long")
+    x = jnp.eye(1200)
+
+    def launches() -> int:
+        return sum(int(host["launches"]) for host in local_cluster.stats()["hosts"])
+
+    work(x).block_until_ready()
+    before = launches()
+    with pw.trace(tmp_path / "trace.json"):
+        y = work(x)
+        while launches() == before:
+            time.sleep(0.001)
+    found = trace_queries.load(tmp_path / "trace.json")["traceEvents"]
+    runs = [each for each in found if each.get("cat") == "run"]
+    assert [each["args"]["over"] for each in runs] == [False]
+    assert [each["args"]["over"] for each in found if each.get("cat") == "computation"] == [False, False]
+    y.block_until_ready()
+
+
+def test_one_trace_at_a_time(local_cluster: Any, tmp_path: pathlib.Path) -> None:
+    with pw.trace(tmp_path / "first.json"):
+        with (
+            pytest.raises(pw.errors.TraceFileError, match="traces this cluster now"),
+            pw.trace(tmp_path / "second.json"),
+        ):
+            pass
+        result = CliRunner().invoke(main, ["trace", local_cluster.address, "--out", str(tmp_path / "third.json")])
+        assert result.exit_code == 1 and "traces this cluster now" in result.output
+    assert [each.name for each in tmp_path.iterdir()] == ["first.json"]
+    with pw.trace(tmp_path / "fourth.json"):
+        pass
+
+
+def test_one_trace_at_a_time_embedded(embedded_cluster: Any, tmp_path: pathlib.Path) -> None:
+    twice = pytest.raises(pw.errors.TraceFileError, match="traces its embedded cluster already")
+    first, second = (pw.trace(tmp_path / name, cluster=embedded_cluster) for name in ("first.json", "second.json"))
+    with first, twice, second:
+        pass
+    with pw.trace(tmp_path / "third.json", cluster=embedded_cluster):
+        pass
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["first.json", "third.json"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing/trace.json", "No such file or directory"),
+        (".", "is a directory: name a file in it"),
+        ("", 'a file like "trace.json.gz"'),
+        (7, 'a file like "trace.json.gz"'),
+    ],
+)
+def test_a_file_that_cannot_be(embedded_cluster: Any, path: Any, message: str, tmp_path: pathlib.Path) -> None:
+    where = os.path.join(tmp_path, path) if isinstance(path, str) and path else path
+    with pytest.raises(pw.errors.TraceFileError, match=message), pw.trace(where, cluster=embedded_cluster):
+        pytest.fail("it began")
+    with pw.trace(tmp_path / "good.json", cluster=embedded_cluster):  # nothing was left on
+        pass
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk(embedded_cluster: Any) -> None:
+    full = pytest.raises(pw.errors.TraceFileError, match="/dev/full: No space left")
+    with full, pw.trace("/dev/full", cluster=embedded_cluster):
+        pass
+    with pytest.raises(KeyError) as caught, pw.trace("/dev/full", cluster=embedded_cluster):
+        raise KeyError("its own")
+    assert any("No space left" in note for note in caught.value.__notes__)
+
+
+def test_an_error_within_the_block(embedded_cluster: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("what was there")
+    with pytest.raises(KeyError), pw.trace(path, cluster=embedded_cluster):
+        raise KeyError
+    assert trace_queries.load(path)["traceEvents"]
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_seconds_that_cannot_be(seconds: str, tmp_path: pathlib.Path) -> None:
+    result = CliRunner().invoke(main, ["trace", "unix:/nowhere", "--seconds", seconds, "--out", str(tmp_path / "t")])
+    assert result.exit_code == 2 and "--seconds" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_address_that_does_not_answer(tmp_path: pathlib.Path) -> None:
+    result = CliRunner().invoke(main, ["trace", f"unix:{tmp_path}/none", "--out", str(tmp_path / "t.json")])
+    assert result.exit_code == 1 and "no cluster listens" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
+    out, plot = tmp_path / "trace.json.gz", tmp_path / "trace.png"
+    arguments = ["trace", local_cluster.address, "--seconds", "1.5", "--out", str(out), "--plot", str(plot)]
+    command = subprocess.Popen([sys.executable, "-m", "pathways", *arguments], stdout=subprocess.PIPE, text=True)
+    while command.poll() is None:
+        run_program(*slices, runs=2)
+    output = command.communicate()[0]
+    assert command.returncode == 0, output
+    assert "runs" in output and str(plot) in output
+    database = trace_queries.by_sqlite(out)
+    assert database.execute("SELECT COUNT(*) FROM events WHERE category = 'computation'").fetchone()[0] > 0
+    names = {name for (name,) in database.execute("SELECT name FROM events WHERE category = 'run'")}
+    assert "both" in names  # an operator sees every name
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+GUEST = """
+import sys, jax.numpy as jnp, numpy as np
+import pathways as pw
+with pw.connect(sys.argv[1], name="guest"):
+    f = pw.jit(lambda x: x - 1, devices=pw.make_virtual_device_set().add_slice(devices=1), name="of_guest")
+    np.asarray(f(jnp.ones(4)))
+    with pw.trace(sys.argv[2]):
+        print("on", flush=True)
+        sys.stdin.readline()
+        np.asarray(f(jnp.ones(4)))
+"""
+
+
+def guest(address: str, path: pathlib.Path) -> subprocess.Popen[str]:
+    """A client that traces until it reads a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", GUEST, address, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    return process
+
+
+def test_a_guest_sees_its_own_names(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json"
+    process = guest(local_cluster.address, path)
+    run_program(*slices)
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    text = path.read_text()
+    assert "guest" in text and "of_guest" in text
+    assert "both" not in text and "double" not in text and "add_one" not in text
+    found = [each for each in trace_queries.load(path)["traceEvents"] if each.get("cat") == "run"]
+    others = [each for each in found if "guest" not in each["args"]["client"]]
+    assert len(others) >= RUNS and {each["name"] for each in others} == {"a program"}
+
+
+def test_a_client_that_is_killed_while_it_traces(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
+    process = guest(local_cluster.address, tmp_path / "first.json")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while True:  # the trace ends by itself
+        try:
+            with pw.trace(tmp_path / "second.json"):
+                run_program(*slices, runs=1)
+            break
+        except pw.errors.TraceFileError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert (tmp_path / "second.json").exists()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_ends_during_the_trace(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json"
+    cluster = pw.connect(pw.LocalCluster(devices_per_host=3))
+    try:
+        f = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set().add_slice(devices=1), name="before_the_end")
+        with pytest.raises(pw.errors.PathwaysError) as caught, pw.trace(path, cluster=cluster):
+            for _ in range(3):
+                np.asarray(f(jnp.ones(4)))
+            time.sleep(0.8)  # until the controller has taken the records
+            os.kill(cluster.stats()["controller"]["pid"], signal.SIGKILL)
+            time.sleep(0.5)
+        assert any("has what was recorded before" in note for note in caught.value.__notes__)
+    finally:
+        cluster.close()
+    assert "before_the_end" in path.read_text()
+
+
+# ---- what the records say, without a cluster
+
+
+def recorded(runs: list[dict[str, int]], orders: list[dict[str, int]] = (), **more: Any) -> Recorded:  # type: ignore[assignment]
+    """A recording of one host with two devices, of records with these fields."""
+
+    def table(rows: list[dict[str, int]], dtype: np.dtype[Any]) -> bytes:
+        made = np.zeros(len(rows), dtype)
+        for at, row in enumerate(rows):
+            for name, value in row.items():
+                made[at][name] = value
+        return made.tobytes()
+
+    about = {"cluster": "a test", "devices_per_host": 2, "hosts": 1, "clients": {"3": "ann"}}
+    return Recorded(
+        about=about,
+        orders=[table(list(orders), trace_records.ORDER)],
+        runs={0: [table(runs, trace_records.RUN)]},
+        begin_ns=1_000,
+        end_ns=2_000_000,
+        **more,
+    )
+
+
+def test_ends_that_are_noticed_together_are_divided() -> None:
+    call = {"kind": 1, "client": 3, "devices": 1, "dispatched_ns": 1_000, "ready_ns": 1_000}
+    rows = [{**call, "order": order, "launched_ns": 1_000 + 100 * order, "ended_ns": 100_000} for order in (1, 2, 3)]
+    rows.append({**call, "order": 4, "launched_ns": 5_000, "ended_ns": 130_000, "devices": 3})
+    timeline = Timeline(recorded(rows))
+    spans = [(each.start_ns, each.end_ns, each.is_estimated) for each in timeline.computations]
+    assert spans == [
+        (1_100, 34_066, True),
+        (34_066, 67_033, True),
+        (67_033, 100_000, True),
+        (100_000, 130_000, False),
+    ]
+
+
+def test_what_was_dropped_is_said(tmp_path: pathlib.Path) -> None:
+    timeline = Timeline(recorded([], dropped={0: 12, -1: 3}))
+    file = TraceFile(tmp_path / "trace.json")
+    file.write(timeline)
+    loaded = trace_queries.load(tmp_path / "trace.json")
+    said = loaded["otherData"]["notes"]
+    assert any("12 records of host 0 were dropped" in note for note in said)
+    assert any("3 records of the controller were dropped" in note for note in said)
+    assert sum(each["ph"] == "i" for each in loaded["traceEvents"]) == 2
+
+
+def test_waits_and_their_reasons() -> None:
+    orders = [
+        {"order": 7, "client": 3, "waits": 1 | 2, "submitted_ns": 2_000, "next_ns": 40_000, "ordered_ns": 90_000,
+         "granted_ns": 150_000},
+        {"order": 0, "client": 4, "waits": 4, "outcome": 3, "next_ns": 50_000},
+    ]  # fmt: skip
+    runs = [
+        {"kind": 0, "client": 3, "order": 7, "dispatched_ns": 200_000, "ended_ns": 900_000},
+        {"kind": 1, "client": 3, "order": 7, "devices": 1, "dispatched_ns": 200_000, "ready_ns": 300_000,
+         "launched_ns": 400_000, "ended_ns": 900_000, "waited_for": 1, "throttled_by": 2},
+    ]  # fmt: skip
+    found = list(events(Timeline(recorded(runs, orders))))
+    reasons = {
+        (each["args"]["reason"], each["ts"], each["dur"]) for each in found if each.get("cat") == "wait"
+        and "reason" in each["args"]
+    }  # fmt: skip
+    assert reasons == {
+        ("its client's earlier runs", 1.0, 38.0),
+        ("its turn, memory", 39.0, 50.0),
+        ("room at its hosts", 89.0, 60.0),
+        ("its hosts to read it", 149.0, 50.0),
+        ("an earlier launch on its device", 199.0, 100.0),
+        ("memory", 299.0, 100.0),
+    }
+    assert any(each["name"] == "waits for its client's runs under way" for each in found)
+
+
+def test_colours_differ_by_client() -> None:
+    timeline = Timeline(recorded([]))
+    labels = [timeline.label(client) for client in range(60)]
+    without_digits = {"".join(each for each in label if not each.isdigit()) for label in labels}
+    assert len(without_digits) == 60  # Perfetto colours by the name without its digits
+
+
+def test_the_records_are_as_wide_as_the_core_writes_them() -> None:
+    assert trace_records.RUN.itemsize == 80
+    assert trace_records.ORDER.itemsize == 56
+    assert trace_timeline.offset_of(0) == 0
