@@ -23,11 +23,13 @@ DeviceShares::DeviceShares(PolicyKind kind)
 void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
   ++clients_;
   policy_.set_client(client, weight, priority);
+  charged_ns_.emplace(client, 0);
 }
 
 void DeviceShares::forget_client(uint32_t client) {
   --clients_;
   policy_.remove_client(client);
+  charged_ns_.erase(client);
   if (picked_ == client) picked_.reset();
   std::erase_if(plans_, [&](const auto& each) { return each.second.client == client; });
 }
@@ -182,7 +184,9 @@ void DeviceShares::settle() {
       const double part = static_cast<double>(each.estimate.ns) / static_cast<double>(usual);
       const auto its = static_cast<int64_t>(part * static_cast<double>(took));
       learn(each, its, count == 1);
-      policy_.over(each.client, each.estimate, std::max(kLeast_ns, its), now);
+      const int64_t charge = std::max(kLeast_ns, its);
+      policy_.over(each.client, each.estimate, charge, now);
+      if (const auto sum = charged_ns_.find(each.client); sum != charged_ns_.end()) sum->second += charge;
     }
   }
   done_.clear();

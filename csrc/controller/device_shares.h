@@ -72,6 +72,10 @@ class DeviceShares {
   /// The run is over, or was dropped. What was not reported is not charged.
   void over(EntryId id);
 
+  /// By client: device time that its runs were charged, summed over pools, in nanoseconds. What runs while the policy
+  /// does not act is not counted.
+  const std::unordered_map<uint32_t, int64_t>& charged_ns() const { return charged_ns_; }
+
   void validate() const;
 
  private:
@@ -119,11 +123,12 @@ class DeviceShares {
   PoolMap pools_;
   uint64_t clients_ = 0;
   std::unordered_map<uint32_t, Plan> plans_;
-  std::vector<Running> running_;    ///< by entry
-  std::vector<Done> done_;          ///< noticed together, not charged yet
-  uint32_t look_ = 0;               ///< of `done_`
-  std::optional<uint32_t> picked_;  ///< the client whose run may enter
-  std::vector<PoolTime> estimate_;  ///< scratch
+  std::unordered_map<uint32_t, int64_t> charged_ns_;  ///< by client that is not forgotten
+  std::vector<Running> running_;                      ///< by entry
+  std::vector<Done> done_;                            ///< noticed together, not charged yet
+  uint32_t look_ = 0;                                 ///< of `done_`
+  std::optional<uint32_t> picked_;                    ///< the client whose run may enter
+  std::vector<PoolTime> estimate_;                    ///< scratch
 };
 
 }  // namespace pathways

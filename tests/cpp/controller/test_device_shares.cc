@@ -2,7 +2,7 @@
 //
 //   SHARE-1  Shares.ByWeight, Shares.OnDevicesThatOverlap
 //   SHARE-2  Shares.OneClientIsNotHeldBack, Shares.AFloodIsHeldBack, Shares.APlanIsMeasuredFirst
-//   SHARE-5  Shares.EndsThatWereNoticedTogether
+//   SHARE-5  Shares.EndsThatWereNoticedTogether, Shares.ByWeight
 //   OWN-1    Shares.WhoLeavesHoldsNobodyBack
 #include "controller/device_shares.h"
 
@@ -115,6 +115,9 @@ TEST_F(Shares, ByWeight) {
   serve(800, flood_both, [&](const RunRecord& run) { return run.header.client == 0 ? kMs : kMs / 2; });
   // Three times the time, in runs that take half of it.
   EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 6.0, 0.6);
+  const auto charged = controller->stats().client_device_ns;
+  EXPECT_EQ(charged.at(0), done[0] * kMs);
+  EXPECT_EQ(charged.at(1), done[1] * kMs / 2);
 }
 
 TEST_F(Shares, OnDevicesThatOverlap) {
