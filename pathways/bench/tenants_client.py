@@ -1,8 +1,8 @@
-"""One client of `pathways bench tenants`, and of the stress tests of shares: ``python -m pathways.bench.tenants_client <fd>``.
+"""One client of `pathways bench tenants`, and of the stress tests: ``python -m pathways.bench.tenants_client <fd>``.
 
-It keeps a flood of steps under way for a time that the harness gives, or runs one step at a time. A step takes its time
-and no core (`pathways.testing.stand_in`), and adds one to each of 1,024 numbers. The client checks what comes out. Times
-are those of `time.monotonic`, which all processes of one machine share.
+It keeps a flood of steps under way for a time that the harness gives, or runs one step at a time. A step takes its
+time and no core (`pathways.testing.stand_in`), and adds one to each of 1,024 numbers. The client checks what comes out.
+Times are those of `time.monotonic`, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ CHECK_EVERY = 100
 
 
 def ahead_of(lengths_us: Sequence[int]) -> int:
-    """How many runs a flood keeps under way: about 150 ms of them, from 8 to 128. A client that gets no core for a while
-    must not run dry."""
+    """How many runs a flood keeps under way: about 150 ms of them, from 8 to 128.
+
+    A client that gets no core for a while must not run dry.
+    """
     return max(8, min(128, round(150_000 * len(lengths_us) / max(1, sum(lengths_us)))))
 
 
@@ -29,15 +31,17 @@ class Client:
     """One client of one cluster, and its programs."""
 
     def start(self, target: Any, name: str, weight: float = 1, priority: int | None = None) -> str:
-        """Connects to a running cluster by its address, or starts the one that a `pw.LocalCluster` describes. Its
-        address. The programs run on all devices."""
+        """Connects to a running cluster by its address, or starts the one that a `pw.LocalCluster` describes.
+
+        The programs will run on all devices. Returns the cluster's address.
+        """
         import jax
         import numpy
 
         import pathways as pw
 
         jax.config.update("jax_platforms", "cpu")
-        terms = {} if priority is None else {"priority": priority}
+        terms: dict[str, Any] = {} if priority is None else {"priority": priority}
         if not (isinstance(target, pw.LocalCluster) and target.policy == "fifo"):
             terms["weight"] = weight
         self._cluster = pw.connect(target, name=name, **terms)
@@ -69,8 +73,10 @@ class Client:
             raise RuntimeError(f"after {count} steps expected {count} everywhere, got {found[:4]}...")
 
     def flood(self, begin: float, end: float, lengths_us: Sequence[int], ahead: int) -> list[tuple[float, int]]:
-        """Keeps `ahead` runs under way from `begin` to `end`, of steps of these lengths in turn, each on the result of
-        the one before it. (When it was over, its length) for each, in order."""
+        """Keeps `ahead` runs under way from `begin` to `end`: steps of these lengths in turn.
+
+        Each run takes the result of the one before it. Returns for each run when it was over, and its length.
+        """
         pending: collections.deque[tuple[int, int, Any]] = collections.deque()
         over: list[tuple[float, int]] = []
 
@@ -114,9 +120,8 @@ class Client:
         """Leaves the cluster; a cluster that this client started ends."""
         cluster = getattr(self, "_cluster", None)
         if cluster is not None:
-            self._steps, self._value, self._slice = {}, None, None
+            del self._cluster, self._slice, self._value, self._steps
             cluster.close()
-            self._cluster = None
 
     stop = close
 

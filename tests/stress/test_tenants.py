@@ -9,8 +9,8 @@ charged.
   SHARE-3  what one leaves, the others take
   SUSP-1   a suspended client loses nothing, and has its part when it is back
 
-PATHWAYS_TENANTS_SECONDS says how long each part takes (3). The shares are looked at with a tolerance that a busy machine
-needs; `pathways bench tenants` measures exactly.
+PATHWAYS_TENANTS_SECONDS says how long each part takes (3). The shares are looked at with a tolerance that a busy
+machine needs; `pathways bench tenants` measures exactly.
 """
 
 from __future__ import annotations
