@@ -20,11 +20,11 @@ CHECK_EVERY = 100
 
 
 def ahead_of(lengths_us: Sequence[int]) -> int:
-    """How many runs a flood keeps under way: about 150 ms of them, from 8 to 128.
+    """How many runs a flood keeps under way: about 150 ms of them, from 8 to 600.
 
     A client that gets no core for a while must not run dry.
     """
-    return max(8, min(128, round(150_000 * len(lengths_us) / max(1, sum(lengths_us)))))
+    return max(8, min(600, round(150_000 * len(lengths_us) / max(1, sum(lengths_us)))))
 
 
 class Client:
