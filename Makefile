@@ -84,7 +84,8 @@ STRESS := tests/stress --ignore tests/stress/test_fuzz.py
 stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
 	@PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 PATHWAYS_LATE_READS=100 PATHWAYS_SLICE_PROGRAMS=30 \
-	    PATHWAYS_CALLS=35000 $(PYTEST) $(STRESS) tests/python/contract/test_runs.py $(PYTEST_ARGS)
+	    PATHWAYS_CALLS=35000 PATHWAYS_HOSTILE_SECONDS=600 \
+	    $(PYTEST) $(STRESS) tests/python/contract/test_runs.py $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=600
 
 stress-sample: $(BUILT) ## a sample of the stress tests, drawn by chance, in a few minutes; the seeds are printed
