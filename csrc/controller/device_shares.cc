@@ -170,12 +170,12 @@ void DeviceShares::settle() {
     if (done_[i].is_taken) continue;
     const PoolId pool = done_[i].estimate.pool;
     int64_t took = 0, usual = 0;
-    uint32_t count = 0;
+    bool is_one_plan = true;
     for (size_t j = i; j < done_.size(); ++j) {
       if (done_[j].estimate.pool != pool) continue;
       took += done_[j].took_ns;
       usual += done_[j].estimate.ns;
-      ++count;
+      is_one_plan = is_one_plan && done_[j].plan == done_[i].plan;
     }
     for (size_t j = i; j < done_.size(); ++j) {
       Done& each = done_[j];
@@ -183,7 +183,7 @@ void DeviceShares::settle() {
       each.is_taken = true;
       const double part = static_cast<double>(each.estimate.ns) / static_cast<double>(usual);
       const auto its = static_cast<int64_t>(part * static_cast<double>(took));
-      learn(each, its, count == 1);
+      learn(each, its, is_one_plan);
       const int64_t charge = std::max(kLeast_ns, its);
       policy_.over(each.client, each.estimate, charge, now);
       if (const auto sum = charged_ns_.find(each.client); sum != charged_ns_.end()) sum->second += charge;

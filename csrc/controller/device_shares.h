@@ -12,7 +12,8 @@
 /// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest device time that one of
 ///   the pool's hosts reports. Runs whose ends a host notices together have a sum that is right, but not its parts; the
 ///   sum is divided in proportion to the plans' usual times. The usual time of a plan is a moving average of what its
-///   runs took when they were noticed alone. Of a plan that has no usual time yet, one run is under way at a time, for
+///   runs took when no run of another plan was noticed with them: short runs are seldom noticed one by one, and those
+///   that are took longer than most. Of a plan that has no usual time yet, one run is under way at a time, for
 ///   a while: then one more enters, as at any standstill (SHARE-2). A run that took no time was not launched, and
 ///   says nothing about its plan.
 ///

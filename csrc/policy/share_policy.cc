@@ -89,11 +89,12 @@ void SharePolicy::hold_back_others(const Client& client, int64_t now) {
 }
 
 double SharePolicy::start(const Client& client, const Pool& at, PoolId id) const {
-  return id < client.finish.size() ? std::max(client.finish[id], at.virtual_time) : at.virtual_time;
+  if (id >= client.finish.size()) return at.virtual_time;
+  return std::max(client.finish[id], at.virtual_time - client.refunded[id]);
 }
 
 double SharePolicy::lag(const Client& client) const {
-  double lag = 0;
+  double lag = std::numeric_limits<double>::lowest();
   for (const PoolTime& each : client.offer) {
     const Pool& at = pools_[each.pool];
     lag = std::max(lag, start(client, at, each.pool) - at.virtual_time);
@@ -167,7 +168,10 @@ int64_t SharePolicy::next_ns() const {
 }
 
 double& SharePolicy::finish_tag(Client& client, PoolId id) {
-  if (id >= client.finish.size()) client.finish.resize(id + 1, 0);
+  if (id >= client.finish.size()) {
+    client.finish.resize(id + 1, 0);
+    client.refunded.resize(id + 1, 0);
+  }
   return client.finish[id];
 }
 
@@ -177,7 +181,9 @@ void SharePolicy::entered(uint32_t id, std::span<const PoolTime> estimate, int64
   for (const PoolTime& each : estimate) {
     Pool& at = pool(each.pool);
     double& tag = finish_tag(client, each.pool);
-    tag = std::max(tag, at.virtual_time) + static_cast<double>(each.ns) / client.weight;
+    tag = start(client, at, each.pool) + static_cast<double>(each.ns) / client.weight;
+    double& refunded = client.refunded[each.pool];
+    refunded = std::clamp(at.virtual_time - tag, 0.0, refunded);
     ++at.outstanding;
     at.stirred_ns = now;
     at.outstanding_ns += each.ns;
@@ -203,7 +209,9 @@ void SharePolicy::over(uint32_t id, PoolTime estimate, int64_t took_ns, int64_t 
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
   Client& client = found->second;
-  finish_tag(client, estimate.pool) += static_cast<double>(took_ns - estimate.ns) / client.weight;
+  const double more = static_cast<double>(took_ns - estimate.ns) / client.weight;
+  finish_tag(client, estimate.pool) += more;
+  if (more < 0) client.refunded[estimate.pool] -= more;
 }
 
 void SharePolicy::split(PoolId from, PoolId to) {
