@@ -106,6 +106,7 @@ bench: $(BENCH) $(BUILT) ## the benchmarks with their rivals; tables on the term
 	@pathways bench scale
 	@pathways bench dispatch --rivals jax,ray,ray-graph
 	@pathways bench transfer
+	@pathways bench tenants --rivals jax
 
 wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
 	@python scripts/check_wheel.py

@@ -19,7 +19,7 @@ from pathways.bench import processes
 from pathways.bench.tenants_client import ELEMENTS
 
 MOST_AHEAD = 32
-"""XLA's CPU client blocks its caller beyond this."""
+"""XLA's CPU client blocks its caller beyond this, counting the steps of all threads."""
 
 
 class Process:
@@ -46,9 +46,10 @@ class Process:
         return jnp.zeros(ELEMENTS, jnp.float32)
 
     def flood(self, threads: int, begin: float, end: float, us: int, ahead: int) -> list[list[float]]:
-        """Each thread keeps `ahead` steps under way. When each of them was over, by thread."""
+        """Each thread keeps up to `ahead` steps under way. When each of them was over, by thread."""
         over: list[list[float]] = [[] for _ in range(threads)]
         failures: list[str] = []
+        most = max(1, min(ahead, MOST_AHEAD // threads))
 
         def tenant(times: list[float]) -> None:
             step, value = self._steps[us], self._zeros()
@@ -60,7 +61,7 @@ class Process:
                     value = step(value)
                     count += 1
                     pending.append(value)
-                    if len(pending) < min(ahead, MOST_AHEAD):
+                    if len(pending) < most:
                         continue
                 pending.popleft().block_until_ready()
                 times.append(time.monotonic())
