@@ -22,6 +22,7 @@ from pathways.bench import processes, stats, tenants_shares
 from pathways.bench.tenants_client import ahead_of
 
 PATIENCE = 300.0
+AHEAD = 32  # runs of each client in a measurement of rates: few, so that the first ones are over within the warm-up
 WARM_UP = 0.3  # seconds of a flood that are not counted
 SLICE_OF_TIME = 1.0  # shares are those of each second
 
@@ -119,7 +120,7 @@ def rates(settings: Settings, tell: Tell) -> list[dict[str, Any]]:
             own = rivals if system == "jax" else [single] if count == 1 else many
             begin = time.monotonic() + 0.05
             end = begin + WARM_UP + settings.seconds
-            ahead = ahead_of((us,))
+            ahead = min(AHEAD, ahead_of((us,)))
             cpu = _cpu_of(own)
             if system == "jax":
                 over = own[0].ask("flood", count, begin, end, us, ahead, timeout=PATIENCE)

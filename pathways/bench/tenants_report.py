@@ -18,8 +18,8 @@ AGGREGATE = {330: 1.0, 2400: 0.97}
 TOGETHER = 16
 
 METHOD = (
-    "Clients are processes; steps take their time and no core. Rates (the paper's Figure 8): every client keeps about "
-    "150 ms of its own steps under way, at most 600, on one device, policy share; jax is one process with a thread per "
+    "Clients are processes; steps take their time and no core. Rates (the paper's Figure 8): every client keeps 32 "
+    "steps under way, or fewer long ones, on one device, policy share; jax is one process with a thread per "
     "client. The systems take turns in each repeat; figures are medians (min, max), ratios are paired by repeat. One "
     "client is alone on a cluster of its own. cores: processor time of the system's processes over wall time. "
     "Shares (Figure 9): parts of the device time that the controller charged, over each second; points are hundredths "
