@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <mutex>
 
 #include "bind/bind.h"
 #include "sync/atomic.h"
@@ -28,8 +29,13 @@ void sleep_until(int64_t deadline_ns) {
   }
 }
 
-/// Takes one float32 array, and returns the same array `microseconds` later.
-ffi::Error sleep_and_copy(ffi::AnyBuffer in, ffi::Result<ffi::AnyBuffer> out, int64_t microseconds) {
+std::mutex device;  ///< a process's one device, for steps that hold it
+
+/// Takes one float32 array, and returns the same array `microseconds` later. With `holds_device`, the steps of several
+/// threads take their time one after the other.
+ffi::Error sleep_and_copy(ffi::AnyBuffer in, ffi::Result<ffi::AnyBuffer> out, int64_t microseconds, bool holds_device) {
+  std::unique_lock<std::mutex> hold(device, std::defer_lock);
+  if (holds_device) hold.lock();
   const int64_t begin = monotonic_ns();
   if (in.element_type() != ffi::F32 || out->element_type() != ffi::F32 || in.element_count() != out->element_count()) {
     return ffi::Error::InvalidArgument("pathways_stand_in takes and gives a float32 array of one size");
@@ -40,7 +46,11 @@ ffi::Error sleep_and_copy(ffi::AnyBuffer in, ffi::Result<ffi::AnyBuffer> out, in
 }
 
 XLA_FFI_DEFINE_HANDLER(stand_in, sleep_and_copy,
-                       ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Attr<int64_t>("microseconds"));
+                       ffi::Ffi::Bind()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("microseconds")
+                           .Attr<bool>("holds_device"));
 
 }  // namespace
 

@@ -272,6 +272,7 @@ ControllerStats Controller::snapshot() const {
   stats.gangs = grants_.gangs();
   stats.held = queue_.held();
   stats.unread = inbox_.unread();
+  stats.client_device_ns = shares_.charged_ns();
   const Admission& admission = ledger_.admission();
   for (SpaceId space = 0; space < admission.space_count(); ++space) {
     stats.live_bytes.push_back(admission.live(space));

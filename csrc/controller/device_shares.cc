@@ -23,11 +23,13 @@ DeviceShares::DeviceShares(PolicyKind kind)
 void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
   ++clients_;
   policy_.set_client(client, weight, priority);
+  charged_ns_.emplace(client, 0);
 }
 
 void DeviceShares::forget_client(uint32_t client) {
   --clients_;
   policy_.remove_client(client);
+  charged_ns_.erase(client);
   if (picked_ == client) picked_.reset();
   std::erase_if(plans_, [&](const auto& each) { return each.second.client == client; });
 }
@@ -168,12 +170,12 @@ void DeviceShares::settle() {
     if (done_[i].is_taken) continue;
     const PoolId pool = done_[i].estimate.pool;
     int64_t took = 0, usual = 0;
-    uint32_t count = 0;
+    bool is_one_plan = true;
     for (size_t j = i; j < done_.size(); ++j) {
       if (done_[j].estimate.pool != pool) continue;
       took += done_[j].took_ns;
       usual += done_[j].estimate.ns;
-      ++count;
+      is_one_plan = is_one_plan && done_[j].plan == done_[i].plan;
     }
     for (size_t j = i; j < done_.size(); ++j) {
       Done& each = done_[j];
@@ -181,8 +183,10 @@ void DeviceShares::settle() {
       each.is_taken = true;
       const double part = static_cast<double>(each.estimate.ns) / static_cast<double>(usual);
       const auto its = static_cast<int64_t>(part * static_cast<double>(took));
-      learn(each, its, count == 1);
-      policy_.over(each.client, each.estimate, std::max(kLeast_ns, its), now);
+      learn(each, its, is_one_plan);
+      const int64_t charge = std::max(kLeast_ns, its);
+      policy_.over(each.client, each.estimate, charge, now);
+      if (const auto sum = charged_ns_.find(each.client); sum != charged_ns_.end()) sum->second += charge;
     }
   }
   done_.clear();

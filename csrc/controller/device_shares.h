@@ -12,7 +12,8 @@
 /// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest device time that one of
 ///   the pool's hosts reports. Runs whose ends a host notices together have a sum that is right, but not its parts; the
 ///   sum is divided in proportion to the plans' usual times. The usual time of a plan is a moving average of what its
-///   runs took when they were noticed alone. Of a plan that has no usual time yet, one run is under way at a time, for
+///   runs took when no run of another plan was noticed with them: short runs are seldom noticed one by one, and those
+///   that are took longer than most. Of a plan that has no usual time yet, one run is under way at a time, for
 ///   a while: then one more enters, as at any standstill (SHARE-2). A run that took no time was not launched, and
 ///   says nothing about its plan.
 ///
@@ -74,6 +75,10 @@ class DeviceShares {
   /// The run is over, or was dropped. What was not reported is not charged.
   void over(EntryId id);
 
+  /// By client: device time that its runs were charged, summed over pools, in nanoseconds. What runs while the policy
+  /// does not act is not counted.
+  const std::unordered_map<uint32_t, int64_t>& charged_ns() const { return charged_ns_; }
+
   void validate() const;
 
  private:
@@ -121,11 +126,12 @@ class DeviceShares {
   PoolMap pools_;
   uint64_t clients_ = 0;
   std::unordered_map<uint32_t, Plan> plans_;
-  std::vector<Running> running_;    ///< by entry
-  std::vector<Done> done_;          ///< noticed together, not charged yet
-  uint32_t look_ = 0;               ///< of `done_`
-  std::optional<uint32_t> picked_;  ///< the client whose run may enter
-  std::vector<PoolTime> estimate_;  ///< scratch
+  std::unordered_map<uint32_t, int64_t> charged_ns_;  ///< by client that is not forgotten
+  std::vector<Running> running_;                      ///< by entry
+  std::vector<Done> done_;                            ///< noticed together, not charged yet
+  uint32_t look_ = 0;                                 ///< of `done_`
+  std::optional<uint32_t> picked_;                    ///< the client whose run may enter
+  std::vector<PoolTime> estimate_;                    ///< scratch
 };
 
 }  // namespace pathways

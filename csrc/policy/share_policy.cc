@@ -54,6 +54,7 @@ void SharePolicy::change(Client& client, double weight, int32_t priority) {
   for (PoolId id = 0; id < client.finish.size(); ++id) {
     const double debt = std::max(0.0, client.finish[id] - level(id, old_class).virtual_time) * client.weight;
     client.finish[id] = level(id, new_class).virtual_time + debt / weight;
+    client.refunded[id] = 0;
   }
   client.weight = weight;
   client.its_class = new_class;
@@ -136,11 +137,12 @@ void SharePolicy::hold_back_others(const Client& client, int64_t now) {
 
 double SharePolicy::start(const Client& client, PoolId id) const {
   const double virtual_time = pools_[id].levels[client.its_class].virtual_time;
-  return id < client.finish.size() ? std::max(client.finish[id], virtual_time) : virtual_time;
+  if (id >= client.finish.size()) return virtual_time;
+  return std::max(client.finish[id], virtual_time - client.refunded[id]);
 }
 
 double SharePolicy::lag(const Client& client) const {
-  double lag = 0;
+  double lag = std::numeric_limits<double>::lowest();
   for (const PoolTime& each : client.offer) {
     const double virtual_time = pools_[each.pool].levels[client.its_class].virtual_time;
     lag = std::max(lag, start(client, each.pool) - virtual_time);
@@ -215,7 +217,10 @@ int64_t SharePolicy::next_ns() const {
 }
 
 double& SharePolicy::finish_tag(Client& client, PoolId id) {
-  if (id >= client.finish.size()) client.finish.resize(id + 1, 0);
+  if (id >= client.finish.size()) {
+    client.finish.resize(id + 1, 0);
+    client.refunded.resize(id + 1, 0);
+  }
   return client.finish[id];
 }
 
@@ -225,7 +230,10 @@ void SharePolicy::entered(uint32_t id, std::span<const PoolTime> estimate, int64
   for (const PoolTime& each : estimate) {
     Pool& at = pool(each.pool);
     double& tag = finish_tag(client, each.pool);
-    tag = std::max(tag, level(each.pool, client.its_class).virtual_time) + static_cast<double>(each.ns) / client.weight;
+    const double virtual_time = level(each.pool, client.its_class).virtual_time;
+    tag = start(client, each.pool) + static_cast<double>(each.ns) / client.weight;
+    double& refunded = client.refunded[each.pool];
+    refunded = std::clamp(virtual_time - tag, 0.0, refunded);
     ++at.outstanding;
     at.stirred_ns = now;
     at.outstanding_ns += each.ns;
@@ -251,7 +259,9 @@ void SharePolicy::over(uint32_t id, PoolTime estimate, int64_t took_ns, int64_t 
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
   Client& client = found->second;
-  finish_tag(client, estimate.pool) += static_cast<double>(took_ns - estimate.ns) / client.weight;
+  const double more = static_cast<double>(took_ns - estimate.ns) / client.weight;
+  finish_tag(client, estimate.pool) += more;
+  if (more < 0) client.refunded[estimate.pool] -= more;
 }
 
 void SharePolicy::split(PoolId from, PoolId to) {

@@ -33,7 +33,9 @@
 ///                     is doubled. It shrinks slowly with each run.
 ///   SHARE-4 (classes) a higher priority goes first. A waiting offer rises by one class per `aging_ns`, so a lower
 ///                     priority waits for a bounded time.
-///   SHARE-5 (charged) a run is charged its estimate when it enters, and what it took when it is over.
+///   SHARE-5 (charged) a run is charged its estimate when it enters, and what it took when it is over. What is given
+///                     back then, because the run took less, is not lost to the rule for those who come late: until it
+///                     is used up, the start tag may be that much less than the virtual time.
 ///
 /// Cost: pick is O(offers x (pools of an offer + log offers)), and without the logarithm when no offer may enter.
 /// Everything else is O(pools of a run). Threading: one thread.
@@ -139,7 +141,8 @@ class SharePolicy {
     int64_t offered_ns = 0;
     uint64_t number = 0;  ///< of the offer
     std::vector<PoolTime> offer;
-    std::vector<double> finish;  ///< finish tags by pool; missing ones are 0
+    std::vector<double> finish;    ///< finish tags by pool; missing ones are 0
+    std::vector<double> refunded;  ///< by pool, as long as `finish`: given back and not used up
   };
   /// A priority that clients have.
   struct Class {

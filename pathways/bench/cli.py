@@ -229,3 +229,45 @@ def pipeline(
         raise click.UsageError(str(error)) from None
     _draw(plot.figure7, report, plot_path, results)
     _publish(report, json_path, results)
+
+
+@bench.command()
+@click.option("--only", default="rates,shares,waits,dispatch", show_default=True, help="What to measure.")
+@click.option("--rivals", default="jax", show_default=True, help="Any of jax; for the rates.")
+@click.option("--clients", type=_Integers(), default="1,2,4,8,16", show_default=True, help="Client processes.")
+@click.option("--us", type=_Integers(), default="40,330,1040,2400", show_default=True, help="Of a computation.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--seconds", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Length of one measurement."
+)
+@click.option("--share-seconds", type=click.IntRange(2), default=8, show_default=True, help="In which shares are seen.")
+@_plot
+@_out
+@_results
+def tenants(
+    only: str,
+    rivals: str,
+    clients: tuple[int, ...],
+    us: tuple[int, ...],
+    repeats: int,
+    seconds: float,
+    share_seconds: int,
+    plot_path: Path | None,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    """Figures 8 and 9 of the paper: what many clients get of one cluster, together and each; and how long they wait."""
+    from pathways.bench import tenants as measured
+    from pathways.bench import tenants_plot, tenants_report
+
+    console = rich.console.Console(stderr=True)
+    settings = measured.Settings(clients, us, _names(rivals), repeats, seconds, float(share_seconds))
+    try:
+        report = tenants_report.run(
+            _names(only), settings, lambda text: console.print(text, markup=False, highlight=False)
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if report.data["rows"].get("rates") or report.data["rows"].get("shares"):
+        _draw(tenants_plot.picture, report, plot_path, results)
+    _publish(report, json_path, results)

@@ -28,7 +28,10 @@ def register() -> None:
         jax.ffi.register_ffi_target(TARGET, _native.stand_in_handler(), platform="cpu")
 
 
-def step(x: jax.Array, microseconds: int) -> jax.Array:
-    """Returns float32 `x` unchanged, `microseconds` later."""
+def step(x: jax.Array, microseconds: int, holds_device: bool = False) -> jax.Array:
+    """Returns float32 `x` unchanged, `microseconds` later.
+
+    `holds_device`: such steps of one process take their time one after the other, whatever threads launched them.
+    """
     call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return call(x, microseconds=np.int64(microseconds))
+    return call(x, microseconds=np.int64(microseconds), holds_device=np.bool_(holds_device))

@@ -2,7 +2,8 @@
 //
 //   SHARE-1  Shares.ByWeight, Shares.OnDevicesThatOverlap
 //   SHARE-2  Shares.OneClientIsNotHeldBack, Shares.AFloodIsHeldBack, Shares.APlanIsMeasuredFirst
-//   SHARE-5  Shares.EndsThatWereNoticedTogether
+//   SHARE-5  Shares.EndsThatWereNoticedTogether, Shares.ByWeight,
+//            Shares.RunsOfOnePlanNoticedTogetherTellItsTime
 //   OWN-1    Shares.WhoLeavesHoldsNobodyBack
 #include "controller/device_shares.h"
 
@@ -115,6 +116,9 @@ TEST_F(Shares, ByWeight) {
   serve(800, flood_both, [&](const RunRecord& run) { return run.header.client == 0 ? kMs : kMs / 2; });
   // Three times the time, in runs that take half of it.
   EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 6.0, 0.6);
+  const auto charged = controller->stats().client_device_ns;
+  EXPECT_EQ(charged.at(0), done[0] * kMs);
+  EXPECT_EQ(charged.at(1), done[1] * kMs / 2);
 }
 
 TEST_F(Shares, OnDevicesThatOverlap) {
@@ -169,6 +173,37 @@ TEST_F(Shares, EndsThatWereNoticedTogether) {
     pass();
   }
   EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 1.0, 0.1);
+}
+
+TEST_F(Shares, RunsOfOnePlanNoticedTogetherTellItsTime) {
+  // The first run of client 0 was slow. Later ones take 0.1 ms, but the host notices them in twos.
+  other(1);
+  const auto run = [&](Client& client, uint32_t plan) {
+    ASSERT_EQ(client.submit({plan, kFirstHost, {}}, {}, nullptr), Status::kOk);
+  };
+  const auto end_together = [&](size_t count, int64_t busy) {
+    pass();
+    const auto runs = granted();
+    ASSERT_EQ(runs.size(), count);
+    ++looks;
+    for (const RunRecord& each : runs) hosts[0]->done(each, 0, 0, looks, std::exchange(busy, 0));
+    pass();
+  };
+  run(*good, 5);
+  end_together(1, kMs);
+  run(*second, 6);
+  end_together(1, kMs);
+  for (int i = 0; i < 50; ++i) {
+    run(*good, 5);
+    run(*good, 5);
+    end_together(2, kMs / 5);
+  }
+  const int64_t before = controller->stats().client_device_ns.at(0);
+  run(*good, 5);
+  run(*second, 6);
+  end_together(2, kMs + kMs / 10);
+  const auto took = static_cast<double>(controller->stats().client_device_ns.at(0) - before);
+  EXPECT_NEAR(took, kMs / 10, kMs / 100);
 }
 
 TEST_F(Shares, AHigherPriorityGoesFirst) {

@@ -5,7 +5,7 @@
 //   SHARE-2           AStandstillEnds
 //   SHARE-3 (busy)    DevicesAreNeverIdle, AShortHorizonGrows, TheNextTimeIsWhenAPoolOpens
 //   SHARE-4 (classes) AHigherPriorityGoesFirst, ALowerPriorityWaitsForABoundedTime
-//   SHARE-5 (charged) AWrongGuessIsCorrected
+//   SHARE-5 (charged) AWrongGuessIsCorrected, WhatIsGivenBackIsNotLost
 //   all of them       AnyClientsOnAnyPools, drawn by chance; the seed is printed
 #include "policy/share_policy.h"
 
@@ -358,6 +358,34 @@ TEST(Share, AWrongGuessIsCorrected) {
   Model model(1, {wrong, on_pool(0, 1, kMs)});
   model.run_until(4 * kSecond);
   EXPECT_LE(worst_error(model.shares(0), {1, 1}), 0.03);
+}
+
+TEST(Share, WhatIsGivenBackIsNotLost) {
+  // The guess of client 0 is right in the mean only: every other run takes less and the next one as much more.
+  SharePolicy policy({});
+  policy.set_client(0, 1, 0);
+  policy.set_client(1, 1, 0);
+  const PoolTime guess[] = {{0, 200 * kUs}, {0, kMs}};
+  const auto offer = [&](uint32_t id, int64_t now) { policy.offer(id, {&guess[id], 1}, now); };
+  std::deque<std::pair<uint32_t, int64_t>> under_way;  // (client, what its run takes)
+  int64_t now = 0, used[2] = {}, runs = 0;
+  while (now < 10 * kSecond) {
+    for (uint32_t id : {0u, 1u}) offer(id, now);
+    while (const auto picked = policy.pick(now)) {
+      const int64_t off = ++runs % 2 == 0 ? 150 * kUs : -150 * kUs;
+      policy.entered(*picked, {&guess[*picked], 1}, now);
+      under_way.emplace_back(*picked, guess[*picked].ns + (*picked == 0 ? off : 0));
+      offer(*picked, now);
+    }
+    policy.validate();
+    ASSERT_FALSE(under_way.empty());
+    const auto [id, took] = under_way.front();
+    under_way.pop_front();
+    now += took;
+    used[id] += took;
+    policy.over(id, guess[id], took, now);
+  }
+  EXPECT_NEAR(static_cast<double>(used[0]) / static_cast<double>(used[0] + used[1]), 0.5, 0.005);
 }
 
 TEST(Share, AClientMayGoAtAnyTime) {

@@ -1,0 +1,107 @@
+"""Shares over time: what each client of a cluster was charged, sampled from the controller.
+
+The controller counts the device time that each client's runs took (`csrc/controller/device_shares.h`). A `Sampler`
+reads it at regular times; `windows` turns samples into shares. Nominal lengths of steps would not do:
+a step of 0.1 ms takes longer than that where timers are coarse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Device time by name of client, in nanoseconds since its start, as the controller had it at `time` (monotonic)."""
+
+    time: float
+    device_ns: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The shares of one window: parts of all device time that was charged in it. `busy`: all of it over its length."""
+
+    begin: float
+    end: float
+    shares: Mapping[str, float]
+    busy: float
+
+
+class Sampler:
+    """Samples a cluster's statistics until `finish`, on a thread of its own, as a process that is no client."""
+
+    def __init__(self, address: str, every: float = 0.25) -> None:
+        self._address = address
+        self._every = every
+        self._samples: list[Sample] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._is_over.wait(max(0.0, due - time.monotonic())):
+            self._samples.append(sample(self._address))
+            due += self._every
+
+    def samples(self) -> list[Sample]:
+        """All samples until now, in order of time."""
+        return list(self._samples)
+
+    def finish(self) -> list[Sample]:
+        """Ends the sampling. All samples."""
+        self._is_over.set()
+        self._thread.join()
+        return self._samples
+
+
+def sample(address: str) -> Sample:
+    """One sample. Its time is in the middle of the request."""
+    from pathways.cluster.remote import inspect
+
+    begin = time.monotonic()
+    stats = inspect(address)
+    charged = stats["controller"]["client_device_ns"]
+    names = {str(client["client"]): client["name"] for client in stats["clients"] if client["name"]}
+    return Sample(
+        (begin + time.monotonic()) / 2, {name: charged[client] for client, name in names.items() if client in charged}
+    )
+
+
+def windows(samples: Sequence[Sample], begin: float, end: float, names: Sequence[str], length: float) -> list[Window]:
+    """The windows of at least `length` seconds between `begin` and `end` that do not overlap. `names`: the clients that
+    share; each must be there in all samples of that time."""
+    inside = [each for each in samples if begin <= each.time <= end and all(name in each.device_ns for name in names)]
+    found: list[Window] = []
+    if not inside:
+        return found
+    first = inside[0]
+    for each in inside[1:]:
+        if each.time - first.time < length * 0.98:  # a sample may come a little early
+            continue
+        took = {name: each.device_ns[name] - first.device_ns[name] for name in names}
+        total = sum(took.values())
+        if total > 0:
+            shares = {name: ns / total for name, ns in took.items()}
+            found.append(Window(first.time, each.time, shares, total / 1e9 / (each.time - first.time)))
+        first = each
+    return found
+
+
+def targets(weights: Mapping[str, float]) -> dict[str, float]:
+    """The share that each client ought to have."""
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def worst_error(found: Sequence[Window], weights: Mapping[str, float]) -> float:
+    """The greatest distance between a share and its target, over all clients and windows; 0.02: 2 % of all time."""
+    wanted = targets(weights).items()
+    return max(
+        (abs(window.shares[name] - target) for window in found for name, target in wanted),
+        default=float("nan"),
+    )
