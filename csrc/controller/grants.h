@@ -135,7 +135,7 @@ class Grants {
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
   OrderTrace trace_;
-  std::vector<uint64_t> gangs_;      ///< by host: gang launches (GANG-1)
+  std::vector<uint64_t> gangs_;  ///< by host: gang launches (GANG-1)
   DeviceTimes times_;
 };
 

@@ -7,6 +7,7 @@
 namespace pathways {
 
 void ReadyClients::add(ClientState& client) {
+  PW_CHECK(client.bell != nullptr);
   if (client.bell == shared_bell_) without_bell_.push_back(&client);
   client.ticket = client.bell->ticket();  // before the rings are read: READY-2
   mark(client);
@@ -24,6 +25,7 @@ void ReadyClients::forget(ClientState& client) {
 }
 
 bool ReadyClients::has_rung(ClientState& client) {
+  PW_DCHECK(client.bell != nullptr);
   const uint32_t ticket = client.bell->ticket();
   if (ticket == client.ticket) return false;
   client.ticket = ticket;

@@ -35,7 +35,7 @@ inline uint32_t node_of(uint64_t key) { return static_cast<uint32_t>(key & 0xfff
 /// What a node waited for last, before it was ready.
 enum class WaitedFor : uint8_t { kInput = 0, kEarlierCall = 1, kCompilation = 2 };
 
-/// What a trace notes of a node of a traced run (executor/run_trace.h). Times as in RunTraceRecord.
+/// What a trace records of a node of a traced run (executor/run_trace.h). Times as in RunTraceRecord.
 struct NodeTimes {
   int64_t ready_ns = 0;
   int64_t launched_ns = 0;

@@ -61,7 +61,7 @@ class Sampler:
 
 def sample(address: str) -> Sample:
     """One sample. Its time is in the middle of the request."""
-    from pathways.cluster.remote import inspect
+    from pathways.cluster.operator import inspect
 
     begin = time.monotonic()
     stats = inspect(address)

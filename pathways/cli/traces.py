@@ -43,8 +43,8 @@ def trace(address: str, seconds: float, out: str, plot: str | None) -> None:
         file.write(timeline)
     finally:
         file.discard()
-    for note in timeline.notes:
-        click.echo(f"note: {note}", err=True)
+    for remark in timeline.remarks:
+        click.echo(f"remark: {remark}", err=True)
     click.echo(
         f"{out}: {len(timeline.runs)} runs, {len(timeline.computations)} computations, "
         f"{len(timeline.transfers)} transfers; open it at https://ui.perfetto.dev"

@@ -104,7 +104,7 @@ class TraceFile:
 
 def _write(out: Any, timeline: Timeline) -> None:
     text = io.TextIOWrapper(out, encoding="utf-8", write_through=False)
-    about = {"cluster": timeline.about.get("cluster", ""), "notes": timeline.notes}
+    about = {"cluster": timeline.about.get("cluster", ""), "remarks": timeline.remarks}
     text.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [')
     for position, event in enumerate(events(timeline)):
         text.write(",\n" if position else "\n")
@@ -132,8 +132,8 @@ class _Writer:
             yield from _process(1 + host, f"host {host}", host)
             for device in range(each):
                 yield _thread(1 + host, 1 + device, f"device {host * each + device}")
-        for position, note in enumerate(of.notes):
-            yield {"ph": "i", "s": "g", "cat": "note", "name": note, "pid": 1, "tid": 1, "ts": float(position)}
+        for position, remark in enumerate(of.remarks):
+            yield {"ph": "i", "s": "g", "cat": "remark", "name": remark, "pid": 1, "tid": 1, "ts": float(position)}
         by_device: dict[int, list[Computation]] = {}
         for computation in of.computations:
             for device in computation.devices:

@@ -106,7 +106,7 @@ class Timeline:
     def __init__(self, recorded: Recorded) -> None:
         self.about = recorded.about
         self.begin_ns, self.end_ns = recorded.begin_ns, recorded.end_ns
-        self.notes = [*recorded.notes, *_losses(recorded)]
+        self.remarks = [*recorded.remarks, *_losses(recorded)]
         self.computations: list[Computation] = []
         self.transfers: list[Transfer] = []
         self.waits: list[Wait] = []
@@ -124,7 +124,7 @@ class Timeline:
         seen = (at for at, _, _ in self._over.values() if at)
         self.begin_ns = min([self.begin_ns, *known, *seen])
         if recorded.failure is not None:
-            self.notes.append(f"the recording ended early: {recorded.failure}")
+            self.remarks.append(f"the recording ended early: {recorded.failure}")
 
     def label(self, client: int) -> str:
         """The client, for people. Perfetto colours by a slice's name without digits, so the label has a letter too."""

@@ -42,7 +42,7 @@ class Recorded:
     runs: dict[int, list[bytes]] = dataclasses.field(default_factory=dict)
     plans: dict[int, dict[int, dict[str, Any]]] = dataclasses.field(default_factory=dict)
     dropped: dict[int, int] = dataclasses.field(default_factory=dict)  # by host; -1: the controller
-    notes: list[str] = dataclasses.field(default_factory=list)
+    remarks: list[str] = dataclasses.field(default_factory=list)
     begin_ns: int = 0
     end_ns: int = 0
     failure: Exception | None = None
@@ -53,8 +53,8 @@ class Recorded:
             about = json.loads(part.about_json)
             about["clients"] = {**self.about.get("clients", {}), **about["clients"]}
             self.about = about
-        if part.note and part.note not in self.notes:
-            self.notes.append(part.note)
+        if part.remark and part.remark not in self.remarks:
+            self.remarks.append(part.remark)
         if part.dropped:
             self.dropped[part.host] = self.dropped.get(part.host, 0) + part.dropped
         if part.plans_json:
@@ -110,7 +110,7 @@ class RemoteRecording:
         self._out.put(None)
         self._reader.join(FINISH_S)
         if self._reader.is_alive():
-            self._recorded.notes.append(f"the controller did not answer within {FINISH_S:g} s")
+            self._recorded.remarks.append(f"the controller did not answer within {FINISH_S:g} s")
             self.cancel()
             self._reader.join(1.0)
         return self._recorded

@@ -89,18 +89,18 @@ class Tracing:
 
     async def _start_new(self, started: dict[int, HostRecord]) -> list[pb.TracePart]:
         """Starts the trace on hosts that have none yet: at first all, later the successors of lost ones."""
-        notes: list[pb.TracePart] = []
+        remarks: list[pb.TracePart] = []
         for host in self._cluster.hosts:
             if started.get(host.number) is host or not host.ready.is_set() or host.is_lost:
                 continue
             if host.number in started:
-                note = f"host {host.number} was lost: what it had recorded last is missing"
-                notes.append(pb.TracePart(host=host.number, note=note))
+                remark = f"host {host.number} was lost: what it had recorded last is missing"
+                remarks.append(pb.TracePart(host=host.number, remark=remark))
             started[host.number] = host
             answer = await self._ask(host, _Action.START)
-            if answer.note:
-                notes.append(answer)
-        return notes
+            if answer.remark:
+                remarks.append(answer)
+        return remarks
 
     async def _take(self, started: Mapping[int, HostRecord], action: _Action.Action) -> list[pb.TracePart]:
         hosts = [host for host in self._cluster.hosts if started.get(host.number) is host]
@@ -112,7 +112,7 @@ class Tracing:
         return pb.TracePart(host=-1, records=records, dropped=dropped)
 
     async def _ask(self, host: HostRecord, action: _Action.Action) -> pb.TracePart:
-        """A host's answer; one with a note when it does not answer. It answers late requests too, in their order."""
+        """A host's answer; one with a remark when it does not answer. It answers late requests too, in their order."""
         request = next(self._requests)
         answer: asyncio.Future[pb.TracePart] = asyncio.get_running_loop().create_future()
         self._answers[host.number, request] = answer
@@ -120,8 +120,8 @@ class Tracing:
         try:
             return await self._cluster.unless_ended(answer, ANSWER_S)
         except TimeoutError:
-            note = f"host {host.number} did not answer within {ANSWER_S:g} s: some of its records are missing"
-            return pb.TracePart(host=host.number, note=note)
+            remark = f"host {host.number} did not answer within {ANSWER_S:g} s: some of its records are missing"
+            return pb.TracePart(host=host.number, remark=remark)
         finally:
             del self._answers[host.number, request]
 
@@ -136,8 +136,8 @@ class Tracing:
         """A lost host answers nothing (ERR-2)."""
         for (number, _), answer in self._answers.items():
             if number == host and not answer.done():
-                note = f"host {host} was lost: what it had recorded last is missing"
-                answer.set_result(pb.TracePart(host=host, note=note))
+                remark = f"host {host} was lost: what it had recorded last is missing"
+                answer.set_result(pb.TracePart(host=host, remark=remark))
 
     def _about(self, own: set[int] | None) -> pb.TracePart:
         """What the trace is of: the cluster's hosts, and the clients that there are now."""

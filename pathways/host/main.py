@@ -267,7 +267,7 @@ class HostProcess:
         trace = getattr(driver, "trace", None)
         try:
             if trace is None:
-                part.note = f"host {self._config.host} cannot record"
+                part.remark = f"host {self._config.host} cannot record"
             elif request.action == pb.HostTrace.START:
                 trace.start()
             else:
@@ -276,7 +276,7 @@ class HostProcess:
                 part.plans_json = json.dumps(rest[2])
         except Exception as failure:
             traceback.print_exc()
-            part.note = f"host {self._config.host} could not record: {failure}"
+            part.remark = f"host {self._config.host} could not record: {failure}"
         self._report(pb.HostReport(traced=part))
 
     # -- reports, from any thread ------------------------------------------------------------------------------------

@@ -380,7 +380,7 @@ def test_what_was_dropped_is_said(tmp_path: pathlib.Path) -> None:
     file = TraceFile(tmp_path / "trace.json")
     file.write(timeline)
     loaded = trace_queries.load(tmp_path / "trace.json")
-    said = loaded["otherData"]["notes"]
+    said = loaded["otherData"]["remarks"]
     assert any("12 records of host 0 were dropped" in note for note in said)
     assert any("3 records of the controller were dropped" in note for note in said)
     assert sum(each["ph"] == "i" for each in loaded["traceEvents"]) == 2

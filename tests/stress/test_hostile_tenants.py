@@ -28,7 +28,7 @@ import pytest
 from hostile_client import MODES
 
 from pathways.bench import processes, stats, tenants_shares
-from pathways.cluster import remote
+from pathways.cluster import operator
 from pathways.cluster.launcher import start_local_cluster
 
 SECONDS = float(os.environ.get("PATHWAYS_HOSTILE_SECONDS", "20"))
@@ -142,14 +142,14 @@ def test_hostile_clients_harm_nobody() -> None:
                 child.send(*request)
             for child in honest:
                 child.receive(PATIENCE)
-        start = remote.inspect(address)
+        start = operator.inspect(address)
         pids = [start["controller"]["pid"], *(host["pid"] for host in start["hosts"])]
         before = sizes(pids)
         nursery = Nursery(address, seed)
         stack.callback(nursery.end)
         nursery.hire(HOSTILE)
         deadline = time.monotonic() + PATIENCE
-        while sum(each["name"].startswith("hostile") for each in remote.inspect(address)["clients"]) < HOSTILE - 2:
+        while sum(each["name"].startswith("hostile") for each in operator.inspect(address)["clients"]) < HOSTILE - 2:
             assert time.monotonic() < deadline, "the hostile clients do not come"
             time.sleep(0.1)
         begin = time.monotonic() + 1.0
@@ -167,7 +167,7 @@ def test_hostile_clients_harm_nobody() -> None:
                 seen.append(sizes(pids))
         steps = [len(child.receive(PATIENCE + SECONDS)) for child in honest]  # each has checked its own
         samples = sampler.finish()
-        counts = remote.inspect(address)["controller"]
+        counts = operator.inspect(address)["controller"]
         nursery.end()
 
         windows = tenants_shares.windows(samples, begin + WARM_UP_S, end, list(WEIGHTS), 2.0)
@@ -195,7 +195,7 @@ def test_hostile_clients_harm_nobody() -> None:
             print(what, {when: [value // unit for value in values] for when, values in told.items()})
             assert all(after <= earlier + most for earlier, after in zip(first, last, strict=True)), what
 
-        after = remote.inspect(address)
+        after = operator.inspect(address)
         assert [after["controller"]["pid"], *(host["pid"] for host in after["hosts"])] == pids
         assert all_seconds >= LEAST_OF_PART * part
         assert distance <= MOST_DISTANCE
@@ -203,6 +203,6 @@ def test_hostile_clients_harm_nobody() -> None:
             child.ask("load", (STEP_US,), timeout=PATIENCE)  # all are still there
             child.end()
         deadline = time.monotonic() + 30
-        while (left := [each["name"] for each in remote.inspect(address)["clients"] if each["name"]]) != []:
+        while (left := [each["name"] for each in operator.inspect(address)["clients"] if each["name"]]) != []:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)

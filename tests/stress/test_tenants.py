@@ -25,7 +25,7 @@ import pytest
 
 from pathways.bench import processes, tenants_shares
 from pathways.bench.tenants_client import ahead_of
-from pathways.cluster import remote
+from pathways.cluster import operator
 from pathways.cluster.launcher import start_local_cluster
 
 SECONDS = float(os.environ.get("PATHWAYS_TENANTS_SECONDS", "3"))
@@ -77,7 +77,7 @@ class Crew:
         self.clients[name].send("flood", self.at(begin), self.at(end), lengths, ahead or ahead_of(lengths))
 
     def number(self, name: str) -> int:
-        (number,) = (each["client"] for each in remote.inspect(self.address)["clients"] if each["name"] == name)
+        (number,) = (each["client"] for each in operator.inspect(self.address)["clients"] if each["name"] == name)
         return int(number)
 
     def finish(self, name: str) -> int:
@@ -149,7 +149,7 @@ def test_one_goes(crew: Crew, way: str) -> None:
         crew.wait(1)
         crew.dismiss("c")
     assert all(crew.finish(name) > 0 for name in "abd")
-    assert "c" not in [client["name"] for client in remote.inspect(crew.address)["clients"]]
+    assert "c" not in [client["name"] for client in operator.inspect(crew.address)["clients"]]
     crew.check(0, "abcd")
     crew.check(1, "abd")
 
@@ -170,11 +170,11 @@ def test_one_is_suspended_and_brought_back(crew: Crew, to_disk: bool) -> None:
     for name in WEIGHTS:
         crew.flood(name, 0, 3)
     crew.wait(1)
-    assert remote.suspend(crew.address, crew.number("d"), to_disk=to_disk) > 0
+    assert operator.suspend(crew.address, crew.number("d"), to_disk=to_disk) > 0
     before = tenants_shares.sample(crew.address).device_ns["d"]
     crew.wait(2)
     assert tenants_shares.sample(crew.address).device_ns["d"] == before
-    remote.resume(crew.address, crew.number("d"))
+    operator.resume(crew.address, crew.number("d"))
     assert all(crew.finish(name) > 0 for name in WEIGHTS)
     crew.check(0, "abcd")
     crew.check(1, "abc")
