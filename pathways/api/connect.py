@@ -47,6 +47,7 @@ class LocalCluster:
         when_full: what becomes of a run or put that only other clients' arrays leave no device memory for. "refuse": it
             fails. "suspend": those clients are suspended, their arrays go to the hosts' memory, and they are brought
             back when they have work: idle clients first; clients that all work take turns of a second.
+        checkpoint_root: a folder; the hosts read and write checkpoints only there. None: anywhere.
         client_memory: the most bytes of each device that one client's arrays and runs may take; None: no such bound.
             What one client may have of this and the next three, each client may; `Cluster.limit` changes it for one.
         client_runs: the most runs that one client may have under way, up to 16,384; None: 16,384.
@@ -65,6 +66,7 @@ class LocalCluster:
     machines: int = 1
     policy: str = "share"
     when_full: str = "refuse"
+    checkpoint_root: str | os.PathLike[str] | None = None
     client_memory: int | None = None
     client_runs: int | None = None
     max_weight: float | None = None
@@ -174,6 +176,7 @@ def connect(
                 machines=target.machines,
                 policy=target.policy,
                 when_full=target.when_full,
+                checkpoint_root=target.checkpoint_root,
                 client_memory=target.client_memory,
                 client_runs=target.client_runs,
                 max_weight=target.max_weight,

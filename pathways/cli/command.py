@@ -70,6 +70,12 @@ def main() -> None:
     + "; ".join(f"{name}: {what}" for name, what in WHEN_FULL.items())
     + ".",
 )
+@click.option(
+    "--checkpoint-root",
+    type=click.Path(exists=True, file_okay=False),
+    default=None,
+    help="The folder where clients' checkpoints must lie; anywhere if not given.",
+)
 @click.option("--client-memory", type=SIZE, default=None, help="What one client may use of each device, as 1GiB.")
 @click.option("--client-runs", type=click.IntRange(1), default=None, help="Runs that one client may have under way.")
 @click.option("--max-weight", type=float, default=None, help="The greatest weight that a client may ask for.")

@@ -64,13 +64,15 @@ def start_local_cluster(
         ConnectError: the cluster could not start; the message has the reason, and the last log lines of the process
             that failed.
         ValueError: a size is not a positive int.
-        OptionError: an allowance for clients is out of range.
+        OptionError: an allowance for clients is out of range, or `checkpoint_root` is no folder.
     """
     check_budget("device_memory", sizes.get("device_memory"))
     check_budget("transfer_memory", sizes.get("transfer_memory"))
     ClientTerms.checked(  # what the operator allows must itself be possible
         None, sizes.get("max_weight"), sizes.get("max_priority"), sizes.get("client_memory"), sizes.get("client_runs")
     )
+    if (root := sizes.get("checkpoint_root")) is not None:
+        sizes["checkpoint_root"] = _existing_folder(root)
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
     Topology.grid(islands, hosts_per_island, devices_per_host, machines=wanted.machine_of_hosts)
     chosen = environment.choose_platform(platform, os.environ)
@@ -85,6 +87,13 @@ def start_local_cluster(
             handle.close()
             raise
     return handle
+
+
+def _existing_folder(path: str | os.PathLike[str]) -> str:
+    folder = os.path.realpath(path)
+    if not os.path.isdir(folder):
+        raise errors.OptionError(f"checkpoint_root= expects a folder that exists, got {os.fspath(path)!r}")
+    return folder
 
 
 class LocalClusterHandle:

@@ -30,6 +30,7 @@ import numpy as np
 
 from pathways import _jaxlib, errors
 from pathways.host.all_dtypes import all_dtypes
+from pathways.host.checkpoint_root import CheckpointRoot
 from pathways.host.host_buffers import LocalPlacement
 from pathways.plan.resharding import slices
 from pathways.process.worker_threads import WorkerThreads
@@ -54,9 +55,11 @@ class _Job:
 class Tasks:
     """The tasks of one host. The enqueue thread calls `stage`, `submit` and `read`; any thread may call the rest."""
 
-    def __init__(self, core: Any, host: int) -> None:
+    def __init__(self, core: Any, host: int, root: str | None = None) -> None:
+        """`root`: see `CheckpointRoot`."""
         self._core = core
         self._host = host
+        self._root = CheckpointRoot(root)
         self._threads = WorkerThreads("pw-task", THREADS)
         self._lock = threading.Lock()
         self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as are all fields below
@@ -197,7 +200,9 @@ class Tasks:
             value = job.values.pop(number, None)
             if value is None:
                 raise self._lost(f"writing {name!r}")
-            spec = ts.Spec(json.loads(json.dumps(spec).replace(payloads.HOST, str(self._host))))
+            spec = json.loads(json.dumps(spec).replace(payloads.HOST, str(self._host)))
+            self._root.check(name, spec)
+            spec = ts.Spec(spec)
             opened.append((name, spec, value))
         if fields["lead"] == self._host:  # this one host writes the metadata: how the array is laid out
             _all_done("creating", [(n, s, ts.open(s, create=True, open=True, **how)) for n, s, _ in opened], self._host)
@@ -229,6 +234,7 @@ class Tasks:
     def _read(self, job: _Job, fields: dict[str, Any], target: LocalPlacement) -> jax.Array:
         ts = self._open_job(job, fields)
         name = fields["name"]
+        self._root.check(name, fields["spec"])
         opening = ts.open(ts.Spec(fields["spec"]), open=True, context=job.context)
         (store,) = _all_done("opening", [(name, fields["spec"], opening)], self._host)
         dtype = payloads.dtype_of(fields["dtype"])

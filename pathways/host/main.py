@@ -137,6 +137,7 @@ def start_jax_driver(
         device_bytes=limit,
         transfer_bytes=config.transfer_bytes,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
+        checkpoint_root=config.checkpoint_root,
         swap_every_for_testing=faults.swap_every(config.host),
     )
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}

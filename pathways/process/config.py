@@ -48,6 +48,7 @@ class ClusterOptions:
     sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
     policy: str = "share"  # a key of POLICIES
     when_full: str = "refuse"  # a key of WHEN_FULL
+    checkpoint_root: str | None = None  # the folder where checkpoints lie; None: anywhere
     #: What the operator allows every client: see pathways.process.client_terms. None: no bound.
     client_memory: int | None = None
     client_runs: int | None = None
@@ -133,6 +134,7 @@ class HostConfig:
     native: str
     driver: str
     device_memory: int | None = None
+    checkpoint_root: str | None = None
     transfer_bytes: int = 0
     incarnation: int = 0
     predecessor_failure: str = ""
