@@ -86,7 +86,7 @@ THOROUGH := $(addprefix tests/python/test_,compiler_programs.py array_functions.
 stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
 	@PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 PATHWAYS_LATE_READS=100 PATHWAYS_SLICE_PROGRAMS=30 \
-	    PATHWAYS_CALLS=35000 PATHWAYS_HOSTILE_SECONDS=600 PATHWAYS_THOROUGHNESS=4 \
+	    PATHWAYS_CALLS=35000 PATHWAYS_HOSTILE_SECONDS=600 PATHWAYS_TENANTS_SECONDS=5 PATHWAYS_THOROUGHNESS=4 \
 	    $(PYTEST) $(STRESS) $(THOROUGH) $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=600
 

@@ -318,14 +318,22 @@ def test_an_allowance_that_makes_no_sense() -> None:
         start_local_cluster(platform="cpu", max_weight=0)
 
 
+EMBEDDED = """
+import numpy as np, pytest
+import pathways as pw
+with pw.connect(memory=1 << 20) as cluster:
+    here = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+    with pytest.raises(pw.errors.ResourceExhaustedError, match=r"quota is 1\\.0 MiB"):
+        pw.device_put(np.ones(1 << 19, np.float32), here).block_until_ready()
+    small = pw.device_put(np.ones(1 << 17, np.float32), here)
+    assert cluster.limit(memory="none")["memory"] == 0
+    big = pw.device_put(np.ones(1 << 19, np.float32), here)
+    assert float(np.asarray(big)[-1]) == float(np.asarray(small)[0]) == 1.0
+    with pytest.raises(pw.errors.ClusterClosedError):
+        cluster.limit(3, memory=1 << 20)
+"""
+
+
 def test_an_embedded_cluster_has_quotas_too() -> None:
-    with pw.connect(memory=MIB) as cluster:
-        here = pw.make_virtual_device_set(cluster).add_slice(devices=1)
-        with pytest.raises(pw.errors.ResourceExhaustedError, match=r"quota is 1\.0 MiB"):
-            pw.device_put(np.ones(1 << 19, np.float32), here).block_until_ready()
-        small = pw.device_put(np.ones(1 << 17, np.float32), here)
-        assert cluster.limit(memory="none")["memory"] == 0
-        big = pw.device_put(np.ones(1 << 19, np.float32), here)
-        assert float(np.asarray(big)[-1]) == float(np.asarray(small)[0]) == 1.0
-        with pytest.raises(pw.errors.ClusterClosedError):
-            cluster.limit(3, memory=MIB)
+    """In a process of its own: this one may be connected to an embedded cluster without."""
+    subprocess.run([sys.executable, "-c", EMBEDDED], check=True, timeout=120)

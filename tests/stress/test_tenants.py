@@ -9,8 +9,8 @@ charged.
   SHARE-3  what one leaves, the others take
   SUSP-1   a suspended client loses nothing, and has its part when it is back
 
-PATHWAYS_TENANTS_SECONDS says how long each part takes (3). The shares are looked at with a tolerance that a busy
-machine needs; `pathways bench tenants` measures exactly.
+The default is a sample: three of the seven, for 2 s, with a tolerance for a machine that is busy with other tests.
+PATHWAYS_TENANTS_SECONDS plays all, each part for so long, with less tolerance; `pathways bench tenants` measures exactly.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from pathways.bench.tenants_client import ahead_of
 from pathways.cluster import operator
 from pathways.cluster.launcher import start_local_cluster
 
-SECONDS = float(os.environ.get("PATHWAYS_TENANTS_SECONDS", "3"))
+IS_WHOLE = "PATHWAYS_TENANTS_SECONDS" in os.environ
+SECONDS = float(os.environ.get("PATHWAYS_TENANTS_SECONDS", "2"))
 WEIGHTS = {"a": 1, "b": 2, "c": 4, "d": 8}
 LENGTHS_US = (100, 1000, 10_000)
 CHANGE_S = 1.0  # in which the shares move after clients came or went
-EACH, MEDIAN = 0.09, 0.06  # most distance from the target: in any second, and in the median of them
+EACH, MEDIAN = (
+    (0.09, 0.06) if IS_WHOLE else (0.4, 0.15)
+)  # most distance from the target: in any second, and in the median of them
 PATIENCE = 120.0
+only_whole = pytest.mark.skipif(not IS_WHOLE, reason="PATHWAYS_TENANTS_SECONDS is not set")
 
 
 class Crew:
@@ -126,6 +130,7 @@ def test_all_are_there(crew: Crew) -> None:
     crew.check(0, "abcd")
 
 
+@only_whole
 @pytest.mark.slow
 def test_one_joins_late(crew: Crew) -> None:
     for name in "abc":
@@ -137,7 +142,7 @@ def test_one_joins_late(crew: Crew) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["leaves", "is killed"])
+@pytest.mark.parametrize("way", [pytest.param("leaves", marks=only_whole), "is killed"])
 def test_one_goes(crew: Crew, way: str) -> None:
     for name in "abd":
         crew.flood(name, 0, 2)
@@ -154,6 +159,7 @@ def test_one_goes(crew: Crew, way: str) -> None:
     crew.check(1, "abd")
 
 
+@only_whole
 @pytest.mark.slow
 def test_one_floods(crew: Crew) -> None:
     """It has more runs of the shortest kind under way than its credit, and the least weight."""
@@ -165,7 +171,7 @@ def test_one_floods(crew: Crew) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("to_disk", [False, pytest.param(True, marks=only_whole)], ids=["memory", "disk"])
 def test_one_is_suspended_and_brought_back(crew: Crew, to_disk: bool) -> None:
     for name in WEIGHTS:
         crew.flood(name, 0, 3)
