@@ -10,7 +10,7 @@ charged.
   SUSP-1   a suspended client loses nothing, and has its part when it is back
 
 The default is a sample: three of the seven, for 2 s, with a tolerance for a machine that is busy with other tests.
-PATHWAYS_TENANTS_SECONDS plays all, each part for so long, with less tolerance; `pathways bench tenants` measures exactly.
+PATHWAYS_TENANTS_SECONDS plays all, each part for so long, with less tolerance; `pathways bench tenants` measures.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ SECONDS = float(os.environ.get("PATHWAYS_TENANTS_SECONDS", "2"))
 WEIGHTS = {"a": 1, "b": 2, "c": 4, "d": 8}
 LENGTHS_US = (100, 1000, 10_000)
 CHANGE_S = 1.0  # in which the shares move after clients came or went
-EACH, MEDIAN = (
-    (0.09, 0.06) if IS_WHOLE else (0.4, 0.15)
-)  # most distance from the target: in any second, and in the median of them
+#: Most distance from the target: in any second, and in the median of them.
+EACH, MEDIAN = (0.09, 0.06) if IS_WHOLE else (0.4, 0.15)
 PATIENCE = 120.0
 only_whole = pytest.mark.skipif(not IS_WHOLE, reason="PATHWAYS_TENANTS_SECONDS is not set")
 
