@@ -13,7 +13,7 @@ SUSP-2: who waits for memory gets it, or fails: when no other client holds memor
 native controller refuses the work, as it does with `when_full="refuse"` (MEM-3). While busy clients of higher priority
 hold it, it waits.
 
-Only clients that this suspended are brought back by it. What an operator suspends, an operator resumes.
+What an operator, or the client itself, suspends is brought back on request only (`ClientRecord.stays_away`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class AutoSuspension:
         self._controller = controller
         self._suspension = suspension
         self._clients = clients
-        self._away: set[int] = set()  # clients that this suspended
         self._turn_ends: dict[int, float] = {}  # by client
         self._not_before: dict[int, float] = {}  # by client that could not be suspended
         self._asking: dict[int, float] = {}  # by client that asked for room at the last look: since when
@@ -64,36 +63,36 @@ class AutoSuspension:
 
     def _look(self, now: float) -> None:
         there = self._clients.keys()
-        self._away = {each for each in self._away & there if self._clients[each].suspended or each in self._moves}
+        away = {each.number for each in self._clients.values() if each.suspended and not each.stays_away}
         self._turn_ends = {each: end for each, end in self._turn_ends.items() if each in there and end > now}
         self._not_before = {each: end for each, end in self._not_before.items() if each in there and end > now}
-        requests = self._controller.room_requests(sorted(self._away - self._moves.keys()))
+        requests = self._controller.room_requests(sorted(away - self._moves.keys()))
         asking = {client: self._asking.get(client, now) for client, _, _ in requests if client in there}
         for client in self._asking.keys() - asking.keys():
             self._turn_ends[client] = now + TURN_S  # it has its room now
         self._asking = asking
-        self._left_for = {
-            each: other for each, other in self._left_for.items() if each in self._away and other in asking
-        }
+        leaving = away | self._moves.keys()
+        self._left_for = {each: other for each, other in self._left_for.items() if each in leaving and other in asking}
         idle = self._idle() if asking else set()
         # Who has asked longest is first. The others' answers are old when somebody comes back: they wait for the next.
         for client, has_room, holders in sorted(requests, key=lambda request: asking.get(request[0], now)):
             if client not in there or client in self._moves or client in self._left_for:
                 continue
             if has_room:
-                self._begin(client, self._bring_back(client))
+                self._begin(client, self._bring_back(self._clients[client]))
                 break
-            self._make_room(client, set(holders) & there - {client}, idle)
+            if not self._make_room(client, set(holders) & there - {client}, idle) and client not in away:
+                self._controller.refuse_room(client)
 
     def _idle(self) -> set[int]:
         """Clients that have nothing under way, and nothing that waits."""
         busy = ("in_flight", "held", "has_unread", "is_waiting")
         return {each["client"] for each in self._controller.clients() if not any(each[name] for name in busy)}
 
-    def _make_room(self, client: int, holders: set[int], idle: set[int]) -> None:
-        """`holders`: who else holds memory where the client needs it."""
+    def _make_room(self, client: int, holders: set[int], idle: set[int]) -> bool:
+        """Suspends one of `holders`, who hold memory where the client needs it, if it is time. False: it never will."""
         if holders & self._moves.keys():
-            return  # room is being made
+            return True  # room is being made
         rank = self._priority(client)
         able = holders - self._not_before.keys()
         busy = {each for each in able - idle if self._priority(each) <= rank and each not in self._turn_ends}
@@ -102,9 +101,8 @@ class AutoSuspension:
             victim = min(due, key=lambda each: (self._priority(each), each))
             self._left_for[victim] = client
             self._left_for.pop(client, None)
-            self._begin(victim, self._take_away(victim))
-        elif not able and client not in self._away:
-            self._controller.refuse_room(client)
+            self._begin(victim, self._take_away(self._clients[victim]))
+        return bool(able)
 
     def _priority(self, client: int) -> int:
         return self._clients[client].terms.priority
@@ -114,18 +112,15 @@ class AutoSuspension:
         self._moves[client] = move
         move.add_done_callback(lambda _: self._moves.pop(client, None))
 
-    async def _take_away(self, client: int) -> None:
-        self._away.add(client)
+    async def _take_away(self, client: ClientRecord) -> None:
         try:
-            nbytes = await self._suspension.suspend(self._clients[client], to_disk=False)
-            logging.info("client %d is suspended for others: %d bytes left the devices", client, nbytes)
+            nbytes = await self._suspension.suspend(client, to_disk=False)
+            logging.info("client %d is suspended for others: %d bytes left the devices", client.number, nbytes)
         except errors.PathwaysError as error:
-            self._away.discard(client)
-            self._not_before[client] = time.monotonic() + RETRY_S
-            logging.warning("client %d could not be suspended for others: %s", client, error)
+            self._not_before[client.number] = time.monotonic() + RETRY_S
+            logging.warning("client %d could not be suspended for others: %s", client.number, error)
 
-    async def _bring_back(self, client: int) -> None:
+    async def _bring_back(self, client: ClientRecord) -> None:
         with contextlib.suppress(errors.PathwaysError):  # no room any more; or it is gone
-            await self._suspension.resume(self._clients[client])
-            self._away.discard(client)
-            self._turn_ends[client] = time.monotonic() + TURN_S
+            await self._suspension.resume(client)
+            self._turn_ends[client.number] = time.monotonic() + TURN_S

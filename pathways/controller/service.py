@@ -167,12 +167,17 @@ class ControllerService(rpc.ControllerServicer):
     async def Suspend(self, request: pb.SuspendRequest, context: Any) -> pb.MovedReply:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), f"suspend client {request.client}", request.client)
         client = self._client_manager.client(request.client)
-        return pb.MovedReply(bytes=await self._client_manager.suspension.suspend(client, request.disk))
+        client.stays_away = True
+        try:
+            return pb.MovedReply(bytes=await self._client_manager.suspension.suspend(client, request.disk))
+        finally:
+            client.stays_away = client.suspended
 
     @_refusing
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.MovedReply:  # noqa: D102
         self._client_manager.check_operator(wire.token_of(context), f"resume client {request.client}", request.client)
         client = self._client_manager.client(request.client)
+        client.stays_away = False
         return pb.MovedReply(bytes=await self._client_manager.suspension.resume(client))
 
     @_refusing

@@ -184,3 +184,12 @@ def test_what_an_operator_suspends_stays_away(guests: Any) -> None:
     assert suspended(cluster) == {one.number}
     cluster.resume(one.number)
     assert one.answer() == {"right": True}
+    assert two.ask("hold", mib=50) == {}
+    assert suspended(cluster) == {one.number}
+    cluster.suspend(one.number)  # it is away already, for the other one; from now on it stays away
+    one.tell("check")
+    time.sleep(0.5)
+    assert suspended(cluster) == {one.number}
+    with pytest.raises(pw.errors.ResourceExhaustedError):  # there is no room; but now it may come back by itself
+        cluster.resume(one.number)
+    assert one.answer() == {"right": True}
