@@ -35,7 +35,9 @@ import hypothesis  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 
-pytest.register_assert_rewrite("control_clusters", "memory_ledgers")  # helpers that assert tell values, as tests do
+pytest.register_assert_rewrite(
+    "control_clusters", "memory_ledgers", "trace_cases"
+)  # helpers that assert tell values, as tests do
 
 ROOT = pathlib.Path(__file__).parents[1]
 WATCHDOG_S = 180.0

@@ -24,7 +24,8 @@ from pathways import errors
 from pathways.cluster.trace_timeline import SHORTEST_WAIT_NS, Computation, Run, Timeline
 from pathways.protocol.trace_records import Outcome
 
-_CLIENTS = 100_000  # the number of a client's process is so much higher
+# Numbers of processes. No track has the number of its process: Perfetto shows such a track first, as the main thread.
+_HOSTS, _CLIENTS = 1_000_000, 2_000_000
 _TRANSFERS, _WAITS = 1_000, 10_000  # numbers of tracks of a host
 # What chrome://tracing calls its colours; Perfetto does not read them.
 _COLORS = ("thread_state_running", "rail_response", "rail_animation", "rail_load", "cq_build_passed", "yellow", "olive")
@@ -129,20 +130,20 @@ class _Writer:
         of = self._of
         each = of.about.get("devices_per_host", 1)
         for host in range(of.about.get("hosts", 0)):
-            yield from _process(1 + host, f"host {host}", host)
+            yield from _process(_HOSTS + host, f"host {host}", host)
             for device in range(each):
-                yield _thread(1 + host, 1 + device, f"device {host * each + device}")
+                yield _thread(_HOSTS + host, 1 + device, f"device {host * each + device}")
         for position, remark in enumerate(of.remarks):
-            yield {"ph": "i", "s": "g", "cat": "remark", "name": remark, "pid": 1, "tid": 1, "ts": float(position)}
+            yield {"ph": "i", "s": "g", "cat": "remark", "name": remark, "pid": _HOSTS, "tid": 1, "ts": float(position)}
         by_device: dict[int, list[Computation]] = {}
         for computation in of.computations:
             for device in computation.devices:
                 by_device.setdefault(device, []).append(computation)
         for device, computations in sorted(by_device.items()):
-            yield from self._device(1 + device // each, 1 + device % each, computations)
+            yield from self._device(_HOSTS + device // each, 1 + device % each, computations)
         for host in range(of.about.get("hosts", 0)):
             transfers = [transfer for transfer in of.transfers if transfer.host == host]
-            for lane, transfer in self._lanes(transfers, 1 + host, _TRANSFERS, "transfers"):
+            for lane, transfer in self._lanes(transfers, _HOSTS + host, _TRANSFERS, "transfers"):
                 yield lane or self._slice(
                     "transfer",
                     f"{transfer.name} to host {transfer.peer}",
@@ -156,7 +157,7 @@ class _Writer:
                     },
                 )
             waits = [wait for wait in of.waits if wait.host == host]
-            for lane, wait in self._lanes(waits, 1 + host, _WAITS, "waits"):
+            for lane, wait in self._lanes(waits, _HOSTS + host, _WAITS, "waits"):
                 yield lane or self._slice(
                     "wait", f"{wait.name} waits for {wait.reason}", wait, {"reason": wait.reason, "node": wait.name}
                 )

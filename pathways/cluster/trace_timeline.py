@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -105,7 +106,7 @@ class Timeline:
 
     def __init__(self, recorded: Recorded) -> None:
         self.about = recorded.about
-        self.begin_ns, self.end_ns = recorded.begin_ns, recorded.end_ns
+        self.begin_ns = recorded.begin_ns
         self.remarks = [*recorded.remarks, *_losses(recorded)]
         self.computations: list[Computation] = []
         self.transfers: list[Transfer] = []
@@ -114,11 +115,14 @@ class Timeline:
         self._each: int = self.about.get("devices_per_host", 1)
         self._over: dict[int, tuple[int, int, int]] = {}  # by order: first dispatch, last end, hosts that are not over
         records = {host: _rows(chunks, trace_records.RUN) for host, chunks in sorted(recorded.runs.items())}
+        orders = _rows(recorded.orders, trace_records.ORDER)
+        # Hosts and the controller record until they hear that the trace ends. What is not over ends with the trace.
+        self.end_ns = max([recorded.end_ns, *map(_latest, itertools.chain(orders, *records.values()))])
         for host, rows in records.items():
             self._take_runs(host, rows)
             self._take_calls(host, [row for row in rows if row["kind"] == Kind.CALL])
         self._take_transfers(records)
-        self.runs = [self._run(row) for row in _rows(recorded.orders, trace_records.ORDER)]
+        self.runs = [self._run(row) for row in orders]
         # Hosts begin one after the other: some have recorded before the last one did.
         known = (at for run in self.runs for at in (run.submitted_ns, run.next_ns, run.ordered_ns) if at)
         seen = (at for at, _, _ in self._over.values() if at)
@@ -262,6 +266,11 @@ def _rows(chunks: Iterable[bytes], dtype: np.dtype[Any]) -> list[dict[str, Any]]
     names = dtype.names or ()
     table = np.frombuffer(b"".join(chunks), dtype)
     return [dict(zip(names, row, strict=True)) for row in table.tolist()]
+
+
+def _latest(row: dict[str, Any]) -> int:
+    """The latest time in a record."""
+    return max(value for name, value in row.items() if name.endswith("_ns"))
 
 
 def _placed(rows: list[dict[str, Any]], now_ns: int) -> Iterator[tuple[dict[str, Any], int, int, bool]]:

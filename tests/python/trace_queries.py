@@ -1,15 +1,19 @@
-"""Queries over a trace's file: by Perfetto's own trace processor where its binary is, else by SQLite over the JSON.
+"""Queries over a trace's file: by Perfetto's own trace processor, or by SQLite over the JSON.
 
 Both give one table `events`: category, name, ts and dur (nanoseconds), track, process, and `args` as JSON.
 """
 
 from __future__ import annotations
 
+import collections
 import gzip
 import json
 import pathlib
 import sqlite3
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfetto_engine import PerfettoEngine
 
 COLUMNS = ("category", "name", "ts", "dur", "track", "process", "args")
 
@@ -49,37 +53,29 @@ def by_sqlite(path: pathlib.Path) -> sqlite3.Connection:
     return database
 
 
-def by_perfetto(path: pathlib.Path) -> sqlite3.Connection:
-    """The same table, as Perfetto's trace processor understands the file.
-
-    Raises:
-        ImportError: the package `perfetto` is not installed.
-        Exception: its binary is not there, and cannot be downloaded.
-    """
-    from perfetto.trace_processor import TraceProcessor
-
+def by_perfetto(engine: PerfettoEngine) -> sqlite3.Connection:
+    """The same table, as Perfetto's trace processor understood the file."""
+    args: dict[int, dict[str, Any]] = collections.defaultdict(dict)
+    for number, key, value in engine.query(
+        "SELECT arg_set_id, key, COALESCE(int_value, real_value, string_value) FROM args"
+    ):
+        args[number][key.removeprefix("args.")] = value
+    rows = engine.query(
+        "SELECT slice.category, slice.name, slice.ts, slice.dur, thread.name, process.name, slice.arg_set_id "
+        "FROM slice JOIN thread_track ON slice.track_id = thread_track.id JOIN thread USING (utid) "
+        "JOIN process USING (upid)"
+    )
     database = sqlite3.connect(":memory:")
     database.execute(f"CREATE TABLE events ({', '.join(COLUMNS)})")
-    with TraceProcessor(trace=str(path)) as processor:
-        rows = list(
-            processor.query(
-                "SELECT slice.id AS id, slice.category AS category, slice.name AS name, slice.ts AS ts, "
-                "slice.dur AS dur, thread.name AS track, process.name AS process, slice.arg_set_id AS args "
-                "FROM slice JOIN thread_track ON slice.track_id = thread_track.id "
-                "JOIN thread USING (utid) JOIN process USING (upid)"
-            )
-        )
-        first = min((row.ts for row in rows), default=0)
-        for row in rows:
-            args = {
-                each.key.removeprefix("args."): each.value
-                for each in processor.query(
-                    "SELECT key, COALESCE(int_value, string_value) AS value FROM args "
-                    f"WHERE arg_set_id = {row.args if row.args is not None else -1}"
-                )
-            }
-            database.execute(
-                "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (row.category, row.name, row.ts - first, row.dur, row.track, row.process, json.dumps(args)),
-            )
+    database.executemany(
+        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", [(*row, json.dumps(args[number])) for *row, number in rows]
+    )
     return database
+
+
+def faults(engine: PerfettoEngine) -> list[tuple[str, int]]:
+    """What Perfetto found wrong with the file: its name for each kind of fault, and how often it found that."""
+    found: list[tuple[str, int]] = engine.query(
+        "SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0"
+    )
+    return found
