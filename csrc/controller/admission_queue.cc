@@ -207,8 +207,11 @@ bool AdmissionQueue::retry(ClientState& client) {
       client.is_room_refused = false;
       refuse(client, bytes, judgement);
       order_releases(client);
-      // The client may release buffers because of the failure, so every client that waits gets a new grace.
-      for (ClientState* other : holding_) other->held_since = 0;
+      // The client may release buffers because of the failure, so every client that waits gets a new grace; but not
+      // because of a failure that has nothing to do with them (MEM-5), or one after the other for ever.
+      if (!judgement.is_quota && judgement.verdict != Verdict::kNever) {
+        for (ClientState* other : holding_) other->held_since = 0;
+      }
       continue;
     }
     if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForMemory);

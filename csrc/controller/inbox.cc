@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -13,6 +14,26 @@ namespace {
 
 constexpr uint32_t kBatch = 256;       // records taken from one ring in one pass
 constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each cancel is a search
+
+/// Whether a run, whose length is right, names an entry of the handle table for two of its results. The ledger could
+/// not tell their blocks apart.
+bool repeats_a_result(std::span<const std::byte> bytes) {
+  constexpr uint32_t kFew = 16;
+  const uint32_t count = read_record<RunRecord>(bytes).results;
+  const auto index = [&](uint32_t i) { return Handle{result_of(bytes, i)}.index(); };
+  if (count <= kFew) {
+    for (uint32_t i = 1; i < count; ++i) {
+      for (uint32_t j = 0; j < i; ++j) {
+        if (index(i) == index(j)) return true;
+      }
+    }
+    return false;
+  }
+  std::vector<uint32_t> all(count);
+  for (uint32_t i = 0; i < count; ++i) all[i] = index(i);
+  std::sort(all.begin(), all.end());
+  return std::adjacent_find(all.begin(), all.end()) != all.end();
+}
 
 }  // namespace
 
@@ -238,7 +259,8 @@ std::string Inbox::unsound(std::span<const std::byte> bytes) const {
       if ((header.detail & ~(kRunWanted | kRunHasSubmitted | kRunHasDeadline)) != 0) {
         return "a run has the unknown flags " + std::to_string(header.detail);
       }
-      return expect(sizeof record + words_behind(record) * sizeof(uint64_t));
+      if (std::string why = expect(sizeof record + words_behind(record) * sizeof(uint64_t)); !why.empty()) return why;
+      return repeats_a_result(bytes) ? "a run names one handle for two results" : "";
     }
     case RecordKind::kCommand: {
       if (bytes.size() < sizeof(CommandRecord)) return expect(sizeof(CommandRecord));

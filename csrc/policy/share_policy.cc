@@ -272,7 +272,9 @@ void SharePolicy::split(PoolId from, PoolId to) {
   for (auto& [id, client] : clients_) {
     if (from >= client.finish.size()) continue;
     const double tag = client.finish[from];
+    const double refunded = client.refunded[from];
     finish_tag(client, to) = tag;
+    client.refunded[to] = refunded;
   }
 }
 

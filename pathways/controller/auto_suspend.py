@@ -4,7 +4,7 @@ With `when_full="suspend"` a run or put that only live buffers keep out does not
 suspended (its buffers go to the memory of the hosts, see suspend.py), and is brought back by itself when it has work.
 
 Who is suspended, of those that hold memory where it is needed, and not the one that needs it:
-    1. an idle client: it has nothing under way and nothing waits;
+    1. an idle client: it has had nothing under way, and nothing that waits, for `IDLE_S`;
     2. else, of equal or lower priority, one that has had its turn: `TURN_S` since it came back, or since it got the
        memory that it waited for. So clients that all work, and do not fit together, take turns.
 Of several, one of the lowest priority; then the oldest.
@@ -19,7 +19,6 @@ What an operator, or the client itself, suspends is brought back on request only
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Mapping
@@ -31,6 +30,7 @@ from pathways.controller.suspend import Suspension
 
 LOOK_S = 0.02
 TURN_S = 1.0
+IDLE_S = 0.2
 #: A client that could not be suspended, for example because a host has no memory for its buffers, is not asked again
 #: for so long.
 RETRY_S = 5.0
@@ -48,6 +48,7 @@ class AutoSuspension:
         self._not_before: dict[int, float] = {}  # by client that could not be suspended
         self._asking: dict[int, float] = {}  # by client that asked for room at the last look: since when
         self._left_for: dict[int, int] = {}  # by client that is away: who asked; it stays away while that one asks
+        self._quiet: dict[int, tuple[int, float]] = {}  # by client without work: its device time, and since when
         self._moves: dict[int, asyncio.Task[None]] = {}  # by client that leaves or comes back
 
     async def run(self) -> None:
@@ -55,8 +56,10 @@ class AutoSuspension:
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
-                if len(self._clients) > 1:
+                try:
                     self._look(time.monotonic())
+                except Exception:  # who asks would wait for ever if nobody looked again
+                    logging.exception("looking for clients that wait for memory")
         finally:
             for move in self._moves.values():
                 move.cancel()
@@ -73,29 +76,43 @@ class AutoSuspension:
         self._asking = asking
         leaving = away | self._moves.keys()
         self._left_for = {each: other for each, other in self._left_for.items() if each in leaving and other in asking}
-        idle = self._idle() if asking else set()
+        if not asking:
+            self._quiet = {}  # what was seen then says nothing later
+            return
+        idle = self._idle(now)
         # Who has asked longest is first. The others' answers are old when somebody comes back: they wait for the next.
         for client, has_room, holders in sorted(requests, key=lambda request: asking.get(request[0], now)):
             if client not in there or client in self._moves or client in self._left_for:
                 continue
+            if client in away and client in self._not_before:
+                continue
             if has_room:
                 self._begin(client, self._bring_back(self._clients[client]))
                 break
-            if not self._make_room(client, set(holders) & there - {client}, idle) and client not in away:
+            others = set(holders) & there - {client}
+            if not self._make_room(client, others, idle, now) and client not in away:
                 self._controller.refuse_room(client)
 
-    def _idle(self) -> set[int]:
-        """Clients that have nothing under way, and nothing that waits."""
-        busy = ("in_flight", "held", "has_unread", "is_waiting")
-        return {each["client"] for each in self._controller.clients() if not any(each[name] for name in busy)}
+    def _idle(self, now: float) -> set[int]:
+        """Clients that have had nothing under way, and nothing that waits, for `IDLE_S`, as far as was looked at."""
+        quiet: dict[int, tuple[int, float]] = {}
+        for each in self._controller.clients():
+            if not any(each[name] for name in ("in_flight", "held", "has_unread", "is_waiting")):
+                before, since = self._quiet.get(each["client"], (-1, now))
+                # Device time tells of runs that came and went between two looks.
+                quiet[each["client"]] = each["device_ns"], since if before == each["device_ns"] else now
+        self._quiet = quiet
+        return {client for client, (_, since) in quiet.items() if now - since >= IDLE_S}
 
-    def _make_room(self, client: int, holders: set[int], idle: set[int]) -> bool:
+    def _make_room(self, client: int, holders: set[int], idle: set[int], now: float) -> bool:
         """Suspends one of `holders`, who hold memory where the client needs it, if it is time. False: it never will."""
         if holders & self._moves.keys():
             return True  # room is being made
         rank = self._priority(client)
         able = holders - self._not_before.keys()
         busy = {each for each in able - idle if self._priority(each) <= rank and each not in self._turn_ends}
+        if now - self._asking[client] < IDLE_S + LOOK_S:
+            return True  # it is not known yet who is idle
         due = able & idle or busy
         if due:
             victim = min(due, key=lambda each: (self._priority(each), each))
@@ -121,6 +138,13 @@ class AutoSuspension:
             logging.warning("client %d could not be suspended for others: %s", client.number, error)
 
     async def _bring_back(self, client: ClientRecord) -> None:
-        with contextlib.suppress(errors.PathwaysError):  # no room any more; or it is gone
+        if client.stays_away:
+            return
+        try:
             await self._suspension.resume(client)
             self._turn_ends[client.number] = time.monotonic() + TURN_S
+        except errors.ResourceExhaustedError:  # there is no room any more
+            pass
+        except errors.PathwaysError as error:
+            self._not_before[client.number] = time.monotonic() + RETRY_S
+            logging.warning("client %d could not be brought back: %s", client.number, error)

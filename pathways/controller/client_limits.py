@@ -22,6 +22,8 @@ from pathways.protocol import control_pb2 as pb
 _CHANGEABLE = ("weight", "priority", "memory", "runs", "bytes")
 _NEVER_NONE = ("weight", "priority")
 
+MOST_BYTES = 4 << 20  # messages/credits.h: kMostWaitingBytes; an operator may allow one client more
+
 
 def granted(request: pb.JoinRequest, options: ClusterOptions) -> ClientTerms:
     """The terms of a new client.
@@ -45,6 +47,7 @@ def granted(request: pb.JoinRequest, options: ClusterOptions) -> ClientTerms:
         ("priority", terms.priority, options.max_priority),
         ("memory", terms.memory, options.client_memory),
         ("runs", terms.runs, options.client_runs),
+        ("bytes", terms.bytes, MOST_BYTES),
     ):
         if most is not None and value > most:
             raise errors.OptionError(

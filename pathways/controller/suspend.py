@@ -64,6 +64,7 @@ class Suspension:
                 return 0
             nbytes = await steps()
             client.suspended = suspended
+            client.stays_away = client.stays_away and suspended
             return nbytes
 
     async def _pause(self, seconds: float) -> None:

@@ -17,6 +17,8 @@ from pathways import errors
 
 #: The drivers that read and write nothing but what the file driver below them names.
 _DRIVERS = {"zarr", "zarr2", "zarr3", "ocdbt", "file"}
+#: The fields that may name a place by a URL.
+_PLACES = {"kvstore", "base", "manifest"}
 
 
 class CheckpointRoot:
@@ -34,7 +36,7 @@ class CheckpointRoot:
         if self._folder is None:
             return
         try:
-            paths = list(_files(spec))
+            paths = list(_of_url(spec) if isinstance(spec, str) else _files(spec))
         except ValueError as error:
             raise self._refused(name, str(error)) from None
         if not paths:
@@ -80,16 +82,15 @@ def _files(spec: Any) -> Iterator[str]:
             raise ValueError(f"the driver {driver!r}")
         if driver == "file":
             yield str(spec.get("path", ""))
-        for each in spec.values():
+        for name, each in spec.items():
+            if isinstance(each, str) and name in _PLACES:
+                yield from _of_url(each)
             yield from _files(each)
     elif isinstance(spec, (list, tuple)):
         for each in spec:
             yield from _files(each)
-    elif isinstance(spec, str):
-        if ".." in spec.split("/"):
-            raise ValueError(f"the path {spec!r}")
-        if (":" in spec and "/" in spec) or "|" in spec:
-            yield from _of_url(spec)
+    elif isinstance(spec, str) and ".." in spec.split("/"):
+        raise ValueError(f"the path {spec!r}")
 
 
 def _of_url(url: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pathways as pw
@@ -134,9 +135,16 @@ def test_who_is_in_its_own_way_fails(guests: Any) -> None:
     assert one.ask("check") == {"right": True}
 
 
-def numbers(mib: int) -> Any:
-    import numpy as np
+def test_who_is_alone_and_in_its_own_way_fails(guests: Any) -> None:
+    cluster, _ = guests
+    slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+    mine = pw.device_put(numbers(40), slice_)
+    with pytest.raises(pw.errors.ResourceExhaustedError, match="live arrays"):
+        pw.device_put(numbers(40), slice_).block_until_ready()
+    assert float(np.asarray(mine)[-1]) == 7
 
+
+def numbers(mib: int) -> Any:
     return np.full(mib << 18, 7, np.float32)
 
 

@@ -41,6 +41,7 @@ def test_what_lies_inside_is_allowed(root: pathlib.Path) -> None:
     ):
         check("a", spec(base))
     check("a", {"driver": "zarr3", "kvstore": f"file://{root}/inside/|ocdbt:"})
+    check("a", spec(f"file://{root}/inside/", path="params.layer:0/w|x/"))
     CheckpointRoot(None).check("a", spec("gs://bucket/x"))
 
 
@@ -65,6 +66,8 @@ def test_what_lies_inside_is_allowed(root: pathlib.Path) -> None:
         lambda root: {"driver": "stack", "layers": [spec(f"file://{root}/inside/")]},
         lambda root: {**spec(f"file://{root}/inside/"), "manifest": {"driver": "file", "path": "/etc/"}},
         lambda root: {"driver": "zarr"},
+        lambda root: "file:///etc/|zarr:",
+        lambda root: {"driver": "zarr", "kvstore": "s3://bucket/x/"},
     ],
 )
 def test_what_leads_out_is_refused(root: pathlib.Path, make: Any) -> None:

@@ -230,6 +230,21 @@ TEST_F(Names, ARunOfAnothersPlan) {
   expect_evicted("another client's");
 }
 
+TEST_F(Names, OneHandleForTwoResults) {  // the ledger could not tell their blocks apart
+  bad.reset();
+  {
+    auto ring = bad_memory.block->ring_to_controller()->claim_producer();
+    const RunRecord run{{RecordKind::kRun, 0, 1}, 1, 0, 5, 1, 0, 2};
+    const uint64_t results[] = {Handle::make(3, 1).raw, Handle::make(3, 2).raw};
+    auto room = ring.try_reserve(sizeof run + sizeof results);
+    ASSERT_FALSE(room.empty());
+    std::memcpy(room.data(), &run, sizeof run);
+    std::memcpy(room.data() + sizeof run, results, sizeof results);
+    ring.publish();
+  }
+  expect_evicted("one handle for two results");
+}
+
 TEST_F(Names, ARunToOtherHostsThanItsPlans) {
   controller->register_plan(7, 1, 2);
   uint64_t result = 0;
