@@ -22,7 +22,7 @@ MIB = 1 << 18  # elements of float32
 
 def main() -> None:
     terms = {"priority": int(sys.argv[2])} if len(sys.argv) > 2 else {}
-    cluster = pw.connect(sys.argv[1], **terms)
+    cluster = pw.connect(sys.argv[1], max_in_flight=16, **terms)  # so it always has work under way while it works
     slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)
     step = pw.jit(lambda x: x + 1, devices=slice_, donate_argnums=0)
     some = pw.jit(lambda x: x[::1000], devices=slice_)
@@ -45,8 +45,7 @@ def main() -> None:
                 while time.monotonic() < until:
                     held = step(held)
                     steps += 1
-                    if steps % 8 == 0:
-                        held.block_until_ready()
+                held.block_until_ready()
                 want = want + steps
                 answer["steps"] = steps
             elif order["do"] == "drop":
