@@ -1,8 +1,8 @@
 """Shares over time: what each client of a cluster was charged, sampled from the controller.
 
 The controller counts the device time that each client's runs took (`csrc/controller/device_shares.h`). A `Sampler`
-reads it at regular times; `windows` turns samples into shares. Nominal lengths of steps would not do:
-a step of 0.1 ms takes longer than that where timers are coarse.
+reads it at regular times; `windows` turns samples into shares. The lengths that steps should have would not do: a step
+of 0.1 ms takes longer where timers are coarse.
 """
 
 from __future__ import annotations

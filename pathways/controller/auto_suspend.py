@@ -80,7 +80,8 @@ class AutoSuspension:
             self._quiet = {}  # what was seen then says nothing later
             return
         idle = self._idle(now)
-        # Who has asked longest is first. The others' answers are old when somebody comes back: they wait for the next.
+        # Who has asked longest is first. When one comes back, the answers about the others are not true any more: they
+        # wait for the next look.
         for client, has_room, holders in sorted(requests, key=lambda request: asking.get(request[0], now)):
             if client not in there or client in self._moves or client in self._left_for:
                 continue
@@ -94,7 +95,7 @@ class AutoSuspension:
                 self._controller.refuse_room(client)
 
     def _idle(self, now: float) -> set[int]:
-        """Clients that have had nothing under way, and nothing that waits, for `IDLE_S`, as far as was looked at."""
+        """Clients that had no work, under way or waiting, at each look of the last `IDLE_S`."""
         quiet: dict[int, tuple[int, float]] = {}
         for each in self._controller.clients():
             if not any(each[name] for name in ("in_flight", "held", "has_unread", "is_waiting")):
