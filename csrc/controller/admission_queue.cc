@@ -207,8 +207,8 @@ bool AdmissionQueue::retry(ClientState& client) {
       client.is_room_refused = false;
       refuse(client, bytes, judgement);
       order_releases(client);
-      // The client may release buffers because of the failure, so every client that waits gets a new grace. A failure at
-      // the client's own quota, or of what can never fit, has nothing to do with them (MEM-5).
+      // The client may release buffers because of the failure, so every client that waits gets a new grace. A failure
+      // at the client's own quota, or of what can never fit, has nothing to do with them (MEM-5).
       if (!judgement.is_quota && judgement.verdict != Verdict::kNever) {
         for (ClientState* other : holding_) other->held_since = 0;
       }
