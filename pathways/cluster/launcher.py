@@ -4,9 +4,9 @@
     started.control      # a RemoteControl; this process is the owner, and the cluster ends when it ends
     started.close()
 
-The launcher starts the supervisor, the supervisor starts the controller, and the controller starts the hosts. Each
-monitors the process that started it. All run in a session of their own, so Ctrl-C in the terminal reaches only the
-user's own process.
+The launcher starts the supervisor, the supervisor starts the controller, and the controller starts the hosts, with a
+fork server. Each monitors the process that started it. All run in a session of their own, so Ctrl-C in the terminal
+reaches only the user's own process.
 """
 
 from __future__ import annotations

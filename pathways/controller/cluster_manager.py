@@ -22,7 +22,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
+from pathways.controller.host_processes import HostProcesses
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
@@ -97,6 +97,13 @@ class ClusterManager:
         self.status_segment: Any = None  # clients map it, and can only read
         self.controller: Any = None  # the native controller
         self.numbers: NativeNumbers
+        self.processes = HostProcesses(
+            "pathways.host.main:main",
+            config.options.host_modules,
+            environment.host_environment(config.options, config.platform, 0, os.environ),
+            os.path.join(config.directory, "logs", "fork-server.log"),
+        )
+        self._segments: list[Any] = []  # of the first hosts
         self._supervisor_fd = -1
 
     @property
@@ -112,23 +119,22 @@ class ClusterManager:
     # -- start -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Makes the segments, starts the hosts and listens for clients."""
+        """Makes the segments and the native controller. The hosts follow by `start_hosts`."""
         self._supervisor_fd = os.pidfd_open(os.getppid())
         self._loop.add_reader(self.config.owner_fd, self._owner_ended)
         self._loop.add_reader(self._supervisor_fd, self._supervisor_ended)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.end, f"the controller was told to end by {number.name}")
         sizes = self.config.options
+        self.processes.start()
         self.segment = self.native.controller_segment()
         self.status_segment = self.native.status_segment()
         if sizes.distance_us:
             self.native.set_distance(self.segment, sizes.distance_us)
         count = self.topology.hosts
-        segments = [self.new_segment(host) for host in range(count)]
+        segments = self._segments = [self.new_segment(host) for host in range(count)]
         for island in range(len(self.topology.islands)):
             self.start_coordinator(island, 0)
-        for host in range(count):
-            self.hosts.append(self.start_host(host, segments))
         self.controller = self.native.Controller(
             self.segment,
             segments,
@@ -145,6 +151,15 @@ class ClusterManager:
         self.numbers.group(range(count))  # the native controller takes group 0 for all hosts
         self.controller.start()
         self._loop.call_later(sizes.start_timeout_s, self._start_timeout)
+
+    async def start_hosts(self) -> None:
+        """Starts all hosts, unless the cluster ends first."""
+        try:
+            await self.unless_ended(asyncio.ensure_future(self.processes.ready()))
+            for host in range(self.topology.hosts):
+                self.hosts.append(self.start_host(host, self._segments))
+        except (errors.PathwaysError, OSError) as error:  # if the cluster has ended, that was the reason
+            self.fail(errors.ConnectError(f"the cluster did not start: {error}"))
 
     def _spaces(self) -> list[str]:
         """The names of the memory spaces, in the order of their numbers: devices, then hosts' memory for transfers."""
@@ -202,7 +217,7 @@ class ClusterManager:
         predecessor_failure: str = "",
         predecessor_client: int = 0,
     ) -> HostRecord:
-        """Starts a host process.
+        """Starts a host process. The fork server must be ready.
 
         Args:
             number: the host's number.
@@ -241,15 +256,9 @@ class ClusterManager:
         )
         suffix = f".{incarnation}" if incarnation else ""
         log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")
+        env = environment.host_environment(self.config.options, self.config.platform, number, os.environ)
         with open(log_path, "wb") as log, theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pathways.host.main", dump(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment.host_environment(self.config.options, self.config.platform, number, os.environ),
-                pass_fds=config.fds,
-            )
+            process = self.processes.fork([dump(config)], env, [log.fileno(), *config.fds])
         ours.setblocking(False)
         token = secrets.token_hex(16)
         fd_passing.send(ours, {"kind": "token", "token": token})
@@ -303,13 +312,10 @@ class ClusterManager:
         if self.ready or self.done.done():
             return
         late = [host for host in self.hosts if host.stage < Stage.HOST_READY]
-        stages = ", ".join(f"{host.name}: {Stage.Stage.Name(host.stage)}" for host in late)
-        self.fail(
-            errors.ConnectError(
-                f"the cluster was not ready after {self.config.options.start_timeout_s:g} s; waiting for {stages}. "
-                + late[0].exit_report()
-            )
-        )
+        stages = ", ".join(f"{host.name}: {Stage.Stage.Name(host.stage)}" for host in late) or "the fork server"
+        report = late[0].exit_report() if late else self.processes.log_tail()
+        limit = self.config.options.start_timeout_s
+        self.fail(errors.ConnectError(f"the cluster was not ready after {limit:g} s; waiting for {stages}. {report}"))
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -390,6 +396,7 @@ class ClusterManager:
         for host in self.hosts:
             host.requests.put_nowait(None)
             host.process.wait()
+        self.processes.close()
         if self.controller is not None:
             self.controller.stop()
         if self._supervisor_fd >= 0 and is_readable(self._supervisor_fd):

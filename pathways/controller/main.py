@@ -58,6 +58,7 @@ async def run(config: ControllerConfig) -> int:
             os.umask(old)
         os.write(config.report_fd, json.dumps({"event": "listening", "address": cluster.address}).encode() + b"\n")
         os.close(config.report_fd)
+        await cluster.start_hosts()
         await cluster.done
     finally:
         for task in background:

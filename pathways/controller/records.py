@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
-import subprocess
 from typing import Any
 
+from pathways.controller.host_processes import ForkedProcess
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit, log_tail
@@ -27,7 +27,7 @@ class HostRecord:
 
     config: HostConfig
     segment: Any
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess
     pidfd: int
     socket: socket.socket
     log_path: str

@@ -1,4 +1,4 @@
-"""A host process: `python -m pathways.host.main CONFIG`, started by the controller.
+"""A host process. The fork server makes it for the controller, and calls `main`.
 
 The main thread joins the island's group, starts the driver and then runs the driver's loop. One control thread takes
 the controller's requests from the session stream. The process dies with its controller (the kernel sends SIGKILL), and
@@ -314,24 +314,20 @@ def _try(do: Callable[[], None]) -> pb.Error:
     return pb.Error()
 
 
-def main() -> None:
-    """Entry of the process."""
+def main(fds: list[int], config_json: str) -> None:
+    """Entry of the process, with the descriptors of `HostConfig.fds`. Does not return."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
-    config = load_host(sys.argv[1])
+    config = load_host(config_json).with_fds(fds)
+    with open("/proc/self/comm", "w") as comm:  # the command line is the fork server's
+        comm.write(f"pathways-host{config.host}"[:15])
     try:
         die_with_parent(config.parent)
     except ParentLost as lost:
         print(lost, file=sys.stderr, flush=True)
         os._exit(1)
-    for fd in config.fds:
-        os.set_inheritable(fd, False)
     status = HostProcess(config).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip all destructors: the group's shutdown would wait for members that are gone, and XLA's threads may still run.
     os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

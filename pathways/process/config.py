@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 # Increase it with every change that an older client or host would misread.
@@ -23,6 +24,10 @@ WHEN_FULL = {
     "refuse": "it fails",
     "suspend": "those clients are suspended, idle ones first, and brought back when they have work",
 }
+
+
+#: The function that starts the JAX backend of a host.
+JAX_DRIVER = "pathways.host.main:start_jax_driver"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +61,7 @@ class ClusterOptions:
     max_priority: int | None = None
     distance_us: int = 0  # for measurement: added delay of each record between controller and hosts
     native: str = "pathways._native"
-    driver: str = "pathways.host.main:start_jax_driver"
+    driver: str = JAX_DRIVER
 
     @property
     def transfer_bytes(self) -> int:
@@ -69,6 +74,12 @@ class ClusterOptions:
         nothing.
         """
         return 2 * self.transfer_bytes + (1 << 20)
+
+    @property
+    def host_modules(self) -> list[str]:
+        """What every host process imports."""
+        modules = ["pathways.host.main", self.native, self.driver.partition(":")[0]]
+        return [*modules, "pathways.host.jax_backend"] if self.driver == JAX_DRIVER else modules
 
     @property
     def hosts(self) -> int:
@@ -112,7 +123,7 @@ class ControllerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HostConfig:
-    """The configuration of a host process, which inherits the descriptors.
+    """The configuration of a host process, which gets the descriptors under other numbers: see `with_fds`.
 
     `coordinator` is empty on an island of one host.
     `segment_fds` has -1 for a host that is lost now. For the successor of a lost host, `predecessor_failure` is the
@@ -150,8 +161,18 @@ class HostConfig:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Every descriptor that the host process inherits."""
+        """Every descriptor that the host process gets."""
         return (self.socket_fd, self.controller_fd, *(fd for fd in self.segment_fds if fd >= 0))
+
+    def with_fds(self, fds: Sequence[int]) -> HostConfig:
+        """The same for a process in which the descriptors of `self.fds` have the numbers `fds`."""
+        number_of = dict(zip(self.fds, fds, strict=True))
+        return dataclasses.replace(
+            self,
+            socket_fd=number_of[self.socket_fd],
+            controller_fd=number_of[self.controller_fd],
+            segment_fds=tuple(number_of.get(fd, -1) for fd in self.segment_fds),
+        )
 
 
 def dump(config: ControllerConfig | HostConfig) -> str:

@@ -264,7 +264,7 @@ TEST(Sequencer, ThreeHosts) {
 }
 
 TEST(Sequencer, HostsAreLost) {
-  explore_all(2, {{0}, {1}, {0, 1}}, runs_and_commands(3), 3, 2);
+  explore_all(2, {{0}, {1}, {0, 1}}, runs_and_commands(3), 3 - kFewer, 2);
   explore_all(2, {{0}, {0, 1}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}}, 5 - kFewer, 2);
   explore_all(3, {{0, 1}, {1, 2}, {0, 2}}, {{0, EntryKind::kRun}, {1, EntryKind::kRun}, {2, EntryKind::kRun}}, 3, 2);
 }

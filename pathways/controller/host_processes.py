@@ -1,0 +1,171 @@
+"""Starts the processes of hosts, by a fork server that has imported JAX already (`pathways/process/fork_server.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from pathways import errors
+from pathways.process import fd_passing
+from pathways.process.children import describe_exit, log_tail
+
+#: A fork takes some milliseconds. The controller does not wait longer, in seconds, for a fork server that was stopped.
+FORK_TIMEOUT_S = 5.0
+#: A process that ends closes its socket first. Its end follows within this time, in seconds.
+END_TIMEOUT_S = 1.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class ForkedProcess:
+    """A child that the fork server made. Like `subprocess.Popen`, which can only watch what it started itself."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None  # negative: the signal that killed it
+
+    def poll(self) -> int | None:
+        """How the process ended, None while it runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Waits for the end of the process; returns how it ended."""
+        return self._reap(0)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def kill(self) -> None:
+        """Kills the process, unless its end was seen already: another process may have its pid then."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class HostProcesses:
+    """The fork server of a cluster, and what it forks. Belongs to the event loop's thread. This must be the main
+    thread, because the kernel kills the fork server and every host when it ends.
+    """
+
+    def __init__(self, entry: str, modules: Sequence[str], environment: Mapping[str, str], log_path: str) -> None:
+        """Starts nothing yet.
+
+        Args:
+            entry: `module:function`, see `fork_server.py`.
+            modules: what the fork server imports before it forks.
+            environment: of the fork server. Modules that read a variable at their import read it here.
+            log_path: where the fork server's output goes.
+        """
+        self._entry = entry
+        self._modules = list(modules)
+        self._environment = dict(environment)
+        self._log_path = log_path
+        self._server: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket
+        self._is_ready = False
+
+    def start(self) -> None:
+        """Starts the fork server, which begins its imports.
+
+        Raises:
+            OSError: the machine has no room for a process.
+        """
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+        self._connection, theirs = fd_passing.pair()
+        python = [sys.executable, "-P", "-m", "pathways.process.fork_server"]
+        with open(self._log_path, "ab") as log, theirs:
+            self._server = subprocess.Popen(
+                [*python, str(theirs.fileno()), str(os.getpid()), self._entry, *self._modules],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                pass_fds=[theirs.fileno()],
+            )
+        self._is_ready = False
+
+    async def ready(self) -> None:
+        """Waits until the fork server forks at once. Starts a new one if the last one has ended.
+
+        Raises:
+            ConnectError: it ended before it was ready.
+            OSError: see `start`.
+        """
+        if self._server is None or self._server.poll() is not None:
+            self.close()
+            self.start()
+        if self._is_ready:
+            return
+        readable = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._connection, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._connection)
+        self._receive()
+        self._is_ready = True
+
+    def fork(self, arguments: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]) -> ForkedProcess:
+        """Starts a process. Call it only after `ready`.
+
+        Args:
+            arguments: of the entry.
+            environment: the whole environment of the process.
+            fds: its log, then the descriptors that it gets. They stay open here.
+
+        Raises:
+            ConnectError: the fork server has ended, or does not answer.
+        """
+        request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
+        file = os.memfd_create("pathways-fork", os.MFD_CLOEXEC)
+        try:
+            with open(file, "wb", closefd=False) as writer:
+                writer.write(request)
+            with contextlib.suppress(fd_passing.Closed):  # `_receive` says why
+                fd_passing.send(self._connection, {"size": len(request), "descriptors": len(fds)}, [file])
+                for first in range(0, len(fds), fd_passing.MAX_FDS):
+                    fd_passing.send(self._connection, {}, list(fds[first : first + fd_passing.MAX_FDS]))
+        finally:
+            os.close(file)
+        return ForkedProcess(int(self._receive()["pid"]))
+
+    def _receive(self) -> fd_passing.Message:
+        """The next message of the fork server. When there is none, ends the fork server and raises ConnectError."""
+        assert self._server is not None
+        failure = ""
+        try:
+            return fd_passing.receive(self._connection, FORK_TIMEOUT_S)[0]
+        except TimeoutError:
+            failure = f"did not start a host in {FORK_TIMEOUT_S:g} s"
+        except fd_passing.Closed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(END_TIMEOUT_S)
+        name = f"the fork server (pid {self._server.pid}), which starts hosts,"
+        end = describe_exit(self.close())
+        raise errors.ConnectError(f"{name} {failure or end}. {self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last lines of the fork server's log."""
+        return log_tail(self._log_path)
+
+    def close(self) -> int:
+        """Ends the fork server; returns how it ended. The hosts run on."""
+        if self._server is None:
+            return 0
+        self._connection.close()
+        self._server.kill()
+        status = self._server.wait()
+        self._server = None
+        return status

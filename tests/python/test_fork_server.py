@@ -1,0 +1,131 @@
+"""The fork server, which starts the processes of hosts: what its children are, and what happens when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from control_clusters import SMALL, assert_gone, eventually, is_running
+
+from pathways import errors
+from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
+from pathways.controller.host_processes import HostProcesses
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+def fork_server(controller: int) -> psutil.Process:
+    (found,) = [
+        child
+        for child in psutil.Process(controller).children()
+        if "pathways.process.fork_server" in child.cmdline() and not child.name().startswith("pathways-host")
+    ]
+    return found
+
+
+def hosts(handle: LocalClusterHandle) -> list[dict[str, Any]]:
+    return list(handle.control.cluster_stats()["hosts"])
+
+
+def kill_host(handle: LocalClusterHandle, number: int) -> None:
+    """Kills a host; returns when its island is up again."""
+    restarts = hosts(handle)[number]["restarts"]
+    os.kill(hosts(handle)[number]["pid"], signal.SIGKILL)
+    eventually(lambda: hosts(handle)[number]["restarts"] > restarts, "the island is started again", 30.0)
+    eventually(lambda: all(host["state"] == "up" for host in hosts(handle)), "all hosts are up", 30.0)
+
+
+def test_hosts_are_children_of_the_controller(own: LocalClusterHandle) -> None:
+    controller = own.control.controller_pid
+    found = [psutil.Process(pid) for pid in own.control.host_pids]
+    assert [host.ppid() for host in found] == [controller] * 2
+    assert [host.name() for host in found] == ["pathways-host0", "pathways-host1"]
+    for host in found:  # of the fork server's own descriptors it has none
+        files = [
+            os.readlink(f"/proc/{host.pid}/fd/{fd}") for fd in range(64) if os.path.exists(f"/proc/{host.pid}/fd/{fd}")
+        ]
+        assert not [file for file in files if file.startswith("pipe:") or "pathways-fork" in file]
+
+
+def test_a_lost_fork_server_harms_no_host_and_is_replaced(own: LocalClusterHandle) -> None:
+    server = fork_server(own.control.controller_pid)
+    before = list(own.control.host_pids)
+    server.kill()
+    time.sleep(0.2)
+    assert own.is_alive() and all(map(is_running, before))
+    kill_host(own, 1)
+    assert fork_server(own.control.controller_pid).pid != server.pid
+    kill_host(own, 0)
+
+
+def test_a_fork_server_that_is_stopped_is_replaced(own: LocalClusterHandle) -> None:
+    server = fork_server(own.control.controller_pid)
+    server.suspend()
+    kill_host(own, 1)
+    assert not is_running(server.pid)
+
+
+def test_it_ends_with_the_controller(own: LocalClusterHandle) -> None:
+    server = fork_server(own.control.controller_pid)
+    os.kill(own.control.controller_pid, signal.SIGKILL)
+    eventually(lambda: not is_running(server.pid), "the fork server is gone")
+    eventually(lambda: not os.path.exists(own.directory), "the directory is removed")
+
+
+def test_killed_while_it_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fork_trouble.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    with pytest.raises(errors.ConnectError, match=r"the fork server \(pid \d+\), .* was killed by SIGKILL"):
+        start_local_cluster(1, 1, 1, **{**SMALL, "driver": "fork_trouble:start"})
+
+
+def test_an_import_that_fails_is_the_error_of_the_host() -> None:
+    with pytest.raises(errors.ConnectError, match=r"host 0 .* No module named 'no_such_driver'"):
+        start_local_cluster(1, 1, 1, **{**SMALL, "driver": "no_such_driver:start"})
+
+
+def test_an_import_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fork_trouble.py").write_text("import time; print('hanging', flush=True); time.sleep(3600)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    with pytest.raises(errors.ConnectError, match=r"not ready after 3 s; waiting for the fork server(.|\n)*hanging"):
+        start_local_cluster(1, 1, 1, start_timeout_s=3.0, **{**SMALL, "driver": "fork_trouble:start"})
+
+
+def test_more_hosts_than_descriptors_fit_one_message() -> None:
+    handle = start_local_cluster(5, 4, 1, **SMALL)
+    try:
+        found = hosts(handle)
+        assert len({host["pid"] for host in found}) == 20
+        for host in found:  # each has the segments of all
+            assert len(host["segments"]) == 20 and None not in host["segments"]
+    finally:
+        handle.close()
+    assert_gone(handle)
+
+
+def test_an_environment_and_arguments_of_any_size(tmp_path: Path) -> None:
+    """The request is larger than a message. What the host gets is its own environment alone."""
+    code = "import os, sys\ndef main(fds, *arguments):\n    print(fds, [len(a) for a in arguments], dict(os.environ))\n"
+    (tmp_path / "entry_of_fork.py").write_text(code + "    sys.stdout.flush()\n    os._exit(7)\n")
+
+    async def run() -> tuple[int | None, str]:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.pathsep.join(sys.path)}"}
+        processes = HostProcesses("entry_of_fork:main", ["entry_of_fork"], environment, str(tmp_path / "server.log"))
+        await processes.ready()
+        try:
+            with open(tmp_path / "out.log", "wb") as log:
+                child = processes.fork(["x" * 300_000, "y"], {"ONLY": "z" * 100_000}, [log.fileno(), log.fileno()])
+            return child.wait(), (tmp_path / "out.log").read_text()
+        finally:
+            processes.close()
+
+    status, output = asyncio.run(run())
+    assert status == 7
+    assert "[300000, 1] {'ONLY': 'zzz" in output and "PATH" not in output
