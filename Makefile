@@ -82,7 +82,7 @@ model: cpp-dev ## the model tests: every interleaving of small cases
 
 STRESS := tests/stress --ignore tests/stress/test_fuzz.py
 THOROUGH := $(addprefix tests/python/test_,compiler_programs.py array_functions.py array_indexing.py array_operators.py) \
-    $(addprefix tests/python/contract/test_,donation.py runs.py transfers.py)
+    tests/python/contract
 stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"
 	@PATHWAYS_KILLS=all PATHWAYS_LEAVING=all PATHWAYS_CANCELS=10000 PATHWAYS_LATE_READS=100 PATHWAYS_SLICE_PROGRAMS=30 \

@@ -7,9 +7,9 @@
   must fail, not hang. `@pytest.mark.watchdog(seconds)` changes the limit of one test. It is a thread of the
   interpreter's own (faulthandler), so it also works while the GIL is held for ever.
 * When the session is over, no process that it started may be left.
-* `cluster` is a connected cluster: embedded, one island of host processes on this machine, and two islands, in turn,
-  so that a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are one of them;
-  `machines_cluster` is as if its hosts were on two machines, for what travels between them.
+* `cluster` is a connected cluster: embedded, and two islands of host processes on this machine, in turn; `make stress`
+  adds one island. So a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are
+  one of them; `machines_cluster` is as if its hosts were on two machines, for what travels between them.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
     _stderr_fd = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With the mark `one_island` the fixture `cluster` leaves out the cluster of two islands; with `one_process` also
-    the one of host processes, but for `make stress`."""
-    if "cluster" not in metafunc.fixturenames:
+    """The kinds of clusters for a test that takes `cluster`: embedded and two islands; with the mark `one_island`
+    embedded and one island; with `one_process` embedded alone. `make stress` adds one island to each."""
+    if "kind_of_cluster" not in metafunc.fixturenames:
         return
-    is_one_process = metafunc.definition.get_closest_marker("one_process") is not None
-    if is_one_process or metafunc.definition.get_closest_marker("one_island"):
-        kinds = ["embedded", pytest.param("local", marks=pytest.mark.slow)]
-        if is_one_process and os.environ.get("PATHWAYS_THOROUGHNESS", "1") == "1":
-            kinds.pop()
-        metafunc.definition.add_marker(pytest.mark.parametrize("cluster", kinds, indirect=True))
+    has_mark = metafunc.definition.get_closest_marker
+    kinds = ["embedded"]
+    if has_mark("one_island") or os.environ.get("PATHWAYS_THOROUGHNESS", "1") != "1":
+        kinds.append("local")
+    if not has_mark("one_island") and not has_mark("one_process"):
+        kinds.append("islands")
+    values = [pytest.param(kind, marks=() if kind == "embedded" else pytest.mark.slow) for kind in kinds]
+    metafunc.parametrize("kind_of_cluster", values, scope="function")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -161,9 +162,7 @@ def machines_cluster(sessions: Callable[[str], Any]) -> Any:
     return sessions("machines")
 
 
-@pytest.fixture(
-    params=["embedded", pytest.param("local", marks=pytest.mark.slow), pytest.param("islands", marks=pytest.mark.slow)]
-)
-def cluster(request: pytest.FixtureRequest) -> Any:
-    """A connected cluster, of each kind in turn."""
-    return request.getfixturevalue(f"{request.param}_cluster")
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, kind_of_cluster: str) -> Any:
+    """A connected cluster, of each kind in turn: see `pytest_generate_tests`."""
+    return request.getfixturevalue(f"{kind_of_cluster}_cluster")

@@ -24,10 +24,10 @@ VALUE = np.arange(1, 9, dtype=np.float32)
 BIG = np.arange(1 << 16, dtype=np.float32)
 
 
-def slow(x: Any) -> Any:
+def slow(x: Any, products: int = 30) -> Any:
     """`x + 1`, some milliseconds later: whoever reads it reads it while later steps are already enqueued."""
     square = jnp.broadcast_to(x[:1] * 0 + 0.001, (256, 256))
-    for _ in range(30):
+    for _ in range(products):
         square = jnp.tanh(square @ square)
     return x + 1 + square[0, 0] * 0
 
@@ -123,7 +123,7 @@ def test_an_array_donated_while_it_is_read(add: Any) -> None:
 def test_an_array_pinned_while_its_donating_call_waits_for_room(embedded_cluster: Any) -> None:
     """A call that waits for credit lets other threads in. Of what they pin then (a save does) the call gets a copy."""
     here = pw.make_virtual_device_set(embedded_cluster).add_slice(devices=1)
-    keep_busy = pw.jit(slow, devices=here)
+    keep_busy = pw.jit(lambda x: slow(x, 3), devices=here)
     take = pw.jit(lambda x: x * 2, devices=here, donate_argnums=0)
     armed, idle, ended = threading.Event(), threading.Event(), threading.Event()
     target: list[Any] = []

@@ -201,10 +201,10 @@ def test_two_clients_whose_steps_fit_one_at_a_time_both_finish(start: Callable[.
     """MEM-2: each step needs more than half of each device; both clients' values are exact and nothing is too full."""
     budget = 16 * MiB
     cluster = start(1, 1, 2, device_memory=budget)
-    clients = [other(STEPS, cluster, "200", str(number)) for number in (0, 100)]
+    clients = [other(STEPS, cluster, "100", str(number)) for number in (0, 100)]
     for client in clients:
         said, _ = client.communicate(timeout=120)
-        assert client.returncode == 0 and said.endswith("right 200\ndone\n"), said
+        assert client.returncode == 0 and said.endswith("right 100\ndone\n"), said
     marks = [each["high_water"] for each in device(cluster)]
     assert all(budget / 2 < mark <= budget for mark in marks), marks
     assert cluster.stats()["hosts"][0]["overfull"] == 0 and cluster.stats()["controller"]["refused"] == 0
@@ -275,9 +275,9 @@ def test_a_long_run_keeps_others_out_only_as_far_as_its_copies_go(start: Callabl
     cluster = start(1, 1, 2, device_memory=budget)
     long = other(LONG, cluster)
     busy = int(long.stdout.readline())
-    small, big = (other(STEPS, cluster, count, number) for count, number in (("200", "1"), ("100000", "2")))
+    small, big = (other(STEPS, cluster, count, number) for count, number in (("80", "1"), ("100000", "2")))
     said, _ = small.communicate(timeout=120)  # it comes to its end beside one that never stops and one like itself
-    assert small.returncode == 0 and said.endswith("right 200\ndone\n"), said
+    assert small.returncode == 0 and said.endswith("right 80\ndone\n"), said
     lines = [big.stdout.readline() for _ in range(4)]
     assert lines[1:] == ["right 20\n", "right 40\n", "right 60\n"], lines
     stats = cluster.stats()
