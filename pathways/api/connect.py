@@ -47,7 +47,8 @@ class LocalCluster:
         when_full: what becomes of a run or put that only other clients' arrays leave no device memory for. "refuse": it
             fails. "suspend": those clients are suspended, their arrays go to the hosts' memory, and they are brought
             back when they have work: idle clients first; clients that all work take turns of a second.
-        checkpoint_root: a folder; the hosts read and write checkpoints only there. None: anywhere.
+        checkpoint_root: a folder; the hosts read and write checkpoints only there. None: anywhere. "{client}" in it
+            stands for the client's name: "/data/{client}" is a folder for each, and clients without a name are refused.
         client_memory: the most bytes of each device that one client's arrays and runs may take; None: no such bound.
             What one client may have of this and the next three, each client may; `Cluster.limit` changes it for one.
         client_runs: the most runs that one client may have under way, up to 16,384; None: 16,384.

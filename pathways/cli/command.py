@@ -72,9 +72,9 @@ def main() -> None:
 )
 @click.option(
     "--checkpoint-root",
-    type=click.Path(exists=True, file_okay=False),
+    type=click.Path(),
     default=None,
-    help="The folder where clients' checkpoints must lie; anywhere if not given.",
+    help="The folder where clients' checkpoints must lie, with {client} for the client's name; anywhere if not given.",
 )
 @click.option("--client-memory", type=SIZE, default=None, help="What one client may use of each device, as 1GiB.")
 @click.option("--client-runs", type=click.IntRange(1), default=None, help="Runs that one client may have under way.")

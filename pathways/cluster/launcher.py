@@ -29,7 +29,7 @@ from pathways.plan.topology import Topology
 from pathways.process import environment, run_directory, supervisor
 from pathways.process.children import Deadline, describe_exit, is_readable, quoted
 from pathways.process.client_terms import ClientTerms
-from pathways.process.config import ClusterOptions, ControllerConfig, dump
+from pathways.process.config import BY_CLIENT, ClusterOptions, ControllerConfig, dump
 from pathways.process.supervisor import wait_readable
 
 OWNER_GRACE_S = 5.0
@@ -90,10 +90,12 @@ def start_local_cluster(
 
 
 def _existing_folder(path: str | os.PathLike[str]) -> str:
-    folder = os.path.realpath(path)
+    """The real path. What follows "{client}", which stands for a client's name, need not exist yet."""
+    before, by_client, _ = os.fspath(path).partition(BY_CLIENT)
+    folder = os.path.dirname(before) if by_client else before
     if not os.path.isdir(folder):
         raise errors.OptionError(f"checkpoint_root= expects a folder that exists, got {os.fspath(path)!r}")
-    return folder
+    return os.path.realpath(path)
 
 
 class LocalClusterHandle:

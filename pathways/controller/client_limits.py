@@ -16,7 +16,7 @@ from typing import Any
 
 from pathways import errors
 from pathways.process.client_terms import ClientTerms
-from pathways.process.config import ClusterOptions
+from pathways.process.config import BY_CLIENT, ClusterOptions
 from pathways.protocol import control_pb2 as pb
 
 _CHANGEABLE = ("weight", "priority", "memory", "runs", "bytes")
@@ -57,6 +57,23 @@ def granted(request: pb.JoinRequest, options: ClusterOptions) -> ClientTerms:
     return dataclasses.replace(
         terms, memory=terms.memory or options.client_memory or 0, runs=terms.runs or options.client_runs or 0
     )
+
+
+def checkpoint_root(terms: ClientTerms, options: ClusterOptions) -> str:
+    """The folder where a client's checkpoints must lie; empty: anywhere.
+
+    Raises:
+        OptionError: each client has a folder of its name, and the client has none that is a folder's name.
+    """
+    root = options.checkpoint_root or ""
+    if BY_CLIENT not in root:
+        return root
+    if terms.name in ("", ".", "..") or "/" in terms.name or "\\" in terms.name:
+        raise errors.OptionError(
+            f"on this cluster each client's checkpoints lie in a folder of its name, {root}. Expected a client's name= "
+            f"that may be the name of a folder, got {terms.name!r}"
+        )
+    return root.replace(BY_CLIENT, terms.name)
 
 
 def changed(terms: ClientTerms, request: pb.LimitRequest, options: ClusterOptions) -> ClientTerms:

@@ -99,6 +99,7 @@ class ClientManager:
         """
         self._check_versions(request)
         terms = client_limits.granted(request, self.cluster.config.options)
+        root = client_limits.checkpoint_root(terms, self.cluster.config.options)
         connection = self.connections.of(token)
         if connection.segment is None:
             self.connections.read(connection)
@@ -107,7 +108,7 @@ class ClientManager:
             raise errors.ConnectError("this connection has brought no memory to share, or has joined before")
         self.youngest_client += 1
         owner = connection.pid == self.cluster.config.owner_pid
-        client = ClientRecord(self.youngest_client, connection, owner, terms)
+        client = ClientRecord(self.youngest_client, connection, owner, terms, root)
         connection.client = client
         self.clients[client.number] = client
         try:
@@ -128,7 +129,7 @@ class ClientManager:
 
     async def _attach(self, host: HostRecord, client: ClientRecord) -> None:
         number = client.number
-        request = pb.HostRequest(attach_client=pb.AttachClient(client=number))
+        request = pb.HostRequest(attach_client=pb.AttachClient(client=number, checkpoint_root=client.checkpoint_root))
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
             return  # the client has left meanwhile

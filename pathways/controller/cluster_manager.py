@@ -245,7 +245,6 @@ class ClusterManager:
             native=self.config.options.native,
             driver=self.config.options.driver,
             device_memory=self.config.options.device_memory,
-            checkpoint_root=self.config.options.checkpoint_root,
             transfer_bytes=self.config.options.transfer_bytes,
             incarnation=incarnation,
             predecessor_failure=predecessor_failure,

@@ -96,6 +96,7 @@ class ClientRecord:
     connection: Connection
     owner: bool
     terms: ClientTerms
+    checkpoint_root: str  # where its checkpoints must lie; empty: anywhere
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
     suspended: bool = False

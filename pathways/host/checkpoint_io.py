@@ -46,7 +46,8 @@ _MOST_WORDS = 1500
 class _Job:
     """One save or restore of one client on this host."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: CheckpointRoot) -> None:
+        self.root = root
         self.values: dict[int, jax.Array] = {}  # staged, by number
         self.context: Any = None
         self.transaction: Any = None
@@ -55,13 +56,12 @@ class _Job:
 class Tasks:
     """The tasks of one host. The enqueue thread calls `stage`, `submit` and `read`; any thread may call the rest."""
 
-    def __init__(self, core: Any, host: int, root: str | None = None) -> None:
-        """`root`: see `CheckpointRoot`."""
+    def __init__(self, core: Any, host: int) -> None:
         self._core = core
         self._host = host
-        self._root = CheckpointRoot(root)
         self._threads = WorkerThreads("pw-task", THREADS)
         self._lock = threading.Lock()
+        self._roots: dict[int, CheckpointRoot] = {}  # by client
         self._jobs: dict[tuple[int, int], _Job] = {}  # guarded by _lock, as are all fields below
         #: Jobs that ended while tasks of them could still come, by client, the oldest first.
         self._given_up: dict[int, dict[int, None]] = {}
@@ -70,6 +70,11 @@ class Tasks:
         self._gone: set[int] = set()
         self.bytes_written = 0
         self.bytes_read = 0
+
+    def attach_client(self, client: int, root: str | None) -> None:
+        """A client comes, whose checkpoints must lie in `root`; None: anywhere. Any thread."""
+        with self._lock:
+            self._roots[client] = CheckpointRoot(root)
 
     # ---- from the enqueue thread
 
@@ -154,6 +159,7 @@ class Tasks:
         """Gives up all jobs of a client that is gone (OWN-1)."""
         with self._lock:
             self._gone.add(client)
+            self._roots.pop(client, None)
             ended = [self._jobs.pop(key) for key in list(self._jobs) if key[0] == client]
             self._given_up.pop(client, None)
         for job in ended:
@@ -177,7 +183,9 @@ class Tasks:
         with self._lock:
             if self._is_given_up(client, number):
                 raise errors.CheckpointError(f"on host {self._host}: the save or restore was given up")
-            return self._jobs.setdefault((client, number), _Job())
+            if (job := self._jobs.get((client, number))) is None:
+                job = self._jobs[client, number] = _Job(self._roots[client])
+            return job
 
     def _is_given_up(self, client: int, job: int) -> bool:
         return client in self._gone or job in self._given_up.get(client, ())
@@ -201,7 +209,7 @@ class Tasks:
             if value is None:
                 raise self._lost(f"writing {name!r}")
             spec = json.loads(json.dumps(spec).replace(payloads.HOST, str(self._host)))
-            self._root.check(name, spec)
+            job.root.check(name, spec)
             spec = ts.Spec(spec)
             opened.append((name, spec, value))
         if fields["lead"] == self._host:  # this one host writes the metadata: how the array is laid out
@@ -234,7 +242,7 @@ class Tasks:
     def _read(self, job: _Job, fields: dict[str, Any], target: LocalPlacement) -> jax.Array:
         ts = self._open_job(job, fields)
         name = fields["name"]
-        self._root.check(name, fields["spec"])
+        job.root.check(name, fields["spec"])
         opening = ts.open(ts.Spec(fields["spec"]), open=True, context=job.context)
         (store,) = _all_done("opening", [(name, fields["spec"], opening)], self._host)
         dtype = payloads.dtype_of(fields["dtype"])

@@ -47,7 +47,7 @@ class CheckpointRoot:
 
     def _refused(self, name: str, got: str) -> errors.CheckpointError:
         return errors.CheckpointError(
-            f"array {name!r}: this cluster's checkpoints lie in {self._folder} (the operator's --checkpoint-root), got "
+            f"array {name!r}: this client's checkpoints lie in {self._folder} (the operator's --checkpoint-root), got "
             f"{got}"
         )
 

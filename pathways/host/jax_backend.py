@@ -49,14 +49,13 @@ class JaxBackend:
         device_bytes: int = 0,
         transfer_bytes: int = 0,
         directory: str | None = None,
-        checkpoint_root: str | None = None,
         swap_every_for_testing: int = 0,
     ) -> None:
         """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
 
         `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
         the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
-        `checkpoint_root`: see `pathways.host.checkpoint_root`. `swap_every_for_testing`: see `pathways.testing.faults`.
+        `swap_every_for_testing`: see `pathways.testing.faults`.
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
@@ -83,7 +82,7 @@ class JaxBackend:
         self._placements = Placements(here)
         self.programs = Programs(self.core, here)
         self.transfers = Transfers(self.core, here, self.programs.by_number, transfer_bytes)
-        self._tasks = Tasks(self.core, host, checkpoint_root)
+        self._tasks = Tasks(self.core, host)
         self.watchers = Watchers(self.core)
         self.values = ClientValues(self.core, self._placements, here.platform)
         self.commands = Commands(
@@ -105,8 +104,9 @@ class JaxBackend:
 
     # ---- from any thread
 
-    def attach_client(self, client: int, segment: Any) -> None:
-        """Starts completing a client's futures."""
+    def attach_client(self, client: int, segment: Any, checkpoint_root: str | None) -> None:
+        """Starts completing a client's futures. `checkpoint_root`: see `pathways.host.checkpoint_root`."""
+        self._tasks.attach_client(client, checkpoint_root)
         self.core.attach_client(client, segment)
 
     def succeed(self, predecessor_failure: str, youngest_client: int) -> None:

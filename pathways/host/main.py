@@ -47,8 +47,11 @@ class Driver(Protocol):
     #: Called with (request, error or None, bytes) after each offload of a client's buffers.
     on_offloaded: Callable[[int, str | None, int], None]
 
-    def attach_client(self, client: int, segment: Any) -> None:
-        """Starts to take a client's work, until the notice of the client's end. Control thread."""
+    def attach_client(self, client: int, segment: Any, checkpoint_root: str | None) -> None:
+        """Starts to take a client's work, until the notice of the client's end. Control thread.
+
+        `checkpoint_root`: see `pathways.host.checkpoint_root`.
+        """
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
         """Replaces a lost host by its successor, which has `segment` and takes network transfers at `stream`.
@@ -137,7 +140,6 @@ def start_jax_driver(
         device_bytes=limit,
         transfer_bytes=config.transfer_bytes,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
-        checkpoint_root=config.checkpoint_root,
         swap_every_for_testing=faults.swap_every(config.host),
     )
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
@@ -226,7 +228,11 @@ class HostProcess:
         driver.stop()
 
     def _do_attach_client(self, request: pb.AttachClient, driver: Driver) -> None:
-        error = _try(lambda: driver.attach_client(request.client, self._segment("client", "client", request.client)))
+        def attach() -> None:
+            segment = self._segment("client", "client", request.client)
+            driver.attach_client(request.client, segment, request.checkpoint_root or None)
+
+        error = _try(attach)
         self._report(pb.HostReport(client_attached=pb.Answer(number=request.client, error=error)))
 
     def _segment(self, key: str, what: str, number: int) -> Any:

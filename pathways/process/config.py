@@ -26,6 +26,9 @@ WHEN_FULL = {
 }
 
 
+#: Stands for a client's name in `ClusterOptions.checkpoint_root`.
+BY_CLIENT = "{client}"
+
 #: The function that starts the JAX backend of a host.
 JAX_DRIVER = "pathways.host.main:start_jax_driver"
 
@@ -53,7 +56,8 @@ class ClusterOptions:
     sequential: bool = False  # dispatch node by node, as a baseline for measurements: see csrc/controller/stepper.h
     policy: str = "share"  # a key of POLICIES
     when_full: str = "refuse"  # a key of WHEN_FULL
-    checkpoint_root: str | None = None  # the folder where checkpoints lie; None: anywhere
+    #: The folder where checkpoints lie, with "{client}" for the client's name; None: anywhere.
+    checkpoint_root: str | None = None
     #: What the operator allows every client: see pathways.process.client_terms. None: no bound.
     client_memory: int | None = None
     client_runs: int | None = None
@@ -145,7 +149,6 @@ class HostConfig:
     native: str
     driver: str
     device_memory: int | None = None
-    checkpoint_root: str | None = None
     transfer_bytes: int = 0
     incarnation: int = 0
     predecessor_failure: str = ""

@@ -126,7 +126,7 @@ class FakeDriver:
         self.replaced: list[str] = []
         self._stopped = threading.Event()
 
-    def attach_client(self, client: int, segment: Segment) -> None:
+    def attach_client(self, client: int, segment: Segment, checkpoint_root: str | None) -> None:
         self.clients[client] = segment.nbytes
 
     def replace_peer(self, host: int, segment: Segment, loss: int, stream: str) -> None:

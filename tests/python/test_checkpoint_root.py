@@ -71,7 +71,7 @@ def test_what_lies_inside_is_allowed(root: pathlib.Path) -> None:
     ],
 )
 def test_what_leads_out_is_refused(root: pathlib.Path, make: Any) -> None:
-    with pytest.raises(pw.errors.CheckpointError, match=f"'a': this cluster's checkpoints lie in {root}"):
+    with pytest.raises(pw.errors.CheckpointError, match=f"'a': this client's checkpoints lie in {root}"):
         CheckpointRoot(str(root)).check("a", make(root))
 
 
@@ -94,10 +94,42 @@ def test_a_cluster_saves_and_restores_inside_only(root: pathlib.Path) -> None:
             again = saver.restore(root / "inside" / "one", state)
             np.testing.assert_array_equal(np.asarray(again["w"]), value)
             for place in (root.parent / "elsewhere" / "two", root / "link_out" / "three"):
-                with pytest.raises(Exception, match="this cluster's checkpoints lie in"):
+                with pytest.raises(Exception, match="this client's checkpoints lie in"):
                     saver.save(place, state)
                     saver.wait_until_finished()
         np.testing.assert_array_equal(np.asarray(jax.block_until_ready(state["w"])), value)
         assert not [each for each in (root.parent / "elsewhere").rglob("*") if each.name.startswith("ocdbt")]
     finally:
         cluster.close()
+
+
+def save(where: pathlib.Path, slice_: Any) -> None:
+    with ocp.StandardCheckpointer() as saver:
+        saver.save(where, {"w": pw.device_put(np.arange(64, dtype=np.float32), slice_)})
+        saver.wait_until_finished()
+
+
+def test_each_client_has_a_folder_of_its_name(root: pathlib.Path) -> None:
+    (root / "by").mkdir()
+    cluster = pw.connect(pw.LocalCluster(checkpoint_root=f"{root}/by/{{client}}"), name="a")
+    try:
+        pw.checkpoint.register()
+        save(root / "by" / "a" / "one", pw.make_virtual_device_set(cluster).add_slice(devices=1))
+        with pw.connect(cluster.address, name="b é") as other:
+            slice_ = pw.make_virtual_device_set(other).add_slice(devices=1)
+            save(root / "by" / "b é" / "one", slice_)
+            for place in (root / "by" / "a" / "two", root / "by" / "b" / "two", root / "by" / "b é2" / "two"):
+                with pytest.raises(Exception, match=f"checkpoints lie in {root}/by/b é"):
+                    save(place, slice_)
+                assert not [each for each in place.rglob("*") if each.name.startswith("ocdbt")]
+        for name in (None, "", ".", "..", "../a", "a/b", "/etc"):
+            with pytest.raises(pw.errors.OptionError, match="a client's name= that may be the name of a folder"):
+                pw.connect(cluster.address, name=name)
+    finally:
+        cluster.close()
+
+
+def test_a_folder_by_client_must_have_a_place(tmp_path: pathlib.Path) -> None:
+    for path in ("{client}", f"{tmp_path}/nowhere/{{client}}", f"{tmp_path}/nowhere/x-{{client}}/y"):
+        with pytest.raises(pw.errors.OptionError, match="expects a folder that exists"):
+            pw.connect(pw.LocalCluster(checkpoint_root=path), name="a")
