@@ -109,10 +109,14 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     import rich.markup
     from rich.table import Table
 
-    table = Table("client", "name", "pid", box=None)
+    # Where the terminal is narrow, the name is cut first.
+    table = Table(box=None, pad_edge=False)
+    table.add_column("client", no_wrap=True)
+    table.add_column("name", overflow="ellipsis", min_width=4)
+    table.add_column("pid", no_wrap=True)
     for title in ("weight", "priority", "share", "device time", "runs", "waiting", "memory", "quota"):
-        table.add_column(title, justify="right")
-    table.add_column("")
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for row in rows:
         limits = row["limits"]
         table.add_row(

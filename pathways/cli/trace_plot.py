@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 from pathways import errors
 
 if TYPE_CHECKING:
     from pathways.cluster.trace_timeline import Timeline
+
+_LONGEST = 60  # characters of a client's name in the legend
+_LEGEND = 170  # characters that fit a line of it
 
 
 def check_path(path: str) -> None:
@@ -30,6 +34,10 @@ def check_path(path: str) -> None:
         raise errors.TraceFileError(
             f"the picture cannot be written to {path!r}: expected a name that ends in one of {', '.join(sorted(known))}"
         )
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST // 2 - 1]}…{label[-_LONGEST // 2 :]}"
 
 
 def _format(path: str) -> str:
@@ -78,13 +86,17 @@ def draw(timeline: Timeline, path: str) -> None:
     axis.set_xlim(0, max(timeline.end_ns - timeline.begin_ns, 1) / 1e9)
     axis.set_xlabel("seconds since the trace began")
     axis.grid(axis="x", alpha=0.3)
-    legend = [Patch(color=color[client], label=timeline.label(client)) for client in clients]
-    if legend:
-        axis.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncol=min(len(legend), 6))
-    figure.tight_layout()
+    labels = [_short(timeline.label(client)) for client in clients]
+    if labels:
+        legend = [Patch(color=color[client], label=label) for client, label in zip(clients, labels, strict=True)]
+        columns = max(1, min(6, len(labels), _LEGEND // (max(map(len, labels)) + 6)))
+        # Above the rows: however many lines it has, it hides none of them.
+        axis.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=columns)
     is_new = not os.path.exists(path)
     try:
-        figure.savefig(path, dpi=110, format=_format(path))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # in a client's name: it is shown as a box
+            figure.savefig(path, dpi=110, format=_format(path), bbox_inches="tight")
     except OSError as error:
         if is_new:
             with contextlib.suppress(OSError):

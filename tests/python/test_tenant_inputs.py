@@ -13,17 +13,20 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from trace_cases import recorded
 
 import pathways as pw
 from pathways.cli import main
 from pathways.cluster.launcher import start_local_cluster
 from pathways.cluster.operator import client_request, limit_request
+from pathways.cluster.trace_timeline import Timeline
 from pathways.controller.client_limits import granted
 from pathways.process.config import ClusterOptions
 from pathways.protocol import control_pb2 as pb
@@ -161,6 +164,38 @@ def test_a_trace_to_a_name_with_a_nul(embedded_cluster: Any) -> None:
 def test_a_trace_of_what_is_no_cluster(tmp_path: pathlib.Path) -> None:
     with pytest.raises(pw.errors.OptionError, match=r"cluster= what pw\.connect returned, got 3"):
         pw.trace(tmp_path / "trace.json", cluster=3)  # type: ignore[arg-type]
+
+
+def test_a_picture_of_many_clients_with_odd_names(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No letter is warned of (a warning is an error), and the legend hides no row."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    from pathways.cli.trace_plot import draw
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    call = {"kind": 1, "devices": 1, "dispatched_ns": 1_000, "ready_ns": 1_000}
+    timeline = Timeline(
+        recorded(
+            [{**call, "client": each, "order": each + 1, "launched_ns": 1_000, "ended_ns": 9_000} for each in range(14)]
+        )
+    )
+    timeline.about["clients"] = {str(each): "名🚀 " + "x" * 7 * each for each in range(14)}
+    draw(timeline, str(tmp_path / "trace.png"))
+    (figure,) = drawn
+    (axis,) = figure.axes
+    with warnings.catch_warnings(action="ignore"):
+        figure.canvas.draw()
+    legend = axis.get_legend().get_window_extent()
+    assert legend.y0 >= axis.get_window_extent().y1
+    assert legend.width < 1.2 * figure.bbox.width
+
+
+def test_what_the_terminal_cannot_show() -> None:
+    code = "from pathways.process.console import standard_output; standard_output().print('a 名 b')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "a ? b\n"), done.stderr
 
 
 @pytest.fixture
