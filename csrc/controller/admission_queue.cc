@@ -99,6 +99,10 @@ void AdmissionQueue::hold(ClientState& client, std::span<const std::byte> bytes)
     release_ahead(client, bytes);
     return;
   }
+  if (is_command(bytes, CommandKind::kFetch) && client.held.lets_pass(read_record<CommandRecord>(bytes))) {
+    order(client, bytes);
+    return;
+  }
   client.held.push(bytes);
   deadlines_.watch(client, bytes);
 }

@@ -2,8 +2,8 @@
 /// cancel.
 ///
 /// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. A run that is not admitted
-/// holds back the later records of its own client, but no other client's. Only releases of buffers that no held record
-/// names pass it. Held records are tried again, the oldest client first, whenever a run has ended or a block was
+/// holds back the later records of its own client, but no other client's. Only releases and fetches of buffers that no
+/// held record names pass it. Held records are tried again, the oldest client first, whenever a run has ended or a block was
 /// released. A run that only live buffers keep out gets turns. In a turn nobody else is admitted to the run's memory
 /// spaces; otherwise clients that release some buffers and make others could keep the run out for ever.
 /// MEM-3: a run that can never fit fails at once. A run that only live buffers keep out fails after a short grace, in

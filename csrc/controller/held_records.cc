@@ -24,6 +24,12 @@ void for_each_handle(std::span<const std::byte> bytes, F&& f) {
   }
 }
 
+/// The token that a record completes; 0: none. Of other commands, `token` is no handle.
+uint64_t token_of(std::span<const std::byte> bytes) {
+  const bool has_one = is_command(bytes, CommandKind::kFetch) || is_command(bytes, CommandKind::kTask);
+  return has_one ? read_record<CommandRecord>(bytes).token : 0;
+}
+
 }  // namespace
 
 HeldRecords::Held* HeldRecords::find_run(uint64_t tag) {
@@ -66,7 +72,21 @@ std::vector<std::pair<GroupId, uint64_t>> HeldRecords::take_due_releases() {
 }
 
 void HeldRecords::count(std::span<const std::byte> record, bool is_added) {
-  for_each_handle(record, [&](uint64_t handle) { count_handle(handle, is_added); });
+  for_each_handle(record, [&](uint64_t handle) {
+    count_handle(handle, is_added);
+    count_index(handle, is_added);
+  });
+  count_index(token_of(record), is_added);
+}
+
+void HeldRecords::count_index(uint64_t handle, bool is_added) {
+  if (!Handle{handle}.valid()) return;
+  const uint32_t index = Handle{handle}.index();
+  if (is_added) {
+    ++indices_[index];
+  } else if (const auto at = indices_.find(index); at != indices_.end() && --at->second == 0) {
+    indices_.erase(at);
+  }
 }
 
 void HeldRecords::count_handle(uint64_t handle, bool is_added) {
@@ -86,12 +106,21 @@ void HeldRecords::count_handle(uint64_t handle, bool is_added) {
 void HeldRecords::validate() const {
   uint64_t bytes = 0;
   std::unordered_map<uint64_t, uint32_t> handles;
+  std::unordered_map<uint32_t, uint32_t> indices;
   for (const Held& held : line_) {
     bytes += held.record.size();
-    for_each_handle(held.record, [&](uint64_t handle) { ++handles[handle]; });
+    const auto count_index_of = [&](uint64_t handle) {
+      if (Handle{handle}.valid()) ++indices[Handle{handle}.index()];
+    };
+    for_each_handle(held.record, [&](uint64_t handle) {
+      ++handles[handle];
+      count_index_of(handle);
+    });
+    count_index_of(token_of(held.record));
   }
   PW_CHECK(load_.count == line_.size() && load_.bytes == bytes);
   PW_CHECK(handles == handles_);
+  PW_CHECK(indices == indices_);
   for (const auto& release : releases_) PW_CHECK(handles_.contains(release.first));
 }
 

@@ -4,11 +4,14 @@
 /// held.
 ///
 /// A release does not stand in the line. It takes effect behind the last held record that names the buffer, not behind
-/// all of them: the other held records may wait for that very memory.
+/// all of them: the other held records may wait for that very memory. A fetch passes the line when no record in it
+/// names the buffer: a client that waits at its quota may have to read an array before it can delete it. A fetch whose
+/// token has the table index of something in line does not pass, because the index would change its meaning too early.
 ///
 /// Invariants, at any time when no record is taken out (`take_front` before `put_back` or `forget`):
 ///   - `load_` counts the records in line and their bytes;
-///   - `handles_` says for each handle how many records in line name it, and names no other handle;
+///   - `handles_` says for each handle how many records in line name it, and names no other handle; `indices_` says the
+///     same of the table indices of these handles, and of the tokens of fetches and tasks in line;
 ///   - a handle whose release waits (`releases_`) is one of `handles_`.
 ///
 /// Threading: the controller's stepping thread only.
@@ -23,7 +26,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/ids.h"
 #include "messages/credits.h"
+#include "messages/records.h"
 #include "sequencer/sequencer.h"
 
 namespace pathways {
@@ -42,6 +47,10 @@ class HeldRecords {
   const Held& front() const { return line_.front(); }
   /// Whether a record in line names the handle.
   bool names(uint64_t handle) const { return handles_.contains(handle); }
+  /// Whether a fetch may be ordered before the records in line.
+  bool lets_pass(const CommandRecord& fetch) const {
+    return !names(fetch.handle) && !indices_.contains(Handle{fetch.token}.index());
+  }
   /// The held run with this tag that was not dropped; nullptr: none.
   Held* find_run(uint64_t tag);
 
@@ -62,11 +71,13 @@ class HeldRecords {
 
  private:
   void count(std::span<const std::byte> record, bool is_added);
+  void count_index(uint64_t handle, bool is_added);
   void count_handle(uint64_t handle, bool is_added);
 
   std::deque<Held> line_;
   Load load_;                                         ///< records in `line_`
   std::unordered_map<uint64_t, uint32_t> handles_;    ///< how many held records name each handle
+  std::unordered_map<uint32_t, uint32_t> indices_;    ///< and each index, tokens among them
   std::unordered_map<uint64_t, GroupId> releases_;    ///< released handles that held records still name, and groups
   std::vector<std::pair<GroupId, uint64_t>> let_go_;  ///< groups and released handles that no held record names
 };

@@ -35,7 +35,8 @@ void OrderTrace::waits(uint32_t client, OrderWait why) {
 }
 
 void OrderTrace::ordered(uint32_t client, EntryId id, const Entry& entry, std::span<const std::byte> bytes) {
-  if (is_command(bytes, CommandKind::kRelease)) return;  // it may pass the client's next record
+  // These may pass the client's next record.
+  if (is_command(bytes, CommandKind::kRelease) || is_command(bytes, CommandKind::kFetch)) return;
   const auto waiting = waiting_.find(client);
   if (is_run(bytes)) {
     const auto run = read_record<RunRecord>(bytes);

@@ -8,6 +8,7 @@ cluster = pw.connect("unix:/run/user/1000/pathways-…/control.sock")   # a runn
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import threading
 import weakref
@@ -75,9 +76,9 @@ class LocalCluster:
 
     def __post_init__(self) -> None:
         """Refuses a dispatch, or a policy, that there is not."""
-        if self.policy not in POLICIES:
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
             raise ValueError(f"policy is one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}")
-        if self.when_full not in WHEN_FULL:
+        if not isinstance(self.when_full, str) or self.when_full not in WHEN_FULL:
             raise ValueError(f"when_full is one of {', '.join(map(repr, WHEN_FULL))}, got {self.when_full!r}")
         if self.dispatch not in ("parallel", "sequential"):
             raise ValueError(f'dispatch is "parallel" or "sequential", got {self.dispatch!r}')
@@ -143,9 +144,7 @@ def connect(
             f"process {os.getpid()} was forked from process {_child_of or os.getppid()}, where JAX was up: JAX's "
             f"threads are not in this one, and whoever waited for them would wait for ever. {_IN_CHILDREN}"
         )
-    most = max_in_flight
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most < 1 << 31):
-        raise errors.OptionError(f"connect expects max_in_flight= a number of runs, 1 or more, got {most!r}")
+    most = None if max_in_flight is None else _checked_bound(max_in_flight)
     asked = {"name": name, "weight": weight, "priority": priority, "memory": memory, "runs": runs, "bytes": bytes,
              "at_limit": at_limit}  # fmt: skip
     terms = ClientTerms.checked(**asked)
@@ -201,13 +200,22 @@ def connect(
         return cluster
 
 
+def _checked_bound(most: Any) -> int:
+    is_integer = isinstance(most, numbers.Integral) and not isinstance(most, bool)
+    if not (is_integer and 1 <= most < 1 << 31):
+        raise errors.OptionError(f"connect expects max_in_flight= a number of runs, 1 or more, got {most!r}")
+    return int(most)
+
+
 def _check_same_terms(cluster: Cluster, asked: dict[str, Any]) -> None:
     for what, given in asked.items():
         is_now = getattr(_terms_of[cluster], what)
+        is_none = is_now == 0 and what in ("memory", "runs", "bytes")
         if given is not None and given != is_now:
             raise errors.OptionError(
-                f"this process is connected to that cluster with {what}={is_now!r}, got {what}={given!r}: close() the "
-                "cluster before you connect with other terms"
+                f"this process is connected to that cluster {'without' if is_none else 'with'} {what}="
+                f"{'' if is_none else repr(is_now)}, got {what}={given!r}: close() the cluster before you connect with "
+                "other terms"
             )
 
 
@@ -378,9 +386,11 @@ class Cluster(session.Session):
         """
         given = {"weight": weight, "priority": priority, "memory": memory, "runs": runs, "bytes": bytes}
         changes: dict[str, Any] = {what: value for what, value in given.items() if value is not None}
-        ClientTerms.checked(**{what: value for what, value in changes.items() if value != "none"})
-        for what in ("memory", "runs", "bytes"):
-            changes = {**changes, what: 0} if given[what] == "none" else changes
+        takes_away = {
+            what for what in ("memory", "runs", "bytes") if isinstance(given[what], str) and given[what] == "none"
+        }
+        ClientTerms.checked(**{what: value for what, value in changes.items() if what not in takes_away})
+        changes |= dict.fromkeys(takes_away, 0)
         number = self.client_id if client is None else client
         limits: dict[str, Any] = self.control().limit(number, changes)
         if number == self.client_id:

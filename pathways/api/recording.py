@@ -37,11 +37,17 @@ class trace:
         cluster: what is traced; the cluster that this process connected to last when not given.
 
     Raises:
+        OptionError: `cluster` is no cluster.
         TraceFileError: at the beginning, when the file cannot be written or the cluster is traced already; at the end,
             when the disk is full. When the cluster ends within the block, the file has what was recorded before.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, cluster: Cluster | None = None) -> None:
+        if not (cluster is None or isinstance(cluster, session.Session)):
+            raise errors.OptionError(
+                f"trace expects cluster= what pw.connect returned, got {cluster!r:.100} of type "
+                f"{type(cluster).__name__}"
+            )
         self._path = path
         self._cluster = cluster
         self._file: TraceFile | None = None

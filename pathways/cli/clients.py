@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pathways import errors
-from pathways.cli.text import SIZE, bytes_text
+from pathways.cli.text import SIZE, Seconds, bytes_text
 
 #: The quotas that `limit` takes away when it is given this word.
 NONE = "none"
@@ -30,7 +30,7 @@ class _OrNone(click.ParamType[Any]):
 @click.command(short_help="Show a cluster's clients.")
 @click.argument("address", required=False)
 @click.option("--watch", is_flag=True, help="Show them again after each --seconds, until Ctrl-C.")
-@click.option("--seconds", type=click.FloatRange(0.05, 3600), default=1.0, show_default=True, help="To measure over.")
+@click.option("--seconds", type=Seconds(0.05, 3600), default=1.0, show_default=True, help="To measure over.")
 @click.option("--json", "as_json", is_flag=True, help="For programs; with --watch an object per line.")
 def clients(address: str | None, watch: bool, seconds: float, as_json: bool) -> None:
     """Show what each client of a cluster may have, and what it has and does.
@@ -109,10 +109,14 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     import rich.markup
     from rich.table import Table
 
-    table = Table("client", "name", "pid", box=None)
+    # Where the terminal is narrow, the name is cut first.
+    table = Table(box=None, pad_edge=False)
+    table.add_column("client", no_wrap=True)
+    table.add_column("name", overflow="ellipsis", min_width=4)
+    table.add_column("pid", no_wrap=True)
     for title in ("weight", "priority", "share", "device time", "runs", "waiting", "memory", "quota"):
-        table.add_column(title, justify="right")
-    table.add_column("")
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for row in rows:
         limits = row["limits"]
         table.add_row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fractions
+import math
 import re
 from typing import Any
 
@@ -30,6 +31,17 @@ class _Size(click.ParamType[int]):
 
 
 SIZE = _Size()
+
+
+class Seconds(click.FloatRange):
+    """A time in seconds between two bounds. click's own type lets NaN pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number of seconds."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"expected seconds {self._describe_range()}, got {value!r}", param, ctx)
+        return seconds
 
 
 def bytes_text(count: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from pathways.cli.text import bytes_text, duration_text
+from pathways.cli.text import Seconds, bytes_text, duration_text
 
 _BAR = 24  # characters that mean all of a device's time
 
@@ -20,7 +20,7 @@ _BAR = 24  # characters that mean all of a device's time
 @click.argument("address")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=Seconds(0.1, 3600),
     default=1.0,
     show_default=True,
     help="Seconds between two looks; shares are of this time.",

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import warnings
 from typing import TYPE_CHECKING
+
+from pathways import errors
 
 if TYPE_CHECKING:
     from pathways.cluster.trace_timeline import Timeline
 
+_LONGEST = 60  # characters of a client's name in the legend
+_LEGEND = 170  # characters that fit a line of it
+
+
+def check_path(path: str) -> None:
+    """Checks that a picture can be written there, before anything is recorded. Needs matplotlib.
+
+    Raises:
+        TraceFileError: the name's ending is no picture's, or there is no such folder.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    folder = os.path.dirname(path) or "."
+    if not path or os.path.isdir(path) or not os.access(folder, os.W_OK):
+        raise errors.TraceFileError(
+            f"the picture cannot be written to {path!r}: expected a file's name in a folder that exists"
+        )
+    known = FigureCanvasBase.get_supported_filetypes()
+    if _format(path) not in known:
+        raise errors.TraceFileError(
+            f"the picture cannot be written to {path!r}: expected a name that ends in one of {', '.join(sorted(known))}"
+        )
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST // 2 - 1]}…{label[-_LONGEST // 2 :]}"
+
+
+def _format(path: str) -> str:
+    return os.path.splitext(path)[1][1:].lower() or "png"
+
 
 def draw(timeline: Timeline, path: str) -> None:
     """Writes the picture. Needs matplotlib.
+
+    Raises:
+        TraceFileError: for example, the disk is full. Then no part of a picture is left.
 
     Each device has a thick row with computations, and above it a thin one: where a computation of that device's host
     waits. Each host has a row with its transfers.
@@ -47,12 +86,24 @@ def draw(timeline: Timeline, path: str) -> None:
     axis.set_xlim(0, max(timeline.end_ns - timeline.begin_ns, 1) / 1e9)
     axis.set_xlabel("seconds since the trace began")
     axis.grid(axis="x", alpha=0.3)
-    legend = [Patch(color=color[client], label=timeline.label(client)) for client in clients]
-    if legend:
-        axis.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncol=min(len(legend), 6))
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, format=path.rpartition(".")[2] if "." in path else "png")
-    pyplot.close(figure)
+    labels = [_short(timeline.label(client)) for client in clients]
+    if labels:
+        legend = [Patch(color=color[client], label=label) for client, label in zip(clients, labels, strict=True)]
+        columns = max(1, min(6, len(labels), _LEGEND // (max(map(len, labels)) + 6)))
+        # Above the rows: however many lines it has, it hides none of them.
+        axis.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=columns)
+    is_new = not os.path.exists(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # in a client's name: it is shown as a box
+            figure.savefig(path, dpi=110, format=_format(path), bbox_inches="tight")
+    except OSError as error:
+        if is_new:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        raise errors.TraceFileError(f"the picture cannot be written to {path}: {error.strerror or error}") from error
+    finally:
+        pyplot.close(figure)
 
 
 def _bars(axis, row: int, height: float, spans) -> None:  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import click
@@ -12,7 +13,9 @@ from pathways import errors
 
 @click.command(short_help="Record what a cluster does, for Perfetto.")
 @click.argument("address")
-@click.option("--seconds", type=float, default=5.0, show_default=True, help="How long; Ctrl-C ends it earlier.")
+@click.option(
+    "--seconds", type=float, default=5.0, show_default=True, help="How long; Ctrl-C or SIGTERM ends it earlier."
+)
 @click.option("--out", type=click.Path(), default="trace.json.gz", show_default=True, help="The file.")
 @click.option("--plot", type=click.Path(), default=None, help="A picture too: its file, like trace.png.")
 def trace(address: str, seconds: float, out: str, plot: str | None) -> None:
@@ -28,20 +31,25 @@ def trace(address: str, seconds: float, out: str, plot: str | None) -> None:
     if not 0 < seconds < float("inf"):  # NaN too
         raise click.BadParameter(f"expected a positive number of seconds, got {seconds:g}", param_hint="--seconds")
     draw = _picture(plot) if plot is not None else None
+    if plot is not None and os.path.realpath(plot) == os.path.realpath(out):
+        raise errors.TraceFileError(f"--out and --plot name one file, {out}: give the picture a name of its own")
     file = TraceFile(out)
+    # `timeout`, or a service manager: as Ctrl-C.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with record(address) as recording:
-            click.echo(f"recording for {seconds:g} s ...", err=True)
-            until = time.monotonic() + seconds
             try:
+                click.echo(f"recording for {seconds:g} s ...", err=True)
+                until = time.monotonic() + seconds
                 while recording.is_on and (left := until - time.monotonic()) > 0:
                     time.sleep(min(left, 0.05))
             except KeyboardInterrupt:
-                click.echo("ended by Ctrl-C", err=True)
+                click.echo("ended early", err=True)
             recorded = recording.finish()
         timeline = Timeline(recorded)
         file.write(timeline)
     finally:
+        signal.signal(signal.SIGTERM, before)
         file.discard()
     for remark in timeline.remarks:
         click.echo(f"remark: {remark}", err=True)
@@ -64,11 +72,7 @@ def _picture(path: str):  # type: ignore[no-untyped-def]
         raise click.ClickException(
             "--plot needs matplotlib, which is not installed: pip install matplotlib, or leave --plot out"
         ) from error
-    folder = os.path.dirname(path) or "."
-    if os.path.isdir(path) or not os.access(folder, os.W_OK):
-        raise errors.TraceFileError(
-            f"the picture cannot be written to {path}: expected a file's name in a folder that exists"
-        )
-    from pathways.cli.trace_plot import draw
+    from pathways.cli.trace_plot import check_path, draw
 
+    check_path(path)
     return lambda timeline: draw(timeline, path)

@@ -28,7 +28,7 @@ from pathways.plan.memory_profile import check_budget
 from pathways.plan.topology import Topology
 from pathways.process import environment, run_directory, supervisor
 from pathways.process.children import Deadline, describe_exit, is_readable, quoted
-from pathways.process.client_terms import ClientTerms
+from pathways.process.client_terms import ClientTerms, check_allowance
 from pathways.process.config import BY_CLIENT, ClusterOptions, ControllerConfig, dump
 from pathways.process.supervisor import wait_readable
 
@@ -68,9 +68,7 @@ def start_local_cluster(
     """
     check_budget("device_memory", sizes.get("device_memory"))
     check_budget("transfer_memory", sizes.get("transfer_memory"))
-    ClientTerms.checked(  # what the operator allows must itself be possible
-        None, sizes.get("max_weight"), sizes.get("max_priority"), sizes.get("client_memory"), sizes.get("client_runs")
-    )
+    check_allowance(*(sizes.get(name) for name in ("max_weight", "max_priority", "client_memory", "client_runs")))
     if (root := sizes.get("checkpoint_root")) is not None:
         sizes["checkpoint_root"] = _existing_folder(root)
     wanted = ClusterOptions(islands, hosts_per_island, devices_per_host, platform=platform, **sizes)
@@ -89,12 +87,12 @@ def start_local_cluster(
     return handle
 
 
-def _existing_folder(path: str | os.PathLike[str]) -> str:
+def _existing_folder(path: Any) -> str:
     """The real path. What follows "{client}", which stands for a client's name, need not exist yet."""
-    before, by_client, _ = os.fspath(path).partition(BY_CLIENT)
-    folder = os.path.dirname(before) if by_client else before
-    if not os.path.isdir(folder):
-        raise errors.OptionError(f"checkpoint_root= expects a folder that exists, got {os.fspath(path)!r}")
+    is_path = isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str)
+    before, by_client, _ = os.fspath(path).partition(BY_CLIENT) if is_path else ("", "", "")
+    if not os.path.isdir(os.path.dirname(before) if by_client else before):
+        raise errors.OptionError(f"checkpoint_root= expects a folder that exists, got {path!r}")
     return os.path.realpath(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from google.protobuf.empty_pb2 import Empty
 from pathways import errors
 from pathways.cluster.address import Address, first_message, open_connection
 from pathways.cluster.tracing import RemoteRecording
+from pathways.process.client_terms import ClientTerms
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import control_pb2_grpc as rpc
 from pathways.protocol import wire
@@ -50,13 +52,17 @@ def limit(address: str, client: int, changes: Mapping[str, Any]) -> dict[str, An
 
 
 def limit_request(client: int, changes: Mapping[str, Any]) -> pb.LimitRequest:
-    """The request to change what a client may have: see `ControlPlane.limit`."""
+    """The request to change what a client may have: see `ControlPlane.limit`. 0 takes a quota away.
+
+    Raises:
+        OptionError: a limit is out of range.
+        ClusterClosedError: that is no client's number.
+    """
     request = client_request(pb.LimitRequest, client)
-    for what, value in changes.items():
-        try:
-            setattr(request, what, value)
-        except (TypeError, ValueError, OverflowError):
-            raise errors.OptionError(f"a client's {what}= is a number in range, got {value!r}") from None
+    is_checked = {what: value for what, value in changes.items() if value != 0 or what in ("weight", "priority")}
+    terms = ClientTerms.checked(**is_checked)
+    for what in changes:
+        setattr(request, what, getattr(terms, what))
     return request
 
 
@@ -99,9 +105,11 @@ def client_request(kind: Any, client: int, **fields: Any) -> Any:
     Raises:
         ClusterClosedError: that is no client's number.
     """
-    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < 1 << 31:
+    number: Any = client
+    is_integer = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+    if not (is_integer and 0 <= number < 1 << 31):
         raise errors.ClusterClosedError(f"client {client!r} is no client's number; see the cluster's stats")
-    return kind(client=client, **fields)
+    return kind(client=int(number), **fields)
 
 
 def _operate(address: str, method: str, request: Any) -> Any:

@@ -36,7 +36,8 @@ _Item = TypeVar("_Item")
 class TraceFile:
     """A file that will hold a trace. It is opened first, so that what is wrong with it is known before the trace.
 
-    The trace is written beside it and then takes its name, so that a file of that name is whole.
+    The trace is written beside it and then takes its name, so that a file of that name is whole. When the name is a
+    link, the file that it leads to is replaced, and the link stays.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -56,11 +57,12 @@ class TraceFile:
                 f"a trace is written to a file, and {self.path} is a directory: name a file in it, like "
                 f"{os.path.join(self.path, 'trace.json.gz')}"
             )
-        self._is_special = os.path.exists(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode)
-        self._part = self.path if self._is_special else f"{self.path}.part-{os.getpid()}"
         try:
+            self._is_special = os.path.exists(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode)
+            self._target = os.path.realpath(self.path)
+            self._part = self.path if self._is_special else f"{self._target}.part-{os.getpid()}"
             self._file: io.BufferedWriter | None = open(self._part, "wb")  # noqa: SIM115 - `write` or `discard` closes it
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL
             raise self._error(error) from error
 
     def write(self, timeline: Timeline) -> None:
@@ -78,7 +80,7 @@ class TraceFile:
                 else:
                     _write(raw, timeline)
             if not self._is_special:
-                os.replace(self._part, self.path)
+                os.replace(self._part, self._target)
         except OSError as error:
             self.discard()
             raise self._error(error) from error
@@ -98,9 +100,10 @@ class TraceFile:
             with contextlib.suppress(OSError):
                 os.unlink(self._part)
 
-    def _error(self, error: OSError) -> errors.TraceFileError:
-        reason = error.strerror or str(error)
-        return errors.TraceFileError(f"the trace cannot be written to {self.path}: {reason}")
+    def _error(self, error: OSError | ValueError) -> errors.TraceFileError:
+        reason = getattr(error, "strerror", None) or str(error)
+        path = self.path if self.path.isprintable() else repr(self.path)
+        return errors.TraceFileError(f"the trace cannot be written to {path}: {reason}")
 
 
 def _write(out: Any, timeline: Timeline) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from typing import Any
 
 from pathways import _jaxlib, errors
@@ -50,6 +51,13 @@ class Partitioned:
     text: str
 
 
+def _unescaped(text: str) -> str:
+    """A name as MLIR prints it: bytes that are not ASCII are escaped, in hexadecimal digits. emit.py leaves no
+    backslash in a name.
+    """
+    return re.sub(rb"\\([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), text.encode()).decode()
+
+
 def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
     """Reads `main` of a partitioned module. Call it before the module is lowered to IFRT IR, which is done in place."""
     main = _jaxlib.main_function(module)
@@ -74,7 +82,7 @@ def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
         kind = op.operation.name
         inputs = [numbers[v] for v in op.operation.operands]
         if kind == "mpmd.fragment_call":
-            sites = [str(a).split('"')[1] for a in ir.ArrayAttr(op.attributes["origin"])]
+            sites = [_unescaped(str(a).split('"')[1]) for a in ir.ArrayAttr(op.attributes["origin"])]
             outputs = [define(v) for v in op.operation.results]
             callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
             mesh = ir.StringAttr(op.attributes["mesh_name"]).value

@@ -51,7 +51,7 @@ def granted(request: pb.JoinRequest, options: ClusterOptions) -> ClientTerms:
     ):
         if most is not None and value > most:
             raise errors.OptionError(
-                f"the operator of this cluster allows a client {what}={most:g} at most, got {what}={value:g}. Ask for "
+                f"the operator of this cluster allows a client {what}={most} at most, got {what}={value}. Ask for "
                 f"less, or ask the operator to change it: `pathways limit ADDRESS CLIENT --{what}`"
             )
     return dataclasses.replace(

@@ -71,34 +71,49 @@ class ClientTerms:
             name,
             _checked_weight(1.0 if weight is None else weight),
             _checked_priority(0 if priority is None else priority),
-            0 if memory is None else _checked_size("memory", memory, 1, _MOST_SIZE, "a number of bytes"),
-            0 if runs is None else _checked_size("runs", runs, 1, _MOST_RUNS, "a number of runs"),
-            0 if bytes is None else _checked_size("bytes", bytes, _LEAST_BYTES, _MOST_SIZE, "a number of bytes"),
+            0 if memory is None else _checked_size("a client's memory=", memory, 1, _MOST_SIZE, "a number of bytes"),
+            0 if runs is None else _checked_size("a client's runs=", runs, 1, _MOST_RUNS, "a number of runs"),
+            0
+            if bytes is None
+            else _checked_size("a client's bytes=", bytes, _LEAST_BYTES, _MOST_SIZE, "a number of bytes"),
             at_limit or "error",
         )
 
 
-def _checked_weight(weight: Any) -> float:
+def check_allowance(max_weight: Any, max_priority: Any, client_memory: Any, client_runs: Any) -> None:
+    """Checks what an operator allows every client; None: no bound.
+
+    Raises:
+        OptionError: one of them has the wrong type, or is out of range. A client that asks for no weight or priority
+            has weight 1 and priority 0, so the operator must allow at least these.
+    """
+    if max_weight is not None:
+        _checked_weight(max_weight, "max_weight=", 1.0)
+    if max_priority is not None:
+        _checked_priority(max_priority, "max_priority=", 0)
+    if client_memory is not None:
+        _checked_size("client_memory=", client_memory, 1, _MOST_SIZE, "a number of bytes")
+    if client_runs is not None:
+        _checked_size("client_runs=", client_runs, 1, _MOST_RUNS, "a number of runs")
+
+
+def _checked_weight(weight: Any, name: str = "a client's weight=", least: float = _LEAST_WEIGHT) -> float:
     is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-    if not (is_number and _LEAST_WEIGHT <= weight <= _MOST_WEIGHT):
-        raise errors.OptionError(
-            f"a client's weight= is a number from {_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g}, got {weight!r}"
-        )
+    if not (is_number and least <= weight <= _MOST_WEIGHT):
+        raise errors.OptionError(f"{name} is a number from {least:g} to {_MOST_WEIGHT:g}, got {weight!r:.100}")
     return float(weight)
 
 
-def _checked_priority(priority: Any) -> int:
+def _checked_priority(priority: Any, name: str = "a client's priority=", least: int = -_MOST_PRIORITY) -> int:
     is_integer = isinstance(priority, numbers.Integral) and not isinstance(priority, bool)
-    if not (is_integer and abs(priority) <= _MOST_PRIORITY):
-        raise errors.OptionError(
-            f"a client's priority= is an integer from {-_MOST_PRIORITY} to {_MOST_PRIORITY}, got {priority!r}"
-        )
+    if not (is_integer and least <= priority <= _MOST_PRIORITY):
+        raise errors.OptionError(f"{name} is an integer from {least} to {_MOST_PRIORITY}, got {priority!r:.100}")
     return int(priority)
 
 
 def _checked_size(name: str, value: Any, least: int, most: int, what: str) -> int:
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not (is_integer and least <= value <= most):
-        upto = f" to {most}" if most < _MOST_SIZE else " on"
-        raise errors.OptionError(f"a client's {name}= is {what} from {least}{upto}, got {value!r}")
+        upto = f"to {most}" if most < _MOST_SIZE else "on"
+        raise errors.OptionError(f"{name} is {what} from {least} {upto}, got {value!r:.100}")
     return int(value)

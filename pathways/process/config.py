@@ -95,10 +95,12 @@ class ClusterOptions:
         """The machine of each host.
 
         Raises:
-            ValueError: the hosts do not divide among the machines.
+            ValueError: the hosts do not divide among the machines, or a number is no positive int.
         """
-        if isinstance(self.machines, bool) or not isinstance(self.machines, int) or self.machines < 1:
-            raise ValueError(f"machines must be a positive int, got {self.machines!r}")
+        for name in ("islands", "hosts_per_island", "machines"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} must be a positive int, got {count!r}")
         if self.hosts % self.machines:
             raise ValueError(f"{self.hosts} hosts cannot be spread over {self.machines} machines, as many on each")
         return tuple(host * self.machines // self.hosts for host in range(self.hosts))

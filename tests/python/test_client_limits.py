@@ -160,6 +160,21 @@ def test_who_waits_at_its_quota_goes_on_when_it_has_room(owner: pw.Cluster) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.watchdog(60)
+def test_who_waits_at_its_quota_may_read_first_and_delete_then(owner: pw.Cluster) -> None:
+    """The read comes behind the work that waits, which waits until what is read is deleted."""
+    waiting = Guest(str(owner.address), memory=4 * MIB, at_limit="wait")
+    many = "[double(a) for _ in range(6)]"
+    drain = "[(float(np.asarray(each)[5]), each.delete())[0] for each in made]"
+    try:
+        assert waiting.ask(put("a", 1)) == 1
+        assert waiting.ask(f"(globals().update(made={many}), 1)[-1]") == 1
+        assert waiting.ask(drain) == [2.0] * 6
+    finally:
+        waiting.end()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("terms", "words"),
     [

@@ -110,6 +110,33 @@ TEST_F(Limits, AQuotaMayBeWaitedFor) {
   EXPECT_EQ(error_of(*good, waits), "");
 }
 
+TEST_F(Limits, WhatIsThereIsReadWhileAQuotaIsWaitedFor) {
+  controller->limit(0, {.memory = 100, .at_quota = AtQuota::kWait});
+  const uint64_t first = put(*good, 80), waits = put(*good, 30);
+  const auto fetched = [&] {  // handles that the host is to read
+    std::vector<uint64_t> found;
+    for (auto bytes = hosts[0]->next(); !bytes.empty(); bytes = hosts[0]->next()) {
+      const auto record = read_record<CommandRecord>(bytes);
+      if (static_cast<CommandKind>(record.header.detail) == CommandKind::kFetch) found.push_back(record.handle);
+    }
+    hosts[0]->inbox.release();
+    return found;
+  };
+  const auto fetch = [&](uint64_t handle) {
+    Handle token;
+    EXPECT_EQ(good->allocate(1, &token), Status::kOk);
+    EXPECT_EQ(good->command(CommandKind::kFetch, 1, Handle{handle}, token, {}), Status::kOk);
+    pass();
+  };
+  EXPECT_TRUE(fetched().empty());
+  fetch(waits);  // it is not there yet
+  fetch(first);
+  EXPECT_EQ(fetched(), std::vector{first});
+  release(*good, first);
+  EXPECT_EQ(held(), 0u);
+  EXPECT_EQ(fetched(), std::vector{waits});
+}
+
 TEST_F(Limits, AQuotaWaitsForOwnRuns) {
   controller->limit(0, {.memory = 100});
   controller->set_plan_memory(5, {0, "five", {}, {{0, 70, 0}}, {}, {}});

@@ -1,5 +1,6 @@
 // One client's held records: HeldRecords.
 //   MEM-2   a release takes effect behind the last held record that names the buffer, not behind all: Releases.*
+//   MEM-5   a fetch passes the line when nothing in it names its buffer, or the index of its token: Fetches.*
 //   FLOW-1  what is held is counted, also while a record is tried and put back: HeldRecords.CountsWhatItHolds
 #include "controller/held_records.h"
 
@@ -24,6 +25,21 @@ std::vector<std::byte> run_of(uint64_t tag, std::vector<uint64_t> arguments, std
   std::vector<std::byte> bytes(sizeof record + arguments.size() * sizeof(uint64_t));
   std::memcpy(bytes.data(), &record, sizeof record);
   if (!arguments.empty()) std::memcpy(bytes.data() + sizeof record, arguments.data(), bytes.size() - sizeof record);
+  return bytes;
+}
+
+CommandRecord fetch_of(uint64_t buffer, uint64_t token) {
+  CommandRecord record{};
+  record.header = {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kFetch), 0};
+  record.handle = buffer;
+  record.token = token;
+  return record;
+}
+
+std::vector<std::byte> bytes_of_fetch(uint64_t buffer, uint64_t token) {
+  const CommandRecord record = fetch_of(buffer, token);
+  std::vector<std::byte> bytes(sizeof record);
+  std::memcpy(bytes.data(), &record, sizeof record);
   return bytes;
 }
 
@@ -88,6 +104,25 @@ TEST(Releases, ComeSortedByGroup) {
   HeldRecords held;
   for (uint64_t handle = 20; handle < 24; ++handle) held.release(handle, handle % 2 == 0 ? 9u : 3u);
   EXPECT_EQ(held.take_due_releases(), (Due{{3, 21}, {3, 23}, {9, 20}, {9, 22}}));
+}
+
+TEST(Fetches, PassWhatDoesNotNameTheirBuffer) {
+  const auto handle = [](uint32_t index, uint32_t generation) { return Handle::make(index, generation).raw; };
+  HeldRecords held;
+  held.push(run_of(1, {handle(10, 1)}, {handle(11, 1)}));
+  EXPECT_TRUE(held.lets_pass(fetch_of(handle(20, 1), handle(30, 1))));
+  EXPECT_FALSE(held.lets_pass(fetch_of(handle(10, 1), handle(30, 1))));  // the run may donate it
+  EXPECT_FALSE(held.lets_pass(fetch_of(handle(11, 1), handle(30, 1))));  // it is not made yet
+  EXPECT_FALSE(held.lets_pass(fetch_of(handle(20, 1), handle(11, 2))));  // the index means the run's result first
+  EXPECT_FALSE(held.lets_pass(fetch_of(handle(20, 1), handle(10, 2))));
+  held.push(bytes_of_fetch(handle(11, 1), handle(30, 1)));
+  EXPECT_FALSE(held.lets_pass(fetch_of(handle(20, 1), handle(30, 2))));
+  held.validate();
+  held.forget(held.take_front().record);
+  EXPECT_TRUE(held.lets_pass(fetch_of(handle(10, 1), handle(31, 1))));
+  held.forget(held.take_front().record);
+  EXPECT_TRUE(held.lets_pass(fetch_of(handle(20, 1), handle(30, 2))));
+  held.validate();
 }
 
 }  // namespace
