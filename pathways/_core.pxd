@@ -176,6 +176,9 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
         uint32_t plan
         uint32_t node
         uint32_t computation
+    cdef cppclass Booked:
+        uint64_t devices
+        uint64_t bytes
     cdef cppclass ReceiveBuffers:
         ReceiveBuffers()
         uint32_t source

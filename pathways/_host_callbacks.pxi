@@ -137,10 +137,10 @@ cdef cppclass JaxOperations(SendingBackend):
         except BaseException as error:
             return _failed(host, "send", &where, error)
 
-    Status put(uint32_t client, const_byte_span payload, Value* out, uint64_t* devices) noexcept:
+    Status put(uint32_t client, const_byte_span payload, const Booked& booked, Value* out, uint64_t* devices) noexcept:
         cdef Host host = <Host>this.host
         try:
-            value, devices[0] = host.driver.values.put(client, _bytes(payload))
+            value, devices[0] = host.driver.values.put(client, _bytes(payload), booked.devices, booked.bytes)
             out[0] = _own(value)
             return Status.kOk
         except BaseException as error:
@@ -170,9 +170,11 @@ cdef cppclass JaxOperations(SendingBackend):
         except BaseException as error:
             return _failed(host, "read-back", NULL, error)
 
-    Status start_task(uint32_t client, uint64_t task, Value value, const_byte_span payload) noexcept:
+    Status start_task(uint32_t client, uint64_t task, Value value, const_byte_span payload,
+                      const Booked& booked) noexcept:
         return _do(<Host>this.host, "task", NULL, "commands", "start_task",
-                   (client, task, None if value == NULL else <object><PyObject*>value, _bytes(payload)))
+                   (client, task, None if value == NULL else <object><PyObject*>value, _bytes(payload),
+                    booked.devices, booked.bytes))
 
     void command(uint32_t client, const_byte_span payload) noexcept:
         _do(<Host>this.host, "command", NULL, "commands", "command", (client, _bytes(payload)))

@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kHoldersNamed = 3;
 constexpr size_t kMostReleases = 64;   // in one command
 constexpr uint32_t kMostPatience = 6;  // bounds the time between two turns of a held record: 2^6 graces
+constexpr uint32_t kMostRenewals = 8;  // new graces that a held record gets because other clients' records failed
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
 
 std::string in_bytes(uint64_t count) {
@@ -178,11 +179,8 @@ bool AdmissionQueue::retry(ClientState& client) {
     if (!held.front().dropped.empty()) {
       shares_.withdraw(client.id);
       const HeldRecords::Held dropped = held.take_front();
-      client.not_kept_out();
-      client.is_room_refused = false;
       fail_on_hosts(client, dropped.record, dropped.dropped);
-      held.forget(dropped.record);
-      order_releases(client);
+      first_held_is_over(client, dropped.record);
       continue;
     }
     if (is_run(held.front().record) && grants_.is_stranded(read_record<RunRecord>(held.front().record).group)) {
@@ -199,23 +197,14 @@ bool AdmissionQueue::retry(ClientState& client) {
     }
     const Judgement judgement = admit(client, bytes);
     if (judgement.fits()) {
-      held.forget(bytes);
-      order_releases(client);
-      client.not_kept_out();
-      client.is_room_refused = false;
+      first_held_is_over(client, bytes);
       continue;
     }
     if (!may_wait(client, bytes, judgement)) {
-      held.forget(bytes);
-      client.not_kept_out();
-      client.is_room_refused = false;
       refuse(client, bytes, judgement);
-      order_releases(client);
-      // The client may release buffers because of the failure, so every client that waits gets a new grace. A failure
-      // at the client's own quota, or of what can never fit, has nothing to do with them (MEM-5).
-      if (!judgement.is_quota && judgement.verdict != Verdict::kNever) {
-        for (ClientState* other : holding_) other->held_since = 0;
-      }
+      first_held_is_over(client, bytes);
+      // A failure at the client's own quota, or of what can never fit, has nothing to do with others (MEM-5).
+      if (!judgement.is_quota && judgement.verdict != Verdict::kNever) renew_graces(client);
       continue;
     }
     if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForMemory);
@@ -223,6 +212,28 @@ bool AdmissionQueue::retry(ClientState& client) {
     return false;
   }
   return true;
+}
+
+/// The client's first held record, which was taken out, was ordered or has failed: what was known of its wait is over,
+/// and the releases that waited for it are ordered.
+void AdmissionQueue::first_held_is_over(ClientState& client, std::span<const std::byte> bytes) {
+  client.held.forget(bytes);
+  client.not_kept_out();
+  client.is_room_refused = false;
+  client.renewals = 0;
+  order_releases(client);
+}
+
+/// A client may release buffers because a record of it has failed. So every other client that waits gets a new grace.
+/// A record gets so many at most: else a client whose records fail one after the other could keep a record that never
+/// fits from its error for ever (MEM-3).
+void AdmissionQueue::renew_graces(const ClientState& failed) {
+  const int64_t now = monotonic_ns();
+  for (ClientState* other : holding_) {
+    if (other == &failed || other->held_since == 0 || other->renewals == kMostRenewals) continue;
+    ++other->renewals;
+    other->held_since = now;
+  }
 }
 
 /// Whether a record that does not fit now may wait on; else it fails.

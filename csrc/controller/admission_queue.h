@@ -8,7 +8,7 @@
 /// spaces; otherwise clients that release some buffers and make others could keep the run out for ever.
 /// MEM-3: a run that can never fit fails at once. A run that only live buffers keep out fails after a short grace, in
 /// which releases that are on their way can arrive. It waits longer while another client that holds some of these
-/// buffers has runs in flight.
+/// buffers has runs in flight, and for a new grace when a record of another client has failed, some times at most.
 /// MEM-5: a record that its client's quota has no room for waits for its own client only: it gets no turns and keeps
 /// nobody out. It fails when it can never fit. When only the client's own buffers keep it out, it fails after the
 /// grace, or waits until the client has released some, as the client has asked (AtQuota). FLOW-1: held records of a
@@ -86,6 +86,8 @@ class AdmissionQueue {
   void release_ahead(ClientState& client, std::span<const std::byte> command);
   void order_releases(ClientState& client);
   bool retry(ClientState& client);
+  void first_held_is_over(ClientState& client, std::span<const std::byte> record);
+  void renew_graces(const ClientState& failed);
   bool may_wait(ClientState& client, std::span<const std::byte> record, const Judgement& judgement);
   bool may_wait_for_blocks(ClientState& client, std::span<const std::byte> record, SpaceId worst);
   bool is_held_by_busy(const ClientState& client, SpaceId space) const;

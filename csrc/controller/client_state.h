@@ -80,6 +80,7 @@ struct ClientState {
   int64_t held_since = 0;    ///< when only live buffers began to keep the first record out; 0: they do not
   int64_t turn_since = 0;    ///< when its turn began, or the time between two turns
   uint32_t turns = 0;        ///< turns it has had for the first held record
+  uint32_t renewals = 0;     ///< new graces it has had for the first held record
   bool is_its_turn = false;  ///< see AdmissionQueue::may_wait_for_blocks()
   int64_t room_since = 0;    ///< when only live buffers began to keep the first record out, whoever is busy; 0: not
   std::optional<SpaceId> asks_for_room;  ///< SUSP-2: the memory space where it found the least room

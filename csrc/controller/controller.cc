@@ -39,7 +39,7 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       clients_(bells_, &block->doorbell),
       hosts_(block, hosts),
       end_(status_, mailbox_, clients_),
-      ledger_(options_.budgets, options_.devices),
+      ledger_(options_.budgets, options_.devices, hosts_.count()),
       shares_(options_.policy),
       grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
       deadlines_(clients_, ledger_, grants_, stats_),

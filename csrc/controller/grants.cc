@@ -112,12 +112,18 @@ void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> 
   const auto hosts = sequencer_.hosts_of(entry.group);
   ClientState* client = header.kind == RecordKind::kCommand ? clients_.find(entry.client) : nullptr;
   if (client != nullptr) keep(*client, record, hosts);
+  const bool is_booked = header.kind == RecordKind::kCommand && makes_buffer(record);
+  const SpaceSetId set = is_booked ? read_record<CommandRecord>(record).space_set : kNoSpaceSet;
   stats_.records_out += hosts.size();
   for (const uint32_t h : hosts) {
     if (client != nullptr) client->credits.command_sent(h, bytes);
     hosts_.outbox_of(h).send(bytes, [&](std::byte* out) {
       std::memcpy(out, record.data(), bytes);
       std::memcpy(out, &header, sizeof header);
+      if (is_booked) {
+        const uint64_t devices = ledger_.devices_of(set, h);
+        std::memcpy(out + offsetof(CommandRecord, space_devices), &devices, sizeof devices);
+      }
       if (!is_run) return;
       std::memcpy(out + offsetof(RunRecord, tag), &tag, sizeof tag);
       std::memcpy(out + offsetof(RunRecord, order), &entry.order, sizeof entry.order);

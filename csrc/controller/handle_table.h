@@ -34,11 +34,14 @@ class HandleTable {
   /// `capacity`: how many futures the client can have.
   explicit HandleTable(uint32_t capacity = 0) : capacity_(capacity) {}
 
+  /// Whether it can be a handle of the client's futures.
+  bool can_name(Handle handle) const { return handle.generation() != 0 && handle.index() < capacity_; }
+
   /// Enters a handle that a record named for the first time. What the index meant before is over; the caller has
   /// released its block (`occupant`). nullptr when the client cannot have such a handle: its hosts refuse it.
   Entry* announce(Handle handle, GroupId group) {
     const uint32_t index = handle.index();
-    if (index >= capacity_) return nullptr;
+    if (!can_name(handle)) return nullptr;
     if (index >= entries_.size()) entries_.resize(std::max<size_t>(size_t{index} + 1, entries_.size() * 2));
     entries_[index] = {handle.generation(), group, kNoBlock};
     return &entries_[index];

@@ -15,24 +15,40 @@ namespace {
 constexpr uint32_t kBatch = 256;       // records taken from one ring in one pass
 constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each cancel is a search
 
-/// Whether a run, whose length is right, names an entry of the handle table for two of its results. The ledger could
-/// not tell their blocks apart.
-bool repeats_a_result(std::span<const std::byte> bytes) {
+/// What is wrong with the handles of a run's results; nullptr: nothing. The run's length is right. The ledger could not
+/// tell the blocks of two results apart that have one entry of the handle table, and has no entry for a handle that is
+/// none of the client's.
+const char* wrong_results(const HandleTable& handles, std::span<const std::byte> bytes) {
   constexpr uint32_t kFew = 16;
+  constexpr const char* kRepeated = "a run names one handle for two results";
   const uint32_t count = read_record<RunRecord>(bytes).results;
   const auto index = [&](uint32_t i) { return Handle{result_of(bytes, i)}.index(); };
+  for (uint32_t i = 0; i < count; ++i) {
+    if (!handles.can_name(Handle{result_of(bytes, i)})) return "the handle of a run's result is out of range";
+  }
   if (count <= kFew) {
     for (uint32_t i = 1; i < count; ++i) {
       for (uint32_t j = 0; j < i; ++j) {
-        if (index(i) == index(j)) return true;
+        if (index(i) == index(j)) return kRepeated;
       }
     }
-    return false;
+    return nullptr;
   }
   std::vector<uint32_t> all(count);
   for (uint32_t i = 0; i < count; ++i) all[i] = index(i);
   std::sort(all.begin(), all.end());
-  return std::adjacent_find(all.begin(), all.end()) != all.end();
+  return std::adjacent_find(all.begin(), all.end()) != all.end() ? kRepeated : nullptr;
+}
+
+/// Whether each handle that a command gives to a buffer can be one of the client's. The command's length is right.
+bool names_own_handles(const HandleTable& handles, std::span<const std::byte> bytes) {
+  if (makes_buffer(bytes)) return handles.can_name(Handle{read_record<CommandRecord>(bytes).handle});
+  if (!is_command(bytes, CommandKind::kRename)) return true;
+  const uint64_t size = read_record<CommandRecord>(bytes).bytes;
+  for (size_t at = 0; at + 2 * sizeof(Handle) <= size; at += 2 * sizeof(Handle)) {
+    if (!handles.can_name(Handle{word_at(bytes, sizeof(CommandRecord) + at)})) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -147,7 +163,7 @@ void Inbox::commands_done(uint32_t host, const CommandsDoneRecord& record) {
 /// False when the record must wait, for mail or for lost hosts, or when the client is to be evicted because of the
 /// record.
 bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
-  if (std::string why = unsound(bytes); !why.empty()) {
+  if (std::string why = unsound(client, bytes); !why.empty()) {
     clients_.fault(client, std::move(why));
     return false;
   }
@@ -186,6 +202,8 @@ bool Inbox::take(ClientState& client, std::span<const std::byte> bytes) {
     const uint64_t tag = read_record<RunRecord>(bytes).tag;
     client.newest = std::max(client.newest, tag);
     is_cancelled = !client.cancelled.empty() && client.cancelled.erase(tag) != 0;
+  } else {
+    note_dropped_plan(bytes);
   }
   queue_.take(client, bytes, is_cancelled);
   return true;
@@ -231,16 +249,38 @@ std::string Inbox::foreign(const ClientState& client, std::span<const std::byte>
   }
   const PlanOwner& owner = plan_owners_[plan];
   if (owner.client != client.id) return "a record names plan " + std::to_string(plan) + ", which is another client's";
+  if (owner.is_dropped) return "a record names plan " + std::to_string(plan) + ", which its client has dropped";
   if (is_run && read_record<RunRecord>(bytes).group != owner.group) {
     return "a run of plan " + std::to_string(plan) + " names group " +
            std::to_string(read_record<RunRecord>(bytes).group) + ", but the plan's hosts are group " +
            std::to_string(owner.group);
   }
-  return {};
+  return is_run && options_.knows_plans ? uncounted(bytes) : "";
+}
+
+/// Why the ledger cannot count a run (MEM-6); empty when it can.
+std::string Inbox::uncounted(std::span<const std::byte> bytes) const {
+  const auto run = read_record<RunRecord>(bytes);
+  const PlanMemory* memory = ledger_.memory_of(run.plan);
+  if (memory == nullptr) {
+    return "a run names plan " + std::to_string(run.plan) +
+           ", whose memory is not known: a client must wait until its program is compiled before it runs the program";
+  }
+  if (memory->results.size() == run.results) return {};
+  return "a run of plan " + std::to_string(run.plan) + " has " + std::to_string(run.results) +
+         " results, but the plan has " + std::to_string(memory->results.size());
+}
+
+/// MEM-6: a run that is taken from now on comes behind the command that drops the plan, and with it the ledger's
+/// knowledge of the plan's memory. The command itself may still be held.
+void Inbox::note_dropped_plan(std::span<const std::byte> bytes) {
+  if (!is_command(bytes, CommandKind::kBackend)) return;
+  const uint64_t plan = read_record<CommandRecord>(bytes).token;
+  if (plan != 0 && plan < plan_owners_.size()) plan_owners_[plan].is_dropped = true;
 }
 
 /// Why a client's record is invalid; empty when it is valid.
-std::string Inbox::unsound(std::span<const std::byte> bytes) const {
+std::string Inbox::unsound(const ClientState& client, std::span<const std::byte> bytes) const {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
   const auto expect = [&](uint64_t size) {
@@ -260,7 +300,8 @@ std::string Inbox::unsound(std::span<const std::byte> bytes) const {
         return "a run has the unknown flags " + std::to_string(header.detail);
       }
       if (std::string why = expect(sizeof record + words_behind(record) * sizeof(uint64_t)); !why.empty()) return why;
-      return repeats_a_result(bytes) ? "a run names one handle for two results" : "";
+      const char* wrong = wrong_results(client.handles, bytes);
+      return wrong == nullptr ? "" : wrong;
     }
     case RecordKind::kCommand: {
       if (bytes.size() < sizeof(CommandRecord)) return expect(sizeof(CommandRecord));
@@ -269,7 +310,8 @@ std::string Inbox::unsound(std::span<const std::byte> bytes) const {
         return "a command is of kind " + std::to_string(header.detail) + ", which clients do not send";
       }
       if (read_record<CommandRecord>(bytes).is_refused != 0) return "a command says that the controller refused it";
-      return expect(sizeof(CommandRecord) + ((uint64_t{read_record<CommandRecord>(bytes).bytes} + 7) & ~uint64_t{7}));
+      if (std::string why = expect(bytes_of(read_record<CommandRecord>(bytes))); !why.empty()) return why;
+      return names_own_handles(client.handles, bytes) ? "" : "the handle of a command's buffer is out of range";
     }
     default:
       return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which clients do not send";

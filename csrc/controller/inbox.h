@@ -10,7 +10,9 @@
 /// (Controller); the other clients notice nothing. Hosts are the runtime's own processes: an invalid record from a host
 /// fails the cluster, and the error names the host. TRUST-1: the controller copies a record out of its ring before it
 /// reads the record, and accesses a client's block through a ClientView only. The ring that a record came by says which
-/// client sent it. A run must name a plan of its own client, and that plan's hosts. FLOW-1: the controller bounds the
+/// client sent it. A run must name a plan of its own client, and that plan's hosts. MEM-6: no run of a client enters
+/// the order unless the ledger knows the plan's memory and each handle that the run makes; so no client, whatever its
+/// library does, runs work that is not counted. FLOW-1: the controller bounds the
 /// work that a client has under way (messages/credits.h). It reads no further record of a client that is at a bound
 /// until the hosts have done earlier work of that client. A client's cancels come on a ring of their own, which the
 /// controller always reads. SHARE-2: a run that may not enter the order yet stays in its client's ring, and so does
@@ -74,6 +76,7 @@ class Inbox {
   struct PlanOwner {
     uint32_t client = UINT32_MAX;  ///< UINT32_MAX: the plan is not registered
     GroupId group = 0;
+    bool is_dropped = false;  ///< a command that was taken drops it, although the order may not have come to it
   };
 
   uint32_t drain_cancels(ClientState& client);
@@ -81,8 +84,10 @@ class Inbox {
   bool take(ClientState& client, std::span<const std::byte> record);
   bool may_enter(const ClientState& client, std::span<const std::byte> record);
   void cancel(ClientState& client, uint64_t tag);
-  std::string unsound(std::span<const std::byte> record) const;
+  std::string unsound(const ClientState& client, std::span<const std::byte> record) const;
   std::string foreign(const ClientState& client, std::span<const std::byte> record, bool* may_be_in_the_mail) const;
+  std::string uncounted(std::span<const std::byte> run) const;
+  void note_dropped_plan(std::span<const std::byte> command);
   void take(uint32_t host, std::span<const std::byte> record);
   void commands_done(uint32_t host, const CommandsDoneRecord& record);
 

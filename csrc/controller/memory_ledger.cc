@@ -1,5 +1,6 @@
 #include "controller/memory_ledger.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/status.h"
@@ -12,6 +13,19 @@ namespace pathways {
 void MemoryLedger::set_budget(SpaceId space, uint64_t bytes) {
   if (space >= admission_.space_count()) throw Error(Status::kInvalid, "no memory space " + std::to_string(space));
   admission_.set_budget(space, bytes);
+}
+
+uint64_t MemoryLedger::devices_of(SpaceSetId set, uint32_t host) const {
+  if (set == kNoSpaceSet) return 0;
+  if (devices_per_host_ == 0) return ~uint64_t{0};
+  const SpaceId first = host * devices_per_host_;
+  const auto spaces = admission_.spaces_of(set);
+  uint64_t mask = 0;
+  for (auto at = std::lower_bound(spaces.begin(), spaces.end(), first);
+       at != spaces.end() && *at - first < devices_per_host_; ++at) {
+    mask |= uint64_t{1} << (*at - first);
+  }
+  return mask;
 }
 
 void MemoryLedger::set_plan_memory(uint32_t plan, std::shared_ptr<const PlanMemory> memory) {

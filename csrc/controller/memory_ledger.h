@@ -37,13 +37,17 @@ struct Judgement {
 
 class MemoryLedger {
  public:
-  /// `devices`: so many of the spaces are devices, which clients' quotas count.
-  explicit MemoryLedger(std::vector<uint64_t> budgets, uint32_t devices = UINT32_MAX)
-      : admission_(std::move(budgets), devices) {}
+  /// `devices`: so many of the spaces are devices, which clients' quotas count; UINT32_MAX: all. They are numbered host
+  /// by host, and each of the `hosts` has the same number of them.
+  MemoryLedger(std::vector<uint64_t> budgets, uint32_t devices, uint32_t hosts)
+      : admission_(std::move(budgets), devices), devices_per_host_(devices == UINT32_MAX ? 0 : devices / hosts) {}
 
   // What is registered; see the Controller's methods of these names.
   SpaceSetId add_space_set(std::vector<SpaceId> spaces) { return admission_.add_set(std::move(spaces)); }
   bool has_set(SpaceSetId set) const { return admission_.has_set(set); }
+  /// MEM-6: the devices of a host that belong to a set, one bit each: those where a record that names the set is
+  /// booked.
+  uint64_t devices_of(SpaceSetId set, uint32_t host) const;
   void set_budget(SpaceId space, uint64_t bytes);
   void set_plan_memory(uint32_t plan, std::shared_ptr<const PlanMemory> memory);
   /// The memory that a plan takes; nullptr: the plan is not registered.
@@ -99,6 +103,7 @@ class MemoryLedger {
   void rename(ClientState& client, Handle name, Handle fresh);
 
   Admission admission_;
+  const uint32_t devices_per_host_;                             ///< 0: not known
   std::vector<std::shared_ptr<const PlanMemory>> plan_memory_;  ///< by plan
   std::vector<Entered> entered_;                                ///< by entry
   std::vector<BlockId> blocks_;                                 ///< scratch of enter()

@@ -54,6 +54,12 @@ struct Sent {
   std::string error = {};
 };
 
+/// MEM-6: the memory that the order has booked for a buffer: `bytes` on each local device of the mask `devices`.
+struct Booked {
+  uint64_t devices = 0;
+  uint64_t bytes = 0;
+};
+
 /// Where `Backend::offload` moves values: off the devices, or back.
 enum class Offload : uint8_t { kAway, kBack };
 
@@ -93,8 +99,10 @@ class Backend {
   /// A source failed: returns the memory that `begin_receive` took.
   virtual void abandon_receive(const NodeContext& context) = 0;
 
-  /// Makes a buffer of a client's bytes, and sets `devices` to the local devices that hold it.
-  virtual Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) = 0;
+  /// Makes a buffer of a client's bytes, and sets `devices` to the local devices that hold it. Fails before it makes
+  /// a buffer that needs more than is booked: the client wrote both the payload and what is booked (MEM-6).
+  virtual Status put(uint32_t client, std::span<const std::byte> payload, const Booked& booked, Value* output,
+                     uint64_t* devices) = 0;
   /// The local devices that will hold the buffer of a put; 0: the payload is invalid, so `put` will fail.
   virtual uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) = 0;
   /// There is no memory for a put: returns the memory that its payload leases.
@@ -109,8 +117,10 @@ class Backend {
   virtual Status read_back(Value value, const ReadBackSlot& place) = 0;
   /// Starts work that takes long on a thread of the backend, and returns. If the result is kOk, the backend calls
   /// `Executor::on_task_done` with `task` exactly once, at the end of the work. `value` is ready, and its reference
-  /// stays the caller's; nullptr: the task reads no value.
-  virtual Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) = 0;
+  /// stays the caller's; nullptr: the task reads no value. `booked`: for the buffer that the task makes (MEM-6), as for
+  /// `put`; a task that makes none has nothing booked.
+  virtual Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
+                            const Booked& booked) = 0;
   /// Does a command of any other kind, at its place in the order.
   virtual void command(uint32_t client, std::span<const std::byte> payload) = 0;
   /// Moves all values of a client off the devices, or back. Replaces each value by a reference to its stand-in off the

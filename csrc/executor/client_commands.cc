@@ -58,7 +58,7 @@ void ClientCommands::task(LocalClient& c, const CommandRecord& record, std::span
     if (handle.valid()) {
       fetches_.add(c, record, payload);
     } else {
-      tasks_.start({id, record.token, false, false, 0, bytes_of(record)}, nullptr, payload);
+      tasks_.start({id, record.token, false, false, {}, bytes_of(record)}, nullptr, payload);
     }
     return;
   }
@@ -68,8 +68,8 @@ void ClientCommands::task(LocalClient& c, const CommandRecord& record, std::span
     return;
   }
   objects_.make(c, handle, ObjectState::kAnnounced);
-  tasks_.start({id, record.handle, true, record.space_set != kNoSpaceSet, record.space_bytes, bytes_of(record)},
-               nullptr, payload);
+  const Booked booked{record.space_devices, record.space_bytes};
+  tasks_.start({id, record.handle, true, record.space_set != kNoSpaceSet, booked, bytes_of(record)}, nullptr, payload);
 }
 
 /// ERR-1: what takes the buffer as an argument fails with the text of the command.

@@ -55,7 +55,7 @@ void FetchTable::refuse(uint32_t slot, std::string_view why) {
 void FetchTable::write(const Fetch& fetch, Value value) {
   if (objects_.client(fetch.client) == nullptr) return;
   if (fetch.is_task) {
-    tasks_.start({fetch.client, fetch.token, false, false, 0, fetch.command}, value, fetch.payload);
+    tasks_.start({fetch.client, fetch.token, false, false, {}, fetch.command}, value, fetch.payload);
   } else if (backend_.fetch(fetch.client, value, fetch.payload) == Status::kOk) {
     link_.complete(fetch.client, Handle{fetch.token});
   } else {

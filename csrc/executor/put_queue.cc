@@ -48,7 +48,8 @@ bool PutQueue::must_wait(const CommandRecord& record, std::span<const std::byte>
 PutQueue::Made PutQueue::make(const LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
   const uint32_t id = record.header.client;
   Made made;
-  if (backend_.put(id, payload, &made.value, &made.devices) != Status::kOk) {
+  const Booked booked{record.space_devices, record.space_bytes};
+  if (backend_.put(id, payload, booked, &made.value, &made.devices) != Status::kOk) {
     made.error = errors_.add(std::string(backend_.last_error()));
     return made;
   }

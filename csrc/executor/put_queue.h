@@ -9,6 +9,7 @@
 ///          it fits beside each admitted run at any point of the run. So the put fits when what is launched is done.
 ///          But what is launched may wait for a host that waits for this one, so a put waits for `longest_wait` at
 ///          most. Then it is made without room, and counted.
+///   MEM-6  the backend refuses a put whose buffer takes more than the order has booked for it.
 ///   OWN-1  when the client is gone, its waiting puts are not made: the client's memory, where their bytes are, is
 ///          given up. Runs that wait for the buffer get an error, and gangs are launched with a placeholder (GANG-1).
 ///

@@ -5,7 +5,7 @@ namespace pathways {
 void TaskTable::start(const Task& task, Value value, std::span<const std::byte> payload) {
   const uint64_t number = ++last_;
   tasks_.emplace(number, task);
-  const Status status = backend_.start_task(task.client, number, value, payload);
+  const Status status = backend_.start_task(task.client, number, value, payload, task.booked);
   if (status == Status::kOk) return;
   const bool is_unknown = status == Status::kInvalid;
   on_done(number, nullptr, 0, std::string(is_unknown ? "this host does no tasks" : backend_.last_error()));
@@ -28,7 +28,7 @@ void TaskTable::on_done(uint64_t number, Value made, uint64_t devices, const std
   if (task.makes && made != nullptr) {
     const uint64_t age = tracker_.next_age();
     if (LocalClient* c = objects_.client(task.client)) {
-      if (task.is_counted) ledger_.add(made, c->account, devices, task.bytes);
+      if (task.is_counted) ledger_.add(made, c->account, devices, task.booked.bytes);
       tracker_.add(devices, {PendingValue::Kind::kPut, false, task.client, 0, refs_.retain(made), future.raw, age});
     }
     objects_.define(task.client, future, made, devices, age);

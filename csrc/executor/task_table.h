@@ -6,6 +6,7 @@
 /// announces the buffer at once. So readers wait for this buffer as for any other, and when the task fails they fail
 /// with its error (ERR-1).
 ///
+/// MEM-6: the backend refuses a task that would make a buffer which takes more than the order has booked for it.
 /// OWN-1: the backend keeps a reference to the task's value for as long as the task lasts. When the client is gone
 /// meanwhile, the buffer that the task makes is an orphan, as the results of the client's runs are, and is dropped when
 /// it is defined. The completion of a token is then delivered to nobody.
@@ -32,8 +33,8 @@ class TaskTable : private ExecutorPart {
     uint32_t client = 0;
     uint64_t future = 0;
     bool makes = false;
-    bool is_counted = false;  ///< the buffer that it makes is booked in the ledger, `bytes` on each device
-    uint64_t bytes = 0;
+    bool is_counted = false;  ///< the buffer that it makes is booked in the ledger
+    Booked booked = {};
     uint64_t command = 0;  ///< bytes of its record
   };
 

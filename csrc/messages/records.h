@@ -93,6 +93,7 @@ struct CommandRecord {
   uint32_t space_set = kNoSpaceSet;  ///< kPut, kTask: see sequencer/admission.h; kNoSpaceSet: in no ledger
   uint32_t is_refused = 0;           ///< kPut: there is no room for it; the hosts return what the payload leases
   uint64_t lease_stamp = 0;          ///< stamp of the memory that the payload leases to each host; 0: none
+  uint64_t space_devices = 0;        ///< controller -> host: the host's devices of `space_set`, one bit each (MEM-6)
 };
 
 struct CancelRecord {
@@ -190,7 +191,7 @@ struct EnqueuedRecord {
   uint32_t host;
 };
 
-static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 56);
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 64);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// How many 8-byte words follow a RunRecord.

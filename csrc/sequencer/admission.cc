@@ -16,13 +16,12 @@ Admission::Admission(std::vector<uint64_t> budgets, uint32_t devices)
       is_claimed_(budgets.size()) {}
 
 SpaceSetId Admission::add_set(std::vector<SpaceId> spaces) {
-  std::vector<SpaceId> sorted = spaces;
-  std::sort(sorted.begin(), sorted.end());
-  if (!sorted.empty() && sorted.back() >= spaces_.size()) {
+  std::sort(spaces.begin(), spaces.end());
+  if (!spaces.empty() && spaces.back() >= spaces_.size()) {
     throw Error(Status::kInvalid,
-                "a set names memory space " + std::to_string(sorted.back()) + " of " + std::to_string(spaces_.size()));
+                "a set names memory space " + std::to_string(spaces.back()) + " of " + std::to_string(spaces_.size()));
   }
-  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+  if (std::adjacent_find(spaces.begin(), spaces.end()) != spaces.end()) {
     throw Error(Status::kInvalid, "a set names a memory space twice");
   }
   sets_.push_back(std::move(spaces));

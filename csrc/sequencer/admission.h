@@ -53,6 +53,8 @@ class Admission {
   /// a repeated space.
   SpaceSetId add_set(std::vector<SpaceId> spaces);
   bool has_set(SpaceSetId set) const { return set < sets_.size(); }
+  /// The spaces of a set, sorted.
+  std::span<const SpaceId> spaces_of(SpaceSetId set) const { return sets_[set]; }
   uint32_t space_count() const { return static_cast<uint32_t>(spaces_.size()); }
 
   /// Whether a run fits. `worst`, if given, is set to the first space with the worst verdict.

@@ -259,7 +259,8 @@ void ModelledBackend::abandon_receive(const NodeContext& context) { receives_.er
 
 // ---------------------------------------------------------------------------------------------------------- commands
 
-Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, Value* output, uint64_t* devices) {
+Status ModelledBackend::put(uint32_t, std::span<const std::byte> payload, const Booked&, Value* output,
+                            uint64_t* devices) {
   if (++put_calls_ == faults_.fail_put) return refuse("a modelled put was refused");
   Put put;
   if (payload.size() != sizeof put) return refuse("a modelled put of " + std::to_string(payload.size()) + " bytes");
@@ -293,7 +294,8 @@ Status ModelledBackend::read_back(Value value, const ReadBackSlot& place) {
   return Status::kOk;
 }
 
-Status ModelledBackend::start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte>) {
+Status ModelledBackend::start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte>,
+                                   const Booked&) {
   if (faults_.fail_tasks) return refuse("a modelled task was refused");
   PW_CHECK(value == nullptr || readiness(value) == Readiness::kReady);
   tasks_.push_back({client, task, value == nullptr ? nullptr : retain(value)});

@@ -163,14 +163,16 @@ class ModelledBackend final : public Backend {
   void stop_sends() override { under_way_.clear(); }
   Status finish_receive(const NodeContext& context, Value* output) override;
   void abandon_receive(const NodeContext& context) override;
-  Status put(uint32_t client, std::span<const std::byte> payload, Value* output, uint64_t* devices) override;
+  Status put(uint32_t client, std::span<const std::byte> payload, const Booked& booked, Value* output,
+             uint64_t* devices) override;
   uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) override;
   void refuse_put(uint32_t, std::span<const std::byte>) override {}
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
   void refuse_fetch(uint32_t, std::span<const std::byte>) override {}
   /// Writes the checksum into the small slot.
   Status read_back(Value value, const ReadBackSlot& place) override;
-  Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload) override;
+  Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
+                    const Booked& booked) override;
   void command(uint32_t client, std::span<const std::byte> payload) override;
   Status offload(uint32_t client, std::span<Value> values, std::span<const std::byte> payload, Offload where) override;
   void forget_plan(uint32_t plan) override { forgotten_.push_back(plan); }

@@ -5,6 +5,11 @@ because its process was killed, everything is switched off.
 
 TRUST-1: a guest's trace names only the guest's own programs. Of other clients it has the number, and what their runs
 did when. The client that started the cluster, and an operator, see every name.
+
+One trace is recorded at a time, and no guest keeps others from theirs for ever. A guest's trace ends at once when an
+operator, or the client that started the cluster, asks for one, and after `LEASE_S` when another guest does. Who
+recorded it gets what was recorded, and an error that says who ended it. It does not matter whether the guest reads what
+it is sent.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -27,8 +33,41 @@ CAPACITY = 1 << 16
 PERIOD_S = 0.25
 #: A host that launches may be slow to answer.
 ANSWER_S = 5.0
+#: Seconds for which a guest's trace does not give way to another guest's.
+LEASE_S = 60.0
+#: Seconds that a trace which was ended for another one has to send its last records.
+GIVE_WAY_S = 2.0
 
 _Action = pb.HostTrace
+
+
+class _Trace:
+    """A trace that is recorded, until `finished`."""
+
+    def __init__(self, who: str, is_guest: bool, over: asyncio.Event) -> None:
+        """`who` records it; see `Tracing.record`, also for `over`."""
+        self.who, self.is_guest, self.over = who, is_guest, over
+        self.since = time.monotonic()
+        self.ended_by = ""  # who ended it for another trace; empty: nobody
+        self.finished = asyncio.Event()
+
+    def gives_way_in(self, to_guest: bool) -> float:
+        """Seconds until it gives way to a trace of a guest, or of somebody else; infinite: it never does."""
+        if not self.is_guest:
+            return float("inf")
+        return max(0.0, self.since + LEASE_S - time.monotonic()) if to_guest else 0.0
+
+    def give_way(self, to: str) -> None:
+        """Ends it, because `to` wants to trace."""
+        self.ended_by = self.ended_by or to
+        self.over.set()
+
+    def ended(self) -> errors.TraceFileError:
+        """The error of who records it."""
+        return errors.TraceFileError(
+            f"{self.ended_by} has ended this trace to record one: one trace is recorded at a time, and a guest's gives "
+            f"way to an operator's, and after {LEASE_S:g} s to another guest's; trace again later"
+        )
 
 
 class Tracing:
@@ -38,7 +77,7 @@ class Tracing:
         """`clients`: those that there are now, by number; the client manager changes it."""
         self._cluster = cluster
         self._clients = clients
-        self._who = ""  # who traces now; empty: nobody
+        self._current: _Trace | None = None
         self._requests = itertools.count(1)
         self._answers: dict[tuple[int, int], asyncio.Future[pb.TracePart]] = {}  # by host and request
 
@@ -51,13 +90,10 @@ class Tracing:
             over: ends the trace.
 
         Raises:
-            TraceFileError: somebody traces already.
+            TraceFileError: somebody traces already, and does not give way; or this trace had to give way.
         """
-        if self._who:
-            raise errors.TraceFileError(
-                f"{self._who} traces this cluster now, and one trace is recorded at a time: try again when it is over"
-            )
-        self._who = who
+        mine = _Trace(who, own is not None, over)
+        await self._take_turn(mine)
         started: dict[int, HostRecord] = {}
         try:
             self._cluster.controller.start_trace(CAPACITY)
@@ -69,19 +105,52 @@ class Tracing:
                     await asyncio.wait_for(over.wait(), PERIOD_S)
                 if over.is_set():
                     break
-                for part in [*await self._take(started, _Action.TAKE), *await self._start_new(started)]:
+                parts = await self._take(started, _Action.TAKE)
+                self._check_turn(mine)
+                for part in [*parts, *await self._start_new(started)]:
                     yield _seen_by(own, part)
-            for part in await self._take(started, _Action.STOP):
-                yield _seen_by(own, part)
+            self._check_turn(mine)
+            last = await self._take(started, _Action.STOP)
+            self._check_turn(mine)
             self._cluster.controller.stop_trace()
-            yield self._taken()
-            yield self._about(own)  # with the clients that joined meanwhile
+            # The last of them are the clients that joined meanwhile.
+            for part in [*last, self._taken(), self._about(own)]:
+                yield _seen_by(own, part)
+            if mine.ended_by:
+                raise mine.ended()
         finally:
-            self._stop()
+            self._finish(mine)
 
-    def _stop(self) -> None:
-        """Switches off whatever is on. It does not wait for the hosts."""
-        self._who = ""
+    async def _take_turn(self, mine: _Trace) -> None:
+        """Makes a trace the present one, when the present one gives way or is over.
+
+        Raises:
+            TraceFileError: the present one does not give way now.
+        """
+        while (current := self._current) is not None:
+            if seconds := current.gives_way_in(mine.is_guest):
+                when = "" if seconds == float("inf") else f", or in {seconds:.0f} s, when it gives way"
+                raise errors.TraceFileError(
+                    f"{current.who} traces this cluster now, and one trace is recorded at a time: try again when it is "
+                    f"over{when}"
+                )
+            current.give_way(mine.who)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(current.finished.wait(), GIVE_WAY_S)
+            self._finish(current)  # although its caller may not read what it is sent
+        self._current = mine
+
+    def _check_turn(self, mine: _Trace) -> None:
+        """Raises TraceFileError when the trace had to end while it waited: another one may be on now."""
+        if self._current is not mine:
+            raise mine.ended()
+
+    def _finish(self, trace: _Trace) -> None:
+        """Switches off whatever is on, if it is the present trace. It does not wait for the hosts."""
+        trace.finished.set()
+        if self._current is not trace:
+            return
+        self._current = None
         for host in self._cluster.hosts:
             host.requests.put_nowait(pb.HostRequest(trace=pb.HostTrace(action=_Action.STOP)))
         self._cluster.controller.stop_trace()

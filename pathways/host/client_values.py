@@ -27,10 +27,23 @@ class ClientValues:
         self.local: dict[int, Any] = {}  # embedded: objects that client and host hand to each other, by key
 
     @all_dtypes
-    def put(self, client: int, payload: bytes) -> tuple[jax.Array, int]:
-        """Makes a buffer of a client's bytes, on CPU without another copy. Returns it and the mask of local devices."""
+    def put(self, client: int, payload: bytes, booked_mask: int, booked_bytes: int) -> tuple[jax.Array, int]:
+        """Makes a buffer of a client's bytes, on CPU without another copy. Returns it and the mask of local devices.
+
+        Args:
+            client: its number.
+            payload: see `payloads.put_inline` and its kin.
+            booked_mask: the local devices on which the order has booked the buffer.
+            booked_bytes: the bytes that it has booked on each of them.
+
+        Raises:
+            ValueError: the payload makes no sense, or its buffer takes more than is booked (MEM-6).
+        """
         number, _, what = payloads.parse_put(payload)
         placed = self._placements.of(client, number)
+        if not placed.fits(booked_mask, booked_bytes):
+            self.refuse_put(client, payload)
+            raise ValueError(placed.too_big(booked_mask, booked_bytes))
         if isinstance(what, tuple):  # Mode.ARENA
             value = placed.unpack(memoryview(self._core.client_block(client, *what)))
         elif isinstance(what, int):  # Mode.LOCAL

@@ -50,14 +50,23 @@ class Commands:
         else:
             self._placements.define(client, *payloads.parse_define(payload))
 
-    def start_task(self, client: int, task: int, value: jax.Array | None, payload: bytes) -> None:
-        """Starts a step of a save or restore; `core.task_done` is called at its end."""
+    def start_task(
+        self, client: int, task: int, value: jax.Array | None, payload: bytes, booked_mask: int, booked_bytes: int
+    ) -> None:
+        """Starts a step of a save or restore; `core.task_done` is called at its end.
+
+        For a step that makes an array, the order has booked `booked_bytes` on each local device of `booked_mask`; a
+        bigger array is refused (MEM-6).
+        """
         fields = payloads.parse_task(payload)
         try:
             if fields["op"] == "stage":
                 self._tasks.stage(client, task, fields, value)
             elif fields["op"] == "read":
-                self._tasks.read(client, task, fields, self._placements.of(client, fields["placement"]))
+                target = self._placements.of(client, fields["placement"])
+                if not target.fits(booked_mask, booked_bytes):
+                    raise ValueError(target.too_big(booked_mask, booked_bytes))
+                self._tasks.read(client, task, fields, target)
             elif fields["op"] == "end":
                 self._tasks.end(client, task, fields)
             else:

@@ -5,6 +5,7 @@ Preparation is once per placement, then an array takes a few microseconds. Immut
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,21 @@ class LocalPlacement:
         self.devices = [device for device, _ in local]
         self.cells = [cell for _, cell in local]
         self.mask = local_mask(placed.devices, here.host, count)
+        self.bytes_per_device = placed.type.nbytes // math.prod(placed.parts())
         self._packing = placed.packing
         self._parts: list[Any] = [(*slices(placed.region(cell)), ...) for cell in self.cells]
         self._aval = _jaxlib.shaped_array(placed.type.shape, placed.type.dtype, False)
+
+    def fits(self, mask: int, nbytes: int) -> bool:
+        """Whether an array takes no more than `nbytes` bytes on each device of a mask of local devices (MEM-6)."""
+        return not self.mask & ~mask and self.bytes_per_device <= nbytes
+
+    def too_big(self, mask: int, nbytes: int) -> str:
+        """Why an array does not fit; see `fits`."""
+        return (
+            f"the array takes {self.bytes_per_device} bytes on each of the local devices {_numbers(self.mask)}, but "
+            f"the client has booked {nbytes} bytes on each of {_numbers(mask)}: book its space set and its bytes"
+        )
 
     def unpack(self, memory: Any) -> jax.Array:
         """Makes an array of packed memory, which must stay unchanged: on CPU the array uses that memory.
@@ -71,3 +84,8 @@ class LocalPlacement:
     def assemble(self, parts: Sequence[Any]) -> jax.Array:
         """Makes an array of one part per device: see `_jaxlib.assemble`."""
         return _jaxlib.assemble(self._aval, self.sharding, parts, self.devices)
+
+
+def _numbers(mask: int) -> list[int]:
+    """The numbers of the devices of a mask."""
+    return [number for number in range(mask.bit_length()) if mask >> number & 1]

@@ -6,7 +6,6 @@ lock, which each step of the executor holds too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,37 +16,47 @@ from pathways.protocol import trace_records
 
 #: Records that a host keeps until they are taken: 5 MiB.
 CAPACITY = 1 << 16
+#: Descriptions of dropped programs that a host keeps between two takes, the newest ones.
+MOST_GONE = 1024
 
 
 class HostTrace:
     """Records runs while it is on. It is off at first."""
 
-    def __init__(self, core: Any, programs: Mapping[int, Program]) -> None:
+    def __init__(self, core: Any, programs: dict[int, Program]) -> None:
         """`programs`: those that there are now, by number."""
         self._core = core
         self._programs = programs
         self._is_on = False
         self._named: set[int] = set()
-        self._gone: dict[int, Any] = {}  # descriptions of programs that went meanwhile
+        # Descriptions of programs that went since the last take, and between the two takes before. When a program goes,
+        # its last record is written. So after the next take nobody asks for it, whether it had a record or not.
+        self._gone: dict[int, Any] = {}
+        self._gone_before: dict[int, Any] = {}
 
     def start(self, capacity: int = CAPACITY) -> None:
         """Records from now on. An earlier trace is forgotten."""
-        self._named, self._gone = set(), {}
+        self._forget()
         self._is_on = True
         self._core.start_trace(capacity)
 
     def take(self) -> tuple[bytes, int, dict[int, Any]]:
         """What was recorded and not taken yet: records, how many were lost, and programs that are named first."""
+        before, self._gone_before, self._gone = self._gone_before, self._gone, {}
         data, dropped = self._core.take_trace()
         plans: dict[int, Any] = {}
         for number in np.unique(np.frombuffer(data, trace_records.RUN)["plan"]).tolist():
             if number in self._named:
                 continue
             self._named.add(number)
-            if number in self._gone:
-                plans[number] = self._gone.pop(number)
-            elif (program := self._programs.get(number)) is not None:
+            program = self._programs.get(number)
+            if program is not None:
                 plans[number] = describe(program)
+                continue
+            for gone in (before, self._gone_before, self._gone):
+                if number in gone:
+                    plans[number] = gone[number]
+        self._named.intersection_update(self._programs.copy())  # a number is not used again
         return data, dropped, plans
 
     def stop(self) -> tuple[bytes, int, dict[int, Any]]:
@@ -55,13 +64,19 @@ class HostTrace:
         self._core.stop_trace()
         rest = self.take()
         self._is_on = False
-        self._named, self._gone = set(), {}
+        self._forget()
         return rest
 
     def keep(self, number: int) -> None:
         """A program is about to be dropped; its records may not be taken yet. Enqueue thread."""
         if self._is_on and number not in self._named and number in self._programs:
-            self._gone[number] = describe(self._programs[number])
+            gone = self._gone
+            gone[number] = describe(self._programs[number])
+            if len(gone) > MOST_GONE:
+                del gone[next(iter(gone))]
+
+    def _forget(self) -> None:
+        self._named, self._gone, self._gone_before = set(), {}, {}
 
 
 def describe(program: Program) -> dict[str, Any]:

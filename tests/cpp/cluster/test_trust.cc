@@ -308,6 +308,7 @@ TEST(Plans, OneThatNobodyRegistered) {
   controller.add_client(0, memory.block);
   uint64_t results[2] = {};
   controller.register_plan(5, 0, 0);
+  controller.set_plan_memory(5, {0, "five", {}, {}, {{}}, {}});
   ASSERT_EQ(client.submit({5, 0, {1}}, {}, &results[0]), Status::kOk);
   while (controller.step() != 0) {
   }

@@ -68,7 +68,7 @@ struct RawClient {
 struct Cluster : ::testing::Test {
   explicit Cluster(uint32_t window = 2, uint32_t count = 2, std::vector<uint64_t> budgets = {}, bool sequential = false,
                    PolicyKind policy = PolicyKind::kFifo, bool asks_for_room = false,
-                   std::chrono::nanoseconds grace = std::chrono::milliseconds(250))
+                   std::chrono::nanoseconds grace = std::chrono::milliseconds(250), bool knows_plans = false)
       : controller_segment(ControllerBlock::make(false)), block(ControllerBlock::attach(controller_segment)) {
     std::vector<HostView> blocks;
     for (uint32_t h = 0; h < count; ++h) {
@@ -79,6 +79,7 @@ struct Cluster : ::testing::Test {
     options.policy = policy;
     options.asks_for_room = asks_for_room;
     options.grace = grace;
+    options.knows_plans = knows_plans;
     controller = std::make_unique<Controller>(std::move(options), block, blocks);
     controller->add_group(1, {0});
     controller->add_group(2, {0, 1});

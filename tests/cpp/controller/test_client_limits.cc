@@ -1,7 +1,8 @@
 // A client's limits in a controller whose clients and hosts the test plays: what they keep out, what they do not, and
 // what happens when they change.
 //
-//   MEM-5   Limits.AQuota*, Limits.AnInnocentClientNoticesNothing
+//   MEM-5   Limits.AQuota*, Limits.AnInnocentClientNoticesNothing, Refusals.AtAQuotaGiveNobodyElseTime
+//   MEM-3   Refusals.GiveOthersTimeSomeTimesAtMost
 //   FLOW-1  Limits.RunsUnderWay, Limits.BytesUnderWay
 //   SHARE-1 Limits.DeviceTime*
 #include "controller/client_limits.h"
@@ -19,7 +20,8 @@ namespace {
 
 /// One device of 1000 bytes, and two clients: `good`, which is number 0, and `second`, which is number 1.
 struct Limits : Cluster {
-  Limits() : Cluster(64, 2, {1000}) {
+  explicit Limits(std::chrono::nanoseconds grace = std::chrono::milliseconds(250))
+      : Cluster(64, 2, {1000}, false, PolicyKind::kFifo, false, grace) {
     set = controller->add_space_set({0});
     controller->add_client(1, second_memory.block);
     second = std::make_unique<Client>(Client::Options{1, 8}, second_memory.block, block);
@@ -197,6 +199,49 @@ TEST_F(Limits, AnInnocentClientNoticesNothing) {
   EXPECT_EQ(held(), 0u);
   (void)waits;
   good.reset();
+}
+
+/// With a short grace: client 0's puts fail one after the other, while a put of client 1 waits behind them in the line.
+struct Refusals : Limits {
+  Refusals() : Limits(std::chrono::milliseconds(20)) { put(*second, 900); }
+
+  /// How many of 40 puts of `bytes` of client 0 have failed when client 1's put, which only its own array keeps out,
+  /// fails. The puts of client 0 are sent before, together.
+  size_t failed_before(uint64_t bytes) {
+    std::vector<uint64_t> puts(40);
+    for (uint64_t& each : puts) {
+      Handle handle;
+      EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
+      EXPECT_EQ(good->command(CommandKind::kPut, 1, handle, {}, {}, set, bytes), Status::kOk);
+      each = handle.raw;
+    }
+    pass();
+    const uint64_t waits = put(*second, 200);
+    EXPECT_EQ(held(), 41u);
+    size_t failed = 0;
+    while (error_of(*second, waits).empty() && failed < puts.size()) {
+      pass();
+      hosts[0]->inbox.release();
+      while (!hosts[0]->next().empty()) {
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      while (failed < puts.size() && !error_of(*good, puts[failed]).empty()) ++failed;
+    }
+    EXPECT_NE(error_of(*second, waits).find("900 bytes put there by this client"), std::string::npos);
+    return failed;
+  }
+};
+
+TEST_F(Refusals, AtAQuotaGiveNobodyElseTime) {
+  controller->limit(0, {.memory = 100});
+  put(*good, 90);
+  EXPECT_LE(failed_before(20), 5u);
+}
+
+TEST_F(Refusals, GiveOthersTimeSomeTimesAtMost) {
+  const size_t failed = failed_before(300);  // each of them fails only because of client 1's array
+  EXPECT_GE(failed, 3u);                     // client 0 might have released some because of it
+  EXPECT_LE(failed, 20u);
 }
 
 TEST_F(Limits, RunsUnderWay) {

@@ -96,6 +96,8 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
   RunRecord run{{RecordKind::kRun, 0, 0}, 1, 0, 5, 2, 1, 1};
   RunRecord nowhere = run;
   nowhere.group = 99;
+  nowhere.arguments = 2;
+  nowhere.results = 0;
   RunRecord many = run;
   many.arguments = 0xffffffff;
   many.results = 0xffffffff;
@@ -112,8 +114,8 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
       {"expected 64", raw(wanting, 56)},
       {"unknown flags 256", raw(strange, 56)},
       {"group 99", raw(nowhere, 56)},
-      {"expected 120", raw(command, 64)},
-      {"has 8 bytes, expected 56", raw(command, 8)},
+      {"expected 128", raw(command, 64)},
+      {"has 8 bytes, expected 64", raw(command, 8)},
       {"of kind 3", raw(CancelRecord{{RecordKind::kCancel, 0, 0}, 1}, 16)},  // it has a ring of its own
       {"of kind 5", raw(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, 1, 1, 1, 1, 0}, sizeof(RunDoneRecord))},
       {"of kind 999", raw(RecordHeader{static_cast<RecordKind>(999), 0, 0}, 8)},

@@ -19,13 +19,17 @@ class StubBackend : public Backend {
   void stop_sends() override {}
   Status finish_receive(const NodeContext&, Value*) override { return Status::kFailed; }
   void abandon_receive(const NodeContext&) override {}
-  Status put(uint32_t, std::span<const std::byte>, Value*, uint64_t*) override { return Status::kFailed; }
+  Status put(uint32_t, std::span<const std::byte>, const Booked&, Value*, uint64_t*) override {
+    return Status::kFailed;
+  }
   uint64_t devices_of_put(uint32_t, std::span<const std::byte>) override { return 0; }
   void refuse_put(uint32_t, std::span<const std::byte>) override {}
   Status fetch(uint32_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
   void refuse_fetch(uint32_t, std::span<const std::byte>) override {}
   Status read_back(Value, const ReadBackSlot&) override { return Status::kFailed; }
-  Status start_task(uint32_t, uint64_t, Value, std::span<const std::byte>) override { return Status::kFailed; }
+  Status start_task(uint32_t, uint64_t, Value, std::span<const std::byte>, const Booked&) override {
+    return Status::kFailed;
+  }
   void command(uint32_t, std::span<const std::byte>) override {}
   Status offload(uint32_t, std::span<Value>, std::span<const std::byte>, Offload) override { return Status::kFailed; }
   void forget_plan(uint32_t) override {}
