@@ -14,14 +14,6 @@
 //                  slot is retired, so no generation ever comes back.
 //   FUT-4 (memory) whoever sees the future ready sees all that was written before each part's complete().
 //
-// Layout of a slot's word, changed only by compare-exchange once handed out:
-//   63........32   31........4   3        2        1..0
-//   generation     payload       listed   waited   state
-//   payload: pending: the parts still to come; failed: the error code; else 0.
-//   waited:  a thread sleeps, or will sleep, at the table's doorbell. Whoever finishes the future rings the doorbell.
-//   listed:  the slot may have Waiters. If the owner process finishes the future, it runs them. Any other process sets
-//            the slot's notify bit and rings the doorbell, and the owner runs them in run_waiters().
-//
 // Why FUT-2 holds: add_waiter() first pushes the waiter on the slot's list. Then it sets `listed` by compare-exchange
 // on the word that completion changes too. If that succeeds, the completion comes later and sees the bit. If it fails,
 // the future is no longer pending, and add_waiter() itself empties the list. One exchange empties a list, so exactly
@@ -30,12 +22,10 @@
 // When a process is killed after it finished a future and before it rang, sleepers are late by kRecheck at most (wait()
 // polls again). Waiters are late until sweep_waiters(), which the owner calls when a peer has died.
 //
-// TRUST-1: a process that completes another process's futures uses a FutureView, which keeps the capacity and the
-// addresses of the arrays privately. So the view stays inside the mapped memory, whatever the owner writes there.
+// TRUST-1: a process that completes another process's futures uses a FutureView (future_view.h).
 //
-// Block: FutureTable header | words | waiter lists (owner's addresses, opaque to others) | notify bits | free links.
-// The free list is a Treiber stack. Its head contains a 32-bit count of pushes, so a pop finds the head unchanged only
-// if no slot was pushed meanwhile (no ABA).
+// Block: FutureTable header | arrays (future_layout.h). The free list is a Treiber stack. Its head contains a 32-bit
+// count of pushes, so a pop finds the head unchanged only if no slot was pushed meanwhile (no ABA).
 #pragma once
 
 #include <chrono>
@@ -46,21 +36,12 @@
 #include "base/cacheline.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "futures/future_layout.h"
+#include "futures/future_view.h"
 #include "sync/atomic.h"
 #include "sync/doorbell.h"
 
 namespace pathways {
-
-/// kFree -> kPending (allocate) -> kReady | kFailed (complete, fail) -> kFree (release); kPending -> kFree (release).
-/// From poll(), kFree says that the handle is stale.
-enum class FutureState : std::uint8_t { kFree, kPending, kReady, kFailed };
-
-/// What complete() and fail() did.
-enum class [[nodiscard]] Completion : std::uint8_t {
-  kPending,  // the parts are counted; more parts are to come
-  kReady,    // this call finished the future (complete(): ready; fail(): failed)
-  kStale,    // nothing: the future is released or already finished, or `parts` is 0 or more than are missing
-};
 
 /// An intrusive node for add_waiter(). The table owns it from add_waiter() until the table calls `run`, which may free
 /// it. `run` is called on the thread that finished or released the future, or that added a waiter, or that calls
@@ -71,43 +52,11 @@ struct Waiter {
   Handle handle{};         // for the table: the future waited for
 };
 
-class FutureTable;
-
-/// FutureView: the part of a table that completing a future needs. A value; the memory must outlive it. Threading: as
-/// the table.
-class FutureView {
- public:
-  FutureView() = default;
-  /// A view of the table at `memory`, of which `room` bytes are mapped. Throws Error(kInvalid) when no table is there,
-  /// or when it does not fit into `room` bytes.
-  FutureView(void* memory, std::size_t room);
-
-  [[nodiscard]] bool is_there() const noexcept { return words_ != nullptr; }
-  [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
-  inline Completion complete(Handle handle, std::uint32_t parts = 1) const noexcept;
-  Completion fail(Handle handle, std::uint32_t error = 1) const noexcept;
-  [[nodiscard]] inline FutureState poll(Handle handle) const noexcept;
-  [[nodiscard]] DoorbellWord& doorbell() const noexcept { return *doorbell_; }
-
- private:
-  friend class FutureTable;
-  void notify(Handle handle, std::uint64_t word, FutureState state) const noexcept;
-  [[nodiscard]] std::uint32_t slot_of(Handle handle) const noexcept {
-    return handle.index() < capacity_ ? handle.index() : capacity_;
-  }
-  [[nodiscard]] Atomic<std::uint64_t>& word_at(Handle handle) const noexcept { return words_[slot_of(handle)]; }
-
-  Atomic<std::uint64_t>* words_ = nullptr;
-  DoorbellWord* doorbell_ = nullptr;
-  FutureTable* owned_ = nullptr;  ///< the table, when the view was made in the owner process
-  std::uint32_t capacity_ = 0;
-};
-
 class FutureTable {
  public:
   static constexpr std::uint32_t kMaxCapacity = std::uint32_t{1} << 26;
-  static constexpr std::uint32_t kMaxParts = (std::uint32_t{1} << 28) - 1;
-  static constexpr std::uint32_t kMaxError = (std::uint32_t{1} << 24) - 1;
+  static constexpr std::uint32_t kMaxParts = FutureWord::kMaxPayload;
+  static constexpr std::uint32_t kMaxError = FutureView::kMaxError;
   static constexpr std::chrono::nanoseconds kRecheck = std::chrono::milliseconds(50);
 
   /// Bytes of memory for `capacity` futures. Throws Error(kInvalid) unless `capacity` is 1 to 2^26.
@@ -139,7 +88,7 @@ class FutureTable {
   }
 
   /// From now on whoever finishes the future rings doorbell(). False when the future is no longer pending.
-  bool mark_waited(Handle handle) noexcept { return mark(handle, kWaited); }
+  bool mark_waited(Handle handle) noexcept { return mark(handle, FutureWord::kWaited); }
   /// Returns the state when it is no longer pending, or kPending after `timeout`. If a ring is lost (the ringer was
   /// killed), the result is late by kRecheck at most.
   FutureState wait(Handle handle, std::chrono::nanoseconds timeout, SpinPolicy spin) noexcept;
@@ -166,76 +115,22 @@ class FutureTable {
   FutureTable& operator=(const FutureTable&) = delete;
 
  private:
-  friend class FutureView;
+  friend class FutureView;                                      // drain(), and what its constructor checks
   static constexpr std::uint64_t kMagic = 0x50574655'54555245;  // "PWFUTURE"
   static constexpr std::uint32_t kVersion = 1;
-  static constexpr std::uint64_t kStateMask = 3;
-  static constexpr std::uint64_t kWaited = 4;
-  static constexpr std::uint64_t kListed = 8;
-  static constexpr std::uint64_t kNotify = kWaited | kListed;
-  static constexpr unsigned kPayloadShift = 4;
-  static constexpr unsigned kGenerationShift = 32;
   static constexpr std::uint32_t kNone = UINT32_MAX;  // end of the free list
 
   FutureTable(std::uint32_t capacity, std::uint64_t owner) noexcept;
 
-  static constexpr std::uint64_t word_of(std::uint32_t generation, FutureState state, std::uint32_t payload) noexcept {
-    return (std::uint64_t{generation} << kGenerationShift) | (std::uint64_t{payload} << kPayloadShift) |
-           static_cast<std::uint64_t>(state);
+  /// The arrays behind the header. The owner may trust its own capacity; others use a FutureView.
+  [[nodiscard]] FutureArrays arrays() const noexcept {
+    auto* behind = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this)) + sizeof(FutureTable);
+    return {reinterpret_cast<Atomic<std::uint64_t>*>(behind), capacity_};
   }
-  static constexpr std::uint64_t finished(std::uint64_t word, FutureState state, std::uint32_t payload) noexcept {
-    return word_of(generation_of(word), state, payload) | (word & kNotify);
-  }
-  static constexpr std::uint32_t generation_of(std::uint64_t word) noexcept {
-    return static_cast<std::uint32_t>(word >> kGenerationShift);
-  }
-  static constexpr FutureState state_of(std::uint64_t word) noexcept {
-    return static_cast<FutureState>(word & kStateMask);
-  }
-  static constexpr std::uint32_t payload_of(std::uint64_t word) noexcept {
-    return static_cast<std::uint32_t>(word) >> kPayloadShift;
-  }
-  static constexpr bool is_pending(std::uint64_t word, Handle handle) noexcept {
-    return generation_of(word) == handle.generation() && state_of(word) == FutureState::kPending;
-  }
-
-  // The arrays behind the header. Words and lists have one slot more than the capacity. Every index out of range is
-  // mapped to that last slot, which stays {generation 0, kFree} and so refuses every handle.
-  [[nodiscard]] std::byte* block() const noexcept {
-    return const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this)) + sizeof(FutureTable);
-  }
-  [[nodiscard]] Atomic<std::uint64_t>* words() const noexcept {
-    return reinterpret_cast<Atomic<std::uint64_t>*>(block());
-  }
-  [[nodiscard]] std::uint32_t slot_of(Handle handle) const noexcept {
-    return handle.index() < capacity_ ? handle.index() : capacity_;
-  }
-  [[nodiscard]] Atomic<std::uint64_t>& word_at(Handle handle) const noexcept { return words()[slot_of(handle)]; }
-  [[nodiscard]] Atomic<std::uint64_t>* lists() const noexcept { return words() + capacity_ + 1; }
-  [[nodiscard]] Atomic<std::uint64_t>* notify_bits() const noexcept { return notify_bits_behind(words(), capacity_); }
-  /// The notify bits of a table of `capacity` futures, whose words begin at `words`. They follow the words and the
-  /// waiter lists.
-  static Atomic<std::uint64_t>* notify_bits_behind(Atomic<std::uint64_t>* words, std::uint32_t capacity) noexcept {
-    return words + 2 * (std::size_t{capacity} + 1);
-  }
-  [[nodiscard]] Atomic<std::uint64_t>* notify_summary() const noexcept { return notify_bits() + bit_words(capacity_); }
-  [[nodiscard]] Atomic<std::uint32_t>* links() const noexcept {
-    return reinterpret_cast<Atomic<std::uint32_t>*>(notify_summary() + bit_words(bit_words(capacity_)));
-  }
-  static constexpr std::uint32_t bit_words(std::uint32_t bits) noexcept { return (bits + 63) / 64; }
-
   bool mark(Handle handle, std::uint64_t bit) noexcept;
   bool attach_waiter(Waiter* waiter) noexcept;
   void notify(Handle handle, std::uint64_t word, FutureState state) noexcept { view().notify(handle, word, state); }
-  /// The owner's own view. It may trust the header, because only the owner writes it.
-  [[nodiscard]] FutureView view() noexcept {
-    FutureView view;
-    view.words_ = words();
-    view.doorbell_ = &doorbell_;
-    view.owned_ = this;
-    view.capacity_ = capacity_;
-    return view;
-  }
+  [[nodiscard]] FutureView view() noexcept { return {arrays(), &doorbell_, this}; }
   void drain(std::uint32_t index, Handle known, FutureState state) noexcept;
   void push_free(std::uint32_t index) noexcept;
 
@@ -248,29 +143,5 @@ class FutureTable {
   Atomic<std::uint32_t> in_use_;                         // owner process
   Atomic<std::uint32_t> retired_;                        // owner process: slots whose generations are used up
 };
-
-Completion FutureView::complete(Handle handle, std::uint32_t parts) const noexcept {
-  using Table = FutureTable;
-  Atomic<std::uint64_t>& word = word_at(handle);
-  std::uint64_t seen = word.load(std::memory_order_relaxed);
-  for (;;) {
-    if (!Table::is_pending(seen, handle)) return Completion::kStale;
-    const std::uint32_t remaining = Table::payload_of(seen);
-    if (parts - 1U >= remaining) return Completion::kStale;  // 0 parts, or more than expected
-    const std::uint64_t next = parts == remaining ? Table::finished(seen, FutureState::kReady, 0)
-                                                  : seen - (std::uint64_t{parts} << Table::kPayloadShift);
-    // SYNC future/publish: pairs with future/consume; each part continues the release sequence (FUT-4).
-    if (!word.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_relaxed)) continue;
-    if (parts != remaining) return Completion::kPending;
-    if ((seen & Table::kNotify) != 0) notify(handle, seen, FutureState::kReady);
-    return Completion::kReady;
-  }
-}
-
-FutureState FutureView::poll(Handle handle) const noexcept {
-  // SYNC future/consume: pairs with future/publish.
-  const std::uint64_t seen = word_at(handle).load(std::memory_order_acquire);
-  return FutureTable::generation_of(seen) == handle.generation() ? FutureTable::state_of(seen) : FutureState::kFree;
-}
 
 }  // namespace pathways

@@ -1,6 +1,5 @@
 #include "sync/byte_ring.h"
 
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -59,31 +58,31 @@ ByteRing* ByteRing::create(void* memory, std::uint32_t capacity) {
 
 ByteRing* ByteRing::attach(void* memory, std::size_t room) {
   check_alignment(memory);
-  if (room < sizeof(ByteRing)) throw_corrupt("room", room);
+  if (room < sizeof(ByteRing)) throw_corrupt_ring("room", room);
   auto* ring = std::launder(reinterpret_cast<ByteRing*>(memory));
-  if (ring->magic_ != kMagic) throw_corrupt("magic number", ring->magic_);
-  if (ring->version_ != kVersion) throw_corrupt("version", ring->version_);
-  const Block block = ring->checked_block(room);
+  if (ring->magic_ != kMagic) throw_corrupt_ring("magic number", ring->magic_);
+  if (ring->version_ != kVersion) throw_corrupt_ring("version", ring->version_);
+  const RingBlock block = ring->checked_block(room);
   const std::uint64_t head = ring->head_.load(std::memory_order_acquire);
   const std::uint64_t tail = ring->tail_.load(std::memory_order_acquire);
-  if (tail < head || tail - head > block.capacity) throw_corrupt("distance of tail and head", tail - head);
+  if (tail < head || tail - head > block.capacity) throw_corrupt_ring("distance of tail and head", tail - head);
   return ring;
 }
 
-ByteRing::Block ByteRing::checked_block(std::size_t room) const {
+RingBlock ByteRing::checked_block(std::size_t room) const {
   const auto capacity = copied_once(capacity_);
   check_capacity(capacity);
-  if (room < sizeof(ByteRing) || room - sizeof(ByteRing) < capacity) throw_corrupt("capacity", capacity);
+  if (room < sizeof(ByteRing) || room - sizeof(ByteRing) < capacity) throw_corrupt_ring("capacity", capacity);
   auto* self = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(this));
   return {self + sizeof(ByteRing), capacity};
 }
 
 ByteRing::Producer ByteRing::claim_producer(std::size_t room) {
-  const Block block = checked_block(room);
+  const RingBlock block = checked_block(room);
   return {this, block, claim_role(producer_claim_, claims_, "producer")};
 }
 ByteRing::Consumer ByteRing::claim_consumer(std::size_t room) {
-  const Block block = checked_block(room);
+  const RingBlock block = checked_block(room);
   return {this, block, claim_role(consumer_claim_, claims_, "consumer")};
 }
 
@@ -92,38 +91,22 @@ void ByteRing::reset_roles() noexcept {
   consumer_claim_.store(0, std::memory_order_release);
 }
 
-ByteRing::RecordHeader ByteRing::Block::behind_skip(RecordHeader header, std::uint64_t& position,
-                                                    std::uint64_t tail) const {
-  if (header.mark != kSkip) throw_corrupt("record mark", header.mark);
-  // A skip is followed by the record that caused it, at the start of the block.
-  const std::uint64_t rest = capacity - offset_of(position);
-  if (position + rest >= tail) throw_corrupt("skip mark at position", position);
-  position += rest;
-  header = copy_header(position);
-  if (header.mark == kSkip) throw_corrupt("skip mark at position", position);
-  if (header.mark != kRecord) throw_corrupt("record mark", header.mark);
-  return header;
-}
-
 void ByteRing::validate() const {
   const std::uint64_t head = head_.load(std::memory_order_acquire);
   const std::uint64_t tail = tail_.load(std::memory_order_acquire);
-  const Block block = checked_block(SIZE_MAX);
-  if (tail < head || tail - head > block.capacity) throw_corrupt("distance of tail and head", tail - head);
-  for (std::uint64_t position = head; position != tail;) position += footprint(block.checked_length(position, tail));
-}
-
-void ByteRing::throw_corrupt(const char* what, std::uint64_t got) {
-  throw Error(Status::kInvalid, std::string("corrupt ring: unexpected ") + what + ' ' + std::to_string(got));
+  const RingBlock block = checked_block(SIZE_MAX);
+  if (tail < head || tail - head > block.capacity) throw_corrupt_ring("distance of tail and head", tail - head);
+  block.validate(head, tail);
 }
 
 // ---- Producer
 
-ByteRing::Producer::Producer(ByteRing* ring, Block block, std::uint32_t claim)
+ByteRing::Producer::Producer(ByteRing* ring, RingBlock block, std::uint32_t claim)
     : ring_(ring), block_(block), claim_(claim) {
   write_ = ring->tail_.load(std::memory_order_acquire);
   head_seen_ = ring->head_.load(std::memory_order_acquire);
-  if (write_ % 8 != 0 || head_seen_ > write_ || write_ - head_seen_ > block_.capacity) throw_corrupt("tail", write_);
+  if (write_ % 8 != 0 || head_seen_ > write_ || write_ - head_seen_ > block_.capacity)
+    throw_corrupt_ring("tail", write_);
 }
 
 ByteRing::Producer& ByteRing::Producer::operator=(Producer&& other) noexcept {
@@ -148,16 +131,8 @@ void ByteRing::Producer::hand_back() noexcept {
 bool ByteRing::Producer::refresh(std::uint64_t need) {
   // SYNC byte_ring/reuse: pairs with byte_ring/release; the consumer no longer reads what the producer will overwrite.
   head_seen_ = ring_->head_.load(std::memory_order_acquire);
-  if (head_seen_ > write_ || write_ - head_seen_ > block_.capacity) throw_corrupt("head", head_seen_);
+  if (head_seen_ > write_ || write_ - head_seen_ > block_.capacity) throw_corrupt_ring("head", head_seen_);
   return write_ + need - head_seen_ <= block_.capacity;
-}
-
-/// The rest of the block stays unused.
-void ByteRing::Producer::pass_over(std::uint32_t skip) noexcept {
-  const RecordHeader header{skip, kSkip};
-  model_write(block_.header_at(write_));
-  std::memcpy(block_.header_at(write_), &header, sizeof header);
-  write_ += skip;
 }
 
 void ByteRing::Producer::throw_too_big(std::uint32_t bytes) const {
@@ -167,10 +142,10 @@ void ByteRing::Producer::throw_too_big(std::uint32_t bytes) const {
 
 // ---- Consumer
 
-ByteRing::Consumer::Consumer(ByteRing* ring, Block block, std::uint32_t claim)
+ByteRing::Consumer::Consumer(ByteRing* ring, RingBlock block, std::uint32_t claim)
     : ring_(ring), block_(block), claim_(claim) {
   read_ = ring->head_.load(std::memory_order_acquire);
-  if (read_ % 8 != 0) throw_corrupt("head", read_);
+  if (read_ % 8 != 0) throw_corrupt_ring("head", read_);
   tail_seen_ = read_;
   released_ = read_;
 }
@@ -202,7 +177,7 @@ void ByteRing::Consumer::hand_back() noexcept {
 bool ByteRing::Consumer::refresh() {
   // SYNC byte_ring/consume: pairs with byte_ring/publish; the records up to the tail are written.
   const std::uint64_t tail = ring_->tail_.load(std::memory_order_acquire);
-  if (tail < read_ || tail - released_ > block_.capacity || tail % 8 != 0) throw_corrupt("tail", tail);
+  if (tail < read_ || tail - released_ > block_.capacity || tail % 8 != 0) throw_corrupt_ring("tail", tail);
   tail_seen_ = tail;
   if (tail != read_) return true;
   if (released_ != read_) release();

@@ -8,7 +8,7 @@
 // Invariants
 //   RING-1 (batch)   publish() makes all reserved records visible by one release store. When a producer dies before
 //                    publish(), its reserved records never become visible.
-//   RING-2 (whole)   a record is contiguous and 8-aligned; it never wraps.
+//   RING-2 (whole)   a record is contiguous and 8-aligned; it never wraps (ring_block.h).
 //   RING-3 (bounds)  0 <= tail - head <= capacity; positions only grow (64 bits: they never wrap in practice).
 //   RING-4 (order)   records come out in the order they went in. When a consumer dies before release(), the next
 //                    consumer gets the popped but unreleased records again.
@@ -17,26 +17,22 @@
 //                    its own position and the block's address privately. try_take() returns a copy of the record, so
 //                    the record is not read from the ring again.
 //
-// Layout: ByteRing header (magic, version, capacity | tail | head | roles: a cache line each), then `capacity` bytes.
-// A record at byte position p lives at offset p & (capacity - 1):
-//   31........0   63.......32
-//   length        mark          8 bytes of header, then `length` bytes, padded to 8. Mark is kRecord, or kSkip when the
-//                               rest of the block is unused because the next record did not fit before its end.
+// Layout: ByteRing header (magic, version, capacity | tail | head | roles: a cache line each), then the block of
+// `capacity` bytes, which holds the records (ring_block.h).
 //
 // Each side caches the other's position (the Producer keeps the last head it saw, the Consumer the last tail). So in
-// the steady state each side touches one shared line per batch. Source: Rigtorp's SPSCQueue; the skip mark is from
-// LMAX/Aeron.
+// the steady state each side touches one shared line per batch. Source: Rigtorp's SPSCQueue.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
 #include "base/cacheline.h"
 #include "base/copy_once.h"
 #include "sync/atomic.h"
+#include "sync/ring_block.h"
 
 namespace pathways {
 
@@ -66,7 +62,7 @@ class ByteRing {
 
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
   /// The longest record that try_reserve() takes: half the capacity less the record header.
-  [[nodiscard]] std::uint32_t max_record() const noexcept { return longest(capacity_); }
+  [[nodiscard]] std::uint32_t max_record() const noexcept { return RingBlock::longest(capacity_); }
   /// Checks RING-3 and that every published record is well formed; throws Error(kInvalid). Only while nobody uses it.
   void validate() const;
 
@@ -79,52 +75,9 @@ class ByteRing {
 
   static constexpr std::uint64_t kMagic = 0x50575242'52494e47;  // "PWRBRING"
   static constexpr std::uint32_t kVersion = 1;
-  static constexpr std::uint32_t kHeaderBytes = 8;
-  static constexpr std::uint32_t kRecord = 0x52454331;
-  static constexpr std::uint32_t kSkip = 0x534b4950;
-
-  struct RecordHeader {
-    std::uint32_t length;
-    std::uint32_t mark;
-  };
-  static_assert(sizeof(RecordHeader) == kHeaderBytes);
-
-  /// What a role keeps of its ring: the block's address and capacity, copied once and checked (TRUST-1).
-  struct Block {
-    std::byte* data = nullptr;
-    std::uint32_t capacity = 0;
-
-    [[nodiscard]] std::uint64_t offset_of(std::uint64_t position) const noexcept { return position & (capacity - 1U); }
-    [[nodiscard]] std::byte* header_at(std::uint64_t position) const noexcept { return data + offset_of(position); }
-    /// The length of the next record at or behind `position`, checked (RING-5). Moves `position` over a skip to it.
-    std::uint32_t checked_length(std::uint64_t& position, std::uint64_t tail) const {
-      RecordHeader header = copy_header(position);
-      if (header.mark != kRecord) header = behind_skip(header, position, tail);
-      const std::uint64_t need = footprint(header.length);
-      if (header.length - 1U >= longest(capacity) || need > capacity - offset_of(position) || need > tail - position) {
-        throw_corrupt("record length", header.length);
-      }
-      return header.length;
-    }
-    /// Checks that `header` is a skip, moves `position` over it, and returns the header of the record there.
-    RecordHeader behind_skip(RecordHeader header, std::uint64_t& position, std::uint64_t tail) const;
-    [[nodiscard]] RecordHeader copy_header(std::uint64_t position) const noexcept {
-      RecordHeader header;
-      model_read(header_at(position));
-      copy_once(&header, header_at(position), sizeof header);
-      return header;
-    }
-  };
-  [[nodiscard]] Block checked_block(std::size_t room) const;
+  [[nodiscard]] RingBlock checked_block(std::size_t room) const;
 
   explicit ByteRing(std::uint32_t capacity) noexcept : magic_(kMagic), version_(kVersion), capacity_(capacity) {}
-
-  /// Bytes that a record of `length` bytes takes.
-  static constexpr std::uint64_t footprint(std::uint64_t length) noexcept {
-    return kHeaderBytes + ((length + 7) & ~std::uint64_t{7});
-  }
-  static constexpr std::uint32_t longest(std::uint32_t capacity) noexcept { return capacity / 2 - kHeaderBytes; }
-  [[noreturn]] static void throw_corrupt(const char* what, std::uint64_t got);
 
   std::uint64_t magic_;                                       // immutable after create
   std::uint32_t version_;                                     // immutable after create
@@ -149,17 +102,17 @@ class ByteRing::Producer {
   /// Error(kInvalid) if `bytes` is more than max_record(), or 0 (its span would look like "no room").
   std::span<std::byte> try_reserve(std::uint32_t bytes) {
     if (bytes - 1U >= max_record()) throw_too_big(bytes);
-    const std::uint64_t need = footprint(bytes);
+    const std::uint64_t need = RingBlock::footprint(bytes);
     const std::uint64_t rest = block_.capacity - block_.offset_of(write_);
     const std::uint64_t skip = rest < need ? rest : 0;
     if (write_ + skip + need - head_seen_ > block_.capacity && !refresh(skip + need)) return {};
-    if (skip != 0) pass_over(static_cast<std::uint32_t>(skip));
-    const RecordHeader header{bytes, kRecord};
-    std::byte* at = block_.header_at(write_);
-    model_write(at);
-    std::memcpy(at, &header, sizeof header);
+    if (skip != 0) {
+      block_.mark_skip(write_, static_cast<std::uint32_t>(skip));
+      write_ += skip;
+    }
+    std::byte* const record = block_.begin_record(write_, bytes);
     write_ += need;
-    return {at + kHeaderBytes, bytes};
+    return {record, bytes};
   }
 
   /// Makes every record reserved so far visible, by one release store.
@@ -168,7 +121,7 @@ class ByteRing::Producer {
     ring_->tail_.store(write_, std::memory_order_release);
   }
 
-  [[nodiscard]] std::uint32_t max_record() const noexcept { return longest(block_.capacity); }
+  [[nodiscard]] std::uint32_t max_record() const noexcept { return RingBlock::longest(block_.capacity); }
   /// True while this object holds the role.
   [[nodiscard]] bool valid() const noexcept { return ring_ != nullptr; }
 
@@ -178,16 +131,15 @@ class ByteRing::Producer {
 
  private:
   friend class ByteRing;
-  Producer(ByteRing* ring, Block block, std::uint32_t claim);
+  Producer(ByteRing* ring, RingBlock block, std::uint32_t claim);
 
   void swap(Producer& other) noexcept;
   void hand_back() noexcept;
   bool refresh(std::uint64_t need);
-  void pass_over(std::uint32_t skip) noexcept;
   [[noreturn]] void throw_too_big(std::uint32_t bytes) const;
 
   ByteRing* ring_ = nullptr;
-  Block block_;
+  RingBlock block_;
   std::uint64_t write_ = 0;      // end of the reserved records
   std::uint64_t head_seen_ = 0;  // the consumer's head when last read
   std::uint32_t claim_ = 0;
@@ -206,8 +158,8 @@ class ByteRing::Consumer {
   std::span<const std::byte> try_front() {
     if (read_ == tail_seen_ && !refresh()) return {};
     const std::uint32_t length = block_.checked_length(read_, tail_seen_);
-    front_ = footprint(length);
-    return {block_.header_at(read_) + kHeaderBytes, length};
+    front_ = RingBlock::footprint(length);
+    return {block_.record_at(read_), length};
   }
 
   /// As try_front(), but returns a copy in `scratch`, which grows to the longest record. What the producer writes
@@ -243,14 +195,14 @@ class ByteRing::Consumer {
 
  private:
   friend class ByteRing;
-  Consumer(ByteRing* ring, Block block, std::uint32_t claim);
+  Consumer(ByteRing* ring, RingBlock block, std::uint32_t claim);
 
   void swap(Consumer& other) noexcept;
   void hand_back() noexcept;
   bool refresh();
 
   ByteRing* ring_ = nullptr;
-  Block block_;
+  RingBlock block_;
   std::uint64_t read_ = 0;       // the next record
   std::uint64_t tail_seen_ = 0;  // the producer's tail when last read
   std::uint64_t released_ = 0;   // the value this role last stored in head_

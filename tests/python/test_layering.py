@@ -21,6 +21,7 @@ CYTHON_IMPORT = re.compile(
 LABEL = re.compile(r"\b[A-Z]{3,8}-\d{1,2}\b")
 NOT_LABELS = {"UTF-8", "UTF-16", "UTF-32", "SHA-1"}
 JAX_PRIVATE = ("jaxlib", "jax._src", "jax.jaxlib")
+LONGEST_HEADER = 250  # lines: what a reader takes in as one thing
 TOP = "pathways"  # pathways/__init__.py and __main__.py: may use everything
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|/_core\.cpp$")
 
@@ -234,6 +235,14 @@ def python_graph(root: pathlib.Path) -> dict[str, set[str]]:
     return graph
 
 
+def long_headers(root: pathlib.Path) -> Iterator[str]:
+    """Headers of the core that are longer than one reader takes in. There are no exceptions: split a header by job."""
+    for path in sorted((root / "csrc").rglob("*.h")):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LONGEST_HEADER:
+            yield f"{path.relative_to(root)} has {lines} lines: expected at most {LONGEST_HEADER}; split it by job"
+
+
 @pytest.fixture(scope="module")
 def page(root: pathlib.Path) -> str:
     return (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -279,6 +288,11 @@ def test_the_life_of_a_call_names_what_is_there(root: pathlib.Path, page: str) -
 
 def test_no_headers_include_each_other(root: pathlib.Path) -> None:
     assert circles(native_graph(root)) == []
+
+
+def test_no_header_is_too_long(root: pathlib.Path) -> None:
+    faults = list(long_headers(root))
+    assert not faults, "\n".join(faults)
 
 
 def test_no_modules_import_each_other(root: pathlib.Path) -> None:
@@ -361,6 +375,13 @@ def test_a_planted_circle_is_found(tmp_path: pathlib.Path) -> None:
         (tmp_path / file).write_text(text)
     assert circles(native_graph(tmp_path)) == [["a/a.h", "a/b.h", "a/c.h"]]
     assert circles(python_graph(tmp_path)) == [["pathways.one", "pathways.two"]]
+
+
+def test_a_long_header_is_found(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "csrc/a").mkdir(parents=True)
+    (tmp_path / "csrc/a/fits.h").write_text("//\n" * LONGEST_HEADER)
+    (tmp_path / "csrc/a/long.h").write_text("//\n" * (LONGEST_HEADER + 1))
+    assert list(long_headers(tmp_path)) == ["csrc/a/long.h has 251 lines: expected at most 250; split it by job"]
 
 
 def test_a_stale_reference_is_found(tmp_path: pathlib.Path) -> None:

@@ -2,19 +2,17 @@
 
     hostile_client.py ADDRESS
 
-For each line of its input, a JSON object {"mode", "name", "seed"}, it forks a client, and prints {"mode", "pid"}; when
-one has ended, {"ended", "status"}. A client misbehaves in its mode until it is killed, or evicted.
+A nursery (`nursery.py`): each line of its input is {"mode", "name", "seed"}. A client misbehaves in its mode until it
+is killed, or evicted.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import pathlib
 import random
 import re
-import select
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
+import nursery
 
 import pathways as pw
 from pathways.testing import stand_in
@@ -105,40 +104,13 @@ MODES: dict[str, Callable[[Hostile], None]] = {
 }
 
 
-def main() -> None:
-    """Forks clients."""
-    children: set[int] = set()
-    while True:
-        if select.select([0], [], [], 0.02)[0]:
-            line = _line()
-            if not line:
-                return
-            asked = json.loads(line)
-            pid = os.fork()
-            if pid == 0:
-                log = os.open(os.devnull, os.O_RDWR)
-                for fd in (0, 1, 2):
-                    os.dup2(log, fd)
-                MODES[asked["mode"]](Hostile(sys.argv[1], asked["name"], asked["seed"]))
-            children.add(pid)
-            print(json.dumps({"mode": asked["mode"], "pid": pid}), flush=True)
-        for pid in list(children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                children.discard(pid)
-                print(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}), flush=True)
-
-
-def _line() -> bytes:
-    """One line of the input, byte by byte: what is buffered would be read again by a child."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            return b""
-        line += byte
-    return line
+def play(asked: dict[str, Any]) -> None:
+    """One client, until it is killed or evicted."""
+    log = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(log, fd)
+    MODES[asked["mode"]](Hostile(sys.argv[1], asked["name"], asked["seed"]))
 
 
 if __name__ == "__main__":
-    main()
+    nursery.serve(play)

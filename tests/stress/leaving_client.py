@@ -2,10 +2,8 @@
 
     python leaving_client.py
 
-A nursery: a process that has imported everything and starts nothing forks a client for each line of its input, a JSON
-object with the fields of `Cell`. It tells of each the number of its process, and later how it ended. A client is a
-program of its own from there on: it connects, works, and ends as any interpreter does, with its threads, finalizers and
-exit handlers.
+A nursery (`nursery.py`): each line of its input has the fields of `Cell`. A client connects, works, and ends as any
+interpreter does, with its threads, finalizers and exit handlers.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import faulthandler
 import json
 import os
 import pathlib
-import select
 import signal
 import socket
 import sys
@@ -29,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import nursery
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
@@ -288,44 +286,16 @@ def play(cell: Cell) -> None:
     guest.leave()
 
 
-def main() -> None:
-    """The nursery."""
-    faulthandler.enable()
-    print(json.dumps({"event": "ready"}), flush=True)
-    children: dict[int, int] = {}
-    while True:
-        if select.select([0], [], [], 0.005 if children else None)[0]:
-            line = _line()
-            if not line:
-                return
-            pid = os.fork()
-            if pid == 0:
-                cell = Cell(**json.loads(line))
-                os.close(0)
-                log = os.open(os.path.join(cell.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                play(cell)
-                return
-            children[pid] = pid
-            print(json.dumps({"event": "started", "pid": pid}), flush=True)
-        for pid in list(children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                del children[pid]
-                print(json.dumps({"event": "ended", "pid": pid, "status": status}), flush=True)
-
-
-def _line() -> bytes:
-    """One line of the input, read byte by byte: what is buffered would be read again by a child."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            return b""
-        line += byte
-    return line
+def enter(fields: dict[str, Any]) -> None:
+    """A client from its fork on."""
+    cell = Cell(**fields)
+    os.close(0)
+    log = os.open(os.path.join(cell.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    play(cell)
 
 
 if __name__ == "__main__":
-    main()
+    faulthandler.enable()
+    nursery.serve(enter)

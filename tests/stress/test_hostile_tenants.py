@@ -50,7 +50,8 @@ class Nursery:
         self.stopped: set[int] = set()
         self.counts: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
-        self._asked = 0
+        self._hired = 0  # asked for and not ended
+        self._asked: collections.deque[str] = collections.deque()  # the modes of those that are not started yet
         self._process = subprocess.Popen(
             [sys.executable, str(pathlib.Path(__file__).with_name("hostile_client.py")), address],
             stdin=subprocess.PIPE,
@@ -65,22 +66,24 @@ class Nursery:
         for line in self._process.stdout:
             said = json.loads(line)
             with self._lock:
-                if "ended" in said:
-                    mode = self.alive.pop(said["ended"])
-                    self.stopped.discard(said["ended"])
-                    self._asked -= 1
+                if said["event"] == "started":
+                    self.alive[said["pid"]] = self._asked.popleft()
+                elif said["event"] == "ended":
+                    mode = self.alive.pop(said["pid"])
+                    self.stopped.discard(said["pid"])
+                    self._hired -= 1
                     self.counts[f"{mode} {'killed' if said['status'] == -signal.SIGKILL else 'ended'}"] += 1
-                else:
-                    self.alive[said["pid"]] = said["mode"]
 
     def hire(self, count: int) -> None:
         """Starts clients until there are so many."""
         assert self._process.stdin is not None
-        while self._asked < count:
+        while self._hired < count:
             with self._lock:
-                self._asked += 1
+                self._hired += 1
                 self.counts["started"] += 1
-            asked = {"mode": self.random.choice(list(MODES)), "name": f"hostile {self.counts['started']}"}
+                mode = self.random.choice(list(MODES))
+                self._asked.append(mode)
+            asked = {"mode": mode, "name": f"hostile {self.counts['started']}"}
             self._process.stdin.write(json.dumps({**asked, "seed": self.random.getrandbits(32)}) + "\n")
             self._process.stdin.flush()
 

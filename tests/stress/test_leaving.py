@@ -206,7 +206,7 @@ class Stage:
         """How a client ended: its exit status, or the negative number of a signal; None: it lives."""
         for each in reversed(self.events):
             if each["event"] == "ended" and each["pid"] == pid:
-                return os.waitstatus_to_exitcode(each["status"])
+                return int(each["status"])
         return None
 
     def left_of(self, client: int) -> list[str]:

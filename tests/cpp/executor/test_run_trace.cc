@@ -5,7 +5,7 @@
 //   (off)    Traced.OffRecordsNothing, Traced.RunsFromBefore
 #include "executor/run_trace.h"
 
-#include "executor/bench_host.h"
+#include "executor/bench_pair.h"
 
 namespace pathways::test {
 namespace {
@@ -188,24 +188,7 @@ TEST_F(Throttled, ByLaunchesInFlight) {
   host.expect_empty();
 }
 
-struct TracedPair : ::testing::Test {
-  ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost zero{clock, 0}, one{clock, 1};
-
-  void settle() {
-    for (int round = 0; round < 20; ++round) {
-      clock.advance(1000);
-      for (BenchHost* host : {&zero, &one}) {
-        host->poll();
-        while (!host->link.outgoing.empty()) {
-          const auto message = host->link.outgoing.front();
-          host->link.outgoing.pop_front();
-          message.deliver((message.host == 0 ? zero : one).executor);
-        }
-      }
-    }
-  }
-};
+struct TracedPair : BenchPair {};
 
 TEST_F(TracedPair, BothEndsOfATransfer) {
   zero.add_plan(0, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0));

@@ -4,7 +4,7 @@
 //   ORD-1   Stepwise.GoesGiveTheOrder: places in the FIFOs are taken as goes come
 //   GANG-1  Stepwise.FailedInput: a gang is launched and reported whatever failed its input
 //   MEM-4   every test ends with nothing left
-#include "executor/bench_host.h"
+#include "executor/bench_pair.h"
 
 namespace pathways::test {
 namespace {
@@ -123,28 +123,12 @@ TEST_F(Stepwise, UnsoundRunIsOver) {
 }
 
 /// Host 0 calls, the value goes to host 1, which calls. Nodes: call 0, transfer 1, call 2.
-struct StepwisePair : ::testing::Test {
-  ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost zero{clock, 0}, one{clock, 1};
-
+struct StepwisePair : BenchPair {
   StepwisePair() {
     zero.add_plan(0, plan_of({0}, {numbered(0, call({0}, {1})), transfer(1, {1}, {}, {}, {1})}, {kNoValue}, 2, 0));
     one.add_plan(0, plan_of({kNoValue}, {transfer(1, {}, {0}, {0}, {}), numbered(2, call({0}, {1}))}, {1}, 2, 1));
     zero.put(A, 7);
     for (BenchHost* host : {&zero, &one}) host->run(1, 0, {A}, {B}, 0, {}, kRunStepwise);
-  }
-  void settle() {
-    for (int round = 0; round < 20; ++round) {
-      clock.advance(1000);
-      for (BenchHost* host : {&zero, &one}) {
-        host->poll();
-        while (!host->link.outgoing.empty()) {
-          const auto message = host->link.outgoing.front();
-          host->link.outgoing.pop_front();
-          message.deliver((message.host == 0 ? zero : one).executor);
-        }
-      }
-    }
   }
   void finish() {
     settle();

@@ -7,7 +7,7 @@
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 #include <random>
 
-#include "executor/bench_host.h"
+#include "executor/bench_pair.h"
 #include "support.h"
 
 namespace pathways::test {
@@ -15,31 +15,11 @@ namespace {
 
 const uint64_t A = handle(1), B = handle(2), C = handle(3), D = handle(4);
 
-struct Pair : ::testing::Test {
-  ModelClock clock{ModelClock::Kind::kVirtual};
-  BenchHost zero{clock, 0}, one{clock, 1};
-
-  BenchHost& host(uint32_t number) { return number == 0 ? zero : one; }
+struct Pair : BenchPair {
   /// Host 0 calls, the value goes to host 1, which calls; results: on 0, on 1.
   void add_plans(uint32_t id = 0, bool compiled = true) {
     zero.add_plan(id, plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1})}, {1, kNoValue}, 2, 0), compiled);
     one.add_plan(id, plan_of({kNoValue}, {transfer(5, {}, {0}, {0}, {}), call({0}, {1})}, {kNoValue, 1}, 2, 1));
-  }
-  bool deliver(BenchHost& from) {
-    if (from.link.outgoing.empty()) return false;
-    const auto message = from.link.outgoing.front();
-    from.link.outgoing.pop_front();
-    message.deliver(host(message.host).executor);
-    return true;
-  }
-  void settle() {
-    for (int round = 0; round < 50; ++round) {
-      clock.advance(1000);
-      zero.poll();
-      one.poll();
-      while (deliver(zero) || deliver(one)) {
-      }
-    }
   }
   void run(uint64_t order, uint32_t plan, const std::vector<uint64_t>& arguments,
            const std::vector<uint64_t>& results) {
