@@ -54,10 +54,12 @@ Status Client::submit(const ProgramRef& program, std::span<const uint64_t> argum
   if (in_flight() >= window()) return Status::kFull;
   const auto result_count = static_cast<uint32_t>(program.result_parts.size());
   const size_t handles = arguments.size() + result_count;
-  const bool is_traced = status_->is_traced.load(std::memory_order_relaxed) != 0;
-  size_t bytes = sizeof(RunRecord) +
-                 (handles + wanted.size() + (is_traced ? 1 : 0) + (deadline_ns != 0 ? 1 : 0)) * sizeof(uint64_t);
+  size_t bytes = sizeof(RunRecord) + (handles + wanted.size() + (deadline_ns != 0 ? 1 : 0)) * sizeof(uint64_t);
   if (bytes > outgoing_.max_record()) return Status::kInvalid;
+  // A trace must refuse no run: a record that just fits goes without its time.
+  const bool is_traced =
+      status_->is_traced.load(std::memory_order_relaxed) != 0 && bytes + sizeof(int64_t) <= outgoing_.max_record();
+  if (is_traced) bytes += sizeof(int64_t);
   static_assert(sizeof(Handle) == sizeof(uint64_t));
   const std::span<Handle> fresh{reinterpret_cast<Handle*>(results), result_count};
   if (table_->allocate_many(program.result_parts, fresh) != Status::kOk) return Status::kFull;

@@ -77,6 +77,18 @@ inline int64_t submitted_ns_of(std::span<const std::byte> run) {
   return static_cast<int64_t>(word_at(run, run.size() - behind * sizeof(uint64_t)));
 }
 
+/// The bytes of a client's record that its hosts do not get: the time at which the client submitted a run. It lies at
+/// `at`, behind which only the deadline follows. `bytes` is 0 when the record has no such time.
+struct ForControllerOnly {
+  size_t at, bytes;
+};
+inline ForControllerOnly for_controller_only(const RecordHeader& header, size_t record_bytes) {
+  if (header.kind != RecordKind::kRun || (header.detail & kRunHasSubmitted) == 0) return {record_bytes, 0};
+  const size_t words = (header.detail & kRunHasDeadline) != 0 ? 2 : 1;
+  if (record_bytes < words * sizeof(uint64_t)) return {record_bytes, 0};
+  return {record_bytes - words * sizeof(uint64_t), sizeof(uint64_t)};
+}
+
 /// Whether a run's deadline has passed.
 inline bool is_late(std::span<const std::byte> run) {
   const int64_t deadline = deadline_of(run);

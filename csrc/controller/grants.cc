@@ -100,9 +100,11 @@ void Grants::settle_granted() {
 }
 
 void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> record, uint16_t flags) {
-  const auto bytes = static_cast<uint32_t>(record.size());
   RecordHeader header;
   std::memcpy(&header, record.data(), sizeof header);
+  const ForControllerOnly cut = for_controller_only(header, record.size());
+  if (cut.bytes != 0) header.detail &= static_cast<uint16_t>(~kRunHasSubmitted);
+  const auto bytes = static_cast<uint32_t>(record.size() - cut.bytes);
   header.client = entry.client;
   header.detail |= flags;
   const uint64_t tag = id;
@@ -118,7 +120,8 @@ void Grants::forward(const Entry& entry, EntryId id, std::span<const std::byte> 
   for (const uint32_t h : hosts) {
     if (client != nullptr) client->credits.command_sent(h, bytes);
     hosts_.outbox_of(h).send(bytes, [&](std::byte* out) {
-      std::memcpy(out, record.data(), bytes);
+      std::memcpy(out, record.data(), cut.at);
+      if (cut.at != bytes) std::memcpy(out + cut.at, record.data() + cut.at + cut.bytes, bytes - cut.at);
       std::memcpy(out, &header, sizeof header);
       if (is_booked) {
         const uint64_t devices = ledger_.devices_of(set, h);

@@ -288,8 +288,9 @@ std::string Inbox::unsound(const ClientState& client, std::span<const std::byte>
                                 : "a record of kind " + std::to_string(static_cast<int>(header.kind)) + " has " +
                                       std::to_string(bytes.size()) + " bytes, expected " + std::to_string(size);
   };
-  if (bytes.size() > hosts_.max_record()) {
-    return "a record of " + std::to_string(bytes.size()) + " bytes does not fit the hosts' rings, which take " +
+  const size_t forwarded = bytes.size() - for_controller_only(header, bytes.size()).bytes;
+  if (forwarded > hosts_.max_record()) {
+    return "a record of " + std::to_string(forwarded) + " bytes does not fit the hosts' rings, which take " +
            std::to_string(hosts_.max_record());
   }
   switch (header.kind) {

@@ -66,7 +66,8 @@ struct RecordHeader {
 /// Flags of a RunRecord's header.detail. Each flag adds 8-byte words behind the handles, in this order.
 enum RunDetail : uint16_t {
   kRunWanted = 1,  ///< one bit per result, 64 per word: write the result into the client's read-back area (READ-1)
-  kRunHasSubmitted = 8,  ///< one word: when the client submitted it (monotonic_ns()); only while a trace is on
+  kRunHasSubmitted = 8,  ///< one word: when the client submitted it (monotonic_ns()); only while a trace is on. The
+                         ///< client omits it when the record would not fit; the controller does not forward it
   kRunHasDeadline = 2,  ///< one word: the time by which the run must be over (monotonic_ns(), one clock on one machine)
 };
 

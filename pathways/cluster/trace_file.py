@@ -4,7 +4,8 @@ The format is Chrome's JSON trace event format, compressed by gzip when the file
 
 A host is a process of the trace, with a track per device, and tracks of its transfers and waits. A client is a process
 too, with tracks of its runs. Perfetto colours a slice by its name. So on a device's track an outer slice is named by
-the client, and has its colour; the computations lie in it.
+the client, and has its colour; the computations lie in it. Arrows (the format's flow events) lead from the computation
+that made a value to the transfer of it, and on to the computations that read it elsewhere.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from pathways import errors
+from pathways.cluster.trace_arrows import arrows
 from pathways.cluster.trace_timeline import SHORTEST_WAIT_NS, Computation, Run, Timeline
 from pathways.protocol.trace_records import Outcome
 
@@ -128,6 +130,8 @@ class _Writer:
         self._of = timeline
         self._begin = timeline.begin_ns
         self._runs = {run.order: run for run in timeline.runs if run.order}
+        self._pid = self._tid = 0  # the track on which the next slice lies
+        self._track_of: dict[int, tuple[int, int]] = {}  # by the id of a transfer
 
     def events(self) -> Iterator[dict[str, Any]]:
         of = self._of
@@ -147,6 +151,7 @@ class _Writer:
         for host in range(of.about.get("hosts", 0)):
             transfers = [transfer for transfer in of.transfers if transfer.host == host]
             for lane, transfer in self._lanes(transfers, _HOSTS + host, _TRANSFERS, "transfers"):
+                self._track_of[id(transfer)] = (self._pid, self._tid)
                 yield lane or self._slice(
                     "transfer",
                     f"{transfer.name} to host {transfer.peer}",
@@ -174,6 +179,21 @@ class _Writer:
                     yield lane
                 else:
                     yield from self._run(span)
+        yield from self._arrows()  # behind the slices that they connect
+
+    def _arrows(self) -> Iterator[dict[str, Any]]:
+        each = self._of.about.get("devices_per_host", 1)
+        for number, arrow in enumerate(arrows(self._of), 1):
+            phases = ["s", *"t" * (len(arrow) - 2), "f"]
+            for phase, point in zip(phases, arrow, strict=True):
+                of = point.of
+                if isinstance(of, Computation):
+                    device = point.device
+                    pid, tid = _HOSTS + device // each, 1 + device % each
+                else:
+                    pid, tid = self._track_of[id(of)]
+                event = {"ph": phase, "cat": "flow", "name": "transfer", "id": number, "pid": pid, "tid": tid}
+                yield {**event, "ts": self._us(point.at_ns), **({} if phase == "s" else {"bp": "e"})}
 
     def _lanes(
         self, items: list[_Item], pid: int, first: int, name: str

@@ -49,6 +49,7 @@ class Computation:
     is_estimated: bool
     is_over: bool
     has_failed: bool
+    node: int  # of its host's plan
 
 
 @dataclasses.dataclass(slots=True)
@@ -67,6 +68,8 @@ class Transfer:
     start_ns: int
     end_ns: int
     has_failed: bool
+    maker: int  # node of the host's plan that makes what is transferred; -1: none, or not known
+    readers: tuple[int, ...]  # nodes of the peer's plan that read it
 
 
 @dataclasses.dataclass(slots=True)
@@ -140,9 +143,13 @@ class Timeline:
         tables = self._plans.values() if host is None else [self._plans.get(host, {})]
         return next((table[plan]["name"] for table in tables if "name" in table.get(plan, {})), "a program")
 
-    def _name(self, host: int, row: dict[str, Any]) -> str:
+    def _node(self, host: int, row: dict[str, Any]) -> tuple[str, int, int, list[int]]:
+        """What the host says of the record's node: see pathways/host/tracing.py:describe."""
         nodes = self._plans.get(host, {}).get(row["plan"], {}).get("nodes", [])
-        return (nodes[row["node"]][0] if row["node"] < len(nodes) else "") or Kind(row["kind"]).name.lower()
+        return nodes[row["node"]] if row["node"] < len(nodes) else ("", 0, -1, [])
+
+    def _name(self, host: int, row: dict[str, Any]) -> str:
+        return self._node(host, row)[0] or Kind(row["kind"]).name.lower()
 
     def _devices(self, host: int, mask: int) -> tuple[int, ...]:
         return tuple(host * self._each + bit for bit in range(self._each) if mask >> bit & 1)
@@ -180,6 +187,7 @@ class Timeline:
                     is_estimated,
                     row["ended_ns"] != 0,
                     bool(row["has_failed"]),
+                    row["node"],
                 )
             )
 
@@ -207,15 +215,16 @@ class Timeline:
                     position = nth[row["order"], row["peer"]]
                     nth[row["order"], row["peer"]] += 1
                     there = receives.get((row["order"], host, row["peer"]), [])
-                    mask = there[position]["devices"] if position < len(there) else 0
-                    self._add_transfer(host, row, row["peer"], row["devices"], mask)
+                    end = there[position] if position < len(there) else None
+                    self._add_transfer(host, row, row["peer"], row["devices"], end)
                 elif row["kind"] == Kind.MOVE and row["launched_ns"]:
-                    nodes = self._plans.get(host, {}).get(row["plan"], {}).get("nodes", [])
-                    source = nodes[row["node"]][1] if row["node"] < len(nodes) else 0
                     self._add_wait(host, row, "ready_ns", "launched_ns", reasons(row["throttled_by"], THROTTLES))
-                    self._add_transfer(host, row, host, source, row["devices"])
+                    self._add_transfer(host, row, host, self._node(host, row)[1], row)
 
-    def _add_transfer(self, host: int, row: dict[str, Any], peer: int, source: int, target: int) -> None:
+    def _add_transfer(
+        self, host: int, row: dict[str, Any], peer: int, source: int, there: dict[str, Any] | None
+    ) -> None:
+        """`there`: the record of the transfer's end at the peer; None: it is missing."""
         if not row["launched_ns"]:  # nothing was sent: its value failed
             return
         self.transfers.append(
@@ -223,7 +232,7 @@ class Timeline:
                 host,
                 peer,
                 self._devices(host, source),
-                self._devices(peer, target),
+                self._devices(peer, there["devices"] if there else 0),
                 row["client"],
                 row["order"],
                 self.program_of(row["plan"], host),
@@ -232,6 +241,8 @@ class Timeline:
                 row["launched_ns"],
                 row["ended_ns"] or self.end_ns,
                 bool(row["has_failed"]),
+                self._node(host, row)[2],
+                tuple(self._node(peer, there)[3]) if there else (),
             )
         )
 

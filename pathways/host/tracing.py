@@ -80,16 +80,26 @@ class HostTrace:
 
 
 def describe(program: Program) -> dict[str, Any]:
-    """A program as a trace names it: its client, its name, and each node of this host's plan: its name, and a bit per
-    local device on which the input of a transfer lies.
+    """A program as a trace names it: its client, its name, and each node of this host's plan.
+
+    A node has its name; a bit per local device on which the input of a transfer lies; and, of a transfer, the nodes of
+    this host's plan between which it carries a value: the call that makes the value (-1: none here), and the calls that
+    read it.
     """
     nodes = _native.describe_plan(program.plan.block)
     logical = program.bound.program
-    return {
-        "client": program.client,
-        "name": logical.name,
-        "nodes": [
-            (logical.nodes[node["node"]].name if node["kind"] in ("call", "transfer") else "", node["input_devices"])
-            for node in nodes
-        ],
-    }
+    calls = [(number, node) for number, node in enumerate(nodes) if node["kind"] == "call"]
+    makers = {value: number for number, node in calls for value in node["outputs"]}
+    readers: dict[int, list[int]] = {}
+    for number, node in calls:
+        for value in dict.fromkeys(node["inputs"]):
+            readers.setdefault(value, []).append(number)
+    described: list[tuple[str, int, int, list[int]]] = []
+    for node in nodes:
+        name = logical.nodes[node["node"]].name if node["kind"] in ("call", "transfer") else ""
+        maker, its_readers = -1, []
+        if node["kind"] == "transfer":
+            maker = next((makers[value] for value in node["inputs"] if value in makers), -1)
+            its_readers = [reader for value in node["outputs"] for reader in readers.get(value, ())]
+        described.append((name, node["input_devices"], maker, its_readers))
+    return {"client": program.client, "name": logical.name, "nodes": described}

@@ -333,7 +333,60 @@ def test_a_cluster_that_ends_during_the_trace(tmp_path: pathlib.Path) -> None:
     assert "before_the_end" in path.read_text()
 
 
+def test_arrows_lead_from_the_sender_to_the_receiver(perfetto: Any, slices: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    run_program(*slices, runs=0)
+    with pw.trace(path):
+        run_program(*slices)
+    engine = perfetto(path)
+    assert trace_queries.faults(engine) == []
+    left, right = (slice_.devices[0].id for slice_ in slices)
+    found = engine.query(trace_queries.ARROWS)
+    of_a_run = [
+        ("computation", "double", f"device {left}", "transfer", "transfers"),
+        ("transfer", None, "transfers", "computation", f"device {right}"),
+    ]
+    assert len(found) == 2 * (RUNS + 1)
+    runs: dict[int, list[tuple[Any, ...]]] = {}
+    for run, from_category, from_name, from_track, to_category, to_track, to_run, late_ns in found:
+        assert run == to_run and late_ns >= 0
+        name = from_name.split(".")[0] if from_category == "computation" else None
+        runs.setdefault(run, []).append((from_category, name, from_track, to_category, to_track))
+    assert [sorted(each) for each in runs.values()] == [of_a_run] * (RUNS + 1)
+
+
 # ---- what the records say, without a cluster
+
+
+@pytest.mark.parametrize("sent_ns", [9_500, 2_500])
+def test_arrows_of_a_value_that_two_computations_read(perfetto: Any, tmp_path: pathlib.Path, sent_ns: int) -> None:
+    """Calls 1 and 2 on device 0 make values; transfer 3 carries that of call 2 to device 1, where 4 and 5 read it."""
+    base = {"client": 3, "order": 7, "plan": 9, "dispatched_ns": 1_000, "ready_ns": 1_000}
+    nodes = [["", 0, -1, []], ["one", 0, -1, []], ["two", 0, -1, []], ["move", 1, 2, [4, 5]], *[["", 0, -1, []]] * 2]
+    rows = [
+        {**base, "kind": kind, "node": node, "devices": devices, "launched_ns": start, "ended_ns": end}
+        for kind, node, devices, start, end in (
+            (1, 1, 1, 2_000, 3_000),
+            (1, 2, 1, 3_000, 9_000),
+            (2, 3, 2, sent_ns, 10_000),
+            (1, 4, 2, 11_000, 12_000),
+            (1, 5, 2, 12_000, 13_000),
+        )
+    ]
+    plans = {0: {9: {"client": 3, "name": "program", "nodes": nodes}}}
+    TraceFile(tmp_path / "trace.json").write(Timeline(recorded(rows, plans=plans)))
+    engine = perfetto(tmp_path / "trace.json")
+    assert trace_queries.faults(engine) == []
+    found = engine.query(
+        "SELECT a.ts, b.ts FROM flow JOIN slice a ON flow.slice_out = a.id JOIN slice b ON flow.slice_in = b.id "
+        "ORDER BY a.ts, b.ts"
+    )
+    if sent_ns > 3_000:
+        assert found == [(2_000, 8_500), (8_500, 10_000), (8_500, 11_000)]
+    else:  # it was launched before its value was computed
+        assert found == [(2_000, 10_000), (2_000, 11_000)]
+    failed = [{**row, "has_failed": 1} for row in rows]
+    assert not [each for each in events(Timeline(recorded(failed, plans=plans))) if each.get("cat") == "flow"]
 
 
 def test_ends_that_are_noticed_together_are_divided() -> None:

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 COLUMNS = ("category", "name", "ts", "dur", "track", "process", "args")
 
 
+#: Each arrow: its run; category, name and track of the slice that it leaves; category, track and run of the slice that
+#: it enters; and the nanoseconds from the begin of the first to the end of the second.
+ARROWS = """
+SELECT EXTRACT_ARG(a.arg_set_id, 'args.run'), a.category, a.name, whence.name, b.category, whither.name,
+       EXTRACT_ARG(b.arg_set_id, 'args.run'), b.ts + b.dur - a.ts
+FROM flow JOIN slice a ON flow.slice_out = a.id JOIN slice b ON flow.slice_in = b.id
+JOIN thread_track one ON a.track_id = one.id JOIN thread whence ON one.utid = whence.utid
+JOIN thread_track two ON b.track_id = two.id JOIN thread whither ON two.utid = whither.utid
+ORDER BY 1, a.ts
+"""
+
+
 def load(path: pathlib.Path) -> dict[str, Any]:
     """The file's JSON."""
     data = path.read_bytes()

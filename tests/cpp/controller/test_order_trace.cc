@@ -3,6 +3,8 @@
 //   TRACE-3  Ordered.*: one record per run that was ordered: granted, dropped, or not granted when the trace stops; and
 //            one for what is kept out of the order
 //   TRUST-1  Ordered.TimesOfAClientAreData
+//
+// Ordered.ARecordThatJustFits*: a trace refuses no run and evicts no client.
 #include "controller/order_trace.h"
 
 #include "controller/played.h"
@@ -38,7 +40,8 @@ TEST_F(Ordered, SubmittedOrderedGranted) {
   EXPECT_LE(first[0].submitted_ns, first[0].ordered_ns);
   EXPECT_LE(first[0].ordered_ns, first[0].granted_ns);
   const RunRecord run = hosts[0]->next_run();
-  EXPECT_NE(run.header.detail & kRunHasSubmitted, 0);
+  EXPECT_EQ(run.header.detail & kRunHasSubmitted, 0);  // the hosts do not need the client's time
+  EXPECT_EQ(words_behind(run), 1u);
   hosts[0]->done(run);
   hosts[1]->done(hosts[1]->next_run());
   const int64_t done = monotonic_ns();
@@ -103,6 +106,60 @@ TEST_F(Ordered, TimesOfAClientAreData) {
     EXPECT_LE(record.submitted_ns, record.next_ns);
     EXPECT_LE(record.next_ns, record.ordered_ns);
   }
+}
+
+TEST_F(Ordered, ARecordThatJustFitsAHost) {
+  const size_t most = 250;  // rings of 4 KiB take records of 2,040 bytes
+  controller->start_trace(16);
+  const std::vector<uint64_t> arguments(most - 1, Handle::make(9, 1).raw);
+  uint64_t result = 0;
+  ASSERT_EQ(good->submit({5, 2, {2}}, arguments, &result), Status::kOk);
+  pass();
+  ASSERT_EQ(controller->stats().clients, 1u);  // it was not evicted
+  const auto bytes = hosts[0]->next();
+  ASSERT_EQ(bytes.size(), sizeof(RunRecord) + most * sizeof(uint64_t));
+  const auto taken = records();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_NE(taken[0].submitted_ns, 0);
+}
+
+TEST_F(Ordered, TheDeadlineStaysBehindARunWhoseTimeIsTakenOff) {
+  controller->start_trace(16);
+  const std::vector<uint64_t> arguments{Handle::make(9, 1).raw};
+  const int64_t deadline_ns = monotonic_ns() + 3'600'000'000'000;
+  const ErrorText late = make_error_text("late");
+  uint64_t result = 0;
+  ASSERT_EQ(good->submit({5, 2, {2}}, arguments, &result, {}, deadline_ns, &late), Status::kOk);
+  pass();
+  const auto bytes = hosts[0]->next();
+  ASSERT_EQ(bytes.size(), sizeof(RunRecord) + 3 * sizeof(uint64_t));
+  uint64_t words[3] = {};
+  std::memcpy(words, bytes.data() + sizeof(RunRecord), sizeof words);
+  EXPECT_EQ(words[0], arguments[0]);
+  EXPECT_EQ(words[1], result);
+  EXPECT_EQ(static_cast<int64_t>(words[2]), deadline_ns);
+  EXPECT_EQ(is_up(), true);
+}
+
+TEST_F(Ordered, ARecordThatJustFitsItsClient) {
+  RawClient memory(4096);
+  Client small({1, 8}, memory.block, block);
+  controller->add_client(1, memory.block);
+  controller->start_trace(16);
+  uint64_t result = 0;
+  for (const size_t words : {250u, 249u}) {
+    const std::vector<uint64_t> arguments(words - 1, Handle::make(9, 1).raw);
+    ASSERT_EQ(small.submit({5, 2, {2}}, arguments, &result), Status::kOk);
+    pass();
+    hosts[0]->done(hosts[0]->next_run());
+    hosts[1]->done(hosts[1]->next_run());
+    pass();
+    const auto taken = records();
+    ASSERT_EQ(taken.size(), 1u);
+    EXPECT_EQ(taken[0].submitted_ns != 0, words != 250u);  // there was no room for the time
+  }
+  EXPECT_EQ(small.submit({5, 2, {2}}, std::vector<uint64_t>(250, 7), &result), Status::kInvalid);
+  controller->remove_client(1);
 }
 
 TEST_F(Ordered, WhatIsKeptOut) {
