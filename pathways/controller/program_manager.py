@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +16,18 @@ from pathways.plan.memory_profile import ProgramMemory
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.serialization import load
 
+#: What the programs of one client may be, so that a client that registers programs without end harms only itself.
+MOST_PROGRAMS = 1 << 14
+MOST_PROGRAM_BYTES = 1 << 30  # serialized; they are kept for the successors of lost hosts
+
+
+@dataclasses.dataclass
+class _Held:
+    """What the controller keeps of one client's programs."""
+
+    programs: int = 0
+    bytes: int = 0
+
 
 class ProgramManager:
     """Owned by the controller's event loop thread."""
@@ -24,13 +38,20 @@ class ProgramManager:
         self._clients = clients
         self._requests = requests
         self._programs: dict[int, ProgramRecord] = {}
+        self._held: collections.defaultdict[int, _Held] = collections.defaultdict(_Held)  # by client
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
 
     # -- the requests of clients -------------------------------------------------------------------------------------
 
     async def register(self, client: ClientRecord, request: pb.RegisterProgramRequest) -> int:
-        """Sends a client's program to the hosts of its bindings. Returns its number when all of them have stored it."""
+        """Sends a client's program to the hosts of its bindings. Returns its number when all of them have stored it.
+
+        Raises:
+            PlanError: a host refuses the program.
+            ResourceExhaustedError: the client has too many programs.
+            SliceError: the program is bound to devices that do not exist.
+        """
         topology = self._cluster.topology
         devices = tuple(device for binding in request.bindings for device in binding.devices)
         if not devices or min(devices) < 0 or max(devices) >= topology.devices:
@@ -38,6 +59,7 @@ class ProgramManager:
                 f"a program is bound to devices 0..{topology.devices - 1}, got {list(devices[:8]) or 'none'}"
             )
         hosts = topology.hosts_of(devices)
+        self._check_room(client.number, len(request.program))
         number = next(self._numbers)
         program = ProgramRecord(
             number,
@@ -54,6 +76,9 @@ class ProgramManager:
         )
         self._cluster.register_plan(program)
         self._programs[number] = program
+        held = self._held[client.number]
+        held.programs += 1
+        held.bytes += len(request.program)
         client.programs.add(number)
         for host in hosts:
             if self._cluster.hosts[host].is_served:  # any other host gets every program when it is ready
@@ -97,6 +122,19 @@ class ProgramManager:
             program = self._programs.pop(number, None)
             if program is not None and program.client in self._clients:
                 self._clients[program.client].programs.discard(number)
+                held = self._held[program.client]
+                held.programs -= 1
+                held.bytes -= len(program.request.store_program.program)
+
+    def _check_room(self, client: int, nbytes: int) -> None:
+        self._drop_forgotten()
+        held = self._held[client]
+        if held.programs >= MOST_PROGRAMS or held.bytes + nbytes > MOST_PROGRAM_BYTES:
+            raise errors.ResourceExhaustedError(
+                f"client {client} has {held.programs} programs of {held.bytes} bytes, and adds one of {nbytes} bytes; "
+                f"a client may have {MOST_PROGRAMS} programs of {MOST_PROGRAM_BYTES} bytes: delete functions that you "
+                "no longer call, and give large constants as arguments"
+            )
 
     def _program_of(self, client: ClientRecord, number: int) -> ProgramRecord:
         program = self._programs.get(number)
@@ -108,6 +146,7 @@ class ProgramManager:
 
     def client_gone(self, client: int) -> None:
         """Drops the programs of a client that is gone (OWN-1); whoever waits for them waits no longer."""
+        self._held.pop(client, None)
         for program in [program for program in self._programs.values() if program.client == client]:
             del self._programs[program.number]
             for answer in (*program.stored.values(), *program.compiled.values()):

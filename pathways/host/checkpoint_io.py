@@ -140,7 +140,7 @@ class Tasks:
 
         with self._lock:
             self._running[key] = self._running.get(key, 0) + 1
-        self._threads.do(run)
+        self._threads.do(run, client)
 
     # ---- from any thread
 

@@ -1,5 +1,7 @@
 """The programs of one host: stored by control threads, compiled by a thread of their own, dropped in the order.
 
+Clients take turns at the compiler: one that registers many programs delays another's by one compilation.
+
 A compiled program's callables are given to `_core.Host`, which launches them without this module.
 """
 
@@ -97,7 +99,7 @@ class Programs:
         except BaseException:
             del self.by_number[program_id]
             raise
-        self._compiler.do(lambda: self._compile(program_id, registered, on_compiled))
+        self._compiler.do(lambda: self._compile(program_id, registered, on_compiled), client)
 
     def analyze(self, program_id: int) -> dict[str, Any]:
         """Memory and cost of a compiled program's computations on one device, from XLA; by computation number."""

@@ -1,0 +1,110 @@
+"""A client that registers programs without end delays no other client's compilation for long, and is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+from pathways import errors
+from pathways.controller import program_manager
+from pathways.controller.program_manager import ProgramManager
+from pathways.plan.topology import Topology
+from pathways.protocol import control_pb2 as pb
+
+FLOOD = 40
+
+
+def some_program(number: int) -> Callable[[Any], Any]:
+    """Takes a while to compile, and no other one is like it."""
+
+    def run(x: Any) -> Any:
+        for step in range(40):
+            x = jnp.sin(x * (number + step)) @ jnp.cos(x)
+        return x.sum()
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_flood_delays_a_neighbour_by_a_compilation_at_a_time(sessions: Callable[[str], Any]) -> None:
+    cluster = sessions("local")
+    slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+    x = pw.device_put(np.ones((4, 4), np.float32), slice_)
+    over = threading.Semaphore(0)
+
+    def flood(number: int) -> None:
+        pw.jit(some_program(number), devices=slice_)(x).block_until_ready()
+        over.release()
+
+    threads = [threading.Thread(target=flood, args=(number,)) for number in range(FLOOD)]
+    with pw.connect(cluster.address, name="neighbour") as neighbour:
+        there = pw.make_virtual_device_set(neighbour).add_slice(devices=1)
+        y = pw.device_put(np.ones((4, 4), np.float32), there)
+        for thread in threads:
+            thread.start()
+        while cluster.stats()["hosts"][0]["programs"] < FLOOD // 2:  # registered, and hardly any of them compiled
+            assert over._value < FLOOD // 2, "the flood was too slow to prove anything"
+        assert float(pw.jit(lambda v: v.sum() + 0.25, devices=there)(y)) == 16.25
+        left = FLOOD - over._value
+    for thread in threads:
+        thread.join()
+    print(f"{left} programs of the flood were not compiled when the neighbour's was")
+    assert left > FLOOD // 4
+
+
+def test_programs_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_manager, "MOST_PROGRAMS", 3)
+    monkeypatch.setattr(program_manager, "MOST_PROGRAM_BYTES", 1000)
+    forgotten: list[int] = []
+
+    def take_forgotten() -> list[int]:
+        taken = forgotten[:]
+        forgotten.clear()
+        return taken
+
+    async def run() -> None:
+        cluster: Any = types.SimpleNamespace(
+            topology=Topology.grid(1, 1, 2),
+            hosts=[types.SimpleNamespace(is_served=False)],
+            controller=types.SimpleNamespace(take_forgotten=take_forgotten),
+            register_plan=lambda program: None,
+            unless_ended=lambda future: future,
+        )
+        clients: Any = {number: types.SimpleNamespace(number=number, programs=set()) for number in (1, 2)}
+        manager = ProgramManager(cluster, clients, requests=None)  # type: ignore[arg-type]
+
+        async def register(client: int, size: int) -> None:
+            request = pb.RegisterProgramRequest(program=b"x" * size, bindings=[pb.Binding(devices=[0])])
+            task = asyncio.ensure_future(manager.register(clients[client], request))
+            await asyncio.sleep(0)  # it waits for its host now, or was refused
+            if task.done():
+                task.result()
+            tasks.append(task)
+
+        tasks: list[asyncio.Future[int]] = []
+        for _ in range(3):
+            await register(1, 100)
+        with pytest.raises(errors.ResourceExhaustedError, match="client 1 has 3 programs of 300 bytes"):
+            await register(1, 100)
+        manager.forget(clients[1], [1])  # a client that only says so: its command has not been granted
+        with pytest.raises(errors.ResourceExhaustedError):
+            await register(1, 100)
+        forgotten.append(1)
+        await register(1, 700)
+        await register(2, 1000)
+        with pytest.raises(errors.ResourceExhaustedError, match="of 1000 bytes: delete functions that"):
+            await register(2, 1)
+        manager.client_gone(2)
+        await register(2, 10)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(run())
