@@ -3,9 +3,9 @@
 ///
 /// MEM-2: a run is admitted (sequencer/admission.h) before it gets its place in the order. A run that is not admitted
 /// holds back the later records of its own client, but no other client's. Only releases and fetches of buffers that no
-/// held record names pass it. Held records are tried again, the oldest client first, whenever a run has ended or a block was
-/// released. A run that only live buffers keep out gets turns. In a turn nobody else is admitted to the run's memory
-/// spaces; otherwise clients that release some buffers and make others could keep the run out for ever.
+/// held record names pass it. Held records are tried again, the oldest client first, whenever a run has ended or a
+/// block was released. A run that only live buffers keep out gets turns. In a turn nobody else is admitted to the run's
+/// memory spaces; otherwise clients that release some buffers and make others could keep the run out for ever.
 /// MEM-3: a run that can never fit fails at once. A run that only live buffers keep out fails after a short grace, in
 /// which releases that are on their way can arrive. It waits longer while another client that holds some of these
 /// buffers has runs in flight, and for a new grace when a record of another client has failed, some times at most.
