@@ -1,8 +1,6 @@
 #include "memory/copier.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,8 +18,6 @@ namespace {
 
 constexpr uint64_t kLongRow = 4 << 10;      // shorter rows use the cache: streaming 1 KiB rows took 1.6 times as long
 constexpr uint64_t kStreamedJob = 4 << 20;  // a shorter job is still in a cache when its reader reads it
-constexpr uint64_t kRegion = Copier::kChunkBytes / 4;
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 
 /// memcpy with stores that do not load the cache line first.
 void stream(std::byte* target, const std::byte* source, uint64_t bytes) {
@@ -154,12 +150,13 @@ bool Copier::write(Cursor& cursor, uint64_t most, bool streams) {
     const std::byte* source = job.sources[run.source] + run.source_offset;
     std::byte* target = job.targets[run.block] + run.target_offset;
     if (run.row < kLongRow) {
-      if (touches && run.target_stride <= kLongRow) touch(target, (run.count - 1) * run.target_stride + run.row);
+      if (touches && run.target_stride <= kLongRow)
+        touched_.touch(target, (run.count - 1) * run.target_stride + run.row);
       copy_rows(target, run.target_stride, source, run.source_stride, run.row, run.count);
       continue;
     }
     for (; run.count != 0; --run.count, source += run.source_stride, target += run.target_stride) {
-      if (touches) touch(target, run.row);
+      if (touches) touched_.touch(target, run.row);
       if (streams) {
         stream(target, source, run.row);
       } else {
@@ -168,18 +165,6 @@ bool Copier::write(Cursor& cursor, uint64_t most, bool streams) {
     }
   }
   return cursor.walk.is_over();
-}
-
-void Copier::touch(std::byte* target, uint64_t bytes) {
-  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(target), end = begin + bytes;
-  for (uintptr_t region = begin & ~(kRegion - 1); region < end; region += kRegion) {
-    if (touched_.contains(region)) continue;
-    const uintptr_t first = std::max(region, begin) & ~(page - 1), last = std::min(region + kRegion, end);
-    if (last - first < 2 * page) continue;
-    (void)::madvise(reinterpret_cast<void*>(first), last - first, kPopulateWrite);  // may fail: then pages fault
-    if (first <= region && last == region + kRegion) touched_.insert(region);
-  }
 }
 
 }  // namespace pathways

@@ -18,8 +18,7 @@
 //                     overtake a long job of n chunks. Long jobs are written in the order of their start.
 //
 // How it writes: chunks of kChunkBytes. Stores bypass the cache (non-temporal) where rows are long and the job does not
-// fit into a cache anyway. Pages that this process has not touched yet are mapped one region at a time. That takes a
-// third of the time of one page fault for each (measured: benchmarks/results/transfer-*).
+// fit into a cache anyway. Pages that this process has not touched yet are mapped many at a time (touched_pages.h).
 #pragma once
 
 #include <atomic>
@@ -33,11 +32,11 @@
 #include <mutex>
 #include <span>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "memory/copy_plan.h"
+#include "memory/touched_pages.h"
 
 namespace pathways {
 
@@ -85,7 +84,6 @@ class Copier {
 
  private:
   void run();
-  void touch(std::byte* target, uint64_t bytes);
 
   const std::function<void()> ring_;
   uint64_t under_way_ = 0;  // owner
@@ -97,7 +95,7 @@ class Copier {
   std::vector<Job> done_;
   std::atomic<bool> has_done_{false};
   bool stopping_ = false;
-  std::unordered_set<uintptr_t> touched_;  // the copier's thread only: regions of kChunkBytes / 4 that are mapped
+  TouchedPages touched_;  // the copier's thread only
 };
 
 }  // namespace pathways
