@@ -21,10 +21,13 @@ constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each 
 const char* wrong_results(const HandleTable& handles, std::span<const std::byte> bytes) {
   constexpr uint32_t kFew = 16;
   constexpr const char* kRepeated = "a run names one handle for two results";
-  const uint32_t count = read_record<RunRecord>(bytes).results;
-  const auto index = [&](uint32_t i) { return Handle{result_of(bytes, i)}.index(); };
+  const auto run = read_record<RunRecord>(bytes);
+  const uint32_t count = run.results;
+  const size_t first = sizeof run + size_t{run.arguments} * sizeof(Handle);
+  const auto handle = [&](uint32_t i) { return Handle{word_at(bytes, first + size_t{i} * sizeof(Handle))}; };
+  const auto index = [&](uint32_t i) { return handle(i).index(); };
   for (uint32_t i = 0; i < count; ++i) {
-    if (!handles.can_name(Handle{result_of(bytes, i)})) return "the handle of a run's result is out of range";
+    if (!handles.can_name(handle(i))) return "the handle of a run's result is out of range";
   }
   if (count <= kFew) {
     for (uint32_t i = 1; i < count; ++i) {
@@ -255,10 +258,13 @@ std::string Inbox::foreign(const ClientState& client, std::span<const std::byte>
            std::to_string(read_record<RunRecord>(bytes).group) + ", but the plan's hosts are group " +
            std::to_string(owner.group);
   }
-  return is_run && options_.knows_plans ? uncounted(bytes) : "";
+  if (!is_run || !options_.knows_plans) return {};
+  const PlanMemory* memory = ledger_.memory_of(static_cast<uint32_t>(plan));
+  const bool is_counted = memory != nullptr && memory->results.size() == read_record<RunRecord>(bytes).results;
+  return is_counted ? std::string() : uncounted(bytes);
 }
 
-/// Why the ledger cannot count a run (MEM-6); empty when it can.
+/// Why the ledger cannot count a run (MEM-6).
 std::string Inbox::uncounted(std::span<const std::byte> bytes) const {
   const auto run = read_record<RunRecord>(bytes);
   const PlanMemory* memory = ledger_.memory_of(run.plan);
@@ -266,7 +272,6 @@ std::string Inbox::uncounted(std::span<const std::byte> bytes) const {
     return "a run names plan " + std::to_string(run.plan) +
            ", whose memory is not known: a client must wait until its program is compiled before it runs the program";
   }
-  if (memory->results.size() == run.results) return {};
   return "a run of plan " + std::to_string(run.plan) + " has " + std::to_string(run.results) +
          " results, but the plan has " + std::to_string(memory->results.size());
 }
