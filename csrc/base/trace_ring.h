@@ -9,6 +9,7 @@
 /// Threading: the owner's thread only. Allocation: in `start` and `take` only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -35,7 +36,7 @@ class TraceRing {
   void start(size_t capacity) {
     PW_CHECK(capacity != 0);
     records_.assign(capacity, Record{});
-    first_ = count_ = 0;
+    end_ = count_ = 0;
     dropped_ = 0;
     is_on_ = true;
   }
@@ -44,29 +45,31 @@ class TraceRing {
   /// Does nothing while the ring is off.
   void add(const Record& record) {
     if (!is_on_) return;
-    if (count_ == records_.size()) {  // TRACE-1
-      records_[first_] = record;
-      first_ = first_ + 1 == records_.size() ? 0 : first_ + 1;
+    records_[end_] = record;
+    if (++end_ == records_.size()) end_ = 0;
+    if (count_ == records_.size()) {  // TRACE-1: it replaced the oldest one
       ++dropped_;
-      return;
+    } else {
+      ++count_;
     }
-    const size_t at = first_ + count_;
-    records_[at < records_.size() ? at : at - records_.size()] = record;
-    ++count_;
   }
   /// Removes all records. A ring that is off gives its memory back.
   Taken take() {
     Taken taken{{}, std::exchange(dropped_, 0)};
     taken.records.reserve(count_);
-    for (size_t i = 0; i < count_; ++i) taken.records.push_back(records_[(first_ + i) % records_.size()]);
-    first_ = count_ = 0;
+    const size_t behind =
+        std::min(count_, end_);  // the records that lie before `end_`; the others lie at the ring's end
+    const auto at = [&](size_t position) { return records_.begin() + static_cast<std::ptrdiff_t>(position); };
+    taken.records.insert(taken.records.end(), at(records_.size() - (count_ - behind)), records_.end());
+    taken.records.insert(taken.records.end(), at(end_ - behind), at(end_));
+    end_ = count_ = 0;
     if (!is_on_) records_ = {};
     return taken;
   }
 
  private:
   bool is_on_ = false;
-  size_t first_ = 0, count_ = 0;
+  size_t end_ = 0, count_ = 0;  ///< where the next record lies; records, the newest of which lies before that
   uint64_t dropped_ = 0;
   std::vector<Record> records_;
 };

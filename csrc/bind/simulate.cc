@@ -1,5 +1,9 @@
 // Measures the whole control path on modelled devices, for `pathways bench scale`.
+#include <string>
+
+#include "base/status.h"
 #include "bind/bind.h"
+#include "simulate/controller_cost.h"
 #include "simulate/scale.h"
 
 namespace py = pybind11;
@@ -30,6 +34,26 @@ void register_simulation(py::module_& m) {
       "hosts"_a, "shards"_a, "calls"_a = 2, "batch"_a = 32, "repeats"_a = 0,
       "Costs of the control path with `shards` modelled devices on `hosts` hosts: medians in CPU nanoseconds, sizes in "
       "bytes. Raises ValueError for options out of range.");
+  m.def(
+      "simulate_policy",
+      [](uint32_t hosts, uint32_t devices, uint32_t clients, const std::string& policy, uint32_t runs,
+         uint32_t repeats) {
+        if (policy != "fifo" && policy != "share") {
+          throw Error(Status::kInvalid, "policy: expected 'fifo' or 'share', got '" + policy + "'");
+        }
+        ControllerCost cost;
+        {
+          const py::gil_scoped_release unlock;
+          const PolicyKind kind = policy == "fifo" ? PolicyKind::kFifo : PolicyKind::kShare;
+          cost = measure_controller({hosts, devices, clients, kind, runs, repeats});
+        }
+        return py::dict("ns"_a = cost.ns, "runs"_a = cost.runs, "charged_ns"_a = cost.charged_ns,
+                        "repeats"_a = cost.repeats);
+      },
+      "hosts"_a, "devices"_a, "clients"_a, "policy"_a, "runs"_a = 16, "repeats"_a = 0,
+      "The controller's time per host and run: policy, admission, order and messages. Raises ValueError for options "
+      "out "
+      "of range.");
 }
 
 }  // namespace pathways::bind

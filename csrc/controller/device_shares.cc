@@ -13,12 +13,20 @@ constexpr int64_t kGuess_ns = 1'000'000;         // of a plan of which no run is
 constexpr int64_t kLeast_ns = 1'000;             // a run is never free
 constexpr int64_t kMost_ns = 3'600'000'000'000;  // no host is believed more
 constexpr int64_t kAging_ns = 1'000'000'000;     // a waiting run rises by one priority in this time
-constexpr int64_t kLearnPart = 8;                // the moving average moves by this part of the difference
+// A run of a higher priority waits for what has entered. So the policy lets less of it enter than where all are equal;
+// a device that stands still for a moment lengthens its horizon (SHARE-3).
+constexpr int64_t kLeastHorizon_ns = 1'000'000, kLeastHorizonOfPriority_ns = 500'000;
+constexpr int64_t kLearnPart = 8;  // the moving average moves by this part of the difference
 
 }  // namespace
 
-DeviceShares::DeviceShares(PolicyKind kind)
-    : is_on_(kind != PolicyKind::kFifo), policy_({.aging_ns = kind == PolicyKind::kPriority ? kAging_ns : 0}) {}
+SharePolicy::Options DeviceShares::options_of(PolicyKind kind) {
+  const bool has_priorities = kind == PolicyKind::kPriority;
+  return {.least_horizon_ns = has_priorities ? kLeastHorizonOfPriority_ns : kLeastHorizon_ns,
+          .aging_ns = has_priorities ? kAging_ns : 0};
+}
+
+DeviceShares::DeviceShares(PolicyKind kind) : is_on_(kind != PolicyKind::kFifo), policy_(options_of(kind)) {}
 
 void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
   ++clients_;

@@ -115,6 +115,7 @@ class DeviceShares {
     bool is_taken = false;  ///< scratch of settle()
   };
 
+  static SharePolicy::Options options_of(PolicyKind kind);
   bool acts() const { return is_on_ && clients_ > 1; }
   std::shared_ptr<const Footprint> footprint_of(std::span<const HostDevice> devices) const;
   void split(std::span<const PoolMap::Split> splits);

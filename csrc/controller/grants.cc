@@ -50,6 +50,7 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record);
   if (sequencer_.granted().empty()) {
     if (id >= kept_.size()) kept_.resize(id + 1);
+    trace_.submitted();
     kept_[id].assign(record.begin(), record.end());
     client.credits.record_waits(record.size());
     return id;
@@ -57,6 +58,7 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   // Only this entry can have been granted: a new entry makes room for no other.
   PW_DCHECK(sequencer_.granted().size() == 1 && sequencer_.granted().front() == id);
   forward_granted(id, record);
+  trace_.submitted();
   sequencer_.settle(id);
   sequencer_.granted().clear();
   return id;

@@ -64,7 +64,9 @@ class OrderTrace {
   void waits(uint32_t client, OrderWait why);
   /// The client's next record is in the order, as `entry`.
   void ordered(uint32_t client, EntryId id, const Entry& entry, std::span<const std::byte> record);
-  /// A run was granted to its hosts, or dropped.
+  /// What is granted from now on was ordered before: its grant has a time of its own.
+  void submitted() { fresh_ = kNone; }
+  /// A run was granted to its hosts, or dropped. One that was just ordered was granted in the same moment.
   void left(EntryId id, OrderOutcome outcome);
   void forget(uint32_t client) { waiting_.erase(client); }
 
@@ -74,7 +76,10 @@ class OrderTrace {
     uint16_t waits;
   };
 
+  static constexpr EntryId kNone = UINT32_MAX;
+
   Ring ring_;
+  EntryId fresh_ = kNone;                          ///< what was just ordered, until `submitted`
   std::unordered_map<uint32_t, Waiting> waiting_;  ///< by client: its next record, while that is kept out
   std::vector<OrderTraceRecord> ordered_;          ///< by entry; `order` 0: none that waits for its grant
 };

@@ -83,7 +83,7 @@ void Dataflow::close_step(uint32_t slot) {
   Run& run = runs_[slot];
   PW_DCHECK(run.open > 0);
   if (--run.open != 0) return;
-  if (run.is_traced()) trace_.over(run, monotonic_ns());
+  if (run.is_traced()) trace_.over(run, clock_.now_ns());
   link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count(), {run.busy_ns, clock_.look()});
   plans_.end_run(*run.plan);
   runs_.release(slot);

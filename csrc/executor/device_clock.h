@@ -28,11 +28,13 @@ class DeviceClock {
  public:
   static constexpr uint32_t kNobody = 0xffffffffu;  ///< a client that is gone
 
-  /// What is noticed from now on, is noticed together.
+  /// What is noticed until `end_look`, is noticed together.
   void begin_look() {
     ++look_;
     now_ns_ = 0;
+    is_looking_ = true;
   }
+  void end_look() { is_looking_ = false; }
   uint32_t look() const { return look_; }
 
   /// A computation of the client that was launched on `devices` (a bit each) at `launched_ns` was noticed to be over.
@@ -49,9 +51,9 @@ class DeviceClock {
     }
     return began;
   }
-  /// The time of this look.
+  /// The time of this look; between two looks: now.
   int64_t now_ns() {
-    if (now_ns_ == 0) now_ns_ = monotonic_ns();
+    if (now_ns_ == 0 || !is_looking_) now_ns_ = monotonic_ns();
     return now_ns_;
   }
 
@@ -88,6 +90,7 @@ class DeviceClock {
   int64_t free_ns_[64] = {};  ///< by device: when it was noticed last that something on it was over
   int64_t now_ns_ = 0;        ///< the time of this look; 0: not read yet
   uint32_t look_ = 0;
+  bool is_looking_ = false;
   std::unordered_map<uint32_t, BusyTimes> busy_;                         ///< by client and device
   std::unordered_map<uint32_t, BusyTimes>::value_type* last_ = nullptr;  ///< the client of the last call
 };

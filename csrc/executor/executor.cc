@@ -122,7 +122,7 @@ void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view t
 
 // ----------------------------------------------------------------------------------------------------------- runs
 
-void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
+void Executor::on_run(const RunRecord& record, const uint64_t* handles, int64_t read_ns) {
   ++run_records_;
   if (const std::string why = unsound(record, handles); !why.empty()) {
     for (uint32_t i = 0; i < record.results; ++i) {
@@ -132,7 +132,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles) {
     link_.run_done(record.header.client, record.tag, 0, 1, {});  // it has launched none of its gangs
     return;
   }
-  prepare(record, handles);
+  prepare(record, handles, read_ns);
 }
 
 std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) {
@@ -153,7 +153,7 @@ std::string Executor::unsound(const RunRecord& record, const uint64_t* handles) 
   return {};
 }
 
-void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
+void Executor::prepare(const RunRecord& record, const uint64_t* handles, int64_t read_ns) {
   PlanEntry& entry = *plans_.find(record.plan);
   const Plan& plan = entry.plan;
   const uint32_t slot = runs_.acquire();
@@ -168,7 +168,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles) {
   run.busy_ns = run.counted_ns = run.launched_ns = 0;
   run.begin(plan);
   run.dispatched_ns = 0;
-  if (trace_.is_on()) trace_.begin(run);
+  if (trace_.is_on()) trace_.begin(run, read_ns);
   run.results.assign(handles + record.arguments, handles + record.arguments + record.results);
   run.wanted.clear();
   if ((record.header.detail & kRunWanted) != 0) {
@@ -236,6 +236,7 @@ uint32_t Executor::poll() {
   uint32_t done = 0;
   clock_.begin_look();
   done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
+  clock_.end_look();
   done += transfers_.poll();
   done += puts_.retry();
   const uint64_t starts = launcher_.launches() + transfers_.started();

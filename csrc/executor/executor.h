@@ -117,7 +117,8 @@ class Executor final : private OutputFinder, private Dispatcher {
   bool may_be_client(uint32_t id) const { return objects_.may_be_client(id); }
 
   /// `words`: what follows the record. An invalid run (unknown plan, wrong counts) fails as a whole; no other run does.
-  void on_run(const RunRecord& record, const uint64_t* words);
+  /// `read_ns`: when the host read the record, for a trace; 0: now.
+  void on_run(const RunRecord& record, const uint64_t* words, int64_t read_ns = 0);
   /// Prepares the nodes of a stepwise run up to global node `last`. Does nothing when the run failed as a whole,
   /// because the executor does not know that run.
   void on_go(uint64_t order, uint32_t last) { sequential_.on_go(order, last); }
@@ -197,7 +198,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   void drain() override;
   std::string describe_run(uint32_t slot) const;
   std::string unsound(const RunRecord& record, const uint64_t* handles);
-  void prepare(const RunRecord& record, const uint64_t* handles);
+  void prepare(const RunRecord& record, const uint64_t* handles, int64_t read_ns);
 
   const Options options_;
   Backend& backend_;

@@ -101,7 +101,11 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
   const NodeRecord& node = plan.node(ref.node);
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
   queues_.leave(node);
-  if (run.is_traced()) is_watched = trace_launch(run, ref.node, error, launched_ns) || is_watched;
+  Readiness seen = Readiness::kPending;  // of the first output, if a trace has looked at it
+  if (run.is_traced()) {
+    seen = trace_launch(run, ref.node, error, counts, launched_ns);
+    is_watched = is_watched || (seen == Readiness::kPending && error == 0);
+  }
   Value watched = nullptr;
   if (error != 0 && counts) {
     watched = refs_.retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
@@ -127,20 +131,24 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
     if (counts) queues_.begin_launch(node);
     PendingValue item{kind, counts, ref.run, ref.node, watched, 0, tracker_.age()};
     item.launched_ns = launched_ns;
+    item.was_ready = seen == Readiness::kReady && error == 0 && watched == outputs_[0];
     tracker_.add(node.devices, item, made_of);
   }
   flow_.read_done(run, inputs);
   flow_.close_step(ref.run);
 }
 
-/// Traces a call that left its FIFOs. True: its end must still be noticed.
-bool Launcher::trace_launch(Run& run, uint32_t index, uint32_t error, int64_t launched_ns) {
+/// Traces a call that left its FIFOs. Returns what is known of its first output: kPending when its end must still be
+/// noticed. When it is kReady, nobody needs to look again.
+Readiness Launcher::trace_launch(Run& run, uint32_t index, uint32_t error, bool counts, int64_t launched_ns) {
   trace_.launched(run, index, launched_ns);
+  // Where launches in flight are counted, a launch seldom computes within the call, and its end is watched for anyway.
+  if (error == 0 && counts) return Readiness::kPending;
   const bool has_output = !outputs_.empty() && outputs_[0] != nullptr;
-  if (error == 0 && has_output && backend_.readiness(outputs_[0]) == Readiness::kPending) return true;
-  // It was computed in the launch, failed, or says nothing of its end.
-  trace_.ended(run, index, monotonic_ns(), error != 0, true);
-  return false;
+  Readiness seen = Readiness::kFailed;  // it says nothing of its end
+  if (error == 0 && has_output) seen = backend_.readiness(outputs_[0]);
+  if (seen != Readiness::kPending) trace_.ended(run, index, monotonic_ns(), error != 0, true);
+  return seen;
 }
 
 void Launcher::on_launched(uint64_t order, uint32_t node, std::span<const Value> made,

@@ -52,7 +52,7 @@ class Launcher : private ExecutorPart {
  private:
   bool must_wait(const Run& run, const NodeRecord& node);
   uint8_t why_it_waits(const Run& run, const NodeRecord& node);
-  bool trace_launch(Run& run, uint32_t index, uint32_t error, int64_t launched_ns);
+  Readiness trace_launch(Run& run, uint32_t index, uint32_t error, bool counts, int64_t launched_ns);
   Status enqueue(const Run& run, uint32_t index, const NodeRecord& node);
   void book(Run& run, const NodeRecord& node);
   void finish(NodeRef ref, uint32_t error, bool counts, bool is_watched, int64_t launched_ns);

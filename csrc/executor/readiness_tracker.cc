@@ -91,6 +91,7 @@ Readiness ReadinessTracker::look(size_t queue, size_t at) {
   if (item.taken_by != 0) {
     return look(queue, answering(queues_[queue], at)) == Readiness::kPending ? Readiness::kPending : Readiness::kReady;
   }
+  if (item.was_ready) return Readiness::kReady;
   const Readiness readiness = backend_.readiness(item.value);
   if (readiness != Readiness::kDeleted) return readiness;
   taken_.clear();  // who deleted it is not known here: a failed launch, or another user of the array

@@ -44,6 +44,7 @@ struct PendingValue {
   /// ready queue, answers for this one. 0: no launch took it over.
   uint64_t taken_by = 0;
   int64_t launched_ns = 0;  ///< kNode, kStandIn: when its launch began
+  bool was_ready = false;   ///< the value was seen to be ready before it was added, without an error
 };
 
 /// Knows the outputs of launches. It is asked only when a value was donated, or deleted otherwise.

@@ -74,8 +74,8 @@ class RunTrace {
   void stop(RunTable& runs);
   Ring::Taken take() { return ring_.take(); }
 
-  /// The run was read. Call it before its nodes are prepared, and only while the trace is on.
-  void begin(Run& run);
+  /// The run was read at `read_ns`; 0: now. Call it before its nodes are prepared, and only while the trace is on.
+  void begin(Run& run, int64_t read_ns);
   // For all that follow: the run is traced (Run::is_traced).
   /// A node is ready, but something makes it wait: `why` are Throttles.
   void throttled(Run& run, uint32_t node, uint8_t why);
@@ -90,9 +90,10 @@ class RunTrace {
   void over(Run& run, int64_t at_ns);
 
  private:
-  static RunTraceRecord record_of(const Run& run, uint32_t node, TraceKind kind);
+  static uint64_t bytes_of(const Run& run, const NodeRecord& node, TraceKind kind);
 
   Ring ring_;
+  int64_t latest_ns_ = 0;  ///< the latest launch or end in a record: no run ends before
 };
 
 }  // namespace pathways

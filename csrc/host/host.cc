@@ -139,11 +139,13 @@ void Host::launched(uint64_t order, uint32_t node, std::vector<Value> made, std:
 uint32_t Host::step() {
   mailbox_.read();
   uint32_t done = 0;
-  const int64_t end = monotonic_ns() + options_.longest_step.count();
-  for (; done < options_.batch && (done == 0 || monotonic_ns() < end); ++done) {
+  int64_t begin = 0;  // when the first record was read
+  for (; done < options_.batch && (done == 0 || monotonic_ns() < begin + options_.longest_step.count()); ++done) {
     const std::span<const std::byte> bytes = inbox_.try_take(record_);
     if (bytes.empty()) break;
+    if (done == 0) begin = monotonic_ns();
     mailbox_.read();  // what the record needs was registered before the record was written
+    read_ns_ = done == 0 ? begin : 0;
     take(bytes);
     inbox_.pop();
   }
@@ -184,7 +186,7 @@ void Host::take(std::span<const std::byte> bytes) {
     case RecordKind::kRun: {
       const auto record = read_as<RunRecord>(bytes);
       expect_size(bytes, sizeof record + words_behind(record) * sizeof(uint64_t));
-      executor_.on_run(record, reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record));
+      executor_.on_run(record, reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), read_ns_);
       return;
     }
     case RecordKind::kCommand: {

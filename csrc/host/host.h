@@ -127,6 +127,7 @@ class Host : private HostLink {
   std::atomic<uint64_t> peers_replaced_{0};
   int64_t distance_ns_ = 0;
   std::jthread speaker_;       ///< see leave()
+  int64_t read_ns_ = 0;        ///< when the record that is being done was read; 0: the clock was not read since
   bool has_overflow_ = false;  ///< some record waits for room in a ring; no doorbell rings for that
   struct Attached {
     FutureView futures;  ///< not there: no such client, or it is gone

@@ -23,8 +23,10 @@ Simulation::Simulation(SimulationOptions options) : options_(options), clock_(op
         HostBlock::make(h, options.hosts, {options.ring_bytes, options.peer_ring_bytes, 0}, false));
     blocks.push_back(HostBlock::attach(host_segments_.back()));
   }
-  controller_ = std::make_unique<Controller>(
-      Controller::Options{.window = options.window, .sequential = options.sequential}, controller_block_, blocks);
+  Controller::Options controller{.window = options.window, .budgets = options.budgets, .grace = options.grace};
+  controller.sequential = options.sequential;
+  controller.policy = options.policy;
+  controller_ = std::make_unique<Controller>(std::move(controller), controller_block_, blocks);
   Host::Options host_options{.devices = options.devices, .max_in_flight = options.max_in_flight};
   // In virtual time a host's step does all the work there is, however slow the machine is.
   if (options.clock == ModelClock::Kind::kVirtual) host_options.longest_step = std::chrono::hours(1);
@@ -73,7 +75,21 @@ GroupId Simulation::add_group(std::vector<uint32_t> hosts) {
   return next_group_++;
 }
 
-const Simulation::Program& Simulation::add_program(ModelledProgram program, bool compiled) {
+/// The devices of all slices of a program, numbered through the cluster.
+std::vector<HostDevice> Simulation::devices_of(const ModelledProgram& program) const {
+  std::vector<HostDevice> devices;
+  for (const ModelledSlice& slice : program.slices()) {
+    for (const uint32_t host : slice.hosts) {
+      for (uint32_t device = 0; device < options_.devices; ++device) {
+        if ((slice.devices >> device & 1) != 0) devices.push_back({host, host * options_.devices + device});
+      }
+    }
+  }
+  return devices;
+}
+
+const Simulation::Program& Simulation::add_program(ModelledProgram program, bool compiled,
+                                                   std::optional<uint32_t> client) {
   auto entry = std::make_unique<Program>();
   entry->hosts = program.hosts();
   entry->ref.plan = static_cast<uint32_t>(programs_.size());
@@ -85,6 +101,7 @@ const Simulation::Program& Simulation::add_program(ModelledProgram program, bool
                                                                           : Fabric::kNoCommunicator);
   }
   controller_->add_plan(entry->ref.plan, program.nodes());
+  if (client) controller_->register_plan(entry->ref.plan, *client, entry->ref.group, devices_of(program));
   for (const uint32_t h : entry->hosts) {
     Plan plan = Plan::parse(program.plan_of(h, options_.devices));
     backends_[h]->learn(entry->ref.plan, plan, program.communicators_of(h, communicators));

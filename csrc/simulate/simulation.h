@@ -33,6 +33,9 @@ struct SimulationOptions {
   ModelClock::Kind clock = ModelClock::Kind::kVirtual;
   bool sequential = false;  ///< dispatch node by node
   bool pair_gangs = true;   ///< a Fabric checks the gangs
+  PolicyKind policy = PolicyKind::kFifo;
+  std::vector<uint64_t> budgets = {};  ///< bytes per memory space of the controller's ledger
+  std::chrono::nanoseconds grace = std::chrono::milliseconds(250);  ///< ControllerOptions::grace
   uint32_t ring_bytes = 1u << 16;
   uint32_t peer_ring_bytes = 1u << 14;
   uint32_t futures = 1u << 12;
@@ -59,8 +62,10 @@ class Simulation {
   Client& client(uint32_t id) { return *clients_.at(id).client; }
   /// OWN-1. Returns when the controller and the hosts no longer access the client's memory.
   void remove_client(uint32_t id);
-  /// Registers a program on its hosts. Only before `start`. The reference lives as long as the simulation.
-  const Program& add_program(ModelledProgram program, bool compiled = true);
+  /// Registers a program on its hosts. Only before `start`. The reference lives as long as the simulation. `client`:
+  /// only this client may run it, and the policy knows its devices; none: any client may, whenever it comes.
+  const Program& add_program(ModelledProgram program, bool compiled = true,
+                             std::optional<uint32_t> client = std::nullopt);
   void set_compiled(const Program& program, const std::optional<std::string>& error = std::nullopt);
   /// Adds a group of hosts for puts and fetches, beside the groups of the programs.
   GroupId add_group(std::vector<uint32_t> hosts);
@@ -97,6 +102,7 @@ class Simulation {
     ClientBlock* block = nullptr;
     std::unique_ptr<Client> client;
   };
+  std::vector<HostDevice> devices_of(const ModelledProgram& program) const;
   void host_loop(uint32_t index);
 
   const SimulationOptions options_;

@@ -139,6 +139,21 @@ def scale(max_shards: int, devices_per_host: int, repeats: int, json_path: Path 
 
 
 @bench.command()
+@click.option("--binaries", type=click.Path(file_okay=False, path_type=Path), help="Folder of the C++ benchmarks.")
+@_out
+@_results
+def instructions(binaries: Path | None, json_path: Path | None, results: Path | None) -> None:
+    """Instructions of the control path by callgrind: with a trace, by policy, beside many live buffers."""
+    from pathways.bench import instructions as counts
+
+    try:
+        report = counts.run(counts.counter(counts.find_program(binaries)))
+    except counts.NoCounter as error:
+        raise click.ClickException(str(error)) from None
+    _publish(report, json_path, results)
+
+
+@bench.command()
 @click.option("--only", default="", help="Names of probes, with commas; all by default.")
 @click.option("--binaries", type=click.Path(file_okay=False, path_type=Path), help="Folder of the C++ benchmarks.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)

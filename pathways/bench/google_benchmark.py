@@ -16,13 +16,13 @@ _TIMEOUT = 600.0
 
 
 def programs(folder: Path | None) -> list[Path]:
-    """The executables in `folder`; without one, in the newest ``build/*/benchmarks/cpp`` of the working directory."""
+    """The executables `bench_*` in `folder`; without one, in the newest ``build/*/benchmarks/cpp`` there is here."""
     if folder is None:
         built = sorted(Path("build").glob("*/benchmarks/cpp"), key=lambda path: path.stat().st_mtime)
         if not built:
             return []
         folder = built[-1]
-    return sorted(path for path in folder.iterdir() if path.is_file() and os.access(path, os.X_OK))
+    return sorted(path for path in folder.glob("bench_*") if path.is_file() and os.access(path, os.X_OK))
 
 
 def parse(output: dict[str, Any]) -> dict[str, Spread]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pathways.bench import goals, google_benchmark, machine, micro, scale, stats, transfer
+from pathways.bench import goals, google_benchmark, instructions, machine, micro, scale, stats, transfer
 from pathways.bench.report import Report, Table, number
 from pathways.bench.stats import Spread, Value
 from pathways.bench.workloads import COUNTING_LIMIT, Kind, Workload, check_value, workloads
@@ -152,9 +152,13 @@ def fake_point(hosts: int, shards: int) -> scale.Point:
     return scale.Point(shards, hosts, 1000.0 + hosts, 9.0, 500.0, 300.0, 200.0, 800.0, 64, 4, 512, 96, 96, 2)
 
 
+def fake_policy(policy: str, clients: int, hosts: int, devices: int) -> scale.PolicyPoint:
+    return scale.PolicyPoint(policy, clients, hosts, hosts * devices, 1000.0, 32, 0)
+
+
 def test_scale_measures_every_size() -> None:
     assert scale.hosts_to_measure(65536, 4) == [1, 4, 16, 64, 256, 1024, 4096, 16384]
-    report = scale.run(64, 4, repeats=3, simulate=fake_point)
+    report = scale.run(64, 4, repeats=3, simulate=fake_point, simulate_policy=fake_policy)
     assert [row["shards"] for row in report.data["rows"]] == [4, 16, 64]
     assert len(report.data["samples"]) == 9
     assert all(row["reached"] for row in report.data["goals"])
@@ -208,3 +212,36 @@ def test_transfers_are_compared_repeat_by_repeat_and_judged() -> None:
     assert "a note" in report.as_markdown()
     with pytest.raises(ValueError, match="unknown rival 'scp'"):
         transfer.run(["scp"], [1], [4096], 1, 0.1)
+
+
+def test_instructions_are_a_difference() -> None:
+    """The set-up of a case does not count, whatever it takes."""
+
+    def count(case: instructions.Case, turns: int) -> int:
+        setup = 10**9 if "100000" in case.args else 5_000
+        return setup + turns * (104 if case.args[:2] == ("dispatch", "share") else 100)
+
+    report = instructions.run(count)
+    assert {row["case"]: row["instructions"] for row in report.data["rows"]}["a run, share"] == 104
+    reached = {row["goal"]: (round(row["value"], 4), row["reached"]) for row in report.data["goals"]}
+    assert reached["one client: share over fifo"] == (1.04, False)
+    assert reached["a run beside 100,000 live buffers over 100"] == (1.0, True)
+
+
+def test_what_callgrind_says() -> None:
+    assert instructions.collected("==7== Events    : Ir\n==7== Collected : 188408443\n") == 188408443
+    with pytest.raises(RuntimeError, match="did not say"):
+        instructions.collected("==7== Killed\n")
+
+
+def test_instructions_without_the_program(tmp_path: Path) -> None:
+    with pytest.raises(instructions.NoCounter, match="count_control is not in"):
+        instructions.find_program(tmp_path)
+
+
+def test_policies_of_scale_are_judged() -> None:
+    points = [scale.PolicyPoint("share", 2, 16384, 65536, ns, 64, 1) for ns in (1900.0, 2100.0)]
+    one = fake_point(1, 4)
+    judged = [row for row in scale.judge([one, one], points) if "share" in row["goal"]]
+    assert [row["reached"] for row in judged] == [True, False]
+    assert any(table.title == "Policies" for table in scale.make([one, one], [], points).tables)

@@ -4,6 +4,7 @@
 //   SHARE-2 (bounded) AShortRunDoesNotWaitBehindAFlood, ARunOnManyPoolsIsNotStarved, OutstandingTimeIsBounded
 //   SHARE-2           AStandstillEnds
 //   SHARE-3 (busy)    DevicesAreNeverIdle, AShortHorizonGrows, TheNextTimeIsWhenAPoolOpens
+//   SHARE-2           AShorterHorizonLetsLessBeforeAHigherPriority
 //   SHARE-4 (classes) AHigherPriorityGoesFirst, ALowerPriorityWaitsForABoundedTime
 //   SHARE-5 (charged) AWrongGuessIsCorrected, WhatIsGivenBackIsNotLost
 //   all of them       AnyClientsOnAnyPools, drawn by chance; the seed is printed
@@ -38,7 +39,8 @@ struct Tenant {
 
   // What happened
   std::vector<int64_t> used;    ///< by pool
-  std::vector<int64_t> waits;   ///< from each submission to the beginning
+  std::vector<int64_t> waits;   ///< from each submission to the entry
+  std::vector<int64_t> delays;  ///< from each submission to the beginning
   std::deque<int64_t> pending;  ///< times of the submissions that are not picked
   uint32_t under_way = 0;
   std::deque<int64_t> to_submit;  ///< times of submissions to come
@@ -88,6 +90,7 @@ class Model {
  private:
   struct Run {
     uint32_t tenant;
+    int64_t submitted = 0;
     bool has_begun = false;
     std::vector<int64_t> ends;  ///< by index into the tenant's `takes`
     std::vector<bool> over;
@@ -127,10 +130,11 @@ class Model {
   void enter(uint32_t id, int64_t at) {
     Tenant& t = tenants[id];
     policy.entered(id, t.guess, at);
-    t.waits.push_back(at - t.pending.front());
+    const int64_t submitted = t.pending.front();
+    t.waits.push_back(at - submitted);
     t.pending.pop_front();
     ++t.under_way;
-    auto run = std::make_shared<Run>(Run{id, false, {}, std::vector<bool>(t.takes.size(), false)});
+    auto run = std::make_shared<Run>(Run{id, submitted, false, {}, std::vector<bool>(t.takes.size(), false)});
     for (const PoolTime& each : t.takes) fifos_[each.pool].push_back(run);
   }
 
@@ -139,11 +143,12 @@ class Model {
     for (PoolId p = 0; p < fifos_.size(); ++p) {
       if (fifos_[p].empty() || fifos_[p].front()->has_begun) continue;
       Run& run = *fifos_[p].front();
-      const Tenant& t = tenants[run.tenant];
+      Tenant& t = tenants[run.tenant];
       const bool is_first = std::all_of(t.takes.begin(), t.takes.end(),
                                         [&](const PoolTime& each) { return fifos_[each.pool].front().get() == &run; });
       if (!is_first) continue;
       run.has_begun = has_begun = true;
+      t.delays.push_back(at - run.submitted);
       for (const PoolTime& each : t.takes) run.ends.push_back(at + each.ns);
     }
     return has_begun;
@@ -337,6 +342,26 @@ TEST(Share, AHigherPriorityGoesFirst) {
   model.forget_use();
   model.run_until(3 * kSecond);
   EXPECT_GE(model.shares(0)[0], 0.9);  // what it had submitted ends, then the other has all
+}
+
+TEST(Share, AShorterHorizonLetsLessBeforeAHigherPriority) {
+  for (const int64_t least : {kMs, kMs / 2}) {
+    SharePolicy::Options options;
+    options.least_horizon_ns = least;
+    Tenant high = on_pool(0, 1, kMs);
+    high.priority = 1;
+    high.ahead = 1;
+    high.pause = 7 * kMs + 37 * kUs;  // so that it comes at each moment of the others' runs
+    high.begins = kSecond;            // the horizon has shrunk by then
+    Model model(1, {on_pool(0, 1, kMs), high}, options);
+    model.run_until(5 * kSecond);
+    const auto& delays = model.tenants[1].delays;
+    ASSERT_GE(delays.size(), 300u);
+    const int64_t worst = *std::max_element(delays.begin(), delays.end());
+    EXPECT_LE(worst, kMs + least + 1);  // the run that has just begun to let another one enter, and that one
+    EXPECT_GE(worst, kMs / 2 + least);
+    EXPECT_EQ(model.idle_ns(0), 0);
+  }
 }
 
 TEST(Share, ALowerPriorityWaitsForABoundedTime) {

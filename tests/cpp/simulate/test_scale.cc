@@ -4,14 +4,17 @@
 //   COST-1  Sizes.DoNotGrow: bytes per buffer
 //   COST-2  Sizes.DoNotGrow: nodes and bytes of a plan, bytes of a run on a host and in the controller
 //   (memory) Memory.StaysWhereItWas: calls leave nothing behind
+//   (policies) Policies.ChooseBetweenClientsOnly: the controller's cost is measured with the policy, or without
 //   COST-3  Messages.OnePerHostAndRun: a cluster of many hosts says no more per host and run than a small one
 #include "simulate/scale.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <tuple>
 
 #include "base/status.h"
+#include "simulate/controller_cost.h"
 #include "simulate/simulation.h"
 #include "support.h"
 
@@ -31,6 +34,19 @@ TEST(Sizes, DoNotGrow) {
   EXPECT_GT(big.controller_ns, 0.0);
   EXPECT_GT(big.host_ns, 0.0);
   EXPECT_GT(big.client_call_ns, 0.0);
+}
+
+TEST(Policies, ChooseBetweenClientsOnly) {
+  for (const auto& [clients, policy, chooses] :
+       {std::tuple{2u, PolicyKind::kShare, true}, {2u, PolicyKind::kFifo, false}, {1u, PolicyKind::kShare, false}}) {
+    const ControllerCost cost = measure_controller({3, 2, clients, policy, 4, 3});
+    EXPECT_GT(cost.ns, 0.0);
+    EXPECT_EQ(cost.runs, 12u * clients);
+    EXPECT_EQ(cost.charged_ns > 0, chooses);
+  }
+  EXPECT_THROW((void)measure_controller({0, 2, 2, PolicyKind::kShare, 4, 1}), Error);
+  EXPECT_THROW((void)measure_controller({1, 65, 2, PolicyKind::kShare, 4, 1}), Error);
+  EXPECT_THROW((void)measure_controller({1, 2, 2, PolicyKind::kShare, 25, 1}), Error);
 }
 
 TEST(Messages, OnePerHostAndRun) {

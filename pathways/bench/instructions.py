@@ -1,0 +1,145 @@
+"""`pathways bench instructions`: the control path in instructions, which a busy machine cannot change.
+
+Callgrind (valgrind) counts the instructions of `count_control` (benchmarks/cpp), a build with
+`-DPATHWAYS_BUILD_BENCHMARKS=ON`. Each case runs twice, with few and with many turns; the difference is divided by the
+turns between, so that the set-up does not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pathways.bench.report import Report, Table
+
+METHOD = (
+    "Instructions of the native control path by callgrind, on one thread and without JAX: the difference between a run "
+    "of few and a run of many turns, per turn. `controller` counts the controller's passes only, `all` also client and "
+    "host. Callgrind counts each byte of a long copy as an instruction."
+)
+
+TURNS = (2_000, 10_000)
+TIMEOUT_S = 600.0
+_CONTROLLER = "pathways::Controller::step()"
+
+
+class NoCounter(RuntimeError):
+    """Valgrind or the program is missing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`args` of count_control, and whether only the controller's passes count."""
+
+    name: str
+    args: tuple[str, ...]
+    counted: str = "all"
+
+
+CASES = (
+    Case("a run, fifo", ("dispatch", "fifo", "0"), "controller"),
+    Case("a run, share", ("dispatch", "share", "0"), "controller"),
+    Case("a run", ("dispatch", "fifo", "0")),
+    Case("a run, traced", ("dispatch", "fifo", "1")),
+    Case("a run on two hosts", ("gang", "fifo", "0")),
+    Case("a run on two hosts, traced", ("gang", "fifo", "1")),
+    Case("a pass, 100 live buffers", ("idle-passes", "100", "0"), "controller"),
+    Case("a pass, 100 live buffers, a client waits", ("idle-passes", "100", "1"), "controller"),
+    Case("a pass, 100,000 live buffers, a client waits", ("idle-passes", "100000", "1"), "controller"),
+    Case("a run, 100 live buffers, a client waits", ("beside-waiting", "100", "1"), "controller"),
+    Case("a run, 100,000 live buffers, a client waits", ("beside-waiting", "100000", "1"), "controller"),
+)
+
+#: (what, numerator, denominator, the most that the ratio may be).
+GOALS = (
+    ("one client: share over fifo", "a run, share", "a run, fifo", 1.02),
+    (
+        "a pass beside 100,000 live buffers over 100",
+        "a pass, 100,000 live buffers, a client waits",
+        "a pass, 100 live buffers, a client waits",
+        1.01,
+    ),
+    (
+        "a run beside 100,000 live buffers over 100",
+        "a run, 100,000 live buffers, a client waits",
+        "a run, 100 live buffers, a client waits",
+        1.01,
+    ),
+)
+
+Count = Callable[[Case, int], int]
+
+
+def find_program(folder: Path | None) -> Path:
+    """`count_control` in `folder`; without one, in the newest ``build/*/benchmarks/cpp``. Raises NoCounter."""
+    places = (
+        [folder] if folder else sorted(Path("build").glob("*/benchmarks/cpp"), key=lambda each: each.stat().st_mtime)
+    )
+    for place in reversed(places):
+        if (place / "count_control").is_file():
+            return place / "count_control"
+    raise NoCounter(
+        f"count_control is not in {folder or 'build/*/benchmarks/cpp'}: build it with `cmake --preset release && "
+        "cmake --build --preset release --target count_control`"
+    )
+
+
+def counter(program: Path) -> Count:
+    """Counts a case of `program`. Raises NoCounter where valgrind is not installed."""
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        raise NoCounter("valgrind is not installed, and it counts the instructions")
+
+    def count(case: Case, turns: int) -> int:
+        toggle = [f"--toggle-collect={_CONTROLLER}"] if case.counted == "controller" else []
+        with tempfile.TemporaryDirectory() as folder:
+            out = f"--callgrind-out-file={folder}/out"
+            command = [valgrind, "--tool=callgrind", out, *toggle, str(program), *case.args, str(turns)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"{program.name} {' '.join(case.args)} ended with {done.returncode}: {done.stderr[-500:]}"
+            )
+        return collected(done.stderr)
+
+    return count
+
+
+def collected(said: str) -> int:
+    """The number that callgrind collected, of what it said at its end."""
+    found = re.search(r"Collected : (\d+)", said)
+    if found is None:
+        raise RuntimeError(f"callgrind did not say what it collected: {said[-500:]}")
+    return int(found[1])
+
+
+def per_turn(count: Count, case: Case, turns: tuple[int, int] = TURNS) -> float:
+    """Instructions of one turn."""
+    few, many = turns
+    return (count(case, many) - count(case, few)) / (many - few)
+
+
+def judge(found: dict[str, float]) -> list[dict[str, Any]]:
+    """The goals, over the instructions per turn of each case."""
+    rows = []
+    for text, above, below, most in GOALS:
+        value = found[above] / found[below]
+        rows.append({"goal": text, "at_most": most, "value": value, "reached": value <= most})
+    return rows
+
+
+def run(count: Count, cases: Sequence[Case] = CASES) -> Report:
+    """Counts each case, and judges the goals."""
+    rows = [{"case": each.name, "counted": each.counted, "instructions": per_turn(count, each)} for each in cases]
+    goals = judge({str(row["case"]): float(row["instructions"]) for row in rows})  # type: ignore[arg-type]
+    tables = [
+        Table("Instructions per turn", ("case", "counted", "instructions"), [tuple(row.values()) for row in rows]),
+        Table("Goals", ("goal", "at most", "value", "reached"), [tuple(row.values()) for row in goals]),
+    ]
+    return Report("instructions", METHOD, tables, {"rows": rows, "goals": goals})
