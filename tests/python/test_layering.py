@@ -22,6 +22,7 @@ LABEL = re.compile(r"\b[A-Z]{3,8}-\d{1,2}\b")
 NOT_LABELS = {"UTF-8", "UTF-16", "UTF-32", "SHA-1"}
 JAX_PRIVATE = ("jaxlib", "jax._src", "jax.jaxlib")
 LONGEST_HEADER = 250  # lines: what a reader takes in as one thing
+LONGEST_FILE = 500
 TOP = "pathways"  # pathways/__init__.py and __main__.py: may use everything
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|/_core\.cpp$")
 
@@ -235,12 +236,16 @@ def python_graph(root: pathlib.Path) -> dict[str, set[str]]:
     return graph
 
 
-def long_headers(root: pathlib.Path) -> Iterator[str]:
-    """Headers of the core that are longer than one reader takes in. There are no exceptions: split a header by job."""
-    for path in sorted((root / "csrc").rglob("*.h")):
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > LONGEST_HEADER:
-            yield f"{path.relative_to(root)} has {lines} lines: expected at most {LONGEST_HEADER}; split it by job"
+def long_files(root: pathlib.Path) -> Iterator[str]:
+    """Files that are longer than one reader takes in. There are no exceptions: split a file by job."""
+    for folder in ("csrc", "pathways", "tests", "examples", "scripts"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix not in (".h", ".cc", ".py", ".pyx", ".pxi") or GENERATED.search(path.as_posix()):
+                continue
+            most = LONGEST_HEADER if folder == "csrc" and path.suffix == ".h" else LONGEST_FILE
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > most:
+                yield f"{path.relative_to(root)} has {lines} lines: expected at most {most}; split it by job"
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +295,8 @@ def test_no_headers_include_each_other(root: pathlib.Path) -> None:
     assert circles(native_graph(root)) == []
 
 
-def test_no_header_is_too_long(root: pathlib.Path) -> None:
-    faults = list(long_headers(root))
+def test_no_file_is_too_long(root: pathlib.Path) -> None:
+    faults = list(long_files(root))
     assert not faults, "\n".join(faults)
 
 
@@ -381,7 +386,13 @@ def test_a_long_header_is_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "csrc/a").mkdir(parents=True)
     (tmp_path / "csrc/a/fits.h").write_text("//\n" * LONGEST_HEADER)
     (tmp_path / "csrc/a/long.h").write_text("//\n" * (LONGEST_HEADER + 1))
-    assert list(long_headers(tmp_path)) == ["csrc/a/long.h has 251 lines: expected at most 250; split it by job"]
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/fits.cc").write_text("//\n" * LONGEST_FILE)
+    (tmp_path / "tests/long.py").write_text("#\n" * (LONGEST_FILE + 1))
+    assert list(long_files(tmp_path)) == [
+        "csrc/a/long.h has 251 lines: expected at most 250; split it by job",
+        "tests/long.py has 501 lines: expected at most 500; split it by job",
+    ]
 
 
 def test_a_stale_reference_is_found(tmp_path: pathlib.Path) -> None:

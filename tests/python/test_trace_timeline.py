@@ -1,0 +1,64 @@
+"""The timeline of a trace, from records: spans, waits and their reasons, names of clients."""
+
+from __future__ import annotations
+
+from trace_cases import recorded
+
+from pathways.cluster import trace_timeline
+from pathways.cluster.trace_file import events
+from pathways.cluster.trace_timeline import Timeline
+from pathways.protocol import trace_records
+
+
+def test_ends_that_are_noticed_together_are_divided() -> None:
+    call = {"kind": 1, "client": 3, "devices": 1, "dispatched_ns": 1_000, "ready_ns": 1_000}
+    rows = [{**call, "order": order, "launched_ns": 1_000 + 100 * order, "ended_ns": 100_000} for order in (1, 2, 3)]
+    rows.append({**call, "order": 4, "launched_ns": 5_000, "ended_ns": 130_000, "devices": 3})
+    timeline = Timeline(recorded(rows))
+    spans = [(each.start_ns, each.end_ns, each.is_estimated) for each in timeline.computations]
+    assert spans == [
+        (1_100, 34_066, True),
+        (34_066, 67_033, True),
+        (67_033, 100_000, True),
+        (100_000, 130_000, False),
+    ]
+
+
+def test_waits_and_their_reasons() -> None:
+    orders = [
+        {"order": 7, "client": 3, "waits": 1 | 2, "submitted_ns": 2_000, "next_ns": 40_000, "ordered_ns": 90_000,
+         "granted_ns": 150_000},
+        {"order": 0, "client": 4, "waits": 4, "outcome": 3, "next_ns": 50_000},
+    ]  # fmt: skip
+    runs = [
+        {"kind": 0, "client": 3, "order": 7, "dispatched_ns": 200_000, "ended_ns": 900_000},
+        {"kind": 1, "client": 3, "order": 7, "devices": 1, "dispatched_ns": 200_000, "ready_ns": 300_000,
+         "launched_ns": 400_000, "ended_ns": 900_000, "waited_for": 1, "throttled_by": 2},
+    ]  # fmt: skip
+    found = list(events(Timeline(recorded(runs, orders))))
+    reasons = {
+        (each["args"]["reason"], each["ts"], each["dur"]) for each in found if each.get("cat") == "wait"
+        and "reason" in each["args"]
+    }  # fmt: skip
+    assert reasons == {
+        ("its client's earlier runs", 1.0, 38.0),
+        ("its turn, memory", 39.0, 50.0),
+        ("room at its hosts", 89.0, 60.0),
+        ("its hosts to read it", 149.0, 50.0),
+        ("an earlier launch on its device", 199.0, 100.0),
+        ("memory", 299.0, 100.0),
+    }
+    assert any(each["name"] == "waits for its client's runs under way" for each in found)
+
+
+def test_colours_differ_by_client() -> None:
+    timeline = Timeline(recorded([]))
+    labels = [timeline.label(client) for client in range(60)]
+    without_digits = {"".join(each for each in label if not each.isdigit()) for label in labels}
+    assert len(without_digits) == 60  # Perfetto colours by the name without its digits
+
+
+def test_the_records_are_as_wide_as_the_core_writes_them() -> None:
+    assert trace_records.RUN.itemsize == 80
+    assert trace_records.ORDER.itemsize == 56
+    assert trace_timeline.offset_of(0) == 0
