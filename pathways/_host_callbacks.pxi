@@ -176,8 +176,8 @@ cdef cppclass JaxOperations(SendingBackend):
                    (client, task, None if value == NULL else <object><PyObject*>value, _bytes(payload),
                     booked.devices, booked.bytes))
 
-    void command(uint32_t client, const_byte_span payload) noexcept:
-        _do(<Host>this.host, "command", NULL, "commands", "command", (client, _bytes(payload)))
+    void command(uint32_t client, uint64_t plan, const_byte_span payload) noexcept:
+        _do(<Host>this.host, "command", NULL, "commands", "command", (client, plan, _bytes(payload)))
 
     Status offload(uint32_t client, value_span values, const_byte_span payload, Offload where) noexcept:
         cdef Host host = <Host>this.host

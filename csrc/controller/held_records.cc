@@ -30,6 +30,11 @@ uint64_t token_of(std::span<const std::byte> bytes) {
   return has_one ? read_record<CommandRecord>(bytes).token : 0;
 }
 
+/// Whether a command leases memory to its hosts.
+bool leases(std::span<const std::byte> bytes) {
+  return !is_run(bytes) && read_record<CommandRecord>(bytes).lease_stamp != 0;
+}
+
 }  // namespace
 
 HeldRecords::Held* HeldRecords::find_run(uint64_t tag) {
@@ -77,6 +82,7 @@ void HeldRecords::count(std::span<const std::byte> record, bool is_added) {
     count_index(handle, is_added);
   });
   count_index(token_of(record), is_added);
+  if (leases(record)) leases_ += is_added ? 1 : ~uint64_t{0};
 }
 
 void HeldRecords::count_index(uint64_t handle, bool is_added) {
@@ -104,7 +110,7 @@ void HeldRecords::count_handle(uint64_t handle, bool is_added) {
 }
 
 void HeldRecords::validate() const {
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, lending = 0;
   std::unordered_map<uint64_t, uint32_t> handles;
   std::unordered_map<uint32_t, uint32_t> indices;
   for (const Held& held : line_) {
@@ -117,10 +123,11 @@ void HeldRecords::validate() const {
       count_index_of(handle);
     });
     count_index_of(token_of(held.record));
+    lending += leases(held.record) ? 1 : 0;
   }
   PW_CHECK(load_.count == line_.size() && load_.bytes == bytes);
   PW_CHECK(handles == handles_);
-  PW_CHECK(indices == indices_);
+  PW_CHECK(indices == indices_ && lending == leases_);
   for (const auto& release : releases_) PW_CHECK(handles_.contains(release.first));
 }
 

@@ -253,10 +253,10 @@ std::string Inbox::foreign(const ClientState& client, std::span<const std::byte>
   const PlanOwner& owner = plan_owners_[plan];
   if (owner.client != client.id) return "a record names plan " + std::to_string(plan) + ", which is another client's";
   if (owner.is_dropped) return "a record names plan " + std::to_string(plan) + ", which its client has dropped";
-  if (is_run && read_record<RunRecord>(bytes).group != owner.group) {
-    return "a run of plan " + std::to_string(plan) + " names group " +
-           std::to_string(read_record<RunRecord>(bytes).group) + ", but the plan's hosts are group " +
-           std::to_string(owner.group);
+  const GroupId group = is_run ? read_record<RunRecord>(bytes).group : read_record<CommandRecord>(bytes).group;
+  if (group != owner.group) {
+    return std::string(is_run ? "a run" : "a command to drop") + " of plan " + std::to_string(plan) + " names group " +
+           std::to_string(group) + ", but the plan's hosts are group " + std::to_string(owner.group);
   }
   if (!is_run || !options_.knows_plans) return {};
   const PlanMemory* memory = ledger_.memory_of(static_cast<uint32_t>(plan));

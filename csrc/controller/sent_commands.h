@@ -10,6 +10,7 @@
 /// Threading: the controller's stepping thread only.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +41,7 @@ class SentCommands {
     }
     if (record.lease_stamp == 0) return is_in_bounds;
     for (const uint32_t h : hosts) {
-      if (h < lease_stamp_.size()) lease_stamp_[h] = record.lease_stamp;
+      if (h < lease_stamp_.size()) lease_stamp_[h] = std::max(lease_stamp_[h], record.lease_stamp);
     }
     return is_in_bounds;
   }

@@ -121,8 +121,9 @@ class Backend {
   /// `put`; a task that makes none has nothing booked.
   virtual Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
                             const Booked& booked) = 0;
-  /// Does a command of any other kind, at its place in the order.
-  virtual void command(uint32_t client, std::span<const std::byte> payload) = 0;
+  /// Does a command of any other kind, at its place in the order. `plan`: the plan that the command drops, which is
+  /// what the controller has gone by (MEM-6); 0: none.
+  virtual void command(uint32_t client, uint64_t plan, std::span<const std::byte> payload) = 0;
   /// Moves all values of a client off the devices, or back. Replaces each value by a reference to its stand-in off the
   /// devices, or the reverse. On a failure all values stay as they are. The backend notifies the requester in either
   /// case.

@@ -20,7 +20,7 @@ void ClientCommands::on_command(LocalClient& c, const CommandRecord& record, std
       release(c, payload);
       break;
     case CommandKind::kBackend:
-      backend_.command(id, payload);
+      backend_.command(id, record.token, payload);
       break;
     case CommandKind::kTask:
       task(c, record, payload);

@@ -3,8 +3,9 @@
 //
 // Why: the first write to each page of shared memory costs a page fault. One madvise for many pages takes a third of
 // the time of one fault for each (benchmarks/results/transfer-*). But for pages that are mapped already, the same call
-// is pure loss: it visits each page, and took longer than the copy itself for buffers of 256 KiB. So no page is asked
-// for twice, wherever in a region a buffer begins and ends.
+// is pure loss: it visits each page, and took longer than the copy itself for buffers of 256 KiB. So what is
+// mapped is not asked for again, wherever in a region a buffer begins and ends; only known pages between missing ones
+// are.
 //
 // It is a hint. The owner of the memory may give pages back to the kernel, or unmap the segment and map another one at
 // the same address. Then the writes that follow take one fault per page, and nothing else happens.

@@ -318,6 +318,6 @@ Status ModelledBackend::offload(uint32_t, std::span<Value> values, std::span<con
   return Status::kOk;
 }
 
-void ModelledBackend::command(uint32_t, std::span<const std::byte>) { ++commands_; }
+void ModelledBackend::command(uint32_t, uint64_t, std::span<const std::byte>) { ++commands_; }
 
 }  // namespace pathways

@@ -173,7 +173,7 @@ class ModelledBackend final : public Backend {
   Status read_back(Value value, const ReadBackSlot& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
                     const Booked& booked) override;
-  void command(uint32_t client, std::span<const std::byte> payload) override;
+  void command(uint32_t client, uint64_t plan, std::span<const std::byte> payload) override;
   Status offload(uint32_t client, std::span<Value> values, std::span<const std::byte> payload, Offload where) override;
   void forget_plan(uint32_t plan) override { forgotten_.push_back(plan); }
   void forget_client(uint32_t client) override { gone_.push_back(client); }

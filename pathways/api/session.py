@@ -179,7 +179,7 @@ class Session:
                 number, group = self.forgotten.popleft()
             except IndexError:
                 break
-            self.native.command(payloads.BACKEND, group, 0, number, payloads.forget(number))
+            self.native.command(payloads.BACKEND, group, 0, number, b"")
             numbers.append(number)
         if numbers:
             self.control().forget_programs(numbers)

@@ -50,7 +50,7 @@ class ControlPlane(Protocol):
         """XLA's analysis of a compiled program. By number of a computation: "memory" and "cost" on one device."""
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
-        """Removes programs from the controller's records. The hosts get the command `payloads.forget` in the order."""
+        """Removes programs from the controller's records. The hosts get a command that names them, in the order."""
 
     def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
         """Answers the calls of hosts from now on, with these functions by number. The mapping may grow later."""

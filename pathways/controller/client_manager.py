@@ -98,6 +98,7 @@ class ClientManager:
             PermissionDeniedError: no open connection has this secret.
         """
         self._check_versions(request)
+        await self.cluster.hosts_started()
         terms = client_limits.granted(request, self.cluster.config.options)
         root = client_limits.checkpoint_root(terms, self.cluster.config.options)
         connection = self.connections.of(token)

@@ -92,6 +92,7 @@ class ClusterManager:
         self.started_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._startup_events = asyncio.Event()
+        self._are_hosts_started = asyncio.Event()
         self._services: dict[int, Any] = {}  # by island: the coordination service of its group
         self.segment: Any = None  # the hosts map it
         self.status_segment: Any = None  # clients map it, and can only read
@@ -158,8 +159,13 @@ class ClusterManager:
             await self.unless_ended(asyncio.ensure_future(self.processes.ready()))
             for host in range(self.topology.hosts):
                 self.hosts.append(self.start_host(host, self._segments))
+            self._are_hosts_started.set()
         except (errors.PathwaysError, OSError) as error:  # if the cluster has ended, that was the reason
             self.fail(errors.ConnectError(f"the cluster did not start: {error}"))
+
+    async def hosts_started(self) -> None:
+        """Waits until each host has a process and a record. Clients may come before."""
+        await self.unless_ended(asyncio.ensure_future(self._are_hosts_started.wait()))
 
     def _spaces(self) -> list[str]:
         """The names of the memory spaces, in the order of their numbers: devices, then hosts' memory for transfers."""
@@ -260,8 +266,14 @@ class ClusterManager:
             process = self.processes.fork([dump(config)], env, [log.fileno(), *config.fds])
         ours.setblocking(False)
         token = secrets.token_hex(16)
-        fd_passing.send(ours, {"kind": "token", "token": token})
-        host = HostRecord(config, segments[number], process, os.pidfd_open(process.pid), ours, log_path, token)
+        host = HostRecord(config, segments[number], process, -1, ours, log_path, token)
+        try:
+            fd_passing.send(ours, {"kind": "token", "token": token})
+            host.pidfd = os.pidfd_open(process.pid)
+        except OSError as error:  # it has ended already, or this process has too many descriptors
+            process.kill()
+            process.wait()
+            raise errors.ConnectError(f"host {number} could not be started: {error}. {host.exit_report()}") from error
         self._loop.add_reader(host.pidfd, self._host_ended, host)
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
         return host

@@ -95,11 +95,11 @@ class HostProcesses:
             )
         self._is_ready = False
 
-    async def ready(self) -> None:
+    async def ready(self, timeout_s: float | None = None) -> None:
         """Waits until the fork server forks at once. Starts a new one if the last one has ended.
 
         Raises:
-            ConnectError: it ended before it was ready.
+            ConnectError: it ended before it was ready, or was not ready in time. Then it is ended.
             OSError: see `start`.
         """
         if self._server is None or self._server.poll() is not None:
@@ -111,9 +111,16 @@ class HostProcesses:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._connection, readable.set)
         try:
-            await readable.wait()
-        finally:
+            await asyncio.wait_for(readable.wait(), timeout_s)
+        except TimeoutError:
             loop.remove_reader(self._connection)
+            self.close()
+            raise errors.ConnectError(
+                f"the fork server, which starts hosts, was not ready in {timeout_s:g} s. {self.log_tail()}"
+            ) from None
+        finally:
+            with contextlib.suppress(ValueError):  # it is closed
+                loop.remove_reader(self._connection)
         self._receive()
         self._is_ready = True
 
@@ -137,6 +144,9 @@ class HostProcesses:
                 fd_passing.send(self._connection, {"size": len(request), "descriptors": len(fds)}, [file])
                 for first in range(0, len(fds), fd_passing.MAX_FDS):
                     fd_passing.send(self._connection, {}, list(fds[first : first + fd_passing.MAX_FDS]))
+        except BaseException:
+            self.close()  # it has a part of the request, and would take the next one for the rest
+            raise
         finally:
             os.close(file)
         return ForkedProcess(int(self._receive()["pid"]))

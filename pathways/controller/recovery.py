@@ -142,7 +142,7 @@ class Islands:
         everyone = [segments.get(host.number, None if host.is_lost else host.segment) for host in cluster.hosts]
         island.incarnation += 1
         cluster.start_coordinator(island.number, island.incarnation)
-        await cluster.processes.ready()
+        await cluster.processes.ready(cluster.config.options.start_timeout_s)
         started: list[HostRecord] = []
         for number in island.hosts:
             cluster.hosts[number] = cluster.start_host(

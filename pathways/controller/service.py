@@ -208,6 +208,7 @@ class ControllerService(rpc.ControllerServicer):
 
     @_refusing
     async def Stats(self, request: Empty, context: Any) -> pb.StatsReply:  # noqa: D102
+        await self._cluster.hosts_started()
         topology = self._cluster.topology
         reply = pb.StatsReply(
             topology=dump(topology, pb.Topology),

@@ -97,7 +97,7 @@ class Tracing:
         started: dict[int, HostRecord] = {}
         try:
             self._cluster.controller.start_trace(CAPACITY)
-            for part in await self._start_new(started):
+            for part in await self._start_new(mine, started):
                 yield _seen_by(own, part)
             yield self._about(own)  # from now on everything is recorded
             while not over.is_set():
@@ -107,7 +107,7 @@ class Tracing:
                     break
                 parts = await self._take(started, _Action.TAKE)
                 self._check_turn(mine)
-                for part in [*parts, *await self._start_new(started)]:
+                for part in [*parts, *await self._start_new(mine, started)]:
                     yield _seen_by(own, part)
             self._check_turn(mine)
             last = await self._take(started, _Action.STOP)
@@ -156,8 +156,12 @@ class Tracing:
         self._cluster.controller.stop_trace()
         self._cluster.controller.take_trace()
 
-    async def _start_new(self, started: dict[int, HostRecord]) -> list[pb.TracePart]:
-        """Starts the trace on hosts that have none yet: at first all, later the successors of lost ones."""
+    async def _start_new(self, mine: _Trace, started: dict[int, HostRecord]) -> list[pb.TracePart]:
+        """Starts the trace on hosts that have none yet: at first all, later the successors of lost ones.
+
+        Raises:
+            TraceFileError: the trace had to end meanwhile. Then the hosts are another trace's.
+        """
         remarks: list[pb.TracePart] = []
         for host in self._cluster.hosts:
             if started.get(host.number) is host or not host.ready.is_set() or host.is_lost:
@@ -165,6 +169,7 @@ class Tracing:
             if host.number in started:
                 remark = f"host {host.number} was lost: what it had recorded last is missing"
                 remarks.append(pb.TracePart(host=host.number, remark=remark))
+            self._check_turn(mine)
             started[host.number] = host
             answer = await self._ask(host, _Action.START)
             if answer.remark:

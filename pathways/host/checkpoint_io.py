@@ -73,8 +73,9 @@ class Tasks:
 
     def attach_client(self, client: int, root: str | None) -> None:
         """A client comes, whose checkpoints must lie in `root`; None: anywhere. Any thread."""
+        checks = CheckpointRoot(root)  # it looks at the folder, which may take long
         with self._lock:
-            self._roots[client] = CheckpointRoot(root)
+            self._roots[client] = checks
 
     # ---- from the enqueue thread
 

@@ -41,12 +41,14 @@ class Commands:
         self._directory = directory
         self._on_offloaded = on_offloaded
 
-    def command(self, client: int, payload: bytes) -> None:
-        """Does a client's command: stores a placement's description, or ends a program, a save or a restore."""
-        if payload[:1] == b"E":
+    def command(self, client: int, plan: int, payload: bytes) -> None:
+        """Does a client's command: drops the program `plan`, which the controller has dropped, too; or, if that is 0,
+        stores a placement's description, or ends a save or a restore.
+        """
+        if plan:
+            self._programs.remove(client, plan)
+        elif payload[:1] == b"E":
             self._tasks.drop(client, *payloads.parse_end(payload))
-        elif payload[:1] == b"U":
-            self._programs.remove(client, payloads.parse_forget(payload))
         else:
             self._placements.define(client, *payloads.parse_define(payload))
 

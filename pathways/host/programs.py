@@ -1,6 +1,6 @@
 """The programs of one host: stored by control threads, compiled by a thread of their own, dropped in the order.
 
-Clients take turns at the compiler: one that registers many programs delays another's by one compilation.
+Clients take turns at the compiler: each other client that registers many programs delays a client by one compilation.
 
 A compiled program's callables are given to `_core.Host`, which launches them without this module.
 """

@@ -28,7 +28,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from pathways.process import fd_passing
@@ -44,6 +44,7 @@ def main() -> None:
     except ParentLost:
         os._exit(1)
     entry, modules = sys.argv[3], sys.argv[4:]
+    inherited = dict(os.environ)
     for name in modules:
         try:
             importlib.import_module(name)
@@ -55,18 +56,26 @@ def main() -> None:
     # Libraries of linear algebra have threads, and end them before a fork; Python counts them all the same.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     with connection:
-        serve(connection, entry)
+        serve(connection, entry, inherited)
 
 
-def serve(connection: socket.socket, entry: str) -> None:
-    """Forks a process for each request, until the controller closes the connection."""
+def serve(connection: socket.socket, entry: str, inherited: Mapping[str, str]) -> None:
+    """Forks a process for each request, until the controller closes the connection.
+
+    `inherited`: the environment before the imports. Imports set variables that a request does not have.
+    """
     fd_passing.send(connection, {"ready": True})
     while True:
         try:
             request, descriptors = _receive(connection)
         except fd_passing.Closed:
             return
-        pid = _fork_twice(lambda: _become(entry, request, descriptors))  # noqa: B023 - called at once
+
+        def run(request: dict[str, Any] = request, descriptors: list[int] = descriptors) -> NoReturn:
+            connection.close()
+            _become(entry, request, descriptors, inherited)
+
+        pid = _fork_twice(run)
         for fd in descriptors:
             os.close(fd)
         fd_passing.send(connection, {"pid": pid})
@@ -101,6 +110,9 @@ def _fork_twice(run: Callable[[], NoReturn]) -> int:
                     os.close(fd)
                 run()
             os.write(pid_writer, str(pid).encode())
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(0)
     os.close(pid_writer)
@@ -116,15 +128,14 @@ def _fork_twice(run: Callable[[], NoReturn]) -> int:
     return int(text)
 
 
-def _become(entry: str, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
+def _become(entry: str, request: dict[str, Any], descriptors: list[int], inherited: Mapping[str, str]) -> NoReturn:
     """Turns this process into what was asked for. Does not return."""
     try:
         log, *rest = descriptors
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        os.environ.clear()
-        os.environ.update(request["environment"])
+        _change_environment(inherited, request["environment"])
         module, _, function = entry.partition(":")
         getattr(importlib.import_module(module), function)(rest, *request["arguments"])
     except BaseException:
@@ -132,6 +143,15 @@ def _become(entry: str, request: dict[str, Any], descriptors: list[int]) -> NoRe
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+def _change_environment(inherited: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Makes the environment what it would be if the imports had begun with `wanted` and not with `inherited`."""
+    for name in inherited.keys() - wanted.keys():
+        os.environ.pop(name, None)
+    for name, value in wanted.items():
+        if inherited.get(name) != value:
+            os.environ[name] = value
 
 
 if __name__ == "__main__":

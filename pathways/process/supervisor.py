@@ -1,8 +1,8 @@
 """The supervisor: starts the controller, lives longer than it, and removes everything. Uses only the standard library.
 
-The supervisor is the parent of the controller, and the kernel makes it the parent of every descendant that loses its
-own parent. So when any other process is killed, at any moment, the supervisor knows every process and the directory of
-the cluster, and removes them:
+The supervisor is the parent of the controller. When the controller ends, the kernel makes the supervisor the parent of
+every process that the controller leaves. So when any other process is killed, at any moment, the supervisor knows every
+process and the directory of the cluster, and removes them:
 
     owner ended        the controller, which monitors the owner too, gets some seconds to end in order, then SIGKILL
     controller ended   the supervisor kills and reaps every remaining descendant, and removes the directory

@@ -1,7 +1,6 @@
 """The payloads of commands from a client to the hosts. A client describes each placement once, then names it by number.
 
     define    "D" + JSON {"id", "shape", "dtype", "axes", "spec", "devices"}      (BACKEND, under the same number)
-    forget    "U" + program number: no later run uses the program                 (BACKEND)
     rename    pairs of handles: the name, and the array that takes the name       (RENAME)
     offload   "S", request number, to disk?                                       (OFFLOAD or RESTORE)
     put       "P", placement id, mode, then: bytes inline | offset and length in the client's arena | a local key
@@ -47,7 +46,6 @@ _PUT = struct.Struct("<cIB")
 _FETCH = struct.Struct("<cB")
 _SPAN = struct.Struct("<QQ")
 _KEY = struct.Struct("<Q")
-_FORGET = struct.Struct("<cI")
 _PAIR = struct.Struct("<QQ")
 _OFFLOAD = struct.Struct("<cQ?")
 
@@ -113,16 +111,6 @@ def _whole(value: Any, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 48:
         raise ValueError(f"expected a whole number of at least {least}, got {value!r}")
     return value
-
-
-def forget(program: int) -> bytes:
-    """Forgets a program: no run after this command uses it."""
-    return _FORGET.pack(b"U", program)
-
-
-def parse_forget(payload: bytes) -> int:
-    """What `forget` wrote."""
-    return int(_FORGET.unpack(payload)[1])
 
 
 def rename(pairs: Sequence[tuple[int, int]]) -> bytes:

@@ -43,7 +43,7 @@ def main() -> None:
         results.append(grow(value).block_until_ready())
         if sys.argv[2] == "dropped":
             (number,) = numbers
-            cluster.native.command(payloads.BACKEND, value.layout.group, 0, number, payloads.forget(number))
+            cluster.native.command(payloads.BACKEND, value.layout.group, 0, number, b"")
             results += [grow(value) for _ in range(64)]
             for result in results:
                 result.block_until_ready()

@@ -31,6 +31,7 @@ class Core:
 
 def test_given_up_jobs_are_not_remembered_for_ever() -> None:
     host = checkpoint_io.Tasks(Core(), 0)
+    host.attach_client(1, None)
     last = 3 * checkpoint_io.GIVEN_UP
     for job in range(1, last + 1):
         host.drop(1, job, early=True)
@@ -57,6 +58,7 @@ def test_a_job_that_is_given_up_while_it_begins_holds_nothing(
     monkeypatch.setattr(checkpoint_io, "_tensorstore", slowly)
     core = Core()
     host = checkpoint_io.Tasks(core, 0)
+    host.attach_client(1, None)
     base = {"driver": "ocdbt", "base": f"file://{tmp_path}/"}
     spec = {
         "driver": "zarr",

@@ -47,11 +47,17 @@ def test_hosts_are_children_of_the_controller(own: LocalClusterHandle) -> None:
     found = [psutil.Process(pid) for pid in own.control.host_pids]
     assert [host.ppid() for host in found] == [controller] * 2
     assert [host.name() for host in found] == ["pathways-host0", "pathways-host1"]
+    ours = set(files_of(fork_server(controller).pid))
+    shared = {file for file in ours if file.startswith(("socket:", "pipe:"))}
+    assert shared
     for host in found:  # of the fork server's own descriptors it has none
-        files = [
-            os.readlink(f"/proc/{host.pid}/fd/{fd}") for fd in range(64) if os.path.exists(f"/proc/{host.pid}/fd/{fd}")
-        ]
-        assert not [file for file in files if file.startswith("pipe:") or "pathways-fork" in file]
+        assert not shared & set(files_of(host.pid))
+        assert not [file for file in files_of(host.pid) if "pathways-fork" in file]
+
+
+def files_of(pid: int) -> list[str]:
+    folder = f"/proc/{pid}/fd"
+    return [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder) if os.path.islink(f"{folder}/{fd}")]
 
 
 def test_a_lost_fork_server_harms_no_host_and_is_replaced(own: LocalClusterHandle) -> None:
@@ -129,3 +135,40 @@ def test_an_environment_and_arguments_of_any_size(tmp_path: Path) -> None:
     status, output = asyncio.run(run())
     assert status == 7
     assert "[300000, 1] {'ONLY': 'zzz" in output and "PATH" not in output
+
+
+def test_variables_that_imports_set_stay(tmp_path: Path) -> None:
+    code = "import os\nos.environ['BY_IMPORT'] = '1'\ndef main(fds):\n    print(os.environ.get('BY_IMPORT'), "
+    code += "os.environ.get('OLD'), os.environ.get('NEW'), flush=True)\n    os._exit(0)\n"
+    (tmp_path / "entry_that_sets.py").write_text(code)
+
+    async def run() -> str:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.pathsep.join(sys.path)}", "OLD": "1"}
+        processes = HostProcesses(
+            "entry_that_sets:main", ["entry_that_sets"], environment, str(tmp_path / "server.log")
+        )
+        await processes.ready(60.0)
+        try:
+            with open(tmp_path / "out.log", "wb") as log:
+                child = processes.fork([], {"NEW": "2"}, [log.fileno()])
+            assert child.wait() == 0
+            return (tmp_path / "out.log").read_text()
+        finally:
+            processes.close()
+
+    assert asyncio.run(run()) == "1 None 2\n"
+
+
+def test_a_new_fork_server_that_hangs_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "entry_that_hangs.py").write_text("import time; print('hanging', flush=True); time.sleep(3600)")
+
+    async def run() -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.pathsep.join(sys.path)}"}
+        processes = HostProcesses("entry_that_hangs:main", ["entry_that_hangs"], environment, str(tmp_path / "log"))
+        try:
+            with pytest.raises(errors.ConnectError, match=r"was not ready in 2 s(.|\n)*hanging"):
+                await processes.ready(2.0)
+        finally:
+            processes.close()
+
+    asyncio.run(run())

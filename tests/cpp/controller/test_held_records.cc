@@ -1,6 +1,7 @@
 // One client's held records: HeldRecords.
 //   MEM-2   a release takes effect behind the last held record that names the buffer, not behind all: Releases.*
 //   MEM-5   a fetch passes the line when nothing in it names its buffer, or the index of its token: Fetches.*
+//   ARENA-5 what leases memory is sent in the order of the stamps: Fetches.ThatLeaseDoNotPassWhatLeases
 //   FLOW-1  what is held is counted, also while a record is tried and put back: HeldRecords.CountsWhatItHolds
 #include "controller/held_records.h"
 
@@ -104,6 +105,38 @@ TEST(Releases, ComeSortedByGroup) {
   HeldRecords held;
   for (uint64_t handle = 20; handle < 24; ++handle) held.release(handle, handle % 2 == 0 ? 9u : 3u);
   EXPECT_EQ(held.take_due_releases(), (Due{{3, 21}, {3, 23}, {9, 20}, {9, 22}}));
+}
+
+std::vector<std::byte> put_of(uint64_t buffer, uint64_t stamp) {
+  CommandRecord record{};
+  record.header = {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kPut), 0};
+  record.handle = buffer;
+  record.lease_stamp = stamp;
+  std::vector<std::byte> bytes(sizeof record);
+  std::memcpy(bytes.data(), &record, sizeof record);
+  return bytes;
+}
+
+TEST(Fetches, ThatLeaseDoNotPassWhatLeases) {
+  const auto handle = [](uint32_t index) { return Handle::make(index, 1).raw; };
+  CommandRecord small = fetch_of(handle(20), handle(30)), big = small;
+  big.lease_stamp = 6;
+  HeldRecords held;
+  held.push(put_of(handle(10), 0));
+  EXPECT_TRUE(held.lets_pass(small) && held.lets_pass(big));
+  held.push(put_of(handle(11), 5));
+  EXPECT_TRUE(held.lets_pass(small));
+  EXPECT_FALSE(held.lets_pass(big));  // if the host is lost, stamp 6 says that stamp 5 was sent there, too
+  held.forget(held.take_front().record);
+  EXPECT_FALSE(held.lets_pass(big));
+  held.validate();
+  HeldRecords::Held put = held.take_front();
+  EXPECT_FALSE(held.lets_pass(big));  // it may be put back
+  held.put_back(std::move(put.record));
+  held.validate();
+  held.forget(held.take_front().record);
+  EXPECT_TRUE(held.lets_pass(big));
+  held.validate();
 }
 
 TEST(Fetches, PassWhatDoesNotNameTheirBuffer) {

@@ -30,7 +30,7 @@ class StubBackend : public Backend {
   Status start_task(uint32_t, uint64_t, Value, std::span<const std::byte>, const Booked&) override {
     return Status::kFailed;
   }
-  void command(uint32_t, std::span<const std::byte>) override {}
+  void command(uint32_t, uint64_t, std::span<const std::byte>) override {}
   Status offload(uint32_t, std::span<Value>, std::span<const std::byte>, Offload) override { return Status::kFailed; }
   void forget_plan(uint32_t) override {}
   void forget_client(uint32_t) override {}
