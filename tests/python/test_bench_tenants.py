@@ -116,14 +116,12 @@ def test_what_cannot_be_measured_is_refused(options: list[str], words: str) -> N
 @pytest.mark.slow
 def test_a_tiny_run(tmp_path: Path) -> None:
     path = tmp_path / "tenants.json"
-    options = ["--only", "rates", "--clients", "1,2", "--us", "1000", "--repeats", "1", "--seconds", "0.3"]
+    options = ["--only", "rates", "--clients", "1", "--us", "1000", "--repeats", "1", "--seconds", "0.3"]
     found = click.testing.CliRunner().invoke(cli.bench, ["tenants", *options, "--json", str(path)])
     assert found.exit_code == 0, found.output
     rows = json.loads(path.read_text())["rows"]["rates"]
     assert [(row["system"], row["clients"]) for row in rows] == [
         ("pathways", 1),
         ("jax", 1),
-        ("pathways", 2),
-        ("jax", 2),
     ]
     assert all(0 < row["per_second"] <= 1100 for row in rows)

@@ -19,14 +19,14 @@ from pathways.controller.program_manager import ProgramManager
 from pathways.plan.topology import Topology
 from pathways.protocol import control_pb2 as pb
 
-FLOOD = 24
+FLOOD = 16
 
 
 def some_program(number: int) -> Callable[[Any], Any]:
     """Takes a while to compile, and no other one is like it."""
 
     def run(x: Any) -> Any:
-        for step in range(30):
+        for step in range(20):
             x = jnp.sin(x * (number + step)) @ jnp.cos(x)
         return x.sum()
 

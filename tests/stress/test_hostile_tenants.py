@@ -6,7 +6,7 @@ devices; nobody but the hostile ends; the controller's and the hosts' memory and
 
   SHARE-1, SHARE-2, FLOW-1, TRUST-1, OWN-1
 
-PATHWAYS_HOSTILE_SECONDS says for how long (8), PATHWAYS_SEED repeats what is drawn. Counts are printed.
+PATHWAYS_HOSTILE_SECONDS says for how long (5), PATHWAYS_SEED repeats what is drawn. Counts are printed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathways.bench import processes, stats, tenants_shares
 from pathways.cluster import operator
 from pathways.cluster.launcher import start_local_cluster
 
-SECONDS = float(os.environ.get("PATHWAYS_HOSTILE_SECONDS", "8"))
+SECONDS = float(os.environ.get("PATHWAYS_HOSTILE_SECONDS", "5"))
 WEIGHTS = {f"honest {i}": 1.0 + i % 2 for i in range(8)}
 HOSTILE, WARM_UP_S, PATIENCE = 8, 6.0, 120.0
 STEP_US, AHEAD = 3000, 16
