@@ -123,7 +123,7 @@ void HeldRecords::validate() const {
       count_index_of(handle);
     });
     count_index_of(token_of(held.record));
-    lending += leases(held.record) ? 1 : 0;
+    if (leases(held.record)) ++lending;
   }
   PW_CHECK(load_.count == line_.size() && load_.bytes == bytes);
   PW_CHECK(handles == handles_);
