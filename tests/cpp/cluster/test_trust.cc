@@ -266,9 +266,15 @@ TEST_F(Names, AnothersPlanIsNotForgotten) {
   ASSERT_EQ(bad->command(CommandKind::kBackend, 0, Handle{}, Handle{7}, {}), Status::kOk);
   expect_evicted("another client's");
   EXPECT_TRUE(controller->take_forgotten().empty());
-  ASSERT_EQ(good->command(CommandKind::kBackend, 0, Handle{}, Handle{7}, {}), Status::kOk);
+  ASSERT_EQ(good->command(CommandKind::kBackend, 2, Handle{}, Handle{7}, {}), Status::kOk);
   pass();
   EXPECT_EQ(controller->take_forgotten(), std::vector<uint32_t>{7});
+}
+
+TEST_F(Names, APlanThatSomeOfItsHostsWouldKeep) {  // the controller would forget it
+  controller->register_plan(7, 1, 2);
+  ASSERT_EQ(bad->command(CommandKind::kBackend, 1, Handle{}, Handle{7}, {}), Status::kOk);
+  expect_evicted("names group 1, but the plan's hosts are group 2");
 }
 
 TEST_F(Names, ARecordInAnothersName) {  // the number in a record's header is nobody's
