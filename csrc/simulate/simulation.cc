@@ -13,7 +13,7 @@ constexpr std::chrono::milliseconds kHostLook{20};
 
 }  // namespace
 
-Simulation::Simulation(SimulationOptions options) : options_(options), clock_(options.clock) {
+Simulation::Simulation(const SimulationOptions& options) : options_(options), clock_(options.clock) {
   PW_CHECK(options.hosts >= 1);
   controller_segment_ = ControllerBlock::make(false);
   controller_block_ = ControllerBlock::attach(controller_segment_);

@@ -53,7 +53,7 @@ class Simulation {
     std::vector<uint32_t> hosts;
   };
 
-  explicit Simulation(SimulationOptions options);
+  explicit Simulation(const SimulationOptions& options);
   ~Simulation();
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
