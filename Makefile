@@ -37,7 +37,7 @@ NATIVE_TESTS := $(if $(HAS_CLANG),cpp-asan model,cpp-dev)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz model stress stress-sample soak bench wheel docs clean
+.PHONY: help native native-tests setup setup-dev demo test test-cpp test-python quick lint format asan tsan fuzz model stress stress-sample soak bench wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,7 @@ quick: $(BUILT) ## the tests that take seconds, in less than a minute
 	@$(PYTEST) -q -m "not slow" --durations=0 --durations-min=1 $(PYTEST_ARGS)
 
 test-cpp: $(NATIVE_TESTS) ## the native tests; under AddressSanitizer where Clang is installed
+native: cpp-dev ## the native tests without a sanitizer
 native-tests: # prints what `make test` runs of them
 	@echo $(NATIVE_TESTS)
 test-python: $(BUILT) ## the Python tests
