@@ -130,10 +130,10 @@ class Culprit:
         self.native.forget_token(token)
 
     def commands(self) -> None:
-        """A mutated description of a placement, or the end of a program or a save; then a put that may use it."""
+        """A mutated description of a placement, or the end of a save; then a put that may use it."""
         number = self.mutator.random.randrange(100, 110)
         define = payloads.define(number, self.slice.placed(self.good.layout.cache))
-        payload = self.mutator.random.choice((define, payloads.forget(number), payloads.end(number, True)))
+        payload = self.mutator.random.choice((define, payloads.end(number, True)))
         self.native.command(payloads.BACKEND, self.good.layout.group, 0, 0, self.mutator.bytes(payload))
         array = self.native.new_array(self.good.layout)
         self.native.put(array, payloads.put_inline(number, VALUE.tobytes()))
