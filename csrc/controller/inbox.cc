@@ -17,30 +17,28 @@ constexpr uint32_t kMostCancels = 32;  // taken of one client in one pass: each 
 
 /// What is wrong with the handles of a run's results; nullptr: nothing. The run's length is right. The ledger could not
 /// tell the blocks of two results apart that have one entry of the handle table, and has no entry for a handle that is
-/// none of the client's.
-const char* wrong_results(const HandleTable& handles, std::span<const std::byte> bytes) {
-  constexpr uint32_t kFew = 16;
-  constexpr const char* kRepeated = "a run names one handle for two results";
+/// none of the client's. `named`: scratch, a byte for each index, all 0 before and after.
+const char* wrong_results(const HandleTable& handles, std::span<const std::byte> bytes, std::vector<uint8_t>& named) {
   const auto run = read_record<RunRecord>(bytes);
-  const uint32_t count = run.results;
   const size_t first = sizeof run + size_t{run.arguments} * sizeof(Handle);
   const auto handle = [&](uint32_t i) { return Handle{word_at(bytes, first + size_t{i} * sizeof(Handle))}; };
-  const auto index = [&](uint32_t i) { return handle(i).index(); };
-  for (uint32_t i = 0; i < count; ++i) {
-    if (!handles.can_name(handle(i))) return "the handle of a run's result is out of range";
-  }
-  if (count <= kFew) {
-    for (uint32_t i = 1; i < count; ++i) {
-      for (uint32_t j = 0; j < i; ++j) {
-        if (index(i) == index(j)) return kRepeated;
-      }
+  const char* wrong = nullptr;
+  uint32_t count = 0;
+  for (; count < run.results; ++count) {
+    const uint32_t index = handle(count).index();
+    if (!handles.can_name(handle(count))) {
+      wrong = "the handle of a run's result is out of range";
+      break;
     }
-    return nullptr;
+    if (index >= named.size()) named.resize(size_t{index} + 1);
+    if (named[index] != 0) {
+      wrong = "a run names one handle for two results";
+      break;
+    }
+    named[index] = 1;
   }
-  std::vector<uint32_t> all(count);
-  for (uint32_t i = 0; i < count; ++i) all[i] = index(i);
-  std::sort(all.begin(), all.end());
-  return std::adjacent_find(all.begin(), all.end()) != all.end() ? kRepeated : nullptr;
+  while (count > 0) named[handle(--count).index()] = 0;
+  return wrong;
 }
 
 /// Whether each handle that a command gives to a buffer can be one of the client's. The command's length is right.
@@ -285,7 +283,7 @@ void Inbox::note_dropped_plan(std::span<const std::byte> bytes) {
 }
 
 /// Why a client's record is invalid; empty when it is valid.
-std::string Inbox::unsound(const ClientState& client, std::span<const std::byte> bytes) const {
+std::string Inbox::unsound(const ClientState& client, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
   const auto expect = [&](uint64_t size) {
@@ -306,7 +304,7 @@ std::string Inbox::unsound(const ClientState& client, std::span<const std::byte>
         return "a run has the unknown flags " + std::to_string(header.detail);
       }
       if (std::string why = expect(sizeof record + words_behind(record) * sizeof(uint64_t)); !why.empty()) return why;
-      const char* wrong = wrong_results(client.handles, bytes);
+      const char* wrong = wrong_results(client.handles, bytes, named_);
       return wrong == nullptr ? "" : wrong;
     }
     case RecordKind::kCommand: {

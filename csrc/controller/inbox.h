@@ -84,7 +84,7 @@ class Inbox {
   bool take(ClientState& client, std::span<const std::byte> record);
   bool may_enter(const ClientState& client, std::span<const std::byte> record);
   void cancel(ClientState& client, uint64_t tag);
-  std::string unsound(const ClientState& client, std::span<const std::byte> record) const;
+  std::string unsound(const ClientState& client, std::span<const std::byte> record);
   std::string foreign(const ClientState& client, std::span<const std::byte> record, bool* may_be_in_the_mail) const;
   std::string uncounted(std::span<const std::byte> run) const;
   void note_dropped_plan(std::span<const std::byte> command);
@@ -103,6 +103,7 @@ class Inbox {
   ControllerStats& stats_;
   std::vector<uint32_t> ready_hosts_;                   ///< hosts whose rings are to be read
   std::vector<std::byte> client_record_, host_record_;  ///< scratch: the record being read, copied (TRUST-1)
+  std::vector<uint8_t> named_;                          ///< scratch: which indices of handles a run names
   std::vector<PlanOwner> plan_owners_;                  ///< by plan
   uint32_t unread_ = 0;
 };

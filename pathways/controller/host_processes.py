@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -16,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathways import errors
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit, log_tail
+from pathways.process.supervisor import adopt_orphans
 
 #: A fork takes some milliseconds. The controller does not wait longer, in seconds, for a fork server that was stopped.
 FORK_TIMEOUT_S = 5.0
 #: A process that ends closes its socket first. Its end follows within this time, in seconds.
 END_TIMEOUT_S = 1.0
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ForkedProcess:
@@ -80,8 +79,7 @@ class HostProcesses:
         Raises:
             OSError: the machine has no room for a process.
         """
-        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+        adopt_orphans()
         self._connection, theirs = fd_passing.pair()
         python = [sys.executable, "-P", "-m", "pathways.process.fork_server"]
         with open(self._log_path, "ab") as log, theirs:
@@ -110,17 +108,19 @@ class HostProcesses:
         readable = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._connection, readable.set)
+        is_late = False
         try:
             await asyncio.wait_for(readable.wait(), timeout_s)
         except TimeoutError:
-            loop.remove_reader(self._connection)
+            is_late = True
+        finally:
+            with contextlib.suppress(ValueError):  # the cluster has ended and closed it
+                loop.remove_reader(self._connection)
+        if is_late:
             self.close()
             raise errors.ConnectError(
                 f"the fork server, which starts hosts, was not ready in {timeout_s:g} s. {self.log_tail()}"
-            ) from None
-        finally:
-            with contextlib.suppress(ValueError):  # it is closed
-                loop.remove_reader(self._connection)
+            )
         self._receive()
         self._is_ready = True
 

@@ -41,7 +41,7 @@ def main(argument: str) -> int:
     directory, owner_fd, report_fd = config["directory"], config["owner_fd"], config["report_fd"]
     if wait_readable(owner_fd, 0.0):
         return 0
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     # Handlers, not SIG_IGN: children would inherit SIG_IGN.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
@@ -77,6 +77,12 @@ def main(argument: str) -> int:
         _end_descendants()
         shutil.rmtree(directory, ignore_errors=True)
     return status if status >= 0 else 128 - status
+
+
+def adopt_orphans() -> None:
+    """Asks the kernel to make this process the parent of every descendant that loses its own parent."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def _watch(controller: subprocess.Popen[bytes], owner_fd: int, grace_s: float) -> int:
