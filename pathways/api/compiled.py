@@ -174,17 +174,17 @@ class Compiled(Handle):
             call.stale = bound.bindings != lowering.bind().bindings  # a slice moved meanwhile
             lowering.cluster.compiled.add(self)
 
-    def run_if_fitting(self, leaves: list[Any], has_home: bool, deadline: _core.Deadline | None) -> list[Array] | None:
-        """Runs on arrays as they are wanted and host values of kinds seen before; None: the long way must look at them.
+    def resolve_if_fitting(
+        self, refusal: Refusal, leaves: list[Any], has_home: bool, deadline: _core.Deadline | None
+    ) -> list[Array] | None:
+        """What `call` refused for these leaves, when only host values of kinds seen before or something that `_resolve`
+        removes is in its way; None: the long way must look at them.
 
         Only a call under `modes` may come here. `has_home`: the program's cluster does not depend on its arguments.
         """
-        out = self.call(leaves, deadline)
-        if type(out) is list:
-            return out
-        if out is Refusal.UNLIKE or (out is Refusal.HOST_VALUE and not self._knows(leaves, has_home)):
+        if refusal is Refusal.UNLIKE or (refusal is Refusal.HOST_VALUE and not self._knows(leaves, has_home)):
             return None
-        return self._resolve(out, leaves, deadline)
+        return self._resolve(refusal, leaves, deadline)
 
     def _knows(self, leaves: list[Any], is_placed: bool) -> bool:
         """Whether the host values among the leaves are of kinds seen before."""

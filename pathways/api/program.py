@@ -16,6 +16,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
+from pathways._jaxlib import trace_modes
 from pathways.api.array import Array
 from pathways.api.compiled import Compiled, Lowering
 from pathways.api.lowered import Lowered, Tracing
@@ -36,6 +37,9 @@ from pathways.compiler.placed import (
 )
 from pathways.compiler.statics import key_of
 from pathways.compiler.trace import Argument, Traced, names_of, trace, which
+
+#: `jax.tree_util.tree_flatten` without its Python frame: each call of a program flattens its arguments.
+flatten = jax.tree_util.default_registry.flatten
 
 
 class Program(Handle):
@@ -82,42 +86,42 @@ class Program(Handle):
         return self._submit(args, kwargs)
 
     def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: _core.Deadline | None = None) -> Any:
-        known = self._recall(args, kwargs)
+        # One function, because each Python frame costs a tenth of the call.
+        known = self._last
+        leaves: list[Any]
+        if known is not None and known.modes == trace_modes():
+            if known.is_flat and not kwargs:
+                leaves = [*args]
+            else:
+                leaves, tree = flatten((args, kwargs))
+                if tree != known.in_tree:
+                    known = None
+        else:
+            known, leaves = self._find_static(args, kwargs) if self._has_static else (None, [])
         if known is not None:
-            compiled, leaves = known
-            out = compiled.run_if_fitting(leaves, self._home is not None, deadline)
+            out: Any = known.call(leaves, deadline)
+            if type(out) is not list:
+                out = known.resolve_if_fitting(out, leaves, self._home is not None, deadline)
             if out is not None:
-                return out[0] if compiled.is_flat else tree_unflatten(compiled.out_tree, out)
+                return out[0] if known.is_flat else known.out_tree.unflatten(out)
         return self._call_slowly(args, kwargs, deadline)
 
-    def _recall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]] | None:
-        """What the last call like this one ran, and this call's leaves; None: this call takes the long way."""
-        if self._has_static:
-            return self._find_static(args, kwargs)
-        last = self._last
-        if last is None or last.modes != _jaxlib.trace_modes():
-            return None
-        if last.is_flat and not kwargs:
-            return last, [*args]
-        leaves, tree = tree_flatten((args, kwargs))
-        return (last, leaves) if tree == last.in_tree else None
-
-    def _find_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled, list[Any]] | None:
+    def _find_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Compiled | None, list[Any]]:
         """What a call with these static arguments ran before, and this call's leaves; None: it takes the long way."""
         route = self._routes.get((len(args), *kwargs))
         if route is None:
-            return None
+            return None, []
         positions, names, dynamic, known = route
         last = known.get(static_key(args, kwargs, positions, names))
-        if last is None or last.modes != _jaxlib.trace_modes():
-            return None
+        if last is None or last.modes != trace_modes():
+            return None, []
         if last.is_flat and len(names) == len(kwargs):
             leaves = [args[n] for n in dynamic]
             if all(type(leaf) is Array for leaf in leaves):
                 return last, leaves
         rest = {key: value for key, value in kwargs.items() if key not in names}
-        leaves, tree = tree_flatten((tuple([args[n] for n in dynamic]), rest))
-        return (last, leaves) if tree == last.in_tree else None
+        leaves, tree = flatten((tuple([args[n] for n in dynamic]), rest))
+        return last if tree == last.in_tree else None, leaves
 
     def _learn_static(self, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: Compiled) -> None:
         """Calls like this one have that signature, until another one with the same static arguments comes."""
@@ -152,7 +156,7 @@ class Program(Handle):
             compiled.constants.learn(leaves)
             if self._has_static and not checked:
                 self._learn_static(args, kwargs, compiled)
-        return tree_unflatten(compiled.out_tree, out)
+        return compiled.out_tree.unflatten(out)
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Under `jax.disable_jit`: the user's Python itself. What is done to arrays of a slice runs there, op by op."""
@@ -252,7 +256,7 @@ class Program(Handle):
             for number, leaf in enumerate(split.leaves)
         )
         try:
-            key = (split.tree, abstract, split.constants, _jaxlib.trace_modes(), id(cluster))
+            key = (split.tree, abstract, split.constants, trace_modes(), id(cluster))
             known = self._compiled.get(key)
         except TypeError as error:
             raise errors.ProgramError(f"a static argument of program {self._name!r} is not hashable: {error}") from None
