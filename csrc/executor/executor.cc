@@ -222,6 +222,7 @@ void Executor::drain() {
       launcher_.launch(ref);
     } else {
       transfers_.start(ref);
+      if (computes_in_launch_ && !is_looking_) look();  // the next launch would delay the send
     }
   });
 }
@@ -232,11 +233,18 @@ void Executor::on_launched(uint64_t order, uint32_t node, std::span<const Value>
   drain();
 }
 
-uint32_t Executor::poll() {
-  uint32_t done = 0;
+uint32_t Executor::look() {
+  is_looking_ = true;
   clock_.begin_look();
-  done += tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
+  const uint32_t settled =
+      tracker_.poll([&](const PendingValue& item, Readiness readiness) { settler_.settle(item, readiness); });
   clock_.end_look();
+  is_looking_ = false;
+  return settled;
+}
+
+uint32_t Executor::poll() {
+  uint32_t done = look();
   done += transfers_.poll();
   done += puts_.retry();
   const uint64_t starts = launcher_.launches() + transfers_.started();

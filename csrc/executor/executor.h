@@ -196,11 +196,15 @@ class Executor final : private OutputFinder, private Dispatcher {
   void wake(const ObjectWaiter& waiter, const Object& object) override;
   void prepare_node(NodeRef ref, const NodeRecord& node) override;
   void drain() override;
+  /// Settles the values that have become ready. Returns how many there were.
+  uint32_t look();
   std::string describe_run(uint32_t slot) const;
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles, int64_t read_ns);
 
   const Options options_;
+  /// On a CPU host with one device, a launch computes within the call, and its outputs are ready when it returns.
+  const bool computes_in_launch_ = options_.gangs_block && options_.devices == 1;
   Backend& backend_;
   HostLink& link_;
   Ledger ledger_;
@@ -224,6 +228,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   ClientCommands commands_;
   ValueSettler settler_;
   SequentialDispatch sequential_;
+  bool is_looking_ = false;   ///< within look()
   uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although something is throttled and nothing is under way
   uint64_t polls_ = 0;
   uint64_t run_records_ = 0, overfull_ = 0;

@@ -93,14 +93,13 @@ void Launcher::book(Run& run, const NodeRecord& node) {
   }
 }
 
-/// The call leaves the FIFOs of its devices, which go on to the next call. Its outputs are defined, or fail with
-/// `error`.
+/// The outputs of the call are defined, or fail with `error`. The call leaves the FIFOs of its devices, which go on to
+/// the next call.
 void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched, int64_t launched_ns) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
-  queues_.leave(node);
   Readiness seen = Readiness::kPending;  // of the first output, if a trace has looked at it
   if (run.is_traced()) {
     seen = trace_launch(run, ref.node, error, counts, launched_ns);
@@ -122,6 +121,8 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
       flow_.propagate_error(ref.run, outputs[i], error);
     }
   }
+  // After the outputs: a transfer of an output is ready before the next call of these devices, and starts before it.
+  queues_.leave(node);
   if (run.is_stepwise) link_.enqueued(run.client, run.tag, node.global_node);
   if (watched != nullptr) {
     ++run.open;

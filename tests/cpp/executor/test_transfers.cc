@@ -5,9 +5,11 @@
 //   MEM-4   every test ends with no value, receive or exchange left; Pair.SendUnderWay: kept until it is written
 //   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers, Pair.RunThatThePeerRefuses
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
+//   (speed) SendsFirst: where a launch computes within the call, a send does not wait for the next launch
 #include <random>
 
 #include "executor/bench_pair.h"
+#include "executor/stub_backend.h"
 #include "support.h"
 
 namespace pathways::test {
@@ -334,6 +336,63 @@ TEST_F(Pair, AnyOrderOfDelivery) {
     EXPECT_TRUE(zero.link.failures.empty() && one.link.failures.empty());
     drop({A});
   }
+}
+
+/// A device that computes within the launch.
+struct InlineDevice : StubBackend {
+  Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
+    for (Value& output : outputs) output = &value;
+    events += "launch ";
+    return Status::kOk;
+  }
+  void send(const NodeContext&, Value, std::span<const ReceiveBuffers>, uint64_t,
+            std::span<SendState> states) override {
+    std::fill(states.begin(), states.end(), SendState::kDone);
+    events += "send ";
+  }
+  Status put(uint32_t, std::span<const std::byte>, const Booked&, Value* made, uint64_t* devices) override {
+    *made = &value;
+    *devices = 1;
+    return Status::kOk;
+  }
+  uint64_t devices_of_put(uint32_t, std::span<const std::byte>) override { return 1; }
+
+  int value = 0;
+  std::string events;
+};
+
+/// Two calls that depend on the argument only. The first one's value goes to another host, which waits for it.
+std::string events_of(uint32_t devices, bool gangs_block) {
+  InlineDevice backend;
+  RecordingLink link;
+  Executor executor({0, devices, 0, 0, gangs_block}, backend, link);
+  executor.add_client(0);
+  executor.add_plan(
+      0,
+      Plan::parse(
+          plan_of({0}, {call({0}, {1}), transfer(5, {1}, {}, {}, {1}), call({0}, {2})}, {2}, 3, 0, devices).finish()));
+  executor.set_compiled(0);
+  EXPECT_EQ(executor.on_receive_ready(1, 5, 1, std::vector<uint64_t>{0}), Status::kOk);
+  executor.on_command(
+      {{RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kPut), 0}, A, 0, 0, 0, 0, kNoSpaceSet, 0}, {});
+  RunRecord run{};
+  run.header.kind = RecordKind::kRun;
+  run.tag = run.order = 1;
+  run.arguments = run.results = 1;
+  const uint64_t handles[] = {A, B};
+  executor.on_run(run, handles);
+  while (executor.poll() != 0) {
+  }
+  EXPECT_TRUE(link.failures.empty());
+  EXPECT_EQ(link.completions(B), 1u);
+  executor.clear();
+  return backend.events;
+}
+
+TEST(SendsFirst, WhereALaunchComputes) {
+  EXPECT_EQ(events_of(1, true), "launch send launch ");
+  EXPECT_EQ(events_of(2, true), "launch launch send ");
+  EXPECT_EQ(events_of(1, false), "launch launch send ");
 }
 
 }  // namespace
