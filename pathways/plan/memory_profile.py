@@ -30,8 +30,8 @@ class DeviceNeed:
     """The memory that a run needs on one device beside its arguments.
 
     `peak` is the most bytes at any point in the order of the nodes, less the bytes of donated arguments that are free
-    by then. `eager` adds to this at any time: these are the outputs of transfers on the device, which are made as soon
-    as their source exists.
+    by then. `eager` adds to this at any time: these are outputs of transfers on the device that may be made before the
+    device's first call of the run. A transfer starts as soon as its source exists, see `Profile._launched_before`.
     """
 
     device: int
@@ -131,7 +131,7 @@ class Profile:
         kept = set(program.results)
         given = {v for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if donated}
         mortal = {v for node in program.nodes for v in node.outputs} | given
-        early = {
+        transferred = {
             node.outputs[0]
             for node in program.nodes
             if node.kind is NodeKind.TRANSFER
@@ -142,8 +142,17 @@ class Profile:
         def size(value: int) -> int:
             return self.device_bytes(value) if program.values[value].mesh in meshes else 0
 
+        arriving: dict[int, list[int]] = {}  # by a call of the device: transferred values that may exist from then on
+        early = set(transferred)  # those that may exist at any time
+        launched = self._launched_before(meshes)
+        for value in transferred & self._read_on(meshes):
+            if launched[value] >= 0:
+                arriving.setdefault(launched[value], []).append(value)
+                early.remove(value)
+
         for number, node in enumerate(program.nodes):
-            made = sum(size(value) for value in dict.fromkeys(node.outputs) if value not in early)
+            made = sum(size(value) for value in dict.fromkeys(node.outputs) if value not in transferred)
+            made += sum(map(size, arriving.get(number, ())))
             eager += sum(size(value) for value in node.outputs if value in early)
             dying = {value for value in node.inputs if self._last_use[value] == number} & mortal - kept - early
             taken = 0
@@ -157,9 +166,40 @@ class Profile:
             live += made - sum(size(value) for value in dying)
             # An output that no node reads, and that is no result, is freed at once.
             live -= sum(
-                size(v) for v in dict.fromkeys(node.outputs) if v not in self._last_use and v not in kept | early
+                size(v) for v in dict.fromkeys(node.outputs) if v not in self._last_use and v not in kept | transferred
             )
         return peak, eager
+
+    def _launched_before(self, meshes: frozenset[int]) -> dict[int, int]:
+        """For each value, the last call on a device of `meshes` that is launched before the value can exist, by its
+        number; -1: none is.
+
+        A call is launched when its inputs exist, and when the calls before it on each of its devices are launched
+        (ORD-1). These may be devices of other hosts.
+        """
+        program = self._bound.program
+        holders = [frozenset(devices) for devices in self._bound.bindings]
+        sharing = [[n for n, other in enumerate(holders) if other & each] for each in holders]
+        newest = [-1] * len(holders)  # by mesh: the same for the calls on it so far
+        found: dict[int, int] = {}
+        for number, node in enumerate(program.nodes):
+            last = max((found.get(value, -1) for value in node.inputs), default=-1)
+            if node.kind is NodeKind.CALL:
+                mesh = program.computations[node.computation].mesh
+                last = number if mesh in meshes else max(last, *(newest[other] for other in sharing[mesh]))
+                newest[mesh] = last
+            found.update(dict.fromkeys(node.outputs, last))
+        return found
+
+    def _read_on(self, meshes: frozenset[int]) -> set[int]:
+        """The values that a call on these devices reads. So no later run comes to the device before they exist."""
+        program = self._bound.program
+        return {
+            value
+            for node in program.nodes
+            if node.kind is NodeKind.CALL and program.computations[node.computation].mesh in meshes
+            for value in node.inputs
+        }
 
     def _receive_walk(self) -> int:
         """The most that this host's memory for transfers holds of one run."""

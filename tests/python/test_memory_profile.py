@@ -1,7 +1,8 @@
 """What a bound program takes where, against another way to find it: by the lifetime of each buffer, device by device.
 
 Map: MEM-1 sizes (`test_sizes`, `test_what_lands`); MEM-2 peaks (`test_a_chain`, `test_donation`, `test_any_program`,
-`test_a_traced_pipeline`), results (`test_results`); MEM-3 names (`test_the_biggest_buffers_are_named`). No devices.
+`test_a_traced_pipeline`, `test_a_pipeline_within_one_host`), results (`test_results`); MEM-3 names
+(`test_the_biggest_buffers_are_named`). No devices.
 """
 
 from __future__ import annotations
@@ -129,11 +130,57 @@ class Lifetimes:
                 out.append((value, number, max(number, self.last(value)), kind))
         return out
 
+    def windowed(self, device: int, life: tuple[int, int, int, str]) -> tuple[int, int, int, str]:
+        """A transferred value that a call of the device reads, and that cannot exist before another call of the device
+        is launched, lives from that call on, as what the device makes itself."""
+        value, _, death, kind = life
+        calls = [n for n, node in enumerate(self.program.nodes) if self.runs_on(node, device)]
+        if kind not in ("eager", "landed") or (kind == "landed" and self.cpu):
+            return life
+        if all(value not in self.program.nodes[call].inputs for call in calls):
+            return life
+        for before, call in zip([-1, *calls], calls, strict=False):
+            if value in self.exist_when_stopped(device, call):
+                return life if before == -1 else (value, before, death, "made")
+        raise AssertionError("a call reads what comes after it")
+
+    def runs_on(self, node: Node, device: int) -> bool:
+        return (
+            node.kind is NodeKind.CALL
+            and device in self.bound.bindings[self.program.computations[node.computation].mesh]
+        )
+
+    def exist_when_stopped(self, device: int, at: int) -> set[int]:
+        """What exists when a device does not launch its calls from node `at` on, and everything else goes as far as it
+        can: each device of the cluster launches its calls in their order."""
+        fifos = {
+            each: [n for n, node in enumerate(self.program.nodes) if self.runs_on(node, each)]
+            for mesh in self.bound.bindings
+            for each in mesh
+        }
+        there, waiting = set(self.program.arguments), set(range(self.end))
+        while True:
+            ready = {
+                n
+                for n in waiting
+                if there.issuperset((node := self.program.nodes[n]).inputs)
+                and all(fifo[0] == n for each, fifo in fifos.items() if self.runs_on(node, each))
+                and not (self.runs_on(node, device) and n >= at)
+            }
+            if not ready:
+                return there
+            waiting -= ready
+            for n in ready:
+                there.update(self.program.nodes[n].outputs)
+                for each, fifo in fifos.items():
+                    if self.runs_on(self.program.nodes[n], each):
+                        fifo.pop(0)
+
     def device(self, device: int) -> tuple[int, int]:
         def size(value: int) -> int:
             return self.share(value) * (device in self.local(self.program.values[value].mesh))
 
-        lives, given = self.lives(), donations(self.bound)
+        lives, given = [self.windowed(device, life) for life in self.lives()], donations(self.bound)
         eager = sum(
             size(value) for value, _, _, kind in lives if kind == "eager" or (kind == "landed" and not self.cpu)
         )
@@ -350,6 +397,41 @@ def test_a_traced_pipeline() -> None:
             out.append([*(need.peak for part in parts for need in part.devices), *(p.receive_peak for p in parts)])
     assert peaks[0] == peaks[1] and max(peaks[0]) <= 4 * 8192
     assert growing[1][2] > 4 * growing[0][2], growing  # what is kept on the right grows
+
+
+def test_a_pipeline_within_one_host() -> None:
+    """1F1B of two stages on two devices of a host: what is sent ahead depends on the stages, not on the microbatches.
+
+    Stage 0 launches its forward step i + 2 after its backward step i, which needs a value of stage 1. Only the FIFO of
+    stage 0 says so: forward steps do not read what backward steps make.
+    """
+
+    def needs(microbatches: int) -> list[tuple[int, int]]:
+        values, nodes = [array(0) for _ in range(microbatches)], []
+
+        def add(mesh: int) -> int:
+            values.append(array(mesh))
+            return len(values) - 1
+
+        def backward(i: int) -> None:
+            nodes.append(([sent[i]], [gradient := add(1)], []))
+            nodes.append((gradient, back := add(0)))
+            nodes.append(([back, i], [add(0)], []))
+
+        sent = []
+        for i in range(microbatches):
+            nodes.append(([i], [forward := add(0)], []))
+            sent.append(add(1))
+            nodes.append((forward, sent[i]))
+            if i >= 1:
+                backward(i - 1)
+        backward(microbatches - 1)
+        bound = BoundProgram(program([1, 1], values, nodes, range(microbatches), []), ((0,), (1,)), 2)
+        assert_alike(bound, {}, cpu=False)
+        return [(need.peak, need.eager) for need in memory(bound, 0, cpu=False).devices]
+
+    assert needs(8) == needs(16)
+    assert max(eager for _, eager in needs(16)) <= 2 * 1024
 
 
 def test_a_launch_has_its_own_temporaries() -> None:
