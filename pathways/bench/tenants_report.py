@@ -22,10 +22,10 @@ METHOD = (
     "steps under way, or fewer long ones, on one device, policy share; jax is one process with a thread per "
     "client. The systems take turns in each repeat; figures are medians (min, max), ratios are paired by repeat. One "
     "client is alone on a cluster of its own. cores: processor time of the system's processes over wall time. "
-    "Shares (Figure 9): parts of the device time that the controller charged, over each second; points are hundredths "
-    "of all device time. nominal: the same by finished steps and their nominal lengths, over all seconds. Waits: a "
-    "step of 1 ms at a time, from the call to the ready result, less 1 ms, beside a client with 150 such steps under "
-    "way. Dispatch: runs of no length, two clusters of one client each, in turns."
+    "Shares (Figure 9): parts of the device time that the controller counted, summed over hosts, in each second; "
+    "points are hundredths of all device time. nominal: the same by finished steps and their nominal lengths, over "
+    "all seconds. Waits: a step of 1 ms at a time, from the call to the ready result, less 1 ms, beside a client with "
+    "150 such steps under way. Dispatch: runs of no length, two clusters of one client each, in turns."
 )
 
 
@@ -60,7 +60,7 @@ def _points(part: float) -> float:
 def _share_table(rows: Sequence[dict[str, Any]]) -> Table:
     return Table(
         "Shares of device time over each second (Figure 9): distance from the target, in points",
-        ("hosts", "weights", "steps", "seconds", "worst", "median", "nominal", "charged per second", "load"),
+        ("hosts", "weights", "steps", "seconds", "worst", "median", "nominal", "device s per second", "load"),
         [
             (
                 row["hosts"],

@@ -1,8 +1,8 @@
-"""Shares over time: what each client of a cluster was charged, sampled from the controller.
+"""Shares over time: the device time of each client of a cluster, sampled from the controller.
 
-The controller counts the device time that each client's runs took (`csrc/controller/device_shares.h`). A `Sampler`
-reads it at regular times; `windows` turns samples into shares. The lengths that steps should have would not do: a step
-of 0.1 ms takes longer where timers are coarse.
+The controller counts the device time that each client's runs took (`csrc/controller/device_times.h`), summed over
+hosts: it is what `pathways clients` shows. A `Sampler` reads it at regular times; `windows` turns samples into shares.
+The lengths that steps should have would not do: a step of 0.1 ms takes longer where timers are coarse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The shares of one window: parts of all device time that was charged in it. `busy`: all of it over its length."""
+    """The shares of one window: parts of all device time that was counted in it. `busy`: all of it over its length."""
 
     begin: float
     end: float
@@ -65,11 +65,8 @@ def sample(address: str) -> Sample:
 
     begin = time.monotonic()
     stats = inspect(address)
-    charged = stats["controller"]["client_device_ns"]
-    names = {str(client["client"]): client["name"] for client in stats["clients"] if client["name"]}
-    return Sample(
-        (begin + time.monotonic()) / 2, {name: charged[client] for client, name in names.items() if client in charged}
-    )
+    took = {client["name"]: client["device_ns"] for client in stats["clients"] if client["name"]}
+    return Sample((begin + time.monotonic()) / 2, took)
 
 
 def windows(samples: Sequence[Sample], begin: float, end: float, names: Sequence[str], length: float) -> list[Window]:
