@@ -48,10 +48,10 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   if (!over_.empty()) settle_times();  // the new entry may get the number of one that is over
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
   if (kind == EntryKind::kRun) times_.entered(id, read_record<RunRecord>(record).plan);
-  if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record);
-  if (sequencer_.granted().empty()) {
+  const bool is_granted = !sequencer_.granted().empty();
+  if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record, is_granted && !sequential_);
+  if (!is_granted) {
     if (id >= kept_.size()) kept_.resize(id + 1);
-    trace_.submitted();
     kept_[id].assign(record.begin(), record.end());
     client.credits.record_waits(record.size());
     return id;
@@ -59,7 +59,6 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   // Only this entry can have been granted: a new entry makes room for no other.
   PW_DCHECK(sequencer_.granted().size() == 1 && sequencer_.granted().front() == id);
   forward_granted(id, record);
-  trace_.submitted();
   sequencer_.settle(id);
   sequencer_.granted().clear();
   return id;
