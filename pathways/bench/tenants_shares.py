@@ -15,20 +15,26 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Device time by name of client, in nanoseconds since its start, as the controller had it at `time` (monotonic)."""
+    """Device time by name of client, in nanoseconds since its start, as the controller had it at `time` (monotonic).
+
+    `late`: seconds by which the answer came after its time; a machine that is short of cores answers late.
+    """
 
     time: float
     device_ns: Mapping[str, int]
+    late: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The shares of one window: parts of all device time that was counted in it. `busy`: all of it over its length."""
+    """The shares of one window: parts of all device time that was counted in it. `busy`: all of it over its length.
+    `late`: of the sample in it that was latest."""
 
     begin: float
     end: float
     shares: Mapping[str, float]
     busy: float
+    late: float = 0.0
 
 
 class Sampler:
@@ -45,7 +51,8 @@ class Sampler:
     def _run(self) -> None:
         due = time.monotonic()
         while not self._is_over.wait(max(0.0, due - time.monotonic())):
-            self._samples.append(sample(self._address))
+            taken = sample(self._address)
+            self._samples.append(dataclasses.replace(taken, late=max(0.0, time.monotonic() - due)))
             due += self._every
 
     def samples(self) -> list[Sample]:
@@ -77,15 +84,17 @@ def windows(samples: Sequence[Sample], begin: float, end: float, names: Sequence
     if not inside:
         return found
     first = inside[0]
+    late = 0.0
     for each in inside[1:]:
+        late = max(late, each.late)
         if each.time - first.time < length * 0.98:  # a sample may come a little early
             continue
         took = {name: each.device_ns[name] - first.device_ns[name] for name in names}
         total = sum(took.values())
         if total > 0:
             shares = {name: ns / total for name, ns in took.items()}
-            found.append(Window(first.time, each.time, shares, total / 1e9 / (each.time - first.time)))
-        first = each
+            found.append(Window(first.time, each.time, shares, total / 1e9 / (each.time - first.time), late))
+        first, late = each, 0.0
     return found
 
 
