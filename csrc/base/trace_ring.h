@@ -2,18 +2,18 @@
 /// one, and the ring counts the loss.
 ///
 /// A host has one (executor/run_trace.h), and the controller (controller/order_trace.h). While it is off it has no
-/// memory, and whoever would write asks `is_on` first: one branch.
+/// memory, and whoever would write asks `is_on` first: one branch. `start` does not touch the memory: a trace pays for
+/// the records that it writes, not for those that it has room for.
 ///
 ///   TRACE-1 (counted)  each record that was added is returned by `take` once, or is counted in `dropped` once.
 ///
 /// Threading: the owner's thread only. Allocation: in `start` and `take` only.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -35,9 +35,9 @@ class TraceRing {
   /// Begins an empty trace of at most `capacity` records (1 or more). What an earlier trace left is forgotten.
   void start(size_t capacity) {
     PW_CHECK(capacity != 0);
-    records_.assign(capacity, Record{});
-    end_ = count_ = 0;
-    dropped_ = 0;
+    records_ = std::make_unique_for_overwrite<Record[]>(capacity);
+    capacity_ = capacity;
+    forget();
     is_on_ = true;
   }
   /// Takes no more records. What is there stays for `take`.
@@ -45,33 +45,36 @@ class TraceRing {
   /// Does nothing while the ring is off.
   void add(const Record& record) {
     if (!is_on_) return;
-    records_[end_] = record;
-    if (++end_ == records_.size()) end_ = 0;
-    if (count_ == records_.size()) {  // TRACE-1: it replaced the oldest one
-      ++dropped_;
-    } else {
-      ++count_;
-    }
+    *next_ = record;
+    if (++next_ == records_.get() + capacity_) next_ = records_.get();
+    ++added_;
   }
   /// Removes all records. A ring that is off gives its memory back.
   Taken take() {
-    Taken taken{{}, std::exchange(dropped_, 0)};
-    taken.records.reserve(count_);
-    const size_t behind =
-        std::min(count_, end_);  // the records that lie before `end_`; the others lie at the ring's end
-    const auto at = [&](size_t position) { return records_.begin() + static_cast<std::ptrdiff_t>(position); };
-    taken.records.insert(taken.records.end(), at(records_.size() - (count_ - behind)), records_.end());
-    taken.records.insert(taken.records.end(), at(end_ - behind), at(end_));
-    end_ = count_ = 0;
-    if (!is_on_) records_ = {};
+    Taken taken;
+    if (records_ == nullptr) return taken;
+    const size_t behind = static_cast<size_t>(next_ - records_.get());
+    const bool is_full = added_ >= capacity_;  // TRACE-1: each record beyond replaced the oldest one
+    taken.dropped = is_full ? added_ - capacity_ : 0;
+    taken.records.reserve(is_full ? capacity_ : behind);
+    if (is_full) taken.records.insert(taken.records.end(), next_, records_.get() + capacity_);
+    taken.records.insert(taken.records.end(), records_.get(), next_);
+    forget();
+    if (!is_on_) records_.reset();
     return taken;
   }
 
  private:
+  void forget() {
+    next_ = records_.get();
+    added_ = 0;
+  }
+
   bool is_on_ = false;
-  size_t end_ = 0, count_ = 0;  ///< where the next record lies; records, the newest of which lies before that
-  uint64_t dropped_ = 0;
-  std::vector<Record> records_;
+  size_t capacity_ = 0;
+  std::unique_ptr<Record[]> records_;  ///< null while the ring is off and nothing is left
+  Record* next_ = nullptr;             ///< where the next record lies
+  uint64_t added_ = 0;                 ///< since the last `take`
 };
 
 }  // namespace pathways

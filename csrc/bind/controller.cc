@@ -35,13 +35,11 @@ struct BoundController : Memory, Controller {
 };
 
 py::dict stats_dict(const ControllerStats& s) {
-  py::dict device_ns;  // the keys are text, because the statistics travel as JSON
-  for (const auto& [client, ns] : s.client_device_ns) device_ns[py::str(std::to_string(client))] = ns;
   return py::dict("runs"_a = s.runs, "granted"_a = s.granted, "retired"_a = s.retired, "dropped"_a = s.dropped,
                   "late"_a = s.late, "commands"_a = s.commands, "records_out"_a = s.records_out, "passes"_a = s.passes,
                   "clients"_a = s.clients, "waiting"_a = s.waiting, "gangs"_a = s.gangs, "held"_a = s.held,
                   "unread"_a = s.unread, "refused"_a = s.refused, "live_bytes"_a = s.live_bytes,
-                  "high_water"_a = s.high_water, "client_device_ns"_a = device_ns);
+                  "high_water"_a = s.high_water, "charged"_a = s.charged);
 }
 
 py::dict use_dict(const ClientUse& u) {

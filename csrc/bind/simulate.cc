@@ -47,8 +47,7 @@ void register_simulation(py::module_& m) {
           const PolicyKind kind = policy == "fifo" ? PolicyKind::kFifo : PolicyKind::kShare;
           cost = measure_controller({hosts, devices, clients, kind, runs, repeats});
         }
-        return py::dict("ns"_a = cost.ns, "runs"_a = cost.runs, "charged_ns"_a = cost.charged_ns,
-                        "repeats"_a = cost.repeats);
+        return py::dict("ns"_a = cost.ns, "runs"_a = cost.runs, "charged"_a = cost.charged, "repeats"_a = cost.repeats);
       },
       "hosts"_a, "devices"_a, "clients"_a, "policy"_a, "runs"_a = 16, "repeats"_a = 0,
       "The controller's time per host and run: policy, admission, order and messages. Raises ValueError for options "

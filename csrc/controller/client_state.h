@@ -64,7 +64,7 @@ struct ClientState {
   bool is_suspended = false;
   AtQuota at_quota = AtQuota::kRefuse;
 
-  // DeviceTimes
+  // Grants
   uint64_t device_ns = 0;  ///< device time of its runs so far
 
   // Several classes count in `credits`; see there. Grants writes `sent`

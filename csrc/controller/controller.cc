@@ -272,7 +272,7 @@ ControllerStats Controller::snapshot() const {
   stats.gangs = grants_.gangs();
   stats.held = queue_.held();
   stats.unread = inbox_.unread();
-  stats.client_device_ns = shares_.charged_ns();
+  stats.charged = shares_.charged();
   const Admission& admission = ledger_.admission();
   for (SpaceId space = 0; space < admission.space_count(); ++space) {
     stats.live_bytes.push_back(admission.live(space));
@@ -295,6 +295,7 @@ void Controller::remove(uint32_t id) {
     grants_.drop_all_of(id);
     ledger_.forget_plans_of(id);
     shares_.forget_client(id);
+    grants_.forget_times_of(id);
     clients_.erase(*client);
   }
   grants_.announce_gone(id);
@@ -366,7 +367,6 @@ uint32_t Controller::step() {
 /// SHARE-2: lets runs enter whose turn it is. Returns the number of records.
 uint32_t Controller::enter_picked() {
   uint32_t done = 0;
-  shares_.settle();
   while (const auto picked = shares_.pick()) {
     ClientState* client = clients_.find(*picked);
     if (client == nullptr || client->is_suspended) continue;

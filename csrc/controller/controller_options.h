@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "policy/share_policy.h"
@@ -68,8 +67,8 @@ struct ControllerStats {
   uint64_t held = 0;            ///< records that wait for memory, or behind one that does
   uint64_t unread = 0;          ///< clients that are not read further, because they have too much under way
   uint64_t refused = 0;         ///< runs and puts that failed because there was no memory for them
-  std::unordered_map<uint32_t, int64_t> client_device_ns;  ///< see DeviceShares::charged_ns
-  std::vector<uint64_t> live_bytes, high_water;            ///< per memory space; see sequencer/admission.h
+  uint64_t charged = 0;         ///< runs that entered under the policy, with several clients, and are over
+  std::vector<uint64_t> live_bytes, high_water;  ///< per memory space; see sequencer/admission.h
 };
 
 }  // namespace pathways

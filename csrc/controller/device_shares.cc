@@ -4,15 +4,14 @@
 #include <limits>
 
 #include "base/check.h"
+#include "controller/device_times.h"
 #include "sync/atomic.h"
 
 namespace pathways {
 namespace {
 
-constexpr int64_t kGuess_ns = 1'000'000;         // of a plan of which no run is over
-constexpr int64_t kLeast_ns = 1'000;             // a run is never free
-constexpr int64_t kMost_ns = 3'600'000'000'000;  // no host is believed more
-constexpr int64_t kAging_ns = 1'000'000'000;     // a waiting run rises by one priority in this time
+constexpr int64_t kLeast_ns = 1'000;          // a run is never free
+constexpr int64_t kAging_ns = 1'000'000'000;  // a waiting run rises by one priority in this time
 // A run of a higher priority waits for what has entered. So the policy lets less of it enter than where all are equal;
 // a device that stands still for a moment lengthens its horizon (SHARE-3).
 constexpr int64_t kLeastHorizon_ns = 1'000'000, kLeastHorizonOfPriority_ns = 500'000;
@@ -31,13 +30,11 @@ DeviceShares::DeviceShares(PolicyKind kind) : is_on_(kind != PolicyKind::kFifo),
 void DeviceShares::add_client(uint32_t client, double weight, int32_t priority) {
   ++clients_;
   policy_.set_client(client, weight, priority);
-  charged_ns_.emplace(client, 0);
 }
 
 void DeviceShares::forget_client(uint32_t client) {
   --clients_;
   policy_.remove_client(client);
-  charged_ns_.erase(client);
   if (picked_ == client) picked_.reset();
   std::erase_if(plans_, [&](const auto& each) { return each.second.client == client; });
 }
@@ -100,7 +97,7 @@ void DeviceShares::split(std::span<const PoolMap::Split> splits) {
 void DeviceShares::estimate(const Plan& plan) {
   estimate_.clear();
   for (size_t i = 0; i < plan.usual_ns.size(); ++i) {
-    estimate_.push_back({plan.footprint->pools[i], plan.usual_ns[i] == 0 ? kGuess_ns : plan.usual_ns[i]});
+    estimate_.push_back({plan.footprint->pools[i], plan.usual_ns[i] == 0 ? DeviceTimes::kGuess_ns : plan.usual_ns[i]});
   }
 }
 
@@ -145,6 +142,7 @@ void DeviceShares::entered(uint32_t client, uint32_t number, EntryId id) {
   run.plan = number;
   run.footprint = plan.footprint;
   run.uses.clear();
+  ++runs_;
   ++plan.under_way;
   plan.entered_ns = monotonic_ns();
   estimate(plan);
@@ -154,66 +152,31 @@ void DeviceShares::entered(uint32_t client, uint32_t number, EntryId id) {
 
 // ----------------------------------------------------------------------------------------------------------- over
 
-void DeviceShares::run_done(EntryId id, uint32_t host, int64_t busy_ns, uint32_t look) {
+void DeviceShares::took(EntryId id, uint32_t host, int64_t took_ns, int64_t now) {
   if (id >= running_.size() || running_[id].footprint == nullptr) return;
-  busy_ns = std::clamp<int64_t>(busy_ns, 0, kMost_ns);
-  if (look != look_) settle();
-  look_ = look;
   Running& run = running_[id];
   const auto& by_host = run.footprint->by_host;
   for (auto at = std::lower_bound(by_host.begin(), by_host.end(), std::pair{host, 0u});
        at != by_host.end() && at->first == host; ++at) {
     PoolUse& use = run.uses[at->second];
     if (use.missing == 0) continue;
-    use.worst_ns = std::max(use.worst_ns, busy_ns);
-    if (--use.missing == 0) done_.push_back({run.client, run.plan, use.estimate, use.worst_ns});
+    use.worst_ns = std::max(use.worst_ns, took_ns);
+    if (--use.missing != 0) continue;
+    learn(run.plan, use.estimate.pool, use.worst_ns);
+    policy_.over(run.client, use.estimate, std::max(kLeast_ns, use.worst_ns), now);
   }
 }
 
-/// Charges the runs that a host noticed together.
-void DeviceShares::settle() {
-  if (done_.empty()) return;
-  const int64_t now = monotonic_ns();
-  for (size_t i = 0; i < done_.size(); ++i) {
-    if (done_[i].is_taken) continue;
-    const PoolId pool = done_[i].estimate.pool;
-    int64_t took = 0, usual = 0;
-    bool is_one_plan = true;
-    for (size_t j = i; j < done_.size(); ++j) {
-      if (done_[j].estimate.pool != pool) continue;
-      took += done_[j].took_ns;
-      usual += done_[j].estimate.ns;
-      is_one_plan = is_one_plan && done_[j].plan == done_[i].plan;
-    }
-    for (size_t j = i; j < done_.size(); ++j) {
-      Done& each = done_[j];
-      if (each.estimate.pool != pool) continue;
-      each.is_taken = true;
-      const double part = static_cast<double>(each.estimate.ns) / static_cast<double>(usual);
-      const auto its = static_cast<int64_t>(part * static_cast<double>(took));
-      learn(each, its, is_one_plan);
-      const int64_t charge = std::max(kLeast_ns, its);
-      policy_.over(each.client, each.estimate, charge, now);
-      if (const auto sum = charged_ns_.find(each.client); sum != charged_ns_.end()) sum->second += charge;
-    }
-  }
-  done_.clear();
-}
-
-void DeviceShares::learn(const Done& done, int64_t took_ns, bool is_exact) {
+void DeviceShares::learn(uint32_t number, PoolId pool, int64_t took_ns) {
   if (took_ns == 0) return;  // it was not launched
-  const auto found = plans_.find(done.plan);
+  const auto found = plans_.find(number);
   if (found == plans_.end()) return;
   Plan& plan = found->second;
   const auto& pools = plan.footprint->pools;  // a split may have moved the pool, but then its time stays
-  const auto at = std::find(pools.begin(), pools.end(), done.estimate.pool);
+  const auto at = std::find(pools.begin(), pools.end(), pool);
   if (at == pools.end()) return;
   int64_t& usual = plan.usual_ns[static_cast<size_t>(at - pools.begin())];
-  if (usual == 0) {
-    usual = std::max(kLeast_ns, took_ns);
-  } else if (is_exact) {
-    usual = std::max(kLeast_ns, usual + (took_ns - usual) / kLearnPart);
-  }
+  usual = std::max(kLeast_ns, usual == 0 ? took_ns : usual + (took_ns - usual) / kLearnPart);
 }
 
 void DeviceShares::over(EntryId id) {
@@ -223,6 +186,8 @@ void DeviceShares::over(EntryId id) {
     if (use.missing != 0) policy_.over(run.client, use.estimate, 0, monotonic_ns());
   }
   run.footprint.reset();
+  --runs_;
+  ++charged_;
   const auto plan = plans_.find(run.plan);
   if (plan != plans_.end()) --plan->second.under_way;
 }
@@ -231,11 +196,14 @@ void DeviceShares::validate() const {
   policy_.validate();
   pools_.validate();
   std::unordered_map<uint32_t, uint32_t> under_way;
+  uint64_t runs = 0;
   for (const Running& run : running_) {
     if (run.footprint == nullptr) continue;
+    ++runs;
     PW_CHECK(run.uses.size() == run.footprint->pools.size());
     ++under_way[run.plan];
   }
+  PW_CHECK(runs == runs_);
   for (const auto& [number, plan] : plans_) {
     const auto found = under_way.find(number);
     PW_CHECK(plan.under_way == (found == under_way.end() ? 0 : found->second));

@@ -9,11 +9,9 @@
 ///
 /// SHARE-1 (fair): what the policy calls a pool is a set of devices that the same plans use (policy/pool_map.h).
 /// SHARE-2 (bounded): at most one run of each client is offered to the policy: the next one.
-/// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest device time that one of
-///   the pool's hosts reports. Runs whose ends a host notices together have a sum that is right, but not its parts; the
-///   sum is divided in proportion to the plans' usual times. The usual time of a plan is a moving average of what its
-///   runs took when no run of another plan was noticed with them: short runs are seldom noticed one by one, and those
-///   that are took longer than most. Of a plan that has no usual time yet, one run is under way at a time, for
+/// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest time of those that it took
+///   on the pool's hosts (controller/device_times.h). What a run of a plan is expected to take on a pool is a moving
+///   average of what its runs were charged there. Of a plan that has none yet, one run is under way at a time, for
 ///   a while: then one more enters, as at any standstill (SHARE-2). A run that took no time was not launched, and
 ///   says nothing about its plan.
 ///
@@ -67,17 +65,15 @@ class DeviceShares {
   int64_t next_ns() const;
 
   void entered(uint32_t client, uint32_t plan, EntryId id);
-  /// The host has completed the run: its devices took `busy_ns` for it. `look`: runs that the host noticed together
-  /// have the same number.
-  void run_done(EntryId id, uint32_t host, int64_t busy_ns, uint32_t look);
-  /// All that a host has reported in this pass was passed to `run_done`.
-  void settle();
+  /// Whether some run that entered is not over: then `took` and `over` want to be told.
+  bool has_runs() const { return runs_ != 0; }
+  /// The run is over on a host, and took so long there. A run that is not charged is ignored.
+  void took(EntryId id, uint32_t host, int64_t took_ns, int64_t now);
   /// The run is over, or was dropped. What was not reported is not charged.
   void over(EntryId id);
 
-  /// By client: device time that its runs were charged, summed over pools, in nanoseconds. What runs while the policy
-  /// does not act is not counted.
-  const std::unordered_map<uint32_t, int64_t>& charged_ns() const { return charged_ns_; }
+  /// Runs that entered under the policy and are over.
+  uint64_t charged() const { return charged_; }
 
   void validate() const;
 
@@ -107,32 +103,24 @@ class DeviceShares {
     std::shared_ptr<const Footprint> footprint;  ///< null: the entry is no run that is under way
     std::vector<PoolUse> uses;                   ///< by position in the footprint's pools
   };
-  /// A run that is done on a pool, and is not charged yet.
-  struct Done {
-    uint32_t client, plan;
-    PoolTime estimate;
-    int64_t took_ns;
-    bool is_taken = false;  ///< scratch of settle()
-  };
 
   static SharePolicy::Options options_of(PolicyKind kind);
   bool acts() const { return is_on_ && clients_ > 1; }
   std::shared_ptr<const Footprint> footprint_of(std::span<const HostDevice> devices) const;
   void split(std::span<const PoolMap::Split> splits);
   void estimate(const Plan& plan);
-  void learn(const Done& done, int64_t took_ns, bool is_exact);
+  void learn(uint32_t plan, PoolId pool, int64_t took_ns);
 
   const bool is_on_;
   SharePolicy policy_;
   PoolMap pools_;
   uint64_t clients_ = 0;
   std::unordered_map<uint32_t, Plan> plans_;
-  std::unordered_map<uint32_t, int64_t> charged_ns_;  ///< by client that is not forgotten
-  std::vector<Running> running_;                      ///< by entry
-  std::vector<Done> done_;                            ///< noticed together, not charged yet
-  uint32_t look_ = 0;                                 ///< of `done_`
-  std::optional<uint32_t> picked_;                    ///< the client whose run may enter
-  std::vector<PoolTime> estimate_;                    ///< scratch
+  std::vector<Running> running_;    ///< by entry
+  uint64_t runs_ = 0;               ///< those of `running_` that are under way
+  uint64_t charged_ = 0;            ///< see charged()
+  std::optional<uint32_t> picked_;  ///< the client whose run may enter
+  std::vector<PoolTime> estimate_;  ///< scratch
 };
 
 }  // namespace pathways

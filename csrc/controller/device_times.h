@@ -1,17 +1,27 @@
-/// How much device time each client's runs took, under every policy: what `pathways clients` shows. DeviceShares
-/// charges for itself, by pool, and only while clients compete.
+/// What each run took on each of its hosts: the one place where measured device time becomes the time of a run.
 ///
-/// A host reports for each run how long its devices were busy with it. Runs that a host notices together have a sum
-/// that is right, but not its parts (executor/device_clock.h). So the sum is divided in proportion to the plans' usual
-/// times, which are learnt from runs that were noticed alone; a plan without a usual time counts like the others' mean.
+/// A host measures how long its devices were busy for a run (executor/device_clock.h), and says it when the run is over
+/// there. Runs whose ends a host notices together, in one look, have a sum that is right, but not its parts. So the sum
+/// of a look is divided in proportion to the usual times of the runs' plans on that host.
 ///
-/// A client's device time is summed over hosts: a run on two hosts that takes 1 ms counts 2 ms.
+/// The usual time of a plan on a host is a moving average of what its runs took there when no run of another plan was
+/// noticed with them. Short runs are seldom noticed one by one, and those that are took longer than most; so runs of
+/// one plan that are noticed together count too. Before the first measurement the time is guessed. A look without any
+/// time says nothing: its runs were not launched.
 ///
-/// Cost: O(1) per run and host, and no clock is read. Threading: the controller's stepping thread only.
+/// Who reads it: Grants gives each part to the client's account, which people see (`ClientState::device_ns`, under
+/// every policy), and to DeviceShares, which charges the policy while clients compete.
+///
+///   SHARE-5 (charged)  the parts of a look add up to what the host measured, whatever the usual times are.
+///
+/// Cost: per run and host O(1) where a plan's hosts have consecutive numbers, else O(log hosts). No clock is read.
+/// Threading: the controller's stepping thread only.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "controller/clients.h"
@@ -21,40 +31,76 @@ namespace pathways {
 
 class DeviceTimes {
  public:
-  explicit DeviceTimes(Clients& clients) : clients_(clients) {}
+  static constexpr int64_t kGuess_ns = 1'000'000;  ///< of a plan that was not measured on a host
+
+  /// A run's part of a look.
+  struct Part {
+    EntryId id;
+    uint32_t host;
+    uint32_t client;
+    int64_t took_ns;
+  };
+
+  explicit DeviceTimes(const Clients& clients) : clients_(clients) {}
 
   /// A run has entered the order.
   void entered(EntryId id, uint32_t plan) {
-    if (id >= plans_.size()) plans_.resize(id + 1);
-    plans_[id] = plan;
+    if (id >= plan_of_.size()) plan_of_.resize(id + 1);
+    plan_of_[id] = plan;
+  }
+  /// Nobody runs the plan any more.
+  void forget_plan(uint32_t plan) { plans_.erase(plan); }
+  /// The client is gone. Its runs that are not over are still divided; nothing is learnt from them.
+  void forget_client(uint32_t client) {
+    std::erase_if(plans_, [&](const auto& each) { return each.second.client == client; });
+  }
+
+  /// Whether what is not divided yet belongs to another look than this one; then it must be divided first.
+  bool is_other_look(uint32_t host, uint32_t look) const {
+    return !look_parts_.empty() && (look != look_ || host != look_parts_.front().host);
   }
   /// A host has completed the run. `look`: runs that the host noticed together have the same number.
-  void run_done(EntryId id, uint32_t client, int64_t busy_ns, uint32_t look) {
-    if (look != look_) settle();
-    look_ = look;
-    busy_ns = std::clamp<int64_t>(busy_ns, 0, kMost_ns);
-    sum_ns_ += busy_ns;
-    done_.push_back({client, id < plans_.size() ? plans_[id] : UINT32_MAX, busy_ns != 0});
+  void run_done(EntryId id, uint32_t host, uint32_t client, int64_t busy_ns, uint32_t look);
+  bool is_divided() const { return look_parts_.empty(); }
+  /// Divides the look, and calls f(part) for each of its runs, in the order in which they came.
+  template <typename F>
+  void divide(F&& f) {
+    if (look_parts_.size() == 1) {
+      learn_alone();
+    } else {
+      divide_look();
+    }
+    for (const Part& part : look_parts_) f(part);
+    look_parts_.clear();
+    look_plans_.clear();
+    sum_ns_ = 0;
   }
-  /// All that one host has reported in this pass was passed to `run_done`.
-  void settle();
 
  private:
   static constexpr int64_t kMost_ns = 3'600'000'000'000;  ///< no host is believed more
   static constexpr int64_t kLearnPart = 8;                ///< the moving average moves by this part of the difference
-  struct Done {
-    uint32_t client;
-    uint32_t plan;
-    bool has_time;
+  struct Usual {
+    uint32_t host;
+    int64_t ns;  ///< 0: not known yet
   };
-  int64_t usual_ns(uint32_t plan) const { return plan < usual_ns_.size() ? usual_ns_[plan] : 0; }
+  struct Plan {
+    uint32_t client = 0;
+    std::vector<Usual> usual;  ///< by number of the host
+  };
 
-  Clients& clients_;
-  std::vector<uint32_t> plans_;    ///< by entry
-  std::vector<int64_t> usual_ns_;  ///< by plan; 0: not known yet
-  std::vector<Done> done_;         ///< noticed together
-  int64_t sum_ns_ = 0;             ///< of `done_`
-  uint32_t look_ = 0;              ///< of `done_`
+  int64_t& usual_ns(uint32_t plan, const Part& part);
+  static void learn(int64_t& usual_ns, int64_t took_ns);
+  void learn_alone();
+  void divide_look();
+
+  const Clients& clients_;
+  std::vector<uint32_t> plan_of_;             ///< by entry
+  std::unordered_map<uint32_t, Plan> plans_;  ///< those that were measured, of clients that are there
+  std::vector<Part> look_parts_;              ///< of the look that is not divided yet
+  std::vector<uint32_t> look_plans_;          ///< their plans
+  int64_t sum_ns_ = 0;                        ///< of the look
+  uint32_t look_ = 0;                         ///< its number
+  int64_t nobodys_ns_ = 0;                    ///< scratch: the usual time of a plan whose client is gone
 };
 
 }  // namespace pathways

@@ -45,12 +45,13 @@ void Grants::add_plan(uint32_t plan, std::span<const ProgramNode> nodes) {
 
 EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, GroupId group, EntryKind kind,
                        uint64_t tag) {
+  if (!over_.empty()) settle_times();  // the new entry may get the number of one that is over
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
   if (kind == EntryKind::kRun) times_.entered(id, read_record<RunRecord>(record).plan);
-  if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record);
-  if (sequencer_.granted().empty()) {
+  const bool is_granted = !sequencer_.granted().empty();
+  if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record, is_granted && !sequential_);
+  if (!is_granted) {
     if (id >= kept_.size()) kept_.resize(id + 1);
-    trace_.submitted();
     kept_[id].assign(record.begin(), record.end());
     client.credits.record_waits(record.size());
     return id;
@@ -58,7 +59,6 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   // Only this entry can have been granted: a new entry makes room for no other.
   PW_DCHECK(sequencer_.granted().size() == 1 && sequencer_.granted().front() == id);
   forward_granted(id, record);
-  trace_.submitted();
   sequencer_.settle(id);
   sequencer_.granted().clear();
   return id;
@@ -143,6 +143,7 @@ void Grants::keep(ClientState& client, std::span<const std::byte> command, std::
     // No waiting entry names the plan: a successor need not know it.
     forgotten_.push_back(static_cast<uint32_t>(record.token));
     shares_.forget_plan(static_cast<uint32_t>(record.token));
+    times_.forget_plan(static_cast<uint32_t>(record.token));
   }
   if (!client.sent.keep(record, command, hosts)) {
     clients_.fault(client, "it described more than " + std::to_string(kMostDefinedBytes >> 20) + " MiB of placements");
@@ -163,12 +164,25 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
     entry.ganged = ganged;
   }
   const uint32_t client = entry.client;
-  shares_.run_done(id, h, record.busy_ns, record.look);
-  times_.run_done(id, client, record.busy_ns, record.look);
+  if (times_.is_other_look(h, record.look)) settle_times();
+  times_.run_done(id, h, client, record.busy_ns, record.look);
   if (sequential_) sequential_->host_done(id, h);
   if (sequencer_.complete(id, h)) retire(id, client);
   if (!sequencer_.granted().empty()) settle_granted();
   if (sequential_) forward_in_turn();
+}
+
+void Grants::settle_times() {
+  if (!times_.is_divided()) {
+    const bool is_charged = shares_.has_runs();
+    const int64_t now = is_charged ? monotonic_ns() : 0;
+    times_.divide([&](const DeviceTimes::Part& part) {
+      if (ClientState* client = clients_.find(part.client)) client->device_ns += static_cast<uint64_t>(part.took_ns);
+      if (is_charged) shares_.took(part.id, part.host, part.took_ns, now);
+    });
+  }
+  for (const EntryId id : over_) shares_.over(id);
+  over_.clear();
 }
 
 /// Fails the cluster. Not on the hot path.
@@ -188,7 +202,8 @@ void Grants::gangs_broken(uint32_t h, const Entry& entry, const RunDoneRecord& r
 void Grants::retire(EntryId id, uint32_t of_client) {
   ++stats_.retired;
   ledger_.leave(id);
-  shares_.over(id);
+  over_.push_back(id);
+  if (times_.is_divided()) settle_times();
   ClientState* client = clients_.find(of_client);
   if (client == nullptr) return;
   client->credits.run_over();

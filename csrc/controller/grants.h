@@ -75,14 +75,16 @@ class Grants {
   bool drop_run(const ClientState& client, uint64_t tag, std::string_view text);
   /// Drops all that the client has waiting, without a failure: the client is gone.
   void drop_all_of(uint32_t client);
+  /// The client is gone: what is known of its plans' times goes.
+  void forget_times_of(uint32_t client) { times_.forget_client(client); }
   /// Notifies each host that the client is gone, behind everything of the client that was granted to it.
   void announce_gone(uint32_t client);
 
   // What hosts report; the records are valid.
   bool is_running_on(EntryId id, uint32_t host) const { return sequencer_.is_running_on(id, host); }
   void run_done(uint32_t host, const RunDoneRecord& record);
-  /// All that one host has reported in this pass was passed to `run_done`.
-  void settle_times() { times_.settle(); }
+  /// All that one host has reported in this pass was passed to `run_done`: its time is divided among the runs.
+  void settle_times();
   /// A host has enqueued a call of a run that is dispatched sequentially. False when the report is invalid.
   bool enqueued(uint32_t host, const EnqueuedRecord& record);
 
@@ -137,6 +139,7 @@ class Grants {
   OrderTrace trace_;
   std::vector<uint64_t> gangs_;  ///< by host: gang launches (GANG-1)
   DeviceTimes times_;
+  std::vector<EntryId> over_;  ///< runs that are over, of which `shares_` is not told before the look is divided
 };
 
 }  // namespace pathways

@@ -351,7 +351,6 @@ uint32_t Inbox::drain_host(uint32_t index) {
   }
   if (done != 0) ring.release();
   grants_.settle_times();
-  shares_.settle();
   return done;
 }
 

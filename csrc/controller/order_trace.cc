@@ -34,30 +34,34 @@ void OrderTrace::waits(uint32_t client, OrderWait why) {
   at->second.waits |= why;
 }
 
-void OrderTrace::ordered(uint32_t client, EntryId id, const Entry& entry, std::span<const std::byte> bytes) {
+void OrderTrace::ordered(uint32_t client, EntryId id, const Entry& entry, std::span<const std::byte> bytes,
+                         bool is_granted) {
   // These may pass the client's next record.
   if (is_command(bytes, CommandKind::kRelease) || is_command(bytes, CommandKind::kFetch)) return;
   const auto waiting = waiting_.empty() ? waiting_.end() : waiting_.find(client);
   if (is_run(bytes)) {
     const auto run = read_record<RunRecord>(bytes);
     const int64_t now = monotonic_ns();
-    if (id >= ordered_.size()) ordered_.resize(id + 1);
-    OrderTraceRecord& record = ordered_[id];
-    record = {.order = entry.order,
-              .client = client,
-              .plan = run.plan,
-              .group = run.group,
-              .waits = 0,
-              .outcome = OrderOutcome::kGranted,
-              .submitted_ns = std::clamp<int64_t>(submitted_ns_of(bytes), 0, now),
-              .next_ns = 0,
-              .ordered_ns = now,
-              .granted_ns = 0};
+    OrderTraceRecord record{.order = entry.order,
+                            .client = client,
+                            .plan = run.plan,
+                            .group = run.group,
+                            .waits = 0,
+                            .outcome = OrderOutcome::kGranted,
+                            .submitted_ns = std::clamp<int64_t>(submitted_ns_of(bytes), 0, now),
+                            .next_ns = 0,
+                            .ordered_ns = now,
+                            .granted_ns = is_granted ? now : 0};
     if (waiting != waiting_.end()) {
       record.waits = waiting->second.waits;
       record.next_ns = std::max(waiting->second.since_ns, record.submitted_ns);
     }
-    fresh_ = id;
+    if (is_granted) {
+      ring_.add(record);
+    } else {
+      if (id >= ordered_.size()) ordered_.resize(id + 1);
+      ordered_[id] = record;
+    }
   }
   if (waiting != waiting_.end()) waiting_.erase(waiting);
 }
@@ -66,7 +70,7 @@ void OrderTrace::left(EntryId id, OrderOutcome outcome) {
   if (id >= ordered_.size() || ordered_[id].order == 0) return;
   OrderTraceRecord& record = ordered_[id];
   record.outcome = outcome;
-  if (outcome == OrderOutcome::kGranted) record.granted_ns = fresh_ == id ? record.ordered_ns : monotonic_ns();
+  if (outcome == OrderOutcome::kGranted) record.granted_ns = monotonic_ns();
   ring_.add(record);
   record.order = 0;
 }

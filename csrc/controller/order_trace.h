@@ -62,11 +62,10 @@ class OrderTrace {
   // Call these only while the trace is on.
   /// The client's next record is kept out of the order.
   void waits(uint32_t client, OrderWait why);
-  /// The client's next record is in the order, as `entry`.
-  void ordered(uint32_t client, EntryId id, const Entry& entry, std::span<const std::byte> record);
-  /// What is granted from now on was ordered before: its grant has a time of its own.
-  void submitted() { fresh_ = kNone; }
-  /// A run was granted to its hosts, or dropped. One that was just ordered was granted in the same moment.
+  /// The client's next record is in the order, as `entry`. `is_granted`: it was granted in the same moment, so that
+  /// `left` does nothing for it.
+  void ordered(uint32_t client, EntryId id, const Entry& entry, std::span<const std::byte> record, bool is_granted);
+  /// A run that waited for its grant was granted to its hosts, or dropped.
   void left(EntryId id, OrderOutcome outcome);
   void forget(uint32_t client) { waiting_.erase(client); }
 
@@ -76,10 +75,7 @@ class OrderTrace {
     uint16_t waits;
   };
 
-  static constexpr EntryId kNone = UINT32_MAX;
-
   Ring ring_;
-  EntryId fresh_ = kNone;                          ///< what was just ordered, until `submitted`
   std::unordered_map<uint32_t, Waiting> waiting_;  ///< by client: its next record, while that is kept out
   std::vector<OrderTraceRecord> ordered_;          ///< by entry; `order` 0: none that waits for its grant
 };

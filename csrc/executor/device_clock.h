@@ -1,12 +1,13 @@
-/// How long the devices of a host were busy for what they computed.
+/// How long the devices of a host were busy for what they computed: the one place where device time is measured.
 ///
 /// XLA says when a value is ready, and not when its computation began. Launches on one device run one after the other.
 /// So a computation began when it was launched, or when its devices had finished what they were noticed to finish last,
 /// whichever is later; and it ended when it was noticed to be ready. What the host notices late makes one computation
-/// longer and the next one shorter; their sum is right. The controller divides the sum of what was noticed in one look
-/// (SHARE-5, controller/device_shares.h).
+/// longer and the next one shorter; their sum is right.
 ///
-/// It also sums up, for people, how long each client kept each device busy (`uses`).
+/// Two readers. `began_ns` gives each run its busy time, which goes to the controller with the run's end; there the sum
+/// of what was noticed in one look is divided among the runs, for the policy and for `pathways clients` (SHARE-5,
+/// controller/device_times.h). `uses` sums up how long each client kept each device busy, for `pathways top`.
 ///
 /// Used by Launcher and ValueSettler. Threading: the executor's thread only.
 #pragma once

@@ -92,12 +92,8 @@ class Measured {
     return spent_ns;
   }
 
-  /// Device time that the policy has charged: 0 when it did not choose.
-  int64_t charged_ns() {
-    int64_t sum = 0;
-    for (const auto& [client, ns] : sim_.controller().stats().client_device_ns) sum += ns;
-    return sum;
-  }
+  /// Runs that the policy has charged: 0 when it did not choose.
+  uint64_t charged() { return sim_.controller().stats().charged; }
 
  private:
   const ControllerCostOptions options_;
@@ -126,7 +122,7 @@ ControllerCost measure_controller(const ControllerCostOptions& options) {
   for (uint32_t i = 0; i < cost.repeats; ++i) each.push_back(static_cast<double>(measured.batch()) / host_runs);
   cost.ns = middle_of(each);
   cost.runs = under_way * cost.repeats;
-  cost.charged_ns = measured.charged_ns();
+  cost.charged = measured.charged();
   return cost;
 }
 

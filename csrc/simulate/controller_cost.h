@@ -23,9 +23,9 @@ struct ControllerCostOptions {
 };
 
 struct ControllerCost {
-  double ns = 0;           ///< per host and run: the median over the batches
-  uint64_t runs = 0;       ///< timed
-  int64_t charged_ns = 0;  ///< device time that the policy charged to runs; 0: no policy chose
+  double ns = 0;         ///< per host and run: the median over the batches
+  uint64_t runs = 0;     ///< timed
+  uint64_t charged = 0;  ///< runs that the policy chose and charged; 0: no policy chose
   uint32_t repeats = 0;
 };
 

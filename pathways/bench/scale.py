@@ -60,8 +60,8 @@ class PolicyPoint:
     controller_ns: float
     """Policy, admission, order and messages."""
     runs: int
-    charged_ns: int
-    """Device time that the policy charged; 0: no policy chose."""
+    charged: int
+    """Runs that the policy chose and charged; 0: no policy chose."""
 
 
 POLICIES = (("fifo", 1), ("share", 1), ("fifo", 2), ("share", 2))
@@ -98,7 +98,7 @@ def native_policy(policy: str, clients: int, hosts: int, devices: int) -> Policy
     if not hasattr(native, "simulate_policy"):
         raise NoSimulation("this build of pathways._native has no `simulate_policy`; rebuild it from a newer source")
     found = native.simulate_policy(hosts, devices, clients, policy, runs=_RUNS_TOGETHER // clients)
-    return PolicyPoint(policy, clients, hosts, hosts * devices, found["ns"], found["runs"], found["charged_ns"])
+    return PolicyPoint(policy, clients, hosts, hosts * devices, found["ns"], found["runs"], found["charged"])
 
 
 def hosts_to_measure(max_shards: int, devices_per_host: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""Shares over time: what each client of a cluster was charged, sampled from the controller.
+"""Shares over time: the device time of each client of a cluster, sampled from the controller.
 
-The controller counts the device time that each client's runs took (`csrc/controller/device_shares.h`). A `Sampler`
-reads it at regular times; `windows` turns samples into shares. The lengths that steps should have would not do: a step
-of 0.1 ms takes longer where timers are coarse.
+The controller counts the device time that each client's runs took (`csrc/controller/device_times.h`), summed over
+hosts: it is what `pathways clients` shows. A `Sampler` reads it at regular times; `windows` turns samples into shares.
+The lengths that steps should have would not do: a step of 0.1 ms takes longer where timers are coarse.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Device time by name of client, in nanoseconds since its start, as the controller had it at `time` (monotonic)."""
+    """Device time by name of client, in nanoseconds since its start, as the controller had it at `time` (monotonic).
+
+    `late`: seconds by which the answer came after its time; a machine that is short of cores answers late.
+    """
 
     time: float
     device_ns: Mapping[str, int]
+    late: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The shares of one window: parts of all device time that was charged in it. `busy`: all of it over its length."""
+    """The shares of one window: parts of all device time that was counted in it. `busy`: all of it over its length.
+    `late`: of the sample in it that was latest."""
 
     begin: float
     end: float
     shares: Mapping[str, float]
     busy: float
+    late: float = 0.0
 
 
 class Sampler:
@@ -45,7 +51,8 @@ class Sampler:
     def _run(self) -> None:
         due = time.monotonic()
         while not self._is_over.wait(max(0.0, due - time.monotonic())):
-            self._samples.append(sample(self._address))
+            taken = sample(self._address)
+            self._samples.append(dataclasses.replace(taken, late=max(0.0, time.monotonic() - due)))
             due += self._every
 
     def samples(self) -> list[Sample]:
@@ -65,11 +72,8 @@ def sample(address: str) -> Sample:
 
     begin = time.monotonic()
     stats = inspect(address)
-    charged = stats["controller"]["client_device_ns"]
-    names = {str(client["client"]): client["name"] for client in stats["clients"] if client["name"]}
-    return Sample(
-        (begin + time.monotonic()) / 2, {name: charged[client] for client, name in names.items() if client in charged}
-    )
+    took = {client["name"]: client["device_ns"] for client in stats["clients"] if client["name"]}
+    return Sample((begin + time.monotonic()) / 2, took)
 
 
 def windows(samples: Sequence[Sample], begin: float, end: float, names: Sequence[str], length: float) -> list[Window]:
@@ -80,15 +84,17 @@ def windows(samples: Sequence[Sample], begin: float, end: float, names: Sequence
     if not inside:
         return found
     first = inside[0]
+    late = 0.0
     for each in inside[1:]:
+        late = max(late, each.late)
         if each.time - first.time < length * 0.98:  # a sample may come a little early
             continue
         took = {name: each.device_ns[name] - first.device_ns[name] for name in names}
         total = sum(took.values())
         if total > 0:
             shares = {name: ns / total for name, ns in took.items()}
-            found.append(Window(first.time, each.time, shares, total / 1e9 / (each.time - first.time)))
-        first = each
+            found.append(Window(first.time, each.time, shares, total / 1e9 / (each.time - first.time), late))
+        first, late = each, 0.0
     return found
 
 

@@ -40,7 +40,7 @@ only_whole = pytest.mark.skipif(not IS_WHOLE, reason="PATHWAYS_TENANTS_SECONDS i
 
 
 class Crew:
-    """A cluster, a client process for each weight, and the samples of what they were charged."""
+    """A cluster, a client process for each weight, and the samples of their device time."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -94,17 +94,21 @@ TEST_F(Ordered, TimesOfAClientAreData) {
     std::memcpy(bytes.data() + sizeof run, &said, sizeof said);
     Entry entry;
     entry.order = 3;
-    trace.waits(0, kWaitsForTurn);
-    trace.ordered(0, 2, entry, bytes);
-    trace.left(2, OrderOutcome::kGranted);
-    const auto taken = trace.take();
-    ASSERT_EQ(taken.records.size(), 1u);
-    const OrderTraceRecord& record = taken.records[0];
-    EXPECT_EQ(record.waits, kWaitsForTurn);
-    EXPECT_GE(record.submitted_ns, 0);
-    EXPECT_LE(record.submitted_ns, record.ordered_ns);
-    EXPECT_LE(record.submitted_ns, record.next_ns);
-    EXPECT_LE(record.next_ns, record.ordered_ns);
+    for (const bool is_granted : {false, true}) {
+      trace.waits(0, kWaitsForTurn);
+      trace.ordered(0, 2, entry, bytes, is_granted);
+      trace.left(2, OrderOutcome::kGranted);  // TRACE-3: nothing, when it was granted at once
+      const auto taken = trace.take();
+      ASSERT_EQ(taken.records.size(), 1u);
+      const OrderTraceRecord& record = taken.records[0];
+      EXPECT_EQ(record.waits, kWaitsForTurn);
+      EXPECT_GE(record.submitted_ns, 0);
+      EXPECT_LE(record.submitted_ns, record.ordered_ns);
+      EXPECT_LE(record.submitted_ns, record.next_ns);
+      EXPECT_LE(record.next_ns, record.ordered_ns);
+      EXPECT_LE(record.ordered_ns, record.granted_ns);
+      EXPECT_TRUE(!is_granted || record.ordered_ns == record.granted_ns);
+    }
   }
 }
 

@@ -24,7 +24,8 @@ struct Tenant {
   std::vector<PoolTime> guess = {};  ///< what it is expected to take; empty: what it takes
   uint32_t ahead = 1000;
   int64_t begins = 0, ends = INT64_MAX;
-  int64_t pause = 0;  ///< from the end of a run to the next submission; for a client with one run at a time
+  int64_t late_ns = 0;  ///< its next run that ends is noticed so late, and is charged that, too
+  int64_t pause = 0;    ///< from the end of a run to the next submission; for a client with one run at a time
 
   // What happened
   std::vector<int64_t> used;    ///< by pool
@@ -151,8 +152,9 @@ class Model {
       Tenant& t = tenants[run->tenant];
       for (size_t i = 0; i < t.takes.size(); ++i) {
         if (t.takes[i].pool != p || run->ends[i] > at) continue;
-        t.used[p] += t.takes[i].ns;
-        policy.over(run->tenant, t.guess[i], t.takes[i].ns, at);
+        const int64_t took = t.takes[i].ns + std::exchange(t.late_ns, 0);
+        t.used[p] += took;
+        policy.over(run->tenant, t.guess[i], took, at);
         run->over[i] = has_ended = true;
         fifos_[p].pop_front();
         if (std::all_of(run->over.begin(), run->over.end(), [](bool is) { return is; })) {

@@ -53,6 +53,23 @@ TEST(ShareIsByWeight, WhateverTheStep) {
   }
 }
 
+// A host that gets no core for a tenth of a second notices a run so much later, and charges the run for it. So the
+// shares of a short time are off by as much. The policy makes up for it afterwards, and a longer time is fair.
+TEST(ShareIsByWeight, ALateNoticeIsMadeUpFor) {
+  const std::vector<double> weights = {1, 2, 4, 8};
+  const int64_t steps[] = {100 * kUs, kMs, 10 * kMs, kMs};
+  std::vector<Tenant> tenants;
+  for (size_t i = 0; i < weights.size(); ++i) tenants.push_back(on_pool(0, weights[i], steps[i]));
+  Model model(1, std::move(tenants));
+  model.run_until(1900 * kMs);
+  model.forget_use();
+  model.tenants[0].late_ns = 100 * kMs;  // 1.5 seconds of its share
+  model.run_until(2 * kSecond);
+  EXPECT_GE(worst_error(model.shares(0), weights), 0.1);
+  model.run_until(4 * kSecond);
+  EXPECT_LE(worst_error(model.shares(0), weights), 0.02);
+}
+
 TEST(Share, ALatecomerGetsNoCredit) {
   Tenant late = on_pool(0, 1, kMs);
   late.begins = 3 * kSecond;
