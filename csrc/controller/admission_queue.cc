@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "base/check.h"
@@ -65,18 +66,22 @@ Judgement AdmissionQueue::admit(ClientState& client, std::span<const std::byte> 
   return judgement;
 }
 
-/// Gives an admitted record its place in the order, and updates the ledger and the handle table.
+/// Gives an admitted record its place in the order, and updates the ledger and the handle table. MEM-7: a record after
+/// which a host would keep memory that the ledger has released gets no place, and its client is evicted.
 void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes) {
+  if (const char* wrong = ledger_.misplaced(client, bytes, cover_); wrong != nullptr) {
+    clients_.fault(client, wrong);
+    return;
+  }
   if (!is_run(bytes)) {
-    ledger_.apply(client, bytes);
-    grants_.submit(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
+    order_command(client, bytes);
     return;
   }
   const auto record = read_record<RunRecord>(bytes);
   const PlanMemory* memory = ledger_.memory_of(record.plan);
   client.credits.run_admitted();
   if (memory == nullptr || memory->results.size() != record.results) {
-    ledger_.apply(client, bytes);
+    (void)ledger_.apply(client, bytes, cover_);
     const EntryId id = grants_.submit(client, bytes, record.group, EntryKind::kRun, record.tag);
     shares_.entered(client.id, record.plan, id);
     deadlines_.watch(client, bytes, id);
@@ -87,6 +92,37 @@ void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes
   ledger_.entered(id, client, record.plan, number);
   shares_.entered(client.id, record.plan, id);
   deadlines_.watch(client, bytes, id);
+}
+
+void AdmissionQueue::order_command(ClientState& client, std::span<const std::byte> bytes) {
+  if (is_command(bytes, CommandKind::kRelease) && !MemoryLedger::lies_where_it_says(client, bytes)) {
+    order_release_where_it_lies(client, bytes);
+    return;
+  }
+  if (const char* wrong = ledger_.apply(client, bytes, cover_); wrong != nullptr) {
+    clients_.fault(client, wrong);
+    return;
+  }
+  grants_.submit(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
+}
+
+/// MEM-7: each buffer is released on the hosts that hold it, whatever group the client has named. A correct client
+/// names another group when it drops an array while it moves the array's slice.
+void AdmissionQueue::order_release_where_it_lies(ClientState& client, std::span<const std::byte> bytes) {
+  const auto record = read_record<CommandRecord>(bytes);
+  std::map<GroupId, std::vector<uint64_t>> by_group;
+  for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
+    const uint64_t handle = word_at(bytes, sizeof record + at);
+    const auto* entry = client.handles.find(Handle{handle});
+    by_group[entry != nullptr ? entry->group : record.group].push_back(handle);
+  }
+  for (const auto& [group, handles] : by_group) {
+    for (size_t at = 0; at < handles.size(); at += kMostReleases) {
+      const std::span<const uint64_t> piece =
+          std::span(handles).subspan(at, std::min(kMostReleases, handles.size() - at));
+      order_command(client, release_command(client.id, group, piece));
+    }
+  }
 }
 
 void AdmissionQueue::cancel(ClientState& client, uint64_t tag) {
@@ -170,7 +206,8 @@ bool AdmissionQueue::retry(ClientState& client) {
   HeldRecords& held = client.held;
   client.is_paced = false;
   while (!held.empty()) {
-    if (client.credits.is_behind()) {  // FLOW-1
+    if (!client.fault.empty()) return false;  // it is about to be evicted
+    if (client.credits.is_behind()) {         // FLOW-1
       if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForCredits);
       client.is_paced = true;
       client.not_kept_out();

@@ -47,7 +47,8 @@ class AdmissionQueue {
         shares_(shares),
         grants_(grants),
         deadlines_(deadlines),
-        stats_(stats) {}
+        stats_(stats),
+        cover_(grants.sequencer()) {}
 
   /// Takes a valid record: orders it, holds it, or refuses it. `is_cancelled`: it is a run whose cancel came before.
   void take(ClientState& client, std::span<const std::byte> record, bool is_cancelled);
@@ -82,6 +83,8 @@ class AdmissionQueue {
  private:
   Judgement admit(ClientState& client, std::span<const std::byte> record);
   void order(ClientState& client, std::span<const std::byte> record);
+  void order_command(ClientState& client, std::span<const std::byte> command);
+  void order_release_where_it_lies(ClientState& client, std::span<const std::byte> command);
   void hold(ClientState& client, std::span<const std::byte> record);
   void release_ahead(ClientState& client, std::span<const std::byte> command);
   void order_releases(ClientState& client);
@@ -106,6 +109,7 @@ class AdmissionQueue {
   Grants& grants_;
   Deadlines& deadlines_;
   ControllerStats& stats_;
+  GroupCover cover_;
   std::vector<ClientState*> holding_;        ///< clients with held records, the oldest first
   const ClientState* first_held_ = nullptr;  ///< the first of them that only live buffers keep out, in this pass
   uint64_t version_ = 0;                     ///< the ledger's version when the held records were last tried

@@ -50,6 +50,7 @@ class Grants {
   void add_group(GroupId group, std::vector<uint32_t> hosts);
   bool has_group(GroupId group) const { return sequencer_.has_group(group); }
   std::span<const uint32_t> hosts_of(GroupId group) const { return sequencer_.hosts_of(group); }
+  const Sequencer& sequencer() const { return sequencer_; }
   /// Whether a group has lost hosts and surviving hosts.
   bool is_stranded(GroupId group) const { return hosts_.lost() != 0 && has_lost_and_others(group); }
 

@@ -95,7 +95,7 @@ uint32_t Inbox::drain_client(ClientState& client) {
   unread_ -= client.is_unread ? 1U : 0U;
   client.is_unread = false;
   try {
-    for (; done < kBatch; ++done) {
+    for (; done < kBatch && client.fault.empty(); ++done) {
       if (is_full(client)) {
         client.is_unread = true;
         ++unread_;

@@ -7,6 +7,16 @@
 #include "controller/client_records.h"
 
 namespace pathways {
+namespace {
+
+constexpr const char* kOverLive = "it makes a buffer or a token in the place of a buffer that it has not released";
+constexpr const char* kDonatesElsewhere =
+    "a run donates an argument that lies on hosts which do not take part in the run";
+constexpr const char* kRenamesElsewhere = "a rename names a buffer that lies on hosts which do not get the rename";
+
+bool has_block(const HandleTable::Entry* entry) { return entry != nullptr && entry->block != HandleTable::kNoBlock; }
+
+}  // namespace
 
 // ------------------------------------------------------------------------------------------------------ registered
 
@@ -130,13 +140,51 @@ void MemoryLedger::leave(EntryId id) {
 
 // --------------------------------------------------------------------------------------------------------- handles
 
-void MemoryLedger::apply(ClientState& client, std::span<const std::byte> bytes) {
+const char* MemoryLedger::misplaced(ClientState& client, std::span<const std::byte> bytes,
+                                    const GroupCover& cover) const {
+  if (is_run(bytes)) {
+    const auto record = read_record<RunRecord>(bytes);
+    for (uint32_t i = 0; i < record.results; ++i) {
+      if (has_block(client.handles.occupant(Handle{result_of(bytes, i)}))) return kOverLive;
+    }
+    const PlanMemory* memory = memory_of(record.plan);
+    if (memory == nullptr) return nullptr;
+    for (const uint32_t position : memory->donated) {
+      if (position >= record.arguments) continue;
+      const auto* entry = client.handles.find(Handle{argument_of(bytes, position)});
+      if (has_block(entry) && !cover.covers(record.group, entry->group)) return kDonatesElsewhere;
+    }
+    return nullptr;
+  }
+  const auto record = read_record<CommandRecord>(bytes);
+  switch (static_cast<CommandKind>(record.header.detail)) {
+    case CommandKind::kPut:
+    case CommandKind::kTask:
+    case CommandKind::kFetch: {
+      const Handle made{makes_buffer(bytes) ? record.handle : record.token};
+      return has_block(client.handles.occupant(made)) ? kOverLive : nullptr;
+    }
+    default:
+      return nullptr;
+  }
+}
+
+bool MemoryLedger::lies_where_it_says(ClientState& client, std::span<const std::byte> bytes) {
+  const auto record = read_record<CommandRecord>(bytes);
+  for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
+    const auto* entry = client.handles.find(Handle{word_at(bytes, sizeof record + at)});
+    if (entry != nullptr && entry->group != record.group) return false;
+  }
+  return true;
+}
+
+const char* MemoryLedger::apply(ClientState& client, std::span<const std::byte> bytes, const GroupCover& cover) {
   if (is_run(bytes)) {
     const auto record = read_record<RunRecord>(bytes);
     for (uint32_t i = 0; i < record.results; ++i) {
       (void)announce(client, Handle{result_of(bytes, i)}, record.group);
     }
-    return;
+    return nullptr;
   }
   const auto record = read_record<CommandRecord>(bytes);
   switch (static_cast<CommandKind>(record.header.detail)) {
@@ -144,16 +192,16 @@ void MemoryLedger::apply(ClientState& client, std::span<const std::byte> bytes) 
     case CommandKind::kTask:
       if (!makes_buffer(bytes)) {
         (void)announce(client, Handle{record.token}, record.group);
-        return;
+        return nullptr;
       }
       if (auto* entry = announce(client, Handle{record.handle}, record.group);
           entry != nullptr && record.space_set != kNoSpaceSet) {
         entry->block = admission_.add_block(client.id, Admission::kPut, record.space_set, record.space_bytes, true);
       }
-      return;
+      return nullptr;
     case CommandKind::kFetch:
       (void)announce(client, Handle{record.token}, record.group);
-      return;
+      return nullptr;
     case CommandKind::kRelease:
       for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
         if (auto* entry = client.handles.find(Handle{word_at(bytes, sizeof record + at)})) {
@@ -161,22 +209,23 @@ void MemoryLedger::apply(ClientState& client, std::span<const std::byte> bytes) 
           client.handles.forget(*entry);
         }
       }
-      return;
+      return nullptr;
     case CommandKind::kBackend:
       if (const uint64_t plan = record.token; plan != 0 && plan < plan_memory_.size() &&
                                               plan_memory_[plan] != nullptr &&
                                               plan_memory_[plan]->client == client.id) {
         plan_memory_[plan].reset();
       }
-      return;
+      return nullptr;
     case CommandKind::kRename:
       for (size_t at = 0; at + 2 * sizeof(Handle) <= record.bytes; at += 2 * sizeof(Handle)) {
-        rename(client, Handle{word_at(bytes, sizeof record + at)},
-               Handle{word_at(bytes, sizeof record + at + sizeof(Handle))});
+        const char* wrong = rename(client, record.group, Handle{word_at(bytes, sizeof record + at)},
+                                   Handle{word_at(bytes, sizeof record + at + sizeof(Handle))}, cover);
+        if (wrong != nullptr) return wrong;
       }
-      return;
+      return nullptr;
     default:
-      return;
+      return nullptr;
   }
 }
 
@@ -187,10 +236,17 @@ HandleTable::Entry* MemoryLedger::announce(ClientState& client, Handle handle, G
   return client.handles.announce(handle, group);
 }
 
-/// MOVE-1: the name now means the fresh buffer; the memory of the buffer that it meant before is released.
-void MemoryLedger::rename(ClientState& client, Handle name, Handle fresh) {
+/// MOVE-1: the name now means the fresh buffer; the memory of the buffer that it meant before is released. MEM-7: so
+/// the hosts of both must get the rename.
+const char* MemoryLedger::rename(ClientState& client, GroupId group, Handle name, Handle fresh,
+                                 const GroupCover& cover) {
   HandleTable::Entry* came = client.handles.find(fresh);
-  if (came == nullptr) return;
+  if (came == nullptr) return nullptr;
+  if (!cover.covers(group, came->group)) return kRenamesElsewhere;
+  if (const auto* old = client.handles.occupant(name); has_block(old)) {
+    if (old->generation != name.generation()) return kOverLive;  // a host without the fresh buffer would keep it
+    if (!cover.covers(group, old->group)) return kRenamesElsewhere;
+  }
   const HandleTable::Entry moved = *came;
   client.handles.forget(*came);
   if (auto* entry = announce(client, name, moved.group)) {
@@ -198,6 +254,7 @@ void MemoryLedger::rename(ClientState& client, Handle name, Handle fresh) {
   } else if (moved.block != HandleTable::kNoBlock) {
     admission_.release(moved.block);
   }
+  return nullptr;
 }
 
 void MemoryLedger::release(HandleTable::Entry& entry) {

@@ -8,6 +8,8 @@
 /// MEM-1: the ledger follows the order. At any moment it is true for the order up to the last record that was booked.
 /// Each live handle has at most one reference to one block, and drops it when the handle is released, is donated, is
 /// renamed over, or is made again without a release.
+/// MEM-7: a block is released only by a record at which every host that may hold the buffer drops it. `misplaced` and
+/// `apply` say what is wrong with a record that would release a block while some host keeps the buffer.
 ///
 /// Invariant: a run that is in `entered_` is admitted and not over.
 ///
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "controller/client_state.h"
+#include "controller/group_cover.h"
 #include "controller/plan_memory.h"
 #include "sequencer/admission.h"
 #include "sequencer/sequencer.h"
@@ -63,6 +66,10 @@ class MemoryLedger {
   void claim(std::span<const std::byte> record);
   void clear_claims() { admission_.clear_claims(); }
 
+  /// MEM-7: why the ledger and the hosts would differ after this run, put, fetch or task; nullptr: they would not.
+  /// No correct client sends such a record. It must not be booked, nor go to any host.
+  const char* misplaced(ClientState& client, std::span<const std::byte> record, const GroupCover& cover) const;
+
   /// Books a run whose plan's memory is `memory`: its results get their blocks, and it takes its donated arguments
   /// over. Returns the number to pass to `entered`, which tells the run's entry in the order.
   uint64_t enter(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory);
@@ -73,8 +80,11 @@ class MemoryLedger {
   const PlanMemory* memory_of_entry(EntryId id) const {
     return id < entered_.size() ? entered_[id].memory.get() : nullptr;
   }
-  /// Books any other record: enters the handles that it makes, and removes those that it releases.
-  void apply(ClientState& client, std::span<const std::byte> record);
+  /// Books any other record: enters the handles that it makes, and removes those that it releases. Returns why it
+  /// cannot be booked, as `misplaced` does, for a rename; else nullptr.
+  const char* apply(ClientState& client, std::span<const std::byte> record, const GroupCover& cover);
+  /// MEM-7: whether each buffer that a release names lies on the hosts of the record's group, as far as it is known.
+  static bool lies_where_it_says(ClientState& client, std::span<const std::byte> release);
 
   /// Releases the block of one handle, if it has one.
   void release(HandleTable::Entry& entry);
@@ -100,7 +110,7 @@ class MemoryLedger {
   BlockId block_of_result(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory,
                           uint32_t index);
   HandleTable::Entry* announce(ClientState& client, Handle handle, GroupId group);
-  void rename(ClientState& client, Handle name, Handle fresh);
+  const char* rename(ClientState& client, GroupId group, Handle name, Handle fresh, const GroupCover& cover);
 
   Admission admission_;
   const uint32_t devices_per_host_;                             ///< 0: not known

@@ -90,14 +90,21 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
       handles.insert(results.begin(), results.end());
     } else if (bytes.size() >= sizeof(CommandRecord)) {
       const auto record = read_record<CommandRecord>(bytes);
-      handles.insert(record.token != 0 ? record.token : record.handle);
+      handles.insert(record.handle);  // MEM-7: what the successor will make stays counted
+      handles.insert(record.token);
+      if (is_command(bytes, CommandKind::kRename)) {
+        for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
+          handles.insert(word_at(bytes, sizeof record + at));
+        }
+      }
     }
   });
   for (const auto& client : clients_.all()) {
     const auto& exempt = spared[client->id];
     client->handles.for_each([&](Handle handle, HandleTable::Entry& entry) {
       if (!concerns(entry.group) || exempt.contains(handle.raw)) return;
-      ledger_.release(entry);
+      // MEM-7: surviving hosts keep their parts until the client releases the buffer.
+      if (!grants_.is_stranded(entry.group)) ledger_.release(entry);
       if (client->view.futures().poll(handle) == FutureState::kPending) clients_.tell(*client, handle, text);
     });
   }

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace pathways {
@@ -37,6 +38,10 @@ void ClientCommands::on_command(LocalClient& c, const CommandRecord& record, std
       break;
     case CommandKind::kOffload:
     case CommandKind::kRestore:
+      if (tasks_.is_making(id)) {
+        postponed_.push_back({record, {payload.begin(), payload.end()}});
+        return;  // it reports its end when it is done
+      }
       offload(c, record, payload);
       break;
   }
@@ -67,9 +72,11 @@ void ClientCommands::task(LocalClient& c, const CommandRecord& record, std::span
     link_.command_done(id, bytes_of(record));
     return;
   }
-  objects_.make(c, handle, ObjectState::kAnnounced);
+  const uint64_t maker = objects_.next_maker();
+  objects_.make(c, handle, ObjectState::kAnnounced).maker = maker;
   const Booked booked{record.space_devices, record.space_bytes};
-  tasks_.start({id, record.handle, true, record.space_set != kNoSpaceSet, booked, bytes_of(record)}, nullptr, payload);
+  tasks_.start({id, record.handle, true, record.space_set != kNoSpaceSet, booked, bytes_of(record), maker}, nullptr,
+               payload);
 }
 
 /// ERR-1: what takes the buffer as an argument fails with the text of the command.
@@ -110,6 +117,21 @@ void ClientCommands::rename(LocalClient& c, uint32_t client, Handle name, Handle
   object.value = moved.value;
   object.devices = moved.devices;
   object.age = moved.age;
+}
+
+void ClientCommands::do_postponed() {
+  for (size_t at = 0; at < postponed_.size();) {
+    const uint32_t id = postponed_[at].record.header.client;
+    LocalClient* c = objects_.client(id);
+    if (c != nullptr && tasks_.is_making(id)) {
+      ++at;
+      continue;
+    }
+    const Postponed due = std::move(postponed_[at]);
+    postponed_.erase(postponed_.begin() + static_cast<std::ptrdiff_t>(at));
+    if (c != nullptr) offload(*c, due.record, due.payload);
+    link_.command_done(id, bytes_of(due.record));
+  }
 }
 
 /// Offloads or restores all buffers of a client whose runs are over: it has no buffers here but the defined ones.

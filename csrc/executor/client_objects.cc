@@ -34,12 +34,11 @@ bool ClientObjects::end_client(uint32_t id) {
   return true;
 }
 
-/// Removes the orphan of this handle, an object that its client released before it was defined, and returns it. The
-/// orphan comes before an object that has the handle now: a client may use a handle again (TRUST-1), and each of its
-/// objects waits for a definition of its own.
-std::optional<Object> ClientObjects::take_orphan(uint32_t id, Handle handle) {
+/// Removes the orphan of this handle that `maker` makes, an object that its client released before it was defined, and
+/// returns it.
+std::optional<Object> ClientObjects::take_orphan(uint32_t id, Handle handle, uint64_t maker) {
   if (id >= clients_.size() || clients_[id].orphans.empty()) return std::nullopt;
-  const auto orphan = clients_[id].orphans.find(handle.raw);
+  const auto orphan = clients_[id].orphans.find({handle.raw, maker});
   if (orphan == clients_[id].orphans.end()) return std::nullopt;
   Object taken = std::move(orphan->second);
   clients_[id].orphans.erase(orphan);
@@ -48,13 +47,7 @@ std::optional<Object> ClientObjects::take_orphan(uint32_t id, Handle handle) {
 
 /// Keeps an announced object that its client has released, because others wait for its value.
 void ClientObjects::keep_orphan(LocalClient& c, Object& object) {
-  const auto [kept, is_new] = c.orphans.try_emplace(Handle::make(object.index, object.generation).raw);
-  if (is_new) {
-    kept->second = std::move(object);
-  } else {  // the handle was released before: the next definition serves all waiters
-    auto& waiters = kept->second.waiters;
-    waiters.insert(waiters.end(), object.waiters.begin(), object.waiters.end());
-  }
+  c.orphans.try_emplace({Handle::make(object.index, object.generation).raw, object.maker}, std::move(object));
 }
 
 Object& ClientObjects::make(LocalClient& c, Handle handle, ObjectState state) {
@@ -62,10 +55,10 @@ Object& ClientObjects::make(LocalClient& c, Handle handle, ObjectState state) {
   return c.objects.announce(handle, state);
 }
 
-void ClientObjects::define(uint32_t id, Handle handle, Value ref, uint64_t devices, uint64_t age) {
-  std::optional<Object> orphan = take_orphan(id, handle);
+void ClientObjects::define(uint32_t id, Handle handle, uint64_t maker, Value ref, uint64_t devices, uint64_t age) {
+  std::optional<Object> orphan = take_orphan(id, handle, maker);
   Object* object = orphan ? &*orphan : id < clients_.size() ? clients_[id].objects.find(handle) : nullptr;
-  if (object == nullptr || object->state != ObjectState::kAnnounced) {
+  if (object == nullptr || object->state != ObjectState::kAnnounced || object->maker != maker) {
     refs_.drop(ref);
     return;
   }
@@ -77,14 +70,25 @@ void ClientObjects::define(uint32_t id, Handle handle, Value ref, uint64_t devic
   if (orphan) refs_.drop(ref);
 }
 
-void ClientObjects::fail(uint32_t id, Handle handle, uint32_t error) {
-  std::optional<Object> orphan = take_orphan(id, handle);
+void ClientObjects::fail(uint32_t id, Handle handle, uint64_t maker, uint32_t error) {
+  std::optional<Object> orphan = take_orphan(id, handle, maker);
   Object* object = orphan ? &*orphan : id < clients_.size() ? clients_[id].objects.find(handle) : nullptr;
   if (client(id) != nullptr) link_.failed(id, handle, errors_.text(error));
-  if (object == nullptr) return;
-  object->state = ObjectState::kFailed;
-  object->error = error;
-  wake_waiters(*object);
+  if (object != nullptr && object->maker == maker) set_failed(*object, error);
+}
+
+void ClientObjects::fail_put(uint32_t id, Handle handle, uint64_t age, uint32_t error) {
+  if (client(id) == nullptr) return;
+  link_.failed(id, handle, errors_.text(error));
+  Object* object = clients_[id].objects.find(handle);
+  if (object != nullptr && object->state == ObjectState::kDefined && object->age == age) set_failed(*object, error);
+}
+
+void ClientObjects::set_failed(Object& object, uint32_t error) {
+  object.state = ObjectState::kFailed;
+  object.error = error;
+  refs_.reset(object.value);
+  wake_waiters(object);
 }
 
 void ClientObjects::wake_waiters(Object& object) {
@@ -129,8 +133,9 @@ void ClientObjects::validate() const {
   for (const LocalClient& c : clients_) {
     PW_CHECK(!(c.present && c.gone));  // OWN-1
     PW_CHECK(c.present || c.objects.count() == 0);
-    for (const auto& [handle, orphan] : c.orphans) {
-      PW_CHECK(handle != 0 && orphan.state == ObjectState::kAnnounced && orphan.value == nullptr);
+    for (const auto& [key, orphan] : c.orphans) {
+      PW_CHECK(key.first != 0 && key.second == orphan.maker && orphan.state == ObjectState::kAnnounced &&
+               orphan.value == nullptr);
     }
   }
 }

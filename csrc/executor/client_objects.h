@@ -2,8 +2,11 @@
 ///
 /// A buffer is an object of its client's ObjectStore. An object that is announced has waiters: values of runs, and
 /// fetches. They go on when it is defined or has failed. An announced object that its client releases stays as an
-/// orphan until then, because others wait for its value.
+/// orphan until then, because others wait for its value. A client may use a handle again whenever it likes (TRUST-1),
+/// so an announced object knows its maker, and only that maker defines it.
 ///
+///   MEM-7  a value is kept only in an object that was announced for it; so the ledger of the controller, which booked
+///          the object, knows its size. A buffer that has failed keeps no value.
 ///   OWN-1  a client that is gone owns nothing here. Its launched work and its tasks run to their end, and nobody is
 ///          notified. Being gone is final.
 ///   ERR-2  a buffer that is missing here was on the lost predecessor of this host, if its client is not younger than
@@ -14,10 +17,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "executor/executor_part.h"
@@ -31,7 +35,7 @@ struct LocalClient {
   uint32_t capacity = 0;  ///< of its futures
   uint32_t account = 0;   ///< in the ledger, for its puts
   ObjectStore objects;
-  std::unordered_map<uint64_t, Object> orphans;  ///< released before they were defined, by handle
+  std::map<std::pair<uint64_t, uint64_t>, Object> orphans;  ///< released before they were defined, by handle and maker
 
   /// False: this cannot be a handle of the client's futures, and nothing may get it.
   bool may_name(Handle handle) const { return handle.valid() && handle.index() < capacity; }
@@ -61,15 +65,15 @@ class ClientObjects : private ExecutorPart {
   /// Makes the object of a handle. When the client did not release the old object at the same index, that object is
   /// released first.
   Object& make(LocalClient& c, Handle handle, ObjectState state);
-  /// Defines an announced object, or its orphan. Takes over `ref`.
-  void define(uint32_t id, Handle handle, Value ref, uint64_t devices, uint64_t age);
-  /// Fails an object, or its orphan, and the client's future.
-  void fail(uint32_t id, Handle handle, uint32_t error);
+  /// A number for what makes a buffer and is no run.
+  uint64_t next_maker() { return kNoRun | ++last_maker_; }
+  /// Defines the object that was announced for `maker`, or its orphan. Takes over `ref`.
+  void define(uint32_t id, Handle handle, uint64_t maker, Value ref, uint64_t devices, uint64_t age);
+  /// Fails the object of this handle that `maker` makes or has made, or its orphan, and the client's future.
+  void fail(uint32_t id, Handle handle, uint64_t maker, uint32_t error);
+  /// The same for a buffer that a put or a task has made, whose value has this age.
+  void fail_put(uint32_t id, Handle handle, uint64_t age, uint32_t error);
   void release(LocalClient& c, Object& object);
-  /// Whether an object of this handle was released and waits for its definition.
-  bool has_orphan(uint32_t id, Handle handle) const {
-    return id < clients_.size() && clients_[id].orphans.contains(handle.raw);
-  }
 
   /// This host is the successor of a lost host, whose clients had numbers up to `youngest_client`.
   void set_predecessor_failure(std::string text, uint32_t youngest_client);
@@ -86,13 +90,17 @@ class ClientObjects : private ExecutorPart {
  private:
   static constexpr uint32_t kMostClientsAhead = 4096;
 
-  std::optional<Object> take_orphan(uint32_t id, Handle handle);
+  static constexpr uint64_t kNoRun = uint64_t{1} << 63;  ///< set in makers that are no order of a run
+
+  void set_failed(Object& object, uint32_t error);
+  std::optional<Object> take_orphan(uint32_t id, Handle handle, uint64_t maker);
   static void keep_orphan(LocalClient& c, Object& object);
   void wake_waiters(Object& object);
 
   std::vector<LocalClient> clients_;  ///< by number
   std::string predecessor_failure_;   ///< of this host's predecessor; empty: it has no predecessor
   uint32_t predecessor_client_ = 0;
+  uint64_t last_maker_ = 0;
 };
 
 }  // namespace pathways

@@ -46,7 +46,8 @@ void Dataflow::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   const auto results = plan.results_of(value);
   for (uint32_t i = 0; i < results.size(); ++i) {
     const bool is_last = is_ours && i + 1 == results.size();
-    objects_.define(run.client, Handle{run.results[results[i]]}, is_last ? ref : refs_.retain(ref), devices, age);
+    objects_.define(run.client, Handle{run.results[results[i]]}, run.order, is_last ? ref : refs_.retain(ref), devices,
+                    age);
     is_ours = is_ours && !is_last;
   }
   for (uint32_t consumer : plan.consumers(value)) queues_.satisfy({slot, consumer});
@@ -66,7 +67,8 @@ void Dataflow::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
   Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   run.errors[value] = error;
-  for (uint32_t result : plan.results_of(value)) objects_.fail(run.client, Handle{run.results[result]}, error);
+  for (uint32_t result : plan.results_of(value))
+    objects_.fail(run.client, Handle{run.results[result]}, run.order, error);
   for (uint32_t consumer : plan.consumers(value)) {
     if (run.input_errors[consumer] == 0) run.input_errors[consumer] = error;
     queues_.satisfy({slot, consumer});

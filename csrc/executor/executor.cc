@@ -52,6 +52,7 @@ void Executor::clear() {
   puts_.clear();
   fetches_.clear();
   tasks_.clear();
+  commands_.clear();
   plans_.forget_runs();
 }
 
@@ -90,6 +91,7 @@ void Executor::on_client_gone(uint32_t id) {
   if (!objects_.is_gone(id)) {
     if (objects_.end_client(id)) plans_.close_accounts_of(id);
     puts_.forget(id);
+    commands_.forget(id);
     clock_.forget(id);
     plans_.remove_plans_of(id);
   }
@@ -128,6 +130,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles, int64_t 
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
+    if (PlanEntry* entry = plans_.find(record.plan)) release_donated(record, handles, entry->plan);
     transfers_.refuse_run(record.order, why);
     link_.run_done(record.header.client, record.tag, 0, 1, {});  // it has launched none of its gangs
     return;
@@ -198,14 +201,21 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles, int64_t
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] != kNoValue) flow_.bind_argument(slot, arguments[i], Handle{handles[i]});
   }
-  if (LocalClient* c = objects_.client(run.client)) {
-    for (const uint32_t position : plan.donated()) {  // MEM-4: from here on only the run has them
-      if (Object* object = c->objects.find(Handle{handles[position]})) objects_.release(*c, *object);
-    }
-  }
+  release_donated(record, handles, plan);
   transfers_.miss_lost_peers(slot);
   flow_.close_step(slot);
   drain();
+}
+
+/// MEM-4: from here on only the run has its donated arguments. MEM-7: the ledger has released them, even if the run is
+/// refused.
+void Executor::release_donated(const RunRecord& record, const uint64_t* handles, const Plan& plan) {
+  LocalClient* c = objects_.client(record.header.client);
+  if (c == nullptr) return;
+  for (const uint32_t position : plan.donated()) {
+    if (position >= record.arguments) continue;
+    if (Object* object = c->objects.find(Handle{handles[position]})) objects_.release(*c, *object);
+  }
 }
 
 void Executor::prepare_node(NodeRef ref, const NodeRecord& node) {

@@ -141,6 +141,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// `devices`; nullptr: it made none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error) {
     tasks_.on_done(task, made, devices, error);
+    commands_.task_over();
   }
   /// An attended launch is over (Backend::launch, kPending). Takes over `made`, its outputs, which are ready; or the
   /// launch failed with `error`. No output of such a launch has taken over an input.
@@ -201,6 +202,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   std::string describe_run(uint32_t slot) const;
   std::string unsound(const RunRecord& record, const uint64_t* handles);
   void prepare(const RunRecord& record, const uint64_t* handles, int64_t read_ns);
+  void release_donated(const RunRecord& record, const uint64_t* handles, const Plan& plan);
 
   const Options options_;
   /// On a CPU host with one device, a launch computes within the call, and its outputs are ready when it returns.

@@ -34,7 +34,7 @@ struct Object {
   Value value = nullptr;
   uint64_t devices = 0;
   uint64_t age = 0;    ///< of its value, as the executor counts ages
-  uint64_t maker = 0;  ///< order of the run that makes it; 0: no run does
+  uint64_t maker = 0;  ///< announced: what will define it: the order of a run, or ClientObjects::next_maker()
   std::vector<ObjectWaiter> waiters;
 };
 

@@ -19,10 +19,10 @@ bool PutQueue::add(LocalClient& c, const CommandRecord& record, std::span<const 
     return true;
   }
   uint64_t devices = 0;
-  // An older object of this handle waits for a definition of its own. A put that waits would be taken for it.
-  if (!objects_.has_orphan(id, handle) && must_wait(record, payload, &devices)) {
-    objects_.make(c, handle, ObjectState::kAnnounced);
-    waiting_.push_back({record, {payload.begin(), payload.end()}, devices, monotonic_ns()});
+  if (must_wait(record, payload, &devices)) {
+    const uint64_t maker = objects_.next_maker();
+    objects_.make(c, handle, ObjectState::kAnnounced).maker = maker;
+    waiting_.push_back({record, {payload.begin(), payload.end()}, devices, monotonic_ns(), maker});
     memory_.keep_free(devices);
     return false;
   }
@@ -66,9 +66,9 @@ void PutQueue::define(const Put& put) {
   const Handle handle{put.record.handle};
   const Made made = make(*objects_.client(id), put.record, put.payload);
   if (made.error != 0) {
-    objects_.fail(id, handle, made.error);
+    objects_.fail(id, handle, put.maker, made.error);
   } else {
-    objects_.define(id, handle, made.value, made.devices, made.age);
+    objects_.define(id, handle, put.maker, made.value, made.devices, made.age);
   }
 }
 
@@ -109,7 +109,9 @@ void PutQueue::make_those_of(uint32_t client) {
 void PutQueue::forget(uint32_t client) {
   for (size_t at = 0; at < waiting_.size();) {
     if (waiting_[at].record.header.client == client) {
-      objects_.fail(client, Handle{take(at).record.handle}, errors_.add("the client that put the buffer is gone"));
+      const Put put = take(at);
+      objects_.fail(client, Handle{put.record.handle}, put.maker,
+                    errors_.add("the client that put the buffer is gone"));
     } else {
       ++at;
     }

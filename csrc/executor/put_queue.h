@@ -56,6 +56,7 @@ class PutQueue : private ExecutorPart {
     std::vector<std::byte> payload;
     uint64_t devices = 0;
     int64_t since_ns = 0;
+    uint64_t maker = 0;  ///< of the object that was announced
   };
   struct Made {
     Value value = nullptr;  ///< nullptr: `error` says why

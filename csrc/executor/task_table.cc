@@ -31,9 +31,9 @@ void TaskTable::on_done(uint64_t number, Value made, uint64_t devices, const std
       if (task.is_counted) ledger_.add(made, c->account, devices, task.booked.bytes);
       tracker_.add(devices, {PendingValue::Kind::kPut, false, task.client, 0, refs_.retain(made), future.raw, age});
     }
-    objects_.define(task.client, future, made, devices, age);
+    objects_.define(task.client, future, task.maker, made, devices, age);
   } else if (task.makes) {
-    objects_.fail(task.client, future, errors_.add(error.value_or("the task made nothing")));
+    objects_.fail(task.client, future, task.maker, errors_.add(error.value_or("the task made nothing")));
   } else if (objects_.client(task.client) == nullptr) {
     return;
   } else if (error) {

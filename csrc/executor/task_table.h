@@ -14,6 +14,7 @@
 /// Threading: the executor's thread only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,6 +37,7 @@ class TaskTable : private ExecutorPart {
     bool is_counted = false;  ///< the buffer that it makes is booked in the ledger
     Booked booked = {};
     uint64_t command = 0;  ///< bytes of its record
+    uint64_t maker = 0;    ///< of the object that was announced for the buffer that it makes
   };
 
   TaskTable(const ExecutorPart& part, ClientObjects& objects) : ExecutorPart(part), objects_(objects) {}
@@ -46,6 +48,11 @@ class TaskTable : private ExecutorPart {
   /// `devices`; nullptr: it made none.
   void on_done(uint64_t number, Value made, uint64_t devices, const std::optional<std::string>& error);
   uint64_t count() const { return tasks_.size(); }
+  /// Whether a task under way makes a buffer for the client.
+  bool is_making(uint32_t client) const {
+    return std::any_of(tasks_.begin(), tasks_.end(),
+                       [&](const auto& each) { return each.second.client == client && each.second.makes; });
+  }
   /// A task that ends later finds no entry.
   void clear() { tasks_.clear(); }
 

@@ -51,7 +51,7 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
       if (error == 0) {
         link_.complete(item.run, Handle{item.key});
       } else {
-        objects_.fail(item.run, Handle{item.key}, error);
+        objects_.fail_put(item.run, Handle{item.key}, item.age, error);
       }
       break;
   }
@@ -86,7 +86,7 @@ void ValueSettler::settle_results(uint32_t slot, uint32_t value, uint32_t error)
     if (failed == 0) {
       link_.complete(run.client, Handle{run.results[result]});
     } else {
-      objects_.fail(run.client, Handle{run.results[result]}, failed);
+      objects_.fail(run.client, Handle{run.results[result]}, run.order, failed);
     }
   }
 }

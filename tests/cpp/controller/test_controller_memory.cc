@@ -215,12 +215,12 @@ TEST_F(Held, SmallOnesDoNotStarveABigOne) {
   controller->remove_client(1);
 }
 
-TEST_F(Held, AHandleThatIsNamedAgainGivesBackWhatItMeant) {
+TEST_F(Held, AHandleThatIsNamedAgainEndsItsClient) {  // MEM-7: a host of the first put may keep it
   const uint64_t first = put(60);
   EXPECT_EQ(good->command(CommandKind::kPut, 1, Handle{first}, {}, {}, set, 30), Status::kOk);
   pass();
-  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{30}));
-  release(first);
+  good->poll_inbox();
+  EXPECT_NE(good->cluster_failure().find("in the place of a buffer that it has not released"), std::string::npos);
   EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{0}));
 }
 
