@@ -158,8 +158,8 @@ TEST_F(Shares, OnAGangWhoseHostsNoticeEndsUnevenly) {
   // A run of client 0 takes 1 ms, one of client 1 takes 0.2 ms, and each host notices an end up to 0.2 ms early or
   // late. The greatest of a run's two times would charge the shorter runs too much.
   other(1);
-  controller->register_plan(7, 0, kBothHosts, {{0, 0}, {1, 1}});
-  controller->register_plan(8, 1, kBothHosts, {{0, 0}, {1, 1}});
+  controller->register_plan(7, 0, kBothHosts, {{0, 20}, {1, 21}});  // one pool
+  controller->register_plan(8, 1, kBothHosts, {{0, 20}, {1, 21}});
   std::deque<RunRecord> running[2];
   uint32_t look = 0;
   for (int i = 0; i < 3000; ++i) {
