@@ -160,10 +160,11 @@ void DeviceShares::took(EntryId id, uint32_t host, int64_t took_ns, int64_t now)
        at != by_host.end() && at->first == host; ++at) {
     PoolUse& use = run.uses[at->second];
     if (use.missing == 0) continue;
-    use.worst_ns = std::max(use.worst_ns, took_ns);
+    use.sum_ns += took_ns;
     if (--use.missing != 0) continue;
-    learn(run.plan, use.estimate.pool, use.worst_ns);
-    policy_.over(run.client, use.estimate, std::max(kLeast_ns, use.worst_ns), now);
+    const int64_t mean = use.sum_ns / run.footprint->hosts[at->second];
+    learn(run.plan, use.estimate.pool, mean);
+    policy_.over(run.client, use.estimate, std::max(kLeast_ns, mean), now);
   }
 }
 

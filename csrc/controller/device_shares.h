@@ -9,11 +9,12 @@
 ///
 /// SHARE-1 (fair): what the policy calls a pool is a set of devices that the same plans use (policy/pool_map.h).
 /// SHARE-2 (bounded): at most one run of each client is offered to the policy: the next one.
-/// SHARE-5 (charged): a run is charged on each of its pools what it took there: the greatest time of those that it took
-///   on the pool's hosts (controller/device_times.h). What a run of a plan is expected to take on a pool is a moving
-///   average of what its runs were charged there. Of a plan that has none yet, one run is under way at a time, for
-///   a while: then one more enters, as at any standstill (SHARE-2). A run that took no time was not launched, and
-///   says nothing about its plan.
+/// SHARE-5 (charged): a run is charged on each of its pools what it took there: the mean of what it took on the pool's
+///   hosts (controller/device_times.h). Not the greatest: each time is a little wrong, by more of it the shorter the
+///   run, and the greatest of several such times would charge short runs for more than they took. What a run of a plan
+///   is expected to take on a pool is a moving average of what its runs were charged there. Of a plan that has none
+///   yet, one run is under way at a time, for a while: then one more enters, as at any standstill (SHARE-2). A run that
+///   took no time was not launched, and says nothing about its plan.
 ///
 /// Invariants: `running_[entry]` has a footprint only while the entry is a run that has entered and is not over; each
 ///   of its pools is reported to the policy as entered once, and as over once.
@@ -95,7 +96,7 @@ class DeviceShares {
   struct PoolUse {
     PoolTime estimate;
     uint32_t missing = 0;  ///< hosts that have not reported
-    int64_t worst_ns = 0;
+    int64_t sum_ns = 0;    ///< over the hosts that have
   };
   struct Running {
     uint32_t client = 0;

@@ -2,7 +2,7 @@
 //
 //   SHARE-1  Shares.ByWeight, Shares.OnDevicesThatOverlap
 //   SHARE-2  Shares.OneClientIsNotHeldBack, Shares.AFloodIsHeldBack, Shares.APlanIsMeasuredFirst
-//   SHARE-5  Shares.EndsThatWereNoticedTogether, Shares.ByWeight,
+//   SHARE-5  Shares.EndsThatWereNoticedTogether, Shares.ByWeight, Shares.OnAGangWhoseHostsNoticeEndsUnevenly,
 //            Shares.RunsOfOnePlanNoticedTogetherTellItsTime
 //   OWN-1    Shares.WhoLeavesHoldsNobodyBack
 #include "controller/device_shares.h"
@@ -152,6 +152,34 @@ TEST_F(Shares, OnDevicesThatOverlap) {
     pass();
   }
   EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 1.0, 0.1);
+}
+
+TEST_F(Shares, OnAGangWhoseHostsNoticeEndsUnevenly) {
+  // A run of client 0 takes 1 ms, one of client 1 takes 0.2 ms, and each host notices an end up to 0.2 ms early or
+  // late. The greatest of a run's two times would charge the shorter runs too much.
+  other(1);
+  controller->register_plan(7, 0, kBothHosts, {{0, 20}, {1, 21}});  // one pool
+  controller->register_plan(8, 1, kBothHosts, {{0, 20}, {1, 21}});
+  std::deque<RunRecord> running[2];
+  uint32_t look = 0;
+  for (int i = 0; i < 3000; ++i) {
+    flood(*good, 7, kBothHosts);
+    flood(*second, 8, kBothHosts);
+    pass();
+    for (uint32_t h = 0; h < 2; ++h) {
+      for (const RunRecord& run : granted(h)) running[h].push_back(run);
+      ASSERT_FALSE(running[h].empty());
+    }
+    const uint32_t client = running[0].front().header.client;
+    ++done[client];
+    const int64_t took = client == 0 ? kMs : kMs / 5, off = i % 2 == 0 ? kMs / 5 : -kMs / 5;
+    for (uint32_t h = 0; h < 2; ++h) {
+      hosts[h]->done(running[h].front(), 0, 0, ++look, h == 0 ? took + off : took - off);
+      running[h].pop_front();
+    }
+    pass();
+  }
+  EXPECT_NEAR(static_cast<double>(done[1]) / done[0], 5.0, 0.3);
 }
 
 TEST_F(Shares, EndsThatWereNoticedTogether) {
