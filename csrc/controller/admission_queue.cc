@@ -69,16 +69,17 @@ Judgement AdmissionQueue::admit(ClientState& client, std::span<const std::byte> 
 /// Gives an admitted record its place in the order, and updates the ledger and the handle table. MEM-7: a record after
 /// which a host would keep memory that the ledger has released gets no place, and its client is evicted.
 void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes) {
-  if (const char* wrong = ledger_.misplaced(client, bytes, cover_); wrong != nullptr) {
-    clients_.fault(client, wrong);
-    return;
-  }
   if (!is_run(bytes)) {
     order_command(client, bytes);
     return;
   }
   const auto record = read_record<RunRecord>(bytes);
   const PlanMemory* memory = ledger_.memory_of(record.plan);
+  const auto* handles = reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record);  // records are 8-aligned
+  if (const char* wrong = MemoryLedger::misplaced(client, record, handles, memory, cover_); wrong != nullptr) {
+    clients_.fault(client, wrong);
+    return;
+  }
   client.credits.run_admitted();
   if (memory == nullptr || memory->results.size() != record.results) {
     (void)ledger_.apply(client, bytes, cover_);
@@ -95,8 +96,13 @@ void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes
 }
 
 void AdmissionQueue::order_command(ClientState& client, std::span<const std::byte> bytes) {
-  if (is_command(bytes, CommandKind::kRelease) && !MemoryLedger::lies_where_it_says(client, bytes)) {
-    order_release_where_it_lies(client, bytes);
+  if (is_command(bytes, CommandKind::kRelease)) {
+    if (!MemoryLedger::lies_where_it_says(client, bytes)) {
+      order_release_where_it_lies(client, bytes);
+      return;
+    }
+  } else if (const char* wrong = MemoryLedger::misplaced(client, read_record<CommandRecord>(bytes)); wrong != nullptr) {
+    clients_.fault(client, wrong);
     return;
   }
   if (const char* wrong = ledger_.apply(client, bytes, cover_); wrong != nullptr) {

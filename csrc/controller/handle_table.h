@@ -61,6 +61,11 @@ class HandleTable {
     return entry.generation != 0 && entry.generation == handle.generation() ? &entry : nullptr;
   }
 
+  /// Whether the handle's index has an entry with a block, whatever the generation.
+  bool has_block_at(Handle handle) const {
+    return handle.index() < entries_.size() && entries_[handle.index()].block != kNoBlock;
+  }
+
   void forget(Entry& entry) { entry = Entry{}; }
 
   /// Calls f(Handle, Entry&) for each live handle.

@@ -1,6 +1,7 @@
 #include "controller/memory_ledger.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "base/status.h"
@@ -140,28 +141,26 @@ void MemoryLedger::leave(EntryId id) {
 
 // --------------------------------------------------------------------------------------------------------- handles
 
-const char* MemoryLedger::misplaced(ClientState& client, std::span<const std::byte> bytes,
-                                    const GroupCover& cover) const {
-  if (is_run(bytes)) {
-    const auto record = read_record<RunRecord>(bytes);
-    for (uint32_t i = 0; i < record.results; ++i) {
-      if (has_block(client.handles.occupant(Handle{result_of(bytes, i)}))) return kOverLive;
-    }
-    const PlanMemory* memory = memory_of(record.plan);
-    if (memory == nullptr) return nullptr;
-    for (const uint32_t position : memory->donated) {
-      if (position >= record.arguments) continue;
-      const auto* entry = client.handles.find(Handle{argument_of(bytes, position)});
-      if (has_block(entry) && !cover.covers(record.group, entry->group)) return kDonatesElsewhere;
-    }
-    return nullptr;
+const char* MemoryLedger::over_live() { return kOverLive; }
+
+const char* MemoryLedger::donates_elsewhere(ClientState& client, const RunRecord& record, const uint64_t* handles,
+                                            std::span<const uint32_t> donated, const GroupCover& cover) {
+  for (const uint32_t position : donated) {
+    if (position >= record.arguments) continue;
+    const auto* entry = client.handles.find(Handle{handles[position]});
+    if (has_block(entry) && !cover.covers(record.group, entry->group)) return kDonatesElsewhere;
   }
-  const auto record = read_record<CommandRecord>(bytes);
+  return nullptr;
+}
+
+const char* MemoryLedger::misplaced(ClientState& client, const CommandRecord& record) {
   switch (static_cast<CommandKind>(record.header.detail)) {
     case CommandKind::kPut:
+      return has_block(client.handles.occupant(Handle{record.handle})) ? kOverLive : nullptr;
     case CommandKind::kTask:
     case CommandKind::kFetch: {
-      const Handle made{makes_buffer(bytes) ? record.handle : record.token};
+      const bool is_token = record.token != 0 || static_cast<CommandKind>(record.header.detail) == CommandKind::kFetch;
+      const Handle made{is_token ? record.token : record.handle};
       return has_block(client.handles.occupant(made)) ? kOverLive : nullptr;
     }
     default:
@@ -171,8 +170,12 @@ const char* MemoryLedger::misplaced(ClientState& client, std::span<const std::by
 
 bool MemoryLedger::lies_where_it_says(ClientState& client, std::span<const std::byte> bytes) {
   const auto record = read_record<CommandRecord>(bytes);
-  for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
-    const auto* entry = client.handles.find(Handle{word_at(bytes, sizeof record + at)});
+  const std::byte* at = bytes.data() + sizeof record;
+  for (const std::byte* const end = at + record.bytes / sizeof(Handle) * sizeof(Handle); at != end;
+       at += sizeof(Handle)) {
+    Handle handle;
+    std::memcpy(&handle, at, sizeof handle);
+    const auto* entry = client.handles.find(handle);
     if (entry != nullptr && entry->group != record.group) return false;
   }
   return true;

@@ -68,7 +68,17 @@ class MemoryLedger {
 
   /// MEM-7: why the ledger and the hosts would differ after this run, put, fetch or task; nullptr: they would not.
   /// No correct client sends such a record. It must not be booked, nor go to any host.
-  const char* misplaced(ClientState& client, std::span<const std::byte> record, const GroupCover& cover) const;
+  /// `handles`: of the run's arguments, then of its results. `memory`: of its plan; nullptr: not known.
+  static const char* misplaced(ClientState& client, const RunRecord& record, const uint64_t* handles,
+                               const PlanMemory* memory, const GroupCover& cover) {
+    const uint64_t* const results = handles + record.arguments;
+    for (uint32_t i = 0; i < record.results; ++i) {
+      if (client.handles.has_block_at(Handle{results[i]})) return over_live();
+    }
+    if (memory == nullptr || memory->donated.empty()) return nullptr;
+    return donates_elsewhere(client, record, handles, memory->donated, cover);
+  }
+  static const char* misplaced(ClientState& client, const CommandRecord& record);
 
   /// Books a run whose plan's memory is `memory`: its results get their blocks, and it takes its donated arguments
   /// over. Returns the number to pass to `entered`, which tells the run's entry in the order.
@@ -110,6 +120,9 @@ class MemoryLedger {
   BlockId block_of_result(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory,
                           uint32_t index);
   HandleTable::Entry* announce(ClientState& client, Handle handle, GroupId group);
+  static const char* over_live();
+  static const char* donates_elsewhere(ClientState& client, const RunRecord& record, const uint64_t* handles,
+                                       std::span<const uint32_t> donated, const GroupCover& cover);
   const char* rename(ClientState& client, GroupId group, Handle name, Handle fresh, const GroupCover& cover);
 
   Admission admission_;

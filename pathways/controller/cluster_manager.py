@@ -407,7 +407,7 @@ class ClusterManager:
         for host in self.hosts:
             host.requests.put_nowait(None)
             host.process.wait()
-        self.processes.close()
+        self.processes.end()
         if self.controller is not None:
             self.controller.stop()
         if self._supervisor_fd >= 0 and is_readable(self._supervisor_fd):

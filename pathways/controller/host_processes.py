@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathways import errors
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit, log_tail
-from pathways.process.supervisor import adopt_orphans
+from pathways.process.supervisor import adopt_orphans, reap_orphans
 
 #: A fork takes some milliseconds. The controller does not wait longer, in seconds, for a fork server that was stopped.
 FORK_TIMEOUT_S = 5.0
 #: A process that ends closes its socket first. Its end follows within this time, in seconds.
 END_TIMEOUT_S = 1.0
+#: Seconds between two looks for adopted processes that have ended.
+REAP_S = 1.0
 
 
 class ForkedProcess:
@@ -72,6 +74,8 @@ class HostProcesses:
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket
         self._is_ready = False
+        self._forked: list[ForkedProcess] = []  # that had not been seen to end, at the last look
+        self._next_look: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Starts the fork server, which begins its imports.
@@ -80,6 +84,8 @@ class HostProcesses:
             OSError: the machine has no room for a process.
         """
         adopt_orphans()
+        if self._next_look is None:
+            self.reap()
         self._connection, theirs = fd_passing.pair()
         python = [sys.executable, "-P", "-m", "pathways.process.fork_server"]
         with open(self._log_path, "ab") as log, theirs:
@@ -149,7 +155,8 @@ class HostProcesses:
             raise
         finally:
             os.close(file)
-        return ForkedProcess(int(self._receive()["pid"]))
+        self._forked.append(ForkedProcess(int(self._receive()["pid"])))
+        return self._forked[-1]
 
     def _receive(self) -> fd_passing.Message:
         """The next message of the fork server. When there is none, ends the fork server and raises ConnectError."""
@@ -169,6 +176,24 @@ class HostProcesses:
     def log_tail(self) -> str:
         """The last lines of the fork server's log."""
         return log_tail(self._log_path)
+
+    def reap(self) -> None:
+        """Reaps what processes of hosts and clients' callbacks have left behind, now and from then on. It takes no end
+        from those that wait for the fork server and for hosts: nothing else runs between a fork and its entry here.
+        """
+        self._forked = [process for process in self._forked if process.returncode is None]
+        own = {process.pid for process in self._forked}
+        if self._server is not None:
+            own.add(self._server.pid)
+        reap_orphans(own)
+        self._next_look = asyncio.get_running_loop().call_later(REAP_S, self.reap)
+
+    def end(self) -> None:
+        """Ends the fork server, and looks for no ended processes any more. The hosts run on."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+        self.close()
 
     def close(self) -> int:
         """Ends the fork server; returns how it ended. The hosts run on."""

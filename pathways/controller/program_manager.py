@@ -18,7 +18,10 @@ from pathways.protocol.serialization import load
 
 #: What the programs of one client may be, so that a client that registers programs without end harms only itself.
 MOST_PROGRAMS = 1 << 14
-MOST_PROGRAM_BYTES = 1 << 30  # serialized; they are kept for the successors of lost hosts
+MOST_PROGRAM_BYTES = 1 << 30  # with names and bindings; they are kept for the successors of lost hosts
+#: What a program takes here beside the serialized request, in bytes, for each device of its bindings and each of its
+#: hosts. Measured: 40.0 in the tuples and 8.5 in the message; 410 in the futures.
+_DEVICE_BYTES, _HOST_BYTES = 49, 410
 
 
 @dataclasses.dataclass
@@ -58,8 +61,15 @@ class ProgramManager:
             raise errors.SliceError(
                 f"a program is bound to devices 0..{topology.devices - 1}, got {list(devices[:8]) or 'none'}"
             )
+        for binding in request.bindings:
+            if len(set(binding.devices)) != len(binding.devices):
+                raise errors.SliceError(
+                    f"a program binds a mesh to each device once, got {list(binding.devices[:8])}: a device that is "
+                    "there twice would hold two shards"
+                )
         hosts = topology.hosts_of(devices)
-        self._check_room(client.number, len(request.program))
+        kept = request.ByteSize() + _DEVICE_BYTES * len(devices) + _HOST_BYTES * len(hosts)
+        self._check_room(client.number, kept)
         number = next(self._numbers)
         program = ProgramRecord(
             number,
@@ -73,12 +83,13 @@ class ProgramManager:
             {host: self._loop.create_future() for host in hosts},
             name=request.name,
             bindings=tuple(tuple(binding.devices) for binding in request.bindings),
+            kept_bytes=kept,
         )
         self._cluster.register_plan(program)
         self._programs[number] = program
         held = self._held[client.number]
         held.programs += 1
-        held.bytes += len(request.program)
+        held.bytes += kept
         client.programs.add(number)
         for host in hosts:
             if self._cluster.hosts[host].is_served:  # any other host gets every program when it is ready
@@ -124,7 +135,7 @@ class ProgramManager:
                 self._clients[program.client].programs.discard(number)
                 held = self._held[program.client]
                 held.programs -= 1
-                held.bytes -= len(program.request.store_program.program)
+                held.bytes -= program.kept_bytes
 
     def _check_room(self, client: int, nbytes: int) -> None:
         self._drop_forgotten()

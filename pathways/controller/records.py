@@ -120,3 +120,4 @@ class ProgramRecord:
     bindings: tuple[tuple[int, ...], ...] = ()
     memory: dict[int, ProgramMemory] = dataclasses.field(default_factory=dict)  # by host
     is_admitted: bool = False  # the native controller has the memory that its runs take
+    kept_bytes: int = 0  # what it counts for in its client's bound

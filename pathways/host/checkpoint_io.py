@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ import numpy as np
 from pathways import _jaxlib, errors
 from pathways.host.all_dtypes import all_dtypes
 from pathways.host.checkpoint_root import CheckpointRoot
+from pathways.host.host_budget import HostBudget
 from pathways.host.host_buffers import LocalPlacement
 from pathways.plan.resharding import slices
 from pathways.process.worker_threads import WorkerThreads
@@ -38,6 +40,8 @@ from pathways.protocol import payloads
 
 #: Threads that run tasks; tensorstore has threads of its own for reading and writing.
 THREADS = 4
+#: Host memory, in bytes, that all restores of a host take at once for what is read and not on its device yet.
+RESTORE_BYTES = 1 << 30
 #: Given-up jobs that a host remembers per client, the newest ones; no task of an older job is still to come.
 GIVEN_UP = 1024
 _MOST_WORDS = 1500
@@ -68,6 +72,7 @@ class Tasks:
         self._running: dict[tuple[int, int], int] = {}  # number of tasks under way, by job
         self._waiting: dict[tuple[int, int], list[int]] = {}  # end tasks, done when no task of the job is under way
         self._gone: set[int] = set()
+        self._budget = HostBudget(RESTORE_BYTES)
         self.bytes_written = 0
         self.bytes_read = 0
 
@@ -251,26 +256,43 @@ class Tasks:
         regions = {cell: target.placed.region(cell) for cell in target.cells}
         if is_complex:  # stored without our last dimension (real, imaginary)
             regions = {cell: region[:-1] for cell, region in regions.items()}
-        reads = []
-        for region in regions.values():
-            there = tuple(  # the stored part of the region; the rest becomes zeros, which the client has allowed
-                (min(start, size), min(stop, size)) for (start, stop), size in zip(region, store.shape, strict=True)
-            )
-            reads.append((name, fields["spec"], store[slices(there)].read()))
-        parts = {}
-        found = _all_done("reading", reads, self._host)
-        for (cell, region), data in zip(regions.items(), found, strict=True):
-            with self._lock:
-                self.bytes_read += data.nbytes
-            shape = tuple(stop - start for start, stop in region)
-            if data.shape != shape:
-                whole = np.zeros(shape, data.dtype)
-                whole[tuple(slice(0, size) for size in data.shape)] = data
-                data = whole
-            data = np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
-            parts[cell] = _jaxlib.to_physical(data, dtype)
-        arrays = [jax.device_put(parts[at], device) for device, at in zip(target.devices, target.cells, strict=True)]
-        return jax.make_array_from_single_device_arrays(target.type.shape, target.sharding, arrays)
+        widest = max(store.dtype.numpy_dtype.itemsize, dtype.itemsize)
+
+        def transient(cell: Any) -> int:  # what is read, and a converted copy of it
+            return 2 * widest * math.prod(stop - start for start, stop in regions[cell])
+
+        arrays: dict[jax.Device, jax.Array] = {}
+        for cells, nbytes in self._budget.batches(list(regions), transient):
+            with self._budget.take(nbytes):
+                reads = []
+                for cell in cells:
+                    there = tuple(  # the stored part; the rest becomes zeros, which the client has allowed
+                        (min(start, size), min(stop, size))
+                        for (start, stop), size in zip(regions[cell], store.shape, strict=True)
+                    )
+                    reads.append((name, fields["spec"], store[slices(there)].read()))
+                found = _all_done("reading", reads, self._host)
+                for cell, data in zip(cells, found, strict=True):
+                    part = self._converted(data, tuple(stop - start for start, stop in regions[cell]), dtype)
+                    for device, at in zip(target.devices, target.cells, strict=True):
+                        if at == cell:
+                            arrays[device] = jax.device_put(part, device)
+                jax.block_until_ready(list(arrays.values()))
+                del reads, found, part  # from here on only the devices have it
+        return jax.make_array_from_single_device_arrays(
+            target.type.shape, target.sharding, [arrays[device] for device in target.devices]
+        )
+
+    def _converted(self, data: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A part that was read, as a device holds it: padded with zeros to `shape`, and in C order."""
+        with self._lock:
+            self.bytes_read += data.nbytes
+        if data.shape != shape:
+            whole = np.zeros(shape, data.dtype)
+            whole[tuple(slice(0, size) for size in data.shape)] = data
+            data = whole
+        data = np.ascontiguousarray(data.astype(dtype, copy=False)).reshape(shape)
+        return _jaxlib.to_physical(data, dtype)
 
     def _lost(self, doing: str) -> errors.PathwaysError:
         """The error for a job that this process does not know: its predecessor was lost, and the job with it."""

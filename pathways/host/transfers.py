@@ -57,8 +57,9 @@ class Transfers:
         (MEM-4). Otherwise JAX reshards the value.
         """
         program = self._programs[plan]
+        shards = self._source_shards(plan, route, value)
         if all(program.host_reshard_plans[route].direct):
-            return self._show(plan, route, _jaxlib.shards_of(value), [])
+            return self._show(plan, route, shards, [])
         if value.size == 0:  # JAX cannot reshard an array without elements onto other devices
             return program.target(route).zeros()
         self.local_bytes += value.nbytes
@@ -76,7 +77,7 @@ class Transfers:
         Returns an object that keeps the shards alive, and their addresses.
         """
         plan_here = self._programs[plan].host_reshard_plans[route]
-        shards = _jaxlib.shards_of(value)
+        shards = self._source_shards(plan, route, value)
         if self._devices.is_cpu and not _jaxlib.is_sub_byte(plan_here.target.type.dtype):
             return value, [_jaxlib.address_of(shards[at]) for at in plan_here.reads]
         copies = [np.ascontiguousarray(shards[at]) for at in plan_here.reads]
@@ -102,7 +103,7 @@ class Transfers:
 
     def direct(self, order: int, plan: int, route: int, value: jax.Array) -> None:
         """Gives a receive the shards of this host's own value, which it shows as they are."""
-        self._receives[order, plan, route].shards = _jaxlib.shards_of(value)
+        self._receives[order, plan, route].shards = self._source_shards(plan, route, value)
 
     def finish_receive(self, order: int, plan: int, route: int) -> jax.Array:
         """Makes an array of a receive's blocks, which are all written; on CPU the array uses the blocks' memory."""
@@ -116,6 +117,25 @@ class Transfers:
             self._streams.forget(
                 order, self.transfer_number(plan, route), self._programs[plan].host_reshard_plans[route].sources
             )
+
+    def _source_shards(self, plan: int, route: int, value: jax.Array) -> list[jax.Array]:
+        """The value's shards on this host. They are what the program transfers: else the copier would read beyond them,
+        or the result would take more memory than the ledger has booked (MEM-7).
+
+        Raises:
+            ValueError: the client's library gave the program an argument of another type.
+        """
+        expected = self._programs[plan].host_reshard_plans[route]
+        shards = _jaxlib.shards_of(value)
+        for shard in shards[:1]:  # all have one shape
+            found = (len(shards), shard.shape, shard.dtype.itemsize)
+            if found != (expected.sources_here, expected.source_shard, expected.itemsize):
+                raise ValueError(
+                    f"the program transfers an array of {expected.sources_here} shards of shape "
+                    f"{expected.source_shard}, with {expected.itemsize} bytes per element, on this host; the run gave "
+                    f"one of {found[0]} shards of shape {found[1]}, with {found[2]} bytes per element"
+                )
+        return shards
 
     def _show(
         self, plan: int, route: int, shards: Sequence[jax.Array], views: Sequence[np.ndarray | None]

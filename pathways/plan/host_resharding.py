@@ -27,7 +27,8 @@ class HostReshardPlan:
     Receiving: `spans` gives the bytes (0: the block takes no memory) and the shape of each block. `direct` says for
     each block whether source shards are used in its place. `shows` gives for each target device of this host, in the
     target's order, its block, and the position of the source shard used in place of the block, or -1. `sources` are the
-    hosts that send. `copied` counts the bytes that devices of this host copy to each other.
+    hosts that send. Each of the source's `sources_here` shards on this host has the shape `source_shard`, and elements
+    of `itemsize` bytes. `copied` counts the bytes that devices of this host copy to each other.
     """
 
     target: Placement
@@ -38,6 +39,9 @@ class HostReshardPlan:
     direct: tuple[bool, ...]
     shows: tuple[tuple[int, int], ...]
     copied: int
+    sources_here: int
+    source_shard: tuple[int, ...]
+    itemsize: int
 
     @property
     def total(self) -> int:
@@ -89,4 +93,7 @@ def host_reshard_plan(
         tuple(bool(block.shards) for block in resharding.blocks.get(host, ())),
         tuple(shown[device] for device in target.devices if device in shown),
         copied,
+        len(own),
+        tuple(shard),
+        itemsize,
     )

@@ -3,6 +3,7 @@
     python accounting_client.py ADDRESS MODE
 
 MODE "early": it never waits until its program is compiled. MODE "dropped": it drops its program, and goes on to run it.
+MODE "replaced": it asks for a token in the place of an array that lives (MEM-7).
 It prints a JSON object with the error that its results fail with; none: they came.
 """
 
@@ -44,6 +45,9 @@ def main() -> None:
         if sys.argv[2] == "dropped":
             (number,) = numbers
             cluster.native.command(payloads.BACKEND, value.layout.group, 0, number, b"")
+        if sys.argv[2] == "replaced":
+            cluster.native.command(2, value.layout.group, value.raw_handle, value.raw_handle + (1 << 32), b"")
+        if sys.argv[2] in ("dropped", "replaced"):
             results += [grow(value) for _ in range(64)]
             for result in results:
                 result.block_until_ready()

@@ -1,5 +1,5 @@
-"""MEM-6: whatever a client's library does, nothing of it runs that the ledger does not count, and an innocent client
-beside it notices nothing. What hosts refuse: contract/test_booked_memory.py."""
+"""MEM-6, MEM-7: whatever a client's library does, nothing of it runs or stays that the ledger does not count, and an
+innocent client beside it notices nothing. What hosts refuse: contract/test_booked_memory.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def culprit(cluster: Any, mode: str) -> str:
 
 @pytest.mark.parametrize(
     ("mode", "why"),
-    [("early", "whose memory is not known: a client must wait"), ("dropped", "which its client has dropped")],
+    [
+        ("early", "whose memory is not known: a client must wait"),
+        ("dropped", "which its client has dropped"),
+        ("replaced", "in the place of a buffer that it has not released"),
+    ],
 )
 def test_a_library_that_runs_what_is_not_counted(cluster: Any, mode: str, why: str) -> None:
     slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)

@@ -55,6 +55,42 @@ def test_hosts_are_children_of_the_controller(own: LocalClusterHandle) -> None:
         assert not [file for file in files_of(host.pid) if "pathways-fork" in file]
 
 
+def test_what_a_host_leaves_behind_is_reaped(tmp_path: Path) -> None:
+    """The controller is the parent of every orphan of a host. It reaps them, and still sees how its children end."""
+    (tmp_path / "entry_of_orphans.py").write_text(
+        "import os, sys\n"
+        "def main(fds):\n"
+        "    for _ in range(20):\n"
+        "        child = os.fork()\n"
+        "        if child == 0:\n"
+        "            if os.fork() == 0:\n"
+        "                os._exit(0)\n"  # an orphan, which ends
+        "            os._exit(0)\n"
+        "        os.waitpid(child, 0)\n"
+        "    os._exit(7)\n"
+    )
+
+    async def run() -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.pathsep.join(sys.path)}"}
+        processes = HostProcesses("entry_of_orphans:main", ["entry_of_orphans"], environment, str(tmp_path / "log"))
+        try:
+            await processes.ready(60.0)
+            with open(tmp_path / "host.log", "wb") as log:
+                host = processes.fork([], {}, [log.fileno()])
+            here = psutil.Process()
+            for _ in range(600):
+                zombies = [c.pid for c in here.children() if c.status() == psutil.STATUS_ZOMBIE]
+                if host.poll() is not None and not zombies:
+                    break
+                await asyncio.sleep(0.05)
+            assert host.returncode == 7
+            assert not zombies
+        finally:
+            processes.end()
+
+    asyncio.run(run())
+
+
 def files_of(pid: int) -> list[str]:
     folder = f"/proc/{pid}/fd"
     return [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder) if os.path.islink(f"{folder}/{fd}")]

@@ -62,7 +62,8 @@ def test_a_flood_delays_a_neighbour_by_a_compilation_at_a_time(sessions: Callabl
 
 def test_programs_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_manager, "MOST_PROGRAMS", 3)
-    monkeypatch.setattr(program_manager, "MOST_PROGRAM_BYTES", 1000)
+    each = pb.RegisterProgramRequest(program=b"x" * 100, bindings=[pb.Binding(devices=[0])]).ByteSize() + 459
+    monkeypatch.setattr(program_manager, "MOST_PROGRAM_BYTES", 3 * each + 600)
     forgotten: list[int] = []
 
     def take_forgotten() -> list[int]:
@@ -92,18 +93,28 @@ def test_programs_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         tasks: list[asyncio.Future[int]] = []
         for _ in range(3):
             await register(1, 100)
-        with pytest.raises(errors.ResourceExhaustedError, match="client 1 has 3 programs of 300 bytes"):
+        with pytest.raises(errors.ResourceExhaustedError, match=f"client 1 has 3 programs of {3 * each} bytes"):
             await register(1, 100)
         manager.forget(clients[1], [1])  # a client that only says so: its command has not been granted
         with pytest.raises(errors.ResourceExhaustedError):
             await register(1, 100)
         forgotten.append(1)
-        await register(1, 700)
-        await register(2, 1000)
-        with pytest.raises(errors.ResourceExhaustedError, match="of 1000 bytes: delete functions that"):
+        await register(1, 690)
+        await register(2, 1700)
+        with pytest.raises(errors.ResourceExhaustedError, match=f"of {3 * each + 600} bytes: delete functions that"):
             await register(2, 1)
         manager.client_gone(2)
         await register(2, 10)
+        # Names and bindings are kept too; the bound holds for all of a request.
+        big_name = pb.RegisterProgramRequest(name="n" * (3 * each + 600), bindings=[pb.Binding(devices=[0])])
+        with pytest.raises(errors.ResourceExhaustedError, match="client 2 has 1 programs"):
+            await manager.register(clients[2], big_name)
+        many = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[0, 1])] * 60)
+        with pytest.raises(errors.ResourceExhaustedError, match="client 2 has 1 programs"):
+            await manager.register(clients[2], many)
+        twice = pb.RegisterProgramRequest(program=b"x", bindings=[pb.Binding(devices=[1, 1])])
+        with pytest.raises(errors.SliceError, match="binds a mesh to each device once"):
+            await manager.register(clients[2], twice)
         for task in tasks:
             task.cancel()
 

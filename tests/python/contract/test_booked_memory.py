@@ -10,7 +10,9 @@ import pytest
 
 import pathways as pw
 from pathways import _core
-from pathways.api import host_transfer
+from pathways.api import host_transfer, remap
+from pathways.api.compiled import Registration
+from pathways.plan.binding import BoundProgram
 from pathways.protocol import payloads
 
 VALUE = np.arange(1 << 16, dtype=np.float32)  # too big to travel inline
@@ -128,3 +130,27 @@ def test_restores_are_no_bigger_than_booked(cluster: Any, here: Any, add: Any, q
     native.command(TASK, layout.group, 0, token, payloads.task("read", 1, **fields))
     assert "has booked" in refused(cluster, token)
     native.forget_token(token)
+
+
+@pytest.mark.parametrize(
+    "other", [VALUE[:16], np.concatenate([VALUE, VALUE]), VALUE.astype(np.int8)], ids=["short", "long", "narrow"]
+)
+def test_a_transfer_of_an_array_of_another_type(cluster: Any, here: Any, add: Any, other: np.ndarray) -> None:
+    """MEM-7: its result would take more than is booked, or the copy would read beyond the array."""
+    control, native, slice_ = cluster.control(), cluster.native, here.slice
+    wrong = pw.device_put(other, slice_).block_until_ready()
+    for _ in range(8):
+        there = add(1)
+        if there.binding.devices == slice_.binding.devices:
+            continue
+        program = remap._transfers(slice_, [here.layout.cache])
+        bound = BoundProgram(
+            program, (slice_.binding.devices, there.binding.devices), control.topology.devices_per_host
+        )
+        registration = Registration(cluster, program, bound)
+        control.wait_compiled(registration.number)
+        moved = pw.device_put(VALUE, there).layout
+        call = _core.Call(native, registration.number, registration.group, (wrong.layout,), (moved,))
+        (result,) = call([wrong])
+        assert "the program transfers an array of 1 shards of shape (65536,)" in refused(cluster, result.raw_handle)
+    np.testing.assert_array_equal(np.asarray(wrong), other)
