@@ -24,7 +24,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "controller/clients.h"
 #include "sequencer/sequencer.h"
 
 namespace pathways {
@@ -41,18 +40,23 @@ class DeviceTimes {
     int64_t took_ns;
   };
 
-  explicit DeviceTimes(const Clients& clients) : clients_(clients) {}
-
-  /// A run has entered the order.
-  void entered(EntryId id, uint32_t plan) {
+  /// A run of the client has entered the order.
+  void entered(EntryId id, uint32_t plan, uint32_t client) {
     if (id >= plan_of_.size()) plan_of_.resize(id + 1);
     plan_of_[id] = plan;
+    if (plan == newest_plan_) return;
+    plans_.try_emplace(plan, Plan{client, {}});
+    newest_plan_ = plan;
   }
-  /// Nobody runs the plan any more.
-  void forget_plan(uint32_t plan) { plans_.erase(plan); }
-  /// The client is gone. Its runs that are not over are still divided; nothing is learnt from them.
+  /// No run of the plan enters any more. Those that are not over are still divided; nothing is learnt from them.
+  void forget_plan(uint32_t plan) {
+    plans_.erase(plan);
+    newest_plan_ = kNoPlan;
+  }
+  /// The client is gone: the same for all its plans.
   void forget_client(uint32_t client) {
     std::erase_if(plans_, [&](const auto& each) { return each.second.client == client; });
+    newest_plan_ = kNoPlan;
   }
 
   /// Whether what is not divided yet belongs to another look than this one; then it must be divided first.
@@ -78,7 +82,8 @@ class DeviceTimes {
 
  private:
   static constexpr int64_t kMost_ns = 3'600'000'000'000;  ///< no host is believed more
-  static constexpr int64_t kLearnPart = 8;                ///< the moving average moves by this part of the difference
+  static constexpr uint32_t kNoPlan = UINT32_MAX;
+  static constexpr int64_t kLearnPart = 8;  ///< the moving average moves by this part of the difference
   struct Usual {
     uint32_t host;
     int64_t ns;  ///< 0: not known yet
@@ -93,14 +98,14 @@ class DeviceTimes {
   void learn_alone();
   void divide_look();
 
-  const Clients& clients_;
   std::vector<uint32_t> plan_of_;             ///< by entry
-  std::unordered_map<uint32_t, Plan> plans_;  ///< those that were measured, of clients that are there
+  std::unordered_map<uint32_t, Plan> plans_;  ///< those that a run entered with and that nobody dropped
+  uint32_t newest_plan_ = kNoPlan;            ///< of the newest run; it is in `plans_`
   std::vector<Part> look_parts_;              ///< of the look that is not divided yet
   std::vector<uint32_t> look_plans_;          ///< their plans
   int64_t sum_ns_ = 0;                        ///< of the look
   uint32_t look_ = 0;                         ///< its number
-  int64_t nobodys_ns_ = 0;                    ///< scratch: the usual time of a plan whose client is gone
+  int64_t nobodys_ns_ = 0;                    ///< scratch: the usual time of a plan that was forgotten
 };
 
 }  // namespace pathways

@@ -20,8 +20,7 @@ Grants::Grants(const ControllerOptions& options, HostRings& hosts, Clients& clie
       stats_(stats),
       sequencer_(hosts.count(), options.window),
       sequential_(options.sequential ? std::make_unique<SequentialDispatchForTesting>(hosts, clients, stats) : nullptr),
-      gangs_(hosts.count()),
-      times_(clients) {
+      gangs_(hosts.count()) {
   std::vector<uint32_t> all(hosts.count());
   std::iota(all.begin(), all.end(), 0u);
   sequencer_.add_group(kAllHosts, std::move(all));
@@ -47,7 +46,7 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
                        uint64_t tag) {
   if (!over_.empty()) settle_times();  // the new entry may get the number of one that is over
   const EntryId id = sequencer_.submit(client.id, group, kind, tag);
-  if (kind == EntryKind::kRun) times_.entered(id, read_record<RunRecord>(record).plan);
+  if (kind == EntryKind::kRun) times_.entered(id, read_record<RunRecord>(record).plan, client.id);
   const bool is_granted = !sequencer_.granted().empty();
   if (trace_.is_on()) trace_.ordered(client.id, id, sequencer_.entry(id), record, is_granted && !sequential_);
   if (!is_granted) {

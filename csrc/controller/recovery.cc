@@ -72,8 +72,8 @@ void Recovery::tell_survivors(const std::vector<uint32_t>& hosts, std::string_vi
   }
 }
 
-/// Fails each pending future with a part on a lost host, except those of entries that wait for the host's successor.
-/// Releases the memory of all buffers there.
+/// Fails each pending future with a part on a lost host, except those that waiting entries make: the host's successor
+/// makes these. Releases the memory of all buffers there, except of those that waiting entries make or rename.
 void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view text) {
   std::vector<bool> is_lost_now(hosts_.count());
   for (const uint32_t h : hosts) is_lost_now[h] = true;
@@ -81,30 +81,32 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
     const auto members = grants_.hosts_of(group);
     return std::any_of(members.begin(), members.end(), [&](uint32_t h) { return is_lost_now[h]; });
   };
-  std::unordered_map<uint32_t, std::unordered_set<uint64_t>> spared;  // by client
+  struct Spared {
+    std::unordered_set<uint64_t> made, renamed;  ///< handles
+  };
+  std::unordered_map<uint32_t, Spared> spared;  // by client
   grants_.for_each_waiting([&](EntryId, const Entry& entry, std::span<const std::byte> bytes) {
     if (entry.kind == EntryKind::kRun && grants_.is_stranded(entry.group)) return;  // it is about to be dropped
-    auto& handles = spared[entry.client];
+    auto& [made, renamed] = spared[entry.client];
     if (entry.kind == EntryKind::kRun) {
       const std::vector<uint64_t> results = results_of(bytes);
-      handles.insert(results.begin(), results.end());
+      made.insert(results.begin(), results.end());
     } else if (bytes.size() >= sizeof(CommandRecord)) {
       const auto record = read_record<CommandRecord>(bytes);
-      handles.insert(record.handle);  // MEM-7: what the successor will make stays counted
-      handles.insert(record.token);
+      made.insert(makes_buffer(bytes) ? record.handle : record.token);
       if (is_command(bytes, CommandKind::kRename)) {
         for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
-          handles.insert(word_at(bytes, sizeof record + at));
+          renamed.insert(word_at(bytes, sizeof record + at));
         }
       }
     }
   });
   for (const auto& client : clients_.all()) {
-    const auto& exempt = spared[client->id];
+    const auto& [made, renamed] = spared[client->id];
     client->handles.for_each([&](Handle handle, HandleTable::Entry& entry) {
-      if (!concerns(entry.group) || exempt.contains(handle.raw)) return;
+      if (!concerns(entry.group) || made.contains(handle.raw)) return;
       // MEM-7: surviving hosts keep their parts until the client releases the buffer.
-      if (!grants_.is_stranded(entry.group)) ledger_.release(entry);
+      if (!grants_.is_stranded(entry.group) && !renamed.contains(handle.raw)) ledger_.release(entry);
       if (client->view.futures().poll(handle) == FutureState::kPending) clients_.tell(*client, handle, text);
     });
   }

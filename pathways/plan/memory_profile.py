@@ -171,11 +171,12 @@ class Profile:
         return peak, eager
 
     def _launched_before(self, meshes: frozenset[int]) -> dict[int, int]:
-        """For each value, the last call on a device of `meshes` that is launched before the value can exist, by its
-        number; -1: none is.
+        """For each value, the last call on a device of `meshes` that is launched before any part of the value can
+        exist, by its number; -1: none is.
 
         A call is launched when its inputs exist, and when the calls before it on each of its devices are launched
-        (ORD-1). These may be devices of other hosts.
+        (ORD-1). These may be devices of other hosts. A call of several hosts is launched on one of them before it is
+        launched on another, so it holds nothing up but what reads its outputs.
         """
         program = self._bound.program
         holders = [frozenset(devices) for devices in self._bound.bindings]
@@ -186,8 +187,9 @@ class Profile:
             last = max((found.get(value, -1) for value in node.inputs), default=-1)
             if node.kind is NodeKind.CALL:
                 mesh = program.computations[node.computation].mesh
-                last = number if mesh in meshes else max(last, *(newest[other] for other in sharing[mesh]))
-                newest[mesh] = last
+                if len(self._bound.hosts_of_mesh(mesh)) == 1:
+                    last = number if mesh in meshes else max(last, *(newest[other] for other in sharing[mesh]))
+                    newest[mesh] = last
             found.update(dict.fromkeys(node.outputs, last))
         return found
 

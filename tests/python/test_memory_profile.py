@@ -134,25 +134,28 @@ class Lifetimes:
         """A transferred value that a call of the device reads, and that cannot exist before another call of the device
         is launched, lives from that call on, as what the device makes itself."""
         value, _, death, kind = life
-        calls = [n for n, node in enumerate(self.program.nodes) if self.runs_on(node, device)]
         if kind not in ("eager", "landed") or (kind == "landed" and self.cpu):
             return life
-        if all(value not in self.program.nodes[call].inputs for call in calls):
+        nodes = self.program.nodes
+        if not any(value in node.inputs for node in nodes if self.runs_on(node, device, alone=False)):
             return life
-        for before, call in zip([-1, *calls], calls, strict=False):
+        calls = [n for n, node in enumerate(nodes) if self.runs_on(node, device)]
+        for before, call in zip([-1, *calls], [*calls, self.end], strict=True):
             if value in self.exist_when_stopped(device, call):
                 return life if before == -1 else (value, before, death, "made")
         raise AssertionError("a call reads what comes after it")
 
-    def runs_on(self, node: Node, device: int) -> bool:
-        return (
-            node.kind is NodeKind.CALL
-            and device in self.bound.bindings[self.program.computations[node.computation].mesh]
-        )
+    def runs_on(self, node: Node, device: int, alone: bool = True) -> bool:
+        """Whether a call runs on the device; `alone`: and all of it on the device's host."""
+        if node.kind is not NodeKind.CALL:
+            return False
+        mesh = self.program.computations[node.computation].mesh
+        return device in self.bound.bindings[mesh] and not (alone and len(self.bound.hosts_of_mesh(mesh)) > 1)
 
     def exist_when_stopped(self, device: int, at: int) -> set[int]:
         """What exists when a device does not launch its calls from node `at` on, and everything else goes as far as it
-        can: each device of the cluster launches its calls in their order."""
+        can: each device of the cluster launches its calls in their order. But the parts of a call of several hosts are
+        launched at different times: such a call runs as soon as its inputs exist, which is before any of them."""
         fifos = {
             each: [n for n, node in enumerate(self.program.nodes) if self.runs_on(node, each)]
             for mesh in self.bound.bindings
