@@ -11,7 +11,7 @@ from pathways import errors
 
 #: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
 SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
-BUILT = ("none",)
+BUILT = ("none", "GPipe", "1F1B")
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
@@ -97,5 +97,5 @@ def _schedule(name: Any) -> str:
     near = [known for known in SCHEDULES if str(name).lower() == known.lower()]
     near = near or difflib.get_close_matches(str(name), SCHEDULES, 1)
     raise errors.OptionError(
-        f"unknown schedule {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}expected one of {list(SCHEDULES)}"
+        f"unknown schedule {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}expected one of {list(BUILT)}"
     )

@@ -18,7 +18,7 @@ from pathways.compiler.trace import Argument, device_put, trace
 
 LEFT = MeshSpec("left", (("x", 2),))
 X = Argument((4,), np.float32, False, LEFT, (("x",),))
-NOT_BUILT = ("GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
+NOT_BUILT = ("Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
 
 
 def compiled(fun, *args, options=None, **kwargs):
