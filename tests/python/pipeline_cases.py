@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways.compiler.ir import LogicalProgram, MeshSpec, NodeKind
+from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
+from pathways.compiler.trace import Argument, trace
 
 SIZE = 4
 
@@ -107,3 +109,48 @@ def orders(program: LogicalProgram) -> dict[str, list[str]]:
             if not row or row[-1] != unit:
                 row.append(unit)
     return found
+
+
+def expected(schedule: str, stages: int, microbatches: int) -> list[list[str]]:
+    """The order on each stage, by the rule that each stage follows when all stages step in turn.
+
+    GPipe: backward only when every microbatch went forward. 1F1B: a backward step as soon as there is one; else a
+    forward step, if fewer microbatches than there are stages from here on are on the way.
+    """
+    done = [{"F": 0, "B": 0} for _ in range(stages)]
+    order: list[list[str]] = [[] for _ in range(stages)]
+    while any(stage["B"] < microbatches for stage in done):
+        before = [dict(stage) for stage in done]
+        for s, stage in enumerate(before):
+            came = before[s - 1]["F"] if s else microbatches
+            returned = before[s + 1]["B"] if s + 1 < stages else stage["F"]
+            backward = stage["B"] < min(returned, stage["F"])
+            forward = stage["F"] < came
+            if schedule == "GPipe":
+                backward &= stage["F"] == microbatches
+            else:
+                forward &= stage["F"] - stage["B"] < stages - s
+            what = "B" if backward else "F" if forward else ""
+            if what:
+                order[s].append(f"{what}{stage[what]}")
+                done[s][what] += 1
+    return order
+
+
+def compiled(
+    fun: Callable[..., Any], meshes: Sequence[MeshSpec], microbatches: int, schedule: str, **options: Any
+) -> LogicalProgram:
+    """The logical program of a loop over `microbatches`; weights are on their slices, the batch is on the first one."""
+    ws = [Argument((4, 4), np.float32, False, mesh, ((), ())) for mesh in meshes]
+    xs = [Argument((2, 4), np.float32, False, meshes[0], ((), ())) for _ in range(microbatches)]
+    return compile_traced(trace(fun, [ws, xs]), {"schedule": schedule, **options})
+
+
+def place(x: Any, mesh: MeshSpec) -> Argument:
+    """An array as a traced argument on a slice."""
+    return Argument(x.shape, x.dtype, False, mesh, ((),) * x.ndim)
+
+
+def follows(program: LogicalProgram, schedule: str, stages: int, microbatches: int) -> None:
+    """Asserts that the program has the order of a schedule on each stage."""
+    assert list(orders(program).values()) == expected(schedule, stages, microbatches)

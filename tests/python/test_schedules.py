@@ -1,12 +1,11 @@
 """SCHED-1: a pipeline follows its schedule on each stage, or is refused; values are plain JAX's.
 
-Map: the definitions on the plan; forms of the loop; values; sums of gradients; what is refused. The expected orders
-come from a simulation of the rule of each schedule, not from the compiler's definitions.
+Map: the definitions on the plan; forms of the loop; values; sums of gradients. Programs that are refused are in
+`test_schedule_refusals.py`.
 """
 
 from __future__ import annotations
 
-import collections
 import re
 
 import jax
@@ -17,10 +16,14 @@ from jax.sharding import PartitionSpec as P
 from pipeline_cases import (
     around,
     batches,
+    compiled,
+    expected,
+    follows,
     inside,
     layer,
     network,
     orders,
+    place,
     placed_network,
     sliced,
     slices,
@@ -30,52 +33,17 @@ from pipeline_cases import (
 from reference import Reference
 from thoroughness import THOROUGHNESS
 
-from pathways import errors
-from pathways.compiler import lower
 from pathways.compiler.ir import MeshSpec, NodeKind, Phase
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.schedule.orders import ORDERS
-from pathways.compiler.trace import Argument, device_put, trace
+from pathways.compiler.trace import device_put, trace
 from pathways.plan.binding import BoundProgram, plan_text
 
 PLAIN = network([layer] * 3, square)
 SCHEDULES = ("GPipe", "1F1B")
 SIZES = [(stages, microbatches) for stages in range(2, 9) for microbatches in range(1, 17)]
 FEW = [(2, 1), (2, 4), (3, 7), (4, 2), (5, 5), (8, 3), (8, 16)]
-
-
-def expected(schedule: str, stages: int, microbatches: int) -> list[list[str]]:
-    """The order on each stage, by the rule that each stage follows when all stages step in turn.
-
-    GPipe: backward only when every microbatch went forward. 1F1B: a backward step as soon as there is one; else a
-    forward step, if fewer microbatches than there are stages from here on are on the way.
-    """
-    done = [{"F": 0, "B": 0} for _ in range(stages)]
-    order: list[list[str]] = [[] for _ in range(stages)]
-    while any(stage["B"] < microbatches for stage in done):
-        before = [dict(stage) for stage in done]
-        for s, stage in enumerate(before):
-            came = before[s - 1]["F"] if s else microbatches
-            returned = before[s + 1]["B"] if s + 1 < stages else stage["F"]
-            backward = stage["B"] < min(returned, stage["F"])
-            forward = stage["F"] < came
-            if schedule == "GPipe":
-                backward &= stage["F"] == microbatches
-            else:
-                forward &= stage["F"] - stage["B"] < stages - s
-            what = "B" if backward else "F" if forward else ""
-            if what:
-                order[s].append(f"{what}{stage[what]}")
-                done[s][what] += 1
-    return order
-
-
-def compiled(fun, meshes, microbatches, schedule, **options):
-    """The logical program of a loop over `microbatches`; weights are on their slices, the batch is on the first one."""
-    ws = [Argument((4, 4), np.float32, False, mesh, ((), ())) for mesh in meshes]
-    xs = [Argument((2, 4), np.float32, False, meshes[0], ((), ())) for _ in range(microbatches)]
-    return compile_traced(trace(fun, [ws, xs]), {"schedule": schedule, **options})
 
 
 def check(fun, plain, schedule, stages=3, microbatches=4, *, exact=False, batch=None, meshes=None):
@@ -93,14 +61,6 @@ def check(fun, plain, schedule, stages=3, microbatches=4, *, exact=False, batch=
         for a, b in zip(got, Reference(compile_traced(traced))(*ws, *jax.tree.leaves(xs)), strict=True):
             np.testing.assert_array_equal(a, b)
     return program
-
-
-def place(x, mesh):
-    return Argument(x.shape, x.dtype, False, mesh, ((),) * x.ndim)
-
-
-def follows(program, schedule, stages, microbatches):
-    assert list(orders(program).values()) == expected(schedule, stages, microbatches)
 
 
 def nodes(program, phase):
@@ -202,6 +162,21 @@ def linear(make):
     return network([make(lambda x, w: x @ w * 0.1, n, f"f{n}") for n in range(3)], make(square, 2, "loss"))
 
 
+def constant_gradients(make):
+    """The first backward steps read nothing that a microbatch has made."""
+    stages = [
+        make(lambda x, w: x @ w, 0, "f0"),
+        make(lambda x, w: x + w[0], 1, "f1"),
+        make(lambda x, w: x * w[0], 2, "f2"),
+    ]
+    return network(stages, make(jnp.sum, 2, "loss"))
+
+
+def biases(make):
+    """No backward step reads anything that a microbatch has made."""
+    return network([make(lambda x, w: x + w[0], n, f"f{n}") for n in range(3)], make(jnp.sum, 2, "loss"))
+
+
 def plain_between(make):
     stages = [make(layer, n, f"f{n}") for n in range(3)]
 
@@ -220,7 +195,7 @@ def layers_of_one_weight(make):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("make", [tied, skip, linear, plain_between, layers_of_one_weight])
+@pytest.mark.parametrize("make", [tied, skip, linear, constant_gradients, biases, plain_between, layers_of_one_weight])
 def test_networks(make, schedule):
     program = stages_of(make, schedule)
     follows(program, schedule, 3, 4)
@@ -324,6 +299,17 @@ def test_gradients_are_added_in_place_right_behind_their_backward_step(form, sch
         assert mine == want
 
 
+def test_gpipe_may_have_one_loss_of_all_microbatches():
+    def step(stages, loss):
+        through = network(stages, lambda y: y)
+        return jax.value_and_grad(lambda ws, xs: loss(jnp.concatenate([through(ws, x) for x in xs])))
+
+    meshes = slices(3)
+    stages = [placed(layer, mesh, name=f"f{n}") for n, mesh in enumerate(meshes)]
+    program = check(step(stages, placed(square, meshes[2], name="loss")), step([layer] * 3, square), "GPipe")
+    follows(program, "GPipe", 3, 4)
+
+
 def test_sends_stand_behind_the_node_that_makes_the_value():
     program = compiled(inside(placed_network(slices(4))), slices(4), 5, "1F1B")
     for n, node in enumerate(program.nodes):
@@ -350,138 +336,3 @@ def test_programs_without_a_schedule_have_no_labels():
     program = compiled(inside(placed_network(slices(2))), slices(2), 3, "none")
     assert all(node.label is None for node in program.nodes)
     assert orders(program) == {}
-
-
-# What is refused, each with the reason.
-
-
-def carried(one):
-    first, rest = placed(layer, slices(3)[0], name="f0"), placed_network(slices(3)[1:], name="g")
-
-    def loss(ws, xs):
-        state, total = 0.0, 0.0
-        for x in xs:
-            state = first(x + state, ws[0])
-            total += rest(ws[1:], state)
-        return total
-
-    return jax.value_and_grad(loss)
-
-
-def of_all(one):
-    meshes = slices(3)
-    stages = [placed(layer, mesh, name=f"f{n}") for n, mesh in enumerate(meshes)]
-    through, loss = network(stages, lambda y: y), placed(square, meshes[2], name="loss")
-    return jax.value_and_grad(lambda ws, xs: loss(jnp.concatenate([through(ws, x) for x in xs])))
-
-
-def visits_twice(one):
-    stages = [placed(layer, mesh, name=f"f{n}") for n, mesh in enumerate(slices(2))]
-    return around(lambda ws, x: jnp.sum(stages[1](stages[0](stages[1](stages[0](x, ws[0]), ws[1]), ws[2]), ws[2])))
-
-
-def one_more(one):
-    again = placed(layer, slices(3)[0], name="f0")
-    return jax.value_and_grad(lambda ws, xs: sum(one(ws, x) for x in xs) + jnp.sum(again(xs[0], ws[0])))
-
-
-def one_on_another_way(one):
-    return jax.value_and_grad(lambda ws, xs: sum(one(ws, x) for x in xs) + one(ws, again(ws, xs)))
-
-
-def again(ws, xs):
-    return placed(lambda x: x + 1, slices(3)[0], name="other")(xs[0])
-
-
-def twice(one):
-    return lambda ws, xs: inside(one)(inside(one)(ws, xs)[1], xs)
-
-
-def second_derivative(one):
-    total = jax.grad(lambda ws, xs: sum(one(ws, x) for x in xs))
-    return jax.grad(lambda ws, xs: sum(jnp.sum(g) for g in total(ws, xs)))
-
-
-def last_only(one):
-    return jax.value_and_grad(lambda ws, xs: jax.lax.stop_gradient(one(ws, xs[1])) + one(ws, xs[0]))
-
-
-@pytest.mark.parametrize(
-    ("make", "schedule", "message"),
-    [
-        (carried, "1F1B", "'f0' on slice 's0' is called more than once with the same weights.*one before"),
-        (of_all, "1F1B", "cannot be followed: backward . of 'f2' .* comes before forward . .* by the schedule, that"),
-        (visits_twice, "GPipe", r"visit slices \['s0', 's1'\] more than once.*Interleaved1F1B.*not built"),
-        (one_more, "1F1B", r"'f0' 5 times on slice 's0', 'f1' 4 times on slice 's1'.*once per microbatch"),
-        (one_on_another_way, "GPipe", "'f0' on slice 's0' is called 4 times in calls that look alike, and once more"),
-        (twice, "1F1B", "'f0' on slice 's0' is called again with a result of a backward step"),
-        (second_derivative, "GPipe", "'.*' on slice 's.' is a second derivative"),
-        (last_only, "1F1B", r"slice 's.' has backward steps for microbatches \[.\] only; expected one for each of 2"),
-        (lambda one: lambda ws, xs: ws[0] @ ws[1], "1F1B", "calls no placed function"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused(make, schedule, message):
-    meshes = slices(3)
-    count = 2 if make is last_only else 4
-    with pytest.raises(errors.ScheduleError, match=rf"schedule '{schedule}' of program '.*'.*{message}"):
-        compiled(make(placed_network(meshes)), meshes, count, schedule)
-
-
-def test_gpipe_may_have_one_loss_of_all_microbatches():
-    def plain(ws, xs):
-        return jax.value_and_grad(
-            lambda ws: square(jnp.concatenate([network([layer] * 3, lambda y: y)(ws, x) for x in xs]))
-        )(ws)
-
-    follows(check(of_all(None), plain, "GPipe"), "GPipe", 3, 4)
-
-
-def test_ordered_callbacks_keep_their_order_or_the_schedule_is_refused():
-    meshes = slices(2)
-
-    def told(x, w):
-        jax.debug.callback(lambda: None, ordered=True)
-        return layer(x, w)
-
-    follows(compiled(inside(placed_network(meshes, told)), meshes, 4, "GPipe"), "GPipe", 2, 4)
-    first, second = (placed(told, mesh, name=f"f{n}") for n, mesh in enumerate(meshes))
-
-    def backwards(ws, xs):
-        return [second(y, ws[1]) for y in reversed([first(x, ws[0]) for x in xs])]
-
-    with pytest.raises(errors.ScheduleError, match=r"cannot be followed: .* by the order of their callbacks"):
-        compiled(backwards, meshes, 4, "GPipe")
-
-
-@pytest.mark.parametrize("option", ["merge", "mpmd_split_bwd_fragments", "mpmd_fragment_remat"])
-def test_options_that_contradict_a_schedule(option):
-    with pytest.raises(errors.OptionError, match=f"'{option}' makes other computations than schedule 'GPipe'"):
-        compiled(lambda ws, xs: ws, slices(2), 1, "GPipe", **{option: True})
-
-
-def test_a_compiler_that_changes_the_order_is_found(monkeypatch):
-    read = lower.read_partitioned
-
-    def swapped(module, emitted):
-        partitioned = read(module, emitted)
-        partitioned.ops.reverse()
-        return partitioned
-
-    monkeypatch.setattr(lower, "_Builder", lambda *args: _Ignoring())
-    monkeypatch.setattr(lower, "read_partitioned", swapped)
-    with pytest.raises(errors.CompileError, match="did not keep the order of schedule '1F1B'"):
-        compiled(inside(placed_network(slices(2))), slices(2), 2, "1F1B")
-
-
-class _Ignoring:
-    """Stands for the builder, which cannot read operations in a wrong order."""
-
-    def __init__(self):
-        self.known = collections.defaultdict(int)
-        self.nodes = []
-
-    def argument(self, number):
-        return number
-
-    def op(self, op):
-        pass

@@ -107,6 +107,7 @@ class _Finder:
         self.members: set[int] = set()  # ids of the forward steps of the pipeline
         self.numbers: dict[MeshSpec, int] = {}  # its slices, in order of first appearance
         self.edges: set[tuple[int, int]] = set()  # from slice to slice
+        self.free: set[int] = set()  # ids of backward steps behind which there is no microbatch
 
     def find(self) -> Pipeline:
         self._choose()
@@ -117,6 +118,9 @@ class _Finder:
                 assert step.mesh is not None
                 step.label = dataclasses.replace(step.label, stage=stages[step.mesh])
         self._label_rest(stages, mine)
+        if free := [step for step in self.steps if id(step) in self.free]:
+            self._label_free(free, stages)
+            self._label_rest(stages, mine)
         feeds = self._label_feeds()
         self._check_backward()
         return Pipeline(stages, 1 + max(stages.values()), self.microbatches, feeds)
@@ -237,7 +241,10 @@ class _Finder:
         return {mesh: stage[n] for mesh, n in self.numbers.items()}
 
     def _label_rest(self, stages: Mapping[MeshSpec, int], mine: Mapping[tuple[MeshSpec, Any], int]) -> None:
-        """Labels the backward steps, and the plain steps that read results of one microbatch."""
+        """Labels the backward steps, and the plain steps that read results of one microbatch.
+
+        Labels that are set already stay. It fills `free`.
+        """
         inside = {step.slice_tag for step in self.steps if step.label is not None}
         behind = {step.slice_tag for step in self.steps if is_forward(step) and self.roles[id(step)] == _BACK}
         origins: dict[Any, _Origin] = {}
@@ -245,7 +252,7 @@ class _Finder:
             origin = _origin(step.reads, origins)
             if step.kind is StepKind.PLACED and step.derivatives:
                 if step.slice_tag in inside:
-                    step.label = self._backward(step, stages, mine, origin)
+                    step.label = step.label or self._backward(step, stages, mine, origin)
                 elif step.slice_tag in behind:
                     raise self.refuse(
                         f"{describe(step)} differentiates a call that reads a gradient; expected one pipeline, "
@@ -273,7 +280,7 @@ class _Finder:
         stages: Mapping[MeshSpec, int],
         mine: Mapping[tuple[MeshSpec, Any], int],
         origin: _Origin,
-    ) -> Label:
+    ) -> Label | None:
         assert step.mesh is not None
         if step.derivatives > 1:
             raise self.refuse(f"{describe(step)} is a second derivative; expected first derivatives only")
@@ -282,12 +289,52 @@ class _Finder:
         best = [number for number, count in hits.items() if count == max(hits.values())]
         if not best and origin.microbatches.bit_count() == 1:
             best = [origin.microbatches.bit_length() - 1]
+        if not best and not origin.microbatches:
+            self.free.add(id(step))
+            return None
         if len(best) != 1:
             raise self.refuse(
-                f"{describe(step)} belongs to no microbatch alone: it reads nothing that one microbatch has made; "
-                "expected one backward step per microbatch"
+                f"{describe(step)} reads what several microbatches have made; expected one backward step per microbatch"
             )
         return Label(stages[step.mesh], best[0], Phase.BACKWARD)
+
+    def _label_free(self, free: Sequence[Step], stages: Mapping[MeshSpec, int]) -> None:
+        """Labels the backward steps that read nothing of any microbatch, such as that of a sum, which is a constant.
+
+        A step belongs to the microbatch that reads its results. If none of a function's steps has such a reader, all
+        these steps make the same, so they are numbered in the order of the text.
+        """
+        readers: dict[Any, int] = collections.defaultdict(int)  # microbatches as bits
+        found: dict[int, int] = {}
+        for step in reversed(self.steps):
+            bits = 0
+            for v in step.outputs:
+                bits |= readers[v]
+            if step.kind is StepKind.PLACED and step.label is not None:
+                bits = 1 << step.label.microbatch
+            if id(step) in self.free:
+                found[id(step)] = bits
+            for v in step.reads:
+                readers[v] |= bits
+        met: dict[Any, int] = collections.defaultdict(int)
+        known = {step.slice_tag for step in free if found[id(step)]}
+        for step in free:
+            assert step.mesh is not None
+            bits = found[id(step)]
+            if (
+                not bits
+                and step.slice_tag not in known
+                and not any(id(self.made.get(v)) in self.free for v in step.reads)
+            ):
+                bits = 1 << met[step.slice_tag]
+                met[step.slice_tag] += 1
+            elif not bits:
+                continue  # it belongs to the microbatch of the step whose result it reads
+            if bits.bit_count() != 1 or bits.bit_length() > self.microbatches:
+                raise self.refuse(
+                    f"{describe(step)} belongs to no microbatch alone; expected one backward step per microbatch"
+                )
+            step.label = Label(stages[step.mesh], bits.bit_length() - 1, Phase.BACKWARD)
 
     def _label_feeds(self) -> set[int]:
         """Labels steps that read no result of the pipeline and are read by one microbatch; returns their ids."""
@@ -315,6 +362,10 @@ class _Finder:
             if step.kind is StepKind.PLACED and step.label is not None and step.label.phase is Phase.BACKWARD:
                 assert step.mesh is not None
                 seen.setdefault(step.mesh, set()).add(step.label.microbatch)
+            elif id(step) in self.free and step.label is None:
+                raise self.refuse(
+                    f"{describe(step)} belongs to no microbatch; expected one backward step per microbatch"
+                )
         for mesh, numbers in seen.items():
             if len(numbers) != self.microbatches:
                 raise self.refuse(
