@@ -129,7 +129,6 @@ def to_logical(
         builder.op(op)
     if schedule != "none":
         _check_order(emitted, partitioned, schedule)
-        builder.nodes = _sends_early(builder.nodes)
     by_var = dict(zip(program.invars, arguments, strict=True))
     outputs = iter(partitioned.results)
     results: list[int] = []
@@ -283,27 +282,6 @@ def _check_order(emitted: Emitted, partitioned: Partitioned, schedule: str) -> N
                     )
                 last[op.mesh] = name
                 seen.add(name)
-
-
-def _sends_early(nodes: list[Node]) -> list[Node]:
-    """Moves each transfer right behind the node that makes its value, so that it is sent as soon as possible.
-
-    A transfer of an argument stays before its first reader.
-    """
-    made = {v for node in nodes for v in node.outputs}
-    waiting: dict[int, list[Node]] = {}
-    for node in nodes:
-        if node.kind is NodeKind.TRANSFER and node.inputs[0] in made:
-            waiting.setdefault(node.inputs[0], []).append(node)
-    out: list[Node] = []
-    for node in nodes:
-        if node.kind is NodeKind.TRANSFER and node.inputs[0] in made:
-            continue
-        behind = [node]
-        while behind:
-            out.append(behind.pop(0))
-            behind[:0] = [each for v in out[-1].outputs for each in waiting.pop(v, [])]
-    return out
 
 
 def canonicalize(module: ir.Module) -> None:

@@ -201,6 +201,10 @@ def test_networks(make, schedule):
     follows(program, schedule, 3, 4)
     if make is tied:  # SUM: the gradient crosses once per run, not once per microbatch
         assert transfers(program, "s2", "s0") == 1
+        assert len(nodes(program, Phase.SUM)) == 3 * 3
+    if make is plain_between:  # no plain computation has operations of several microbatches
+        plain = [node for node in program.nodes if node.kind is NodeKind.CALL and not node.origin]
+        assert sum(node.label is not None and node.label.phase is Phase.FORWARD for node in plain) == 24
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -310,8 +314,17 @@ def test_gpipe_may_have_one_loss_of_all_microbatches():
     follows(program, "GPipe", 3, 4)
 
 
-def test_sends_stand_behind_the_node_that_makes_the_value():
-    program = compiled(inside(placed_network(slices(4))), slices(4), 5, "1F1B")
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_sends_stand_behind_the_node_that_makes_the_value(by_hand):
+    """jaxlib's compiler moves it there, whether it was added by the compiler or is a `device_put` of the user's."""
+    meshes = slices(4)
+    stages = [placed(layer, mesh, name=f"f{n}") for n, mesh in enumerate(meshes)]
+    if by_hand:
+        stages = [
+            lambda x, w, f=f, mesh=mesh: f(device_put(x, mesh, P()), w) for f, mesh in zip(stages, meshes, strict=True)
+        ]
+    program = compiled(inside(network(stages, placed(square, meshes[3], name="loss"))), meshes, 5, "1F1B")
+    follows(program, "1F1B", 4, 5)
     for n, node in enumerate(program.nodes):
         if node.kind is NodeKind.TRANSFER:
             maker = next(k for k, other in enumerate(program.nodes) if node.inputs[0] in other.outputs)
