@@ -27,6 +27,10 @@ class CallbackError(TraceError, NotImplementedError):
     """A program has a kind of callback that hosts cannot make; the message names it."""
 
 
+class ScheduleError(ProgramError):
+    """A program cannot follow the pipeline schedule that it asks for; the message says why."""
+
+
 class PlacementError(ProgramError, ValueError):
     """A value or function is placed on a slice that is unknown here, or that belongs to another cluster."""
 

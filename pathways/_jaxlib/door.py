@@ -48,6 +48,7 @@ from pathways._jaxlib.jaxprs import (
     new_var,
     opened,
     sub_jaxprs,
+    transposed_times,
 )
 from pathways._jaxlib.lowering import guard_lowering, lower_jaxpr, lowering_for_slices
 from pathways._jaxlib.mlir_modules import (

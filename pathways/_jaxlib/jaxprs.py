@@ -115,6 +115,11 @@ def is_transposed(eqn: Any) -> bool:
     return "transpose(" in str(eqn.source_info.name_stack)
 
 
+def transposed_times(eqn: Any) -> int:
+    """How often reverse-mode differentiation was applied to make an equation."""
+    return str(eqn.source_info.name_stack).count("transpose(")
+
+
 def as_function(closed: Any) -> Callable[..., list[Any]]:
     """A closed jaxpr as a function of its flat arguments."""
     return core.jaxpr_as_fun(closed)

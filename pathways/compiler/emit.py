@@ -22,7 +22,7 @@ from pathways.compiler import specs
 from pathways.compiler.bodies import Bodies, Body
 from pathways.compiler.flatten import FlatProgram, StepKind
 from pathways.compiler.groups import Group, group
-from pathways.compiler.ir import Calls, MeshSpec, Spec
+from pathways.compiler.ir import Calls, Label, MeshSpec, Spec
 from pathways.compiler.options import Options
 from pathways.compiler.trace import Traced
 
@@ -40,6 +40,7 @@ class Site:
     transposes: int
     mesh: MeshSpec
     spec: Spec | None = None
+    label: Label | None = None
 
 
 @dataclasses.dataclass
@@ -262,7 +263,9 @@ class _Writer:
         transfer = g.kind is StepKind.TRANSFER
         key = f"{origin}.{self.numbers_given[transfer]}"
         self.numbers_given[transfer] += 1
-        self.sites[key] = Site(key, origin if g.kind is StepKind.PLACED else "", g.kind, transposes, g.mesh, spec)
+        self.sites[key] = Site(
+            key, origin if g.kind is StepKind.PLACED else "", g.kind, transposes, g.mesh, spec, _label(g)
+        )
         op, block = _jaxlib.named_computation(
             [_tensor(v) for v in g.outputs], [self.values[v] for v in g.reads], key, transposes
         )
@@ -286,3 +289,8 @@ class _Writer:
     def _constrain(self, value: ir.Value, spec: Spec, mesh: MeshSpec) -> ir.Value:
         rank = len(ir.RankedTensorType(value.type).shape)
         return sdy.ShardingConstraintOp(value, sharding_attr(self.numbers[mesh], spec, rank)).result
+
+
+def _label(g: Group) -> Label | None:
+    """The label of a group: that of its last step, because cheap constants stand before the step itself."""
+    return g.steps[-1].label if g.steps else None

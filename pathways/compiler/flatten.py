@@ -16,7 +16,7 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import meshes, placed
-from pathways.compiler.ir import MeshSpec, Spec
+from pathways.compiler.ir import Label, MeshSpec, Spec
 from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.trace import Traced
 
@@ -49,10 +49,12 @@ class Step:
     outputs: list[Any]
     slice_tag: placed.SliceTag | None = None
     transposes: int = 0
+    derivatives: int = 0  # how often reverse-mode differentiation was applied to make it, the calls around it included
     mesh: MeshSpec | None = None
     spec: Spec | None = None
     calls: _jaxlib.CallsBack = _jaxlib.CallsBack.NOTHING
     demands: tuple[meshes.Demand, ...] = ()  # what the operation needs of the slice that it runs on
+    label: Label | None = None  # its place in a pipeline, if the program has a schedule
 
     @property
     def reads(self) -> list[Any]:
@@ -138,17 +140,19 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
     return atom if isinstance(atom, _jaxlib.Literal) else env.get(atom, atom)
 
 
-def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool) -> None:
+def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool, around: int = 0) -> None:
     """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's.
 
-    `fresh`: makes new variables, because `jaxpr` may be inlined more than once.
+    `fresh`: makes new variables, because `jaxpr` may be inlined more than once. `around`: the derivatives of the
+    equation that has `jaxpr` inside.
     """
     memo: dict[int, bool] = {}
     for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
         inputs = [_read(env, v) for v in eqn.invars]
         slice_tag = _slice_tag(eqn)
+        derivatives = max(around, _jaxlib.transposed_times(eqn))
         if slice_tag is None and any(holds_slice_tag(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
-            _inline_equation(eqn, inputs, env, program, name)
+            _inline_equation(eqn, inputs, env, program, name, derivatives)
             continue
         outputs = []
         for v in eqn.outvars:
@@ -182,9 +186,12 @@ def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fr
             )
         else:
             program.steps.append(Step(StepKind.PLAIN, eqn, inputs, outputs))
+        program.steps[-1].derivatives = derivatives
 
 
-def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: FlatProgram, name: str) -> None:
+def _inline_equation(
+    eqn: Any, inputs: list[Any], env: dict[Any, Any], program: FlatProgram, name: str, derivatives: int
+) -> None:
     primitive = eqn.primitive.name
     if eqn.primitive is not _jaxlib.jit_p and primitive not in _INLINED:
         construct = _CONTROL.get(primitive, primitive)
@@ -196,7 +203,7 @@ def _inline_equation(eqn: Any, inputs: list[Any], env: dict[Any, Any], program: 
     inner, consts = _jaxlib.opened(next(_jaxlib.jaxprs_in(eqn.params)))
     inner_env = dict(zip(inner.invars, inputs, strict=True))
     inner_env.update((v, _constant(program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
-    _inline(inner, inner_env, program, name, fresh=True)
+    _inline(inner, inner_env, program, name, fresh=True, around=derivatives)
     for v, result in zip(eqn.outvars, inner.outvars, strict=True):
         if not isinstance(v, _jaxlib.DropVar):
             env[v] = _read(inner_env, result)

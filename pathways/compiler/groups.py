@@ -280,23 +280,24 @@ def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec
 
 
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
-    """Splits a run of plain steps into few parts, each on one mesh.
+    """Splits a run of plain steps into few parts, each on one mesh, and each of one microbatch if there is a schedule.
 
     The parts are in an order in which each reads only earlier parts, and in which ordered callbacks keep their order.
     """
-    level: dict[Any, tuple[int, MeshSpec]] = {}
-    order = (0, meshes[id(run[0])])
-    pieces: dict[tuple[int, MeshSpec], list[Step]] = {}
+    places = {id(step): (meshes[id(step)], step.label and (step.label.microbatch, step.label.phase)) for step in run}
+    level: dict[Any, tuple[int, Any]] = {}
+    order = (0, places[id(run[0])])
+    pieces: dict[tuple[int, Any], list[Step]] = {}
     for step in run:
-        mesh = meshes[id(step)]
+        place = places[id(step)]
         depth = 0
         for v in step.reads:
             if v in level:
                 before, other = level[v]
-                depth = max(depth, before if other == mesh else before + 1)
+                depth = max(depth, before if other == place else before + 1)
         if step.calls is _jaxlib.CallsBack.IN_ORDER:
-            depth = max(depth, order[0] if order[1] == mesh else order[0] + 1)
-            order = depth, mesh
-        level.update((v, (depth, mesh)) for v in step.outputs)
-        pieces.setdefault((depth, mesh), []).append(step)
+            depth = max(depth, order[0] if order[1] == place else order[0] + 1)
+            order = depth, place
+        level.update((v, (depth, place)) for v in step.outputs)
+        pieces.setdefault((depth, place), []).append(step)
     return [pieces[key] for key in sorted(pieces, key=lambda key: key[0])]

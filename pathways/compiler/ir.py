@@ -76,6 +76,26 @@ class Computation:
     callbacks: tuple[int, ...] = ()
 
 
+class Phase(enum.Enum):
+    """What a labelled step does for its microbatch."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SUM = "sum"  # adds the microbatch's gradients to those of the microbatches before
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """The place of a step in a pipeline: its stage, its microbatch (both from 0), and what it does for it."""
+
+    stage: int
+    microbatch: int
+    phase: Phase
+
+    def __str__(self) -> str:
+        return f"{self.phase.value}, microbatch {self.microbatch}"
+
+
 class NodeKind(enum.Enum):
     """What a node of a logical program does."""
 
@@ -89,7 +109,7 @@ class Node:
 
     `name` is the call site's own name, `origin` the placed function's name. `transposes` is 0 for a forward step and 1
     for a backward step. `donates[i]` refines the computation's donation for this call site: true only if input i has no
-    later reader, is not an argument that the user keeps, and is not returned.
+    later reader, is not an argument that the user keeps, and is not returned. `label` is set by a schedule.
     """
 
     kind: NodeKind
@@ -100,6 +120,7 @@ class Node:
     origin: str = ""
     transposes: int = 0
     donates: tuple[bool, ...] = ()
+    label: Label | None = None
 
 
 @dataclasses.dataclass(frozen=True)

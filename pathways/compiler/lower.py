@@ -102,9 +102,18 @@ def read_partitioned(module: ir.Module, emitted: Emitted) -> Partitioned:
 
 
 def to_logical(
-    traced: Traced, program: FlatProgram, emitted: Emitted, partitioned: Partitioned, ifrt: ir.Module
+    traced: Traced,
+    program: FlatProgram,
+    emitted: Emitted,
+    partitioned: Partitioned,
+    ifrt: ir.Module,
+    schedule: str = "none",
 ) -> LogicalProgram:
-    """Makes the logical program; `ifrt` is the partitioned module after lowering."""
+    """Makes the logical program; `ifrt` is the partitioned module after lowering.
+
+    Raises:
+        CompileError: the partitioner changed the order that `schedule` has made.
+    """
     builder = _Builder(emitted, partitioned, ifrt)
     positions = {v: n for n, v in enumerate(emitted.inputs)}
     arguments: list[int] = []
@@ -118,6 +127,8 @@ def to_logical(
             arguments.append(builder.value(ArrayType(shape, dtype, mesh, (*spec, *((),) * (len(shape) - len(spec))))))
     for op in partitioned.ops:
         builder.op(op)
+    if schedule != "none":
+        _check_order(emitted, partitioned, schedule)
     by_var = dict(zip(program.invars, arguments, strict=True))
     outputs = iter(partitioned.results)
     results: list[int] = []
@@ -215,8 +226,9 @@ class _Builder:
                     callbacks,
                 )
             )
+        label = next((site.label for site in sites if site.label is not None), None)
         self.nodes.append(
-            Node(NodeKind.CALL, name, computation, inputs, outputs, origin, transposes, (False,) * len(inputs))
+            Node(NodeKind.CALL, name, computation, inputs, outputs, origin, transposes, (False,) * len(inputs), label)
         )
 
     def _names(self, sites: list[Site]) -> tuple[str, str, int]:
@@ -251,6 +263,25 @@ class _Builder:
             callbacks = tuple(_jaxlib.callbacks_of(module)) if self.emitted.callbacks else ()
             loaded = self._loaded[key] = (portable, hashlib.sha256(portable).hexdigest()[:32], callbacks)
         return loaded
+
+
+def _check_order(emitted: Emitted, partitioned: Partitioned, schedule: str) -> None:
+    """Refuses a program in which the calls of a slice are in another order than the schedule's (SCHED-1)."""
+    places = {name: n for n, name in enumerate(emitted.sites)}
+    last: dict[str, str] = {}
+    seen: set[str] = set()
+    for op in partitioned.ops:
+        for name in op.sites:
+            site = emitted.sites[name]
+            if site.kind is StepKind.PLACED and site.label is not None:
+                before = last.get(op.mesh, name)
+                if name in seen or len(op.sites) > 1 or places[before] > places[name]:
+                    raise errors.CompileError(
+                        f"jaxlib's compiler did not keep the order of schedule {schedule!r}: {name} ({site.label}) "
+                        f"comes behind {before} or is one computation with {op.sites}; give no schedule"
+                    )
+                last[op.mesh] = name
+                seen.add(name)
 
 
 def canonicalize(module: ir.Module) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from pathways import errors
 
-#: The pipeline schedules that jaxlib's MPMD compiler knows.
-SCHEDULES = ("none", "1F1B", "GPipe", "Circular", "ZeroBubbleH1", "ZeroBubbleH2ZeroTxLatency")
+#: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
+SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
+BUILT = ("none", "GPipe", "1F1B")
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
@@ -21,17 +22,21 @@ COMPILER_KEYS = (
     "mpmd_assume_homogeneous_devices",
 )
 
+#: Options of the compiler that make other calls of the call sites than a schedule has put in order.
+_CHANGE_CALLS = ("mpmd_fragment_remat", "mpmd_split_bwd_fragments")
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """How to compile a program.
 
-    `merge` lets neighbouring call sites on one slice become one computation. Without `merge` and without a `schedule`,
-    every call site stays a computation of its own. `platforms` are the platforms of the hosts, not of the client.
+    `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
+    computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. `platforms` are
+    the platforms of the hosts, not of the client.
     """
 
     merge: bool = False
-    schedule: str | None = None
+    schedule: str = "none"
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
 
@@ -40,7 +45,8 @@ class Options:
         """Checks a mapping and makes options of it.
 
         Raises:
-            OptionError: an unknown key or schedule, or a value of the wrong type.
+            OptionError: an unknown key or schedule, a schedule that is not built, a value of the wrong type, or options
+                that contradict each other.
         """
         if isinstance(options, Options):
             return options
@@ -53,14 +59,18 @@ class Options:
                     f"unknown compiler option {key!r}; "
                     f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}"
                 )
-        merge, schedule = options.pop("merge", False), options.pop("schedule", None)
+        merge, schedule = options.pop("merge", False), _schedule(options.pop("schedule", None))
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
             if not isinstance(value, bool):
                 raise errors.OptionError(f"compiler option {key!r}: expected True or False, got {value!r}")
-        if schedule is not None and schedule not in SCHEDULES:
-            raise errors.OptionError(f"unknown schedule {schedule!r}; expected one of {list(SCHEDULES)}")
+        for key in ("merge", *_CHANGE_CALLS):
+            if schedule != "none" and (merge if key == "merge" else options.get(key, False)):
+                raise errors.OptionError(
+                    f"compiler option {key!r} makes other computations than schedule {schedule!r} puts in order; "
+                    "give one of the two"
+                )
         if len(platforms) != 1 or not isinstance(platforms[0], str):
             raise errors.OptionError(
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
@@ -69,10 +79,23 @@ class Options:
         return cls(merge, schedule, platforms, tuple(sorted(options.items())))
 
     def for_compiler(self) -> dict[str, Any]:
-        """The MPMD compiler's own options."""
-        return {"mpmd_infer_transfers": True, "mpmd_pipeline_schedule": self.schedule or "none", **dict(self.compiler)}
+        """The MPMD compiler's own options. It keeps the order that it is given: the pass in `schedule` has made it."""
+        return {"mpmd_infer_transfers": True, "mpmd_pipeline_schedule": "none", **dict(self.compiler)}
 
     @property
     def keeps_calls(self) -> bool:
         """True if every call site stays a computation of its own."""
-        return not self.merge and self.schedule is None
+        return not self.merge
+
+
+def _schedule(name: Any) -> str:
+    """The checked name of a schedule; None is "none"."""
+    if name is None or name in BUILT:
+        return name or "none"
+    if name in SCHEDULES:
+        raise errors.OptionError(f"schedule {name!r} is not built yet; expected one of {list(BUILT)}")
+    near = [known for known in SCHEDULES if str(name).lower() == known.lower()]
+    near = near or difflib.get_close_matches(str(name), SCHEDULES, 1)
+    raise errors.OptionError(
+        f"unknown schedule {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}expected one of {list(BUILT)}"
+    )

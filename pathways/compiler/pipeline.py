@@ -1,4 +1,4 @@
-"""All steps from a traced program to a `LogicalProgram`: flatten, emit, partition, lower.
+"""All steps from a traced program to a `LogicalProgram`: flatten, schedule, emit, partition, lower.
 
 `compile_traced` is what the runtime calls; it needs no device and initialises no backend.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways import _jaxlib, errors
-from pathways.compiler import emit, lower
+from pathways.compiler import emit, lower, schedule
 from pathways.compiler.flatten import flatten
 from pathways.compiler.ir import LogicalProgram, MeshSpec
 from pathways.compiler.memo import Memo, key_of
@@ -34,7 +34,8 @@ def compile_traced(
         OptionError: an unknown option or schedule.
         PlacementError: no slice to run on, or two slices of one name.
         CallbackError, ProgramError: see `flatten`.
-        CompileError: jaxlib's compiler refused the program.
+        ScheduleError: the program cannot follow its schedule.
+        CompileError: jaxlib's compiler refused the program, or changed the order of a schedule.
     """
     _jaxlib.check_versions()
     options = Options.of(options)
@@ -53,6 +54,8 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
     program = flatten(traced)
     if program.before is not None:
         traced = traced.in_order()
+    if options.schedule != "none":
+        schedule.apply(program, traced, options.schedule)
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()
     for _ in range(_MAX_ROUNDS):
@@ -74,7 +77,7 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
                     raise
                 raise errors.CompileError(f"jaxlib's MPMD compiler refused program {traced.name!r}: {error}") from error
             if lowered.split_axes <= pinned:
-                return lower.to_logical(traced, program, emitted, lowered, module)
+                return lower.to_logical(traced, program, emitted, lowered, module, options.schedule)
             pinned |= lowered.split_axes
     raise errors.ShardingError(
         f"program {traced.name!r}: the compiler keeps cutting values by part of a mesh axis at {sorted(pinned)}; give "

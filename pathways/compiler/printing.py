@@ -43,7 +43,7 @@ def _node_text(program: LogicalProgram, node: Node) -> str:
         source = program.meshes[program.values[node.inputs[0]].mesh].name
         return f"{outputs} = transfer {node.name}({inputs}) from {source} : {types}"
     computation = program.computations[node.computation]
-    backward = " backward" if node.transposes else ""
+    backward = f" {node.label}" if node.label is not None else " backward" if node.transposes else ""
     return (
         f"{outputs} = call {node.name}({inputs}) on {program.meshes[computation.mesh].name}{backward} "
         f"#{computation.fingerprint[:8]} : {types}"

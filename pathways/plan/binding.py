@@ -237,7 +237,9 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
         slice_name = program.meshes[where].name
         if node.kind is NodeKind.CALL:
             what = f"call {node.name}"
-            if node.transposes:
+            if node.label is not None:
+                what += f" ({node.label})"
+            elif node.transposes:
                 what += " (backward)"
             donated = [v for v, gives in zip(node.inputs, donates[number - 1], strict=False) if gives]
             tail = f" donating {_values(program, donated)}" if donated else ""

@@ -18,6 +18,7 @@ from pathways.compiler.trace import Argument, device_put, trace
 
 LEFT = MeshSpec("left", (("x", 2),))
 X = Argument((4,), np.float32, False, LEFT, (("x",),))
+NOT_BUILT = ("Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
 
 
 def compiled(fun, *args, options=None, **kwargs):
@@ -58,7 +59,9 @@ def test_sharding_that_does_not_divide_names_the_leaf():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "1f1b"}, "unknown schedule '1f1b'; expected one of"),
+        ({"schedule": "1f1b"}, "unknown schedule '1f1b'; did you mean '1F1B'"),
+        ({"schedule": 7}, "unknown schedule 7; expected one of"),
+        *(({"schedule": name}, f"schedule '{name}' is not built yet; expected one of") for name in NOT_BUILT),
         ({"merged": True}, "unknown compiler option 'merged'; did you mean 'merge'"),
         ({"merge": "yes"}, "expected True or False, got 'yes'"),
         ({"mpmd_pipeline_schedule": "x"}, "unknown compiler option"),

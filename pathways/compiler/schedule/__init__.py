@@ -1,0 +1,35 @@
+"""Pipeline schedules: puts the steps of a flat program into the order that a schedule defines.
+
+`pipeline` calls `apply` before jaxlib's compiler sees the program. The order of the steps is then the order of each
+device's queue: `groups`, `emit`, jaxlib's compiler without a schedule of its own, and `lower` keep it, and
+`lower.to_logical` checks that they did (SCHED-1).
+
+The parts: `labels` finds microbatches and stages, `orders` has the definitions, `sums` adds gradients where they are
+made, `weave` makes one order of all steps. Pure: works on jaxprs only.
+"""
+
+from __future__ import annotations
+
+from pathways.compiler.flatten import FlatProgram
+from pathways.compiler.schedule.labels import find
+from pathways.compiler.schedule.orders import ORDERS
+from pathways.compiler.schedule.sums import sum_where_made
+from pathways.compiler.schedule.weave import weave
+from pathways.compiler.trace import Traced
+
+
+def apply(program: FlatProgram, traced: Traced, schedule: str) -> None:
+    """Labels the steps of `program` and puts them into the order of the schedule (a key of `orders.ORDERS`).
+
+    The step list of `program` is replaced. The results of the program are the same variables as before.
+
+    Raises:
+        ScheduleError: the program has no pipeline, or cannot follow the schedule; the message says why.
+    """
+    what = f"schedule {schedule!r} of program {traced.name!r}"
+    pipeline = find(program, what)
+    order = ORDERS[schedule]
+    sequences = [order(stage, pipeline.depth, pipeline.microbatches) for stage in range(pipeline.depth)]
+    homes = {v: a.mesh for v, a in zip(program.invars, traced.arguments, strict=True) if a.mesh is not None}
+    sum_where_made(program, pipeline, sequences, homes)
+    program.steps = weave(program.steps, pipeline, sequences, what)

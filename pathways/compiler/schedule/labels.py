@@ -1,0 +1,433 @@
+"""Finds the pipeline in a flat program: the stage, the microbatch and the phase of its steps.
+
+A pipeline is written as a Python loop over microbatches, so each stage's function is called once per microbatch. The
+calls that do the same for different microbatches have one *role*: the same function on the same slice, which reads
+values of the same roles. An argument counts by identity if several calls of the function read it at the same position
+(a weight). Any other argument may be a microbatch's data, and all of them look alike. What plain operations make of
+arguments counts as an argument.
+
+- Roles with as many calls as there are microbatches are the pipeline. A call belongs to the microbatch of the calls
+  whose results it reads; if it reads none, the n-th call of its role belongs to microbatch n.
+- Roles with one call come before the pipeline (weights prepared once) or behind it (metrics). What reads a gradient
+  (an optimizer) comes behind it, too. These calls have no label: they run when their inputs are there.
+- A backward step belongs to the microbatch with whose forward steps on its slice it shares most variables (residuals,
+  inputs) that no other microbatch has. If there are none, it belongs to the microbatch whose results it reads.
+- A plain operation belongs to the one microbatch from which it reads, or, if it reads none, to the one that reads it.
+
+Whatever does not fit is refused. A wrong guess would give a wrong order, silently.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pathways import _jaxlib, errors
+from pathways.compiler.flatten import FlatProgram, Step, StepKind
+from pathways.compiler.ir import Label, MeshSpec, Phase
+
+_BACK = -1  # the role of whatever reads a result of a backward step
+_NAMED = 6  # so many functions are named in an error
+
+
+@dataclasses.dataclass
+class Pipeline:
+    """The pipeline of a program.
+
+    `stages` gives the stage of each slice; slices that work side by side have one stage. `depth` is the number of
+    stages. `feeds` has the ids of labelled steps that need no result of the pipeline, such as the slicing of a batch
+    into microbatches: they run just before their first reader.
+    """
+
+    stages: dict[MeshSpec, int]
+    depth: int
+    microbatches: int
+    feeds: set[int]
+
+
+def find(program: FlatProgram, what: str) -> Pipeline:
+    """Finds the pipeline of a program and sets the labels of its steps. `what` begins each error.
+
+    Raises:
+        ScheduleError: there is no pipeline, or a step's microbatch cannot be told for certain.
+    """
+    return _Finder(program, what).find()
+
+
+def describe(step: Step) -> str:
+    """A step for an error's text."""
+    if step.kind is not StepKind.PLACED:
+        return f"a device_put to slice {step.mesh.name!r}" if step.mesh is not None else f"{step.eqn.primitive.name}"
+    assert step.slice_tag is not None
+    phase = "backward" if step.derivatives else "forward"
+    label = f" {step.label.microbatch}" if step.label is not None else ""
+    return f"{phase}{label} of {step.slice_tag.name!r} on slice {step.slice_tag.mesh.name!r}"
+
+
+def is_forward(step: Step) -> bool:
+    """True for a placed call that differentiation did not make."""
+    return step.kind is StepKind.PLACED and not step.derivatives
+
+
+@dataclasses.dataclass
+class _Origin:
+    """Where a value comes from. `microbatches` and `slices` are sets as bits, of the nearest labelled steps behind it.
+
+    `late` means that an unlabelled placed call which reads results of the pipeline is behind it.
+    """
+
+    microbatches: int = 0
+    slices: int = 0
+    backward: bool = False
+    late: bool = False
+    stage: int = 0
+
+    def merge(self, other: _Origin) -> None:
+        if not self.microbatches:
+            self.stage = other.stage
+        self.microbatches |= other.microbatches
+        self.slices |= other.slices
+        self.backward |= other.backward
+        self.late |= other.late
+
+
+class _Finder:
+    """One search. The steps are read in the order of the text, so what a step reads has been seen before it."""
+
+    def __init__(self, program: FlatProgram, what: str) -> None:
+        self.steps = program.steps
+        self.what = what
+        self.made = _made(program.steps)
+        self.roles = _roles(program.steps, self.made)  # by the step's id
+        self.microbatches = 1
+        self.members: set[int] = set()  # ids of the forward steps of the pipeline
+        self.numbers: dict[MeshSpec, int] = {}  # its slices, in order of first appearance
+        self.edges: set[tuple[int, int]] = set()  # from slice to slice
+        self.free: set[int] = set()  # ids of backward steps behind which there is no microbatch
+
+    def find(self) -> Pipeline:
+        self._choose()
+        mine = self._label_forward()
+        stages = self._stages()
+        for step in self.steps:
+            if step.label is not None:
+                assert step.mesh is not None
+                step.label = dataclasses.replace(step.label, stage=stages[step.mesh])
+        self._label_rest(stages, mine)
+        if free := [step for step in self.steps if id(step) in self.free]:
+            self._label_free(free, stages)
+            self._label_rest(stages, mine)
+        feeds = self._label_feeds()
+        self._check_backward()
+        return Pipeline(stages, 1 + max(stages.values()), self.microbatches, feeds)
+
+    def refuse(self, why: str) -> errors.ScheduleError:
+        return errors.ScheduleError(f"{self.what}: {why}")
+
+    def _choose(self) -> None:
+        """Chooses the roles of the pipeline, and the number of microbatches."""
+        forward = [step for step in self.steps if is_forward(step) and self.roles[id(step)] != _BACK]
+        if not forward:
+            raise self.refuse("there is no pipeline in it, because it calls no placed function; give no schedule")
+        calls: dict[int, list[Step]] = {}
+        for step in forward:
+            calls.setdefault(self.roles[id(step)], []).append(step)
+        counts = {len(steps) for steps in calls.values()} - {1}
+        if len(counts) > 1:
+            totals = collections.Counter(step.slice_tag for step in forward if step.slice_tag is not None)
+            named = [f"{tag.name!r} {count} times on slice {tag.mesh.name!r}" for tag, count in totals.items()]
+            more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+            raise self.refuse(
+                f"placed functions are called {', '.join(named[:_NAMED])}{more}; expected each stage to be "
+                "called once per microbatch, on values that are made in the same way for each of them"
+            )
+        self.microbatches = max(counts, default=1)
+        chosen = [steps for steps in calls.values() if len(steps) == self.microbatches]
+        self.members = {id(step) for steps in chosen for step in steps}
+        for step in forward:
+            if id(step) in self.members:
+                assert step.mesh is not None
+                self.numbers.setdefault(step.mesh, len(self.numbers))
+        self._check_calls(forward)
+
+    def _check_calls(self, forward: Sequence[Step]) -> None:
+        """Refuses calls outside the pipeline that look like microbatches of it."""
+        inside = {step.slice_tag for step in forward if id(step) in self.members}
+        for step in forward:
+            if id(step) not in self.members and step.slice_tag in inside:
+                raise self.refuse(
+                    f"{describe(step)} is called {self.microbatches} times in calls that look alike, and once more on "
+                    "values that are made in another way; expected all microbatches to be computed in the same way"
+                )
+        for step in self.steps:
+            if is_forward(step) and self.roles[id(step)] == _BACK and step.slice_tag in inside:
+                raise self.refuse(
+                    f"{describe(step)} is called again with a result of a backward step; expected one pipeline, "
+                    "forward and then backward. Make a program of each step"
+                )
+        if self.microbatches == 1:
+            seen: dict[tuple[Any, int, Any], Step] = {}
+            for step in forward:
+                for position, v in enumerate(step.inputs):
+                    if isinstance(v, _jaxlib.Literal) or v in self.made:
+                        continue
+                    if seen.setdefault((step.slice_tag, position, v), step) is not step:
+                        raise self.refuse(
+                            f"{describe(step)} is called more than once with the same weights, and no two of these "
+                            "calls look alike: perhaps each reads a result of the one before. Then microbatches "
+                            "cannot overlap; give no schedule"
+                        )
+
+    def _label_forward(self) -> dict[tuple[MeshSpec, Any], int]:
+        """Labels the forward steps. Returns the microbatches (as bits) whose forward steps on a slice have a variable.
+
+        The stages of these labels are not known yet: they are set to 0.
+        """
+        origins: dict[Any, _Origin] = {}
+        met: dict[int, set[int]] = {}
+        mine: dict[tuple[MeshSpec, Any], int] = collections.defaultdict(int)
+        for step in self.steps:
+            if self.roles[id(step)] == _BACK:
+                continue
+            origin = _origin(step.reads, origins)
+            if id(step) in self.members:
+                assert step.mesh is not None
+                if origin.late or origin.microbatches.bit_count() > 1:
+                    raise self.refuse(
+                        f"{describe(step)} reads results of several microbatches; expected each microbatch to be "
+                        "computed from its own part of the batch"
+                    )
+                numbers = met.setdefault(self.roles[id(step)], set())
+                number = origin.microbatches.bit_length() - 1 if origin.microbatches else len(numbers)
+                if number in numbers:
+                    raise self.refuse(
+                        f"{describe(step)} is called twice for microbatch {number}, in calls that look alike; give "
+                        "each layer weights of its own, or put them into one placed function"
+                    )
+                numbers.add(number)
+                step.label = Label(0, number, Phase.FORWARD)
+                here = self.numbers[step.mesh]
+                self.edges |= {(n, here) for n in _bits(origin.slices) if n != here}
+                for v in (*step.reads, *step.outputs):
+                    mine[step.mesh, v] |= 1 << number
+                origin = _Origin(1 << number, 1 << here)
+            elif step.kind is StepKind.PLACED and origin.microbatches:
+                origin.late = True
+            for v in step.outputs:
+                origins[v] = origin
+        return mine
+
+    def _stages(self) -> dict[MeshSpec, int]:
+        """The stage of each slice: the longest way to it through other slices."""
+        names = list(self.numbers)
+        if self.microbatches == 1:
+            return dict(self.numbers)
+        before = {n: {a for a, b in self.edges if b == n} for n in range(len(names))}
+        stage: dict[int, int] = {}
+        while len(stage) < len(names):
+            ready = [n for n in before if n not in stage and before[n] <= stage.keys()]
+            if not ready:
+                circle = [names[n].name for n in before if n not in stage]
+                raise self.refuse(
+                    f"microbatches visit slices {circle} more than once, but the schedule has one stage per slice. "
+                    "Interleaved1F1B and Circular, which have several, are not built yet; give each stage a slice"
+                )
+            for n in ready:
+                stage[n] = 1 + max((stage[a] for a in before[n]), default=-1)
+        return {mesh: stage[n] for mesh, n in self.numbers.items()}
+
+    def _label_rest(self, stages: Mapping[MeshSpec, int], mine: Mapping[tuple[MeshSpec, Any], int]) -> None:
+        """Labels the backward steps, and the plain steps that read results of one microbatch.
+
+        Labels that are set already stay. It fills `free`.
+        """
+        inside = {step.slice_tag for step in self.steps if step.label is not None}
+        behind = {step.slice_tag for step in self.steps if is_forward(step) and self.roles[id(step)] == _BACK}
+        origins: dict[Any, _Origin] = {}
+        for step in self.steps:
+            origin = _origin(step.reads, origins)
+            if step.kind is StepKind.PLACED and step.derivatives:
+                if step.slice_tag in inside:
+                    step.label = step.label or self._backward(step, stages, mine, origin)
+                elif step.slice_tag in behind:
+                    raise self.refuse(
+                        f"{describe(step)} differentiates a call that reads a gradient; expected one pipeline, "
+                        "forward and then backward"
+                    )
+            elif step.kind is StepKind.PLAIN and origin.microbatches.bit_count() == 1 and not origin.late:
+                back = origin.backward or step.derivatives > 0
+                phase = Phase.BACKWARD if back else Phase.FORWARD
+                step.label = Label(origin.stage, origin.microbatches.bit_length() - 1, phase)
+                origin.backward = back
+            if step.label is not None and step.kind is StepKind.PLACED:
+                origin = _Origin(
+                    1 << step.label.microbatch,
+                    backward=step.label.phase is Phase.BACKWARD,
+                    stage=step.label.stage,
+                )
+            elif step.kind is StepKind.PLACED and origin.microbatches:
+                origin.late = True
+            for v in step.outputs:
+                origins[v] = origin
+
+    def _backward(
+        self,
+        step: Step,
+        stages: Mapping[MeshSpec, int],
+        mine: Mapping[tuple[MeshSpec, Any], int],
+        origin: _Origin,
+    ) -> Label | None:
+        assert step.mesh is not None
+        if step.derivatives > 1:
+            raise self.refuse(f"{describe(step)} is a second derivative; expected first derivatives only")
+        own = (mine.get((step.mesh, v), 0) for v in dict.fromkeys(step.reads))
+        hits = collections.Counter(bits.bit_length() - 1 for bits in own if bits.bit_count() == 1)
+        best = [number for number, count in hits.items() if count == max(hits.values())]
+        if not best and origin.microbatches.bit_count() == 1:
+            best = [origin.microbatches.bit_length() - 1]
+        if not best and not origin.microbatches:
+            self.free.add(id(step))
+            return None
+        if len(best) != 1:
+            raise self.refuse(
+                f"{describe(step)} reads what several microbatches have made; expected one backward step per microbatch"
+            )
+        return Label(stages[step.mesh], best[0], Phase.BACKWARD)
+
+    def _label_free(self, free: Sequence[Step], stages: Mapping[MeshSpec, int]) -> None:
+        """Labels the backward steps that read nothing of any microbatch, such as that of a sum, which is a constant.
+
+        A step belongs to the microbatch that reads its results. If none of a function's steps has such a reader, all
+        these steps make the same, so they are numbered in the order of the text.
+        """
+        readers: dict[Any, int] = collections.defaultdict(int)  # microbatches as bits
+        found: dict[int, int] = {}
+        for step in reversed(self.steps):
+            bits = 0
+            for v in step.outputs:
+                bits |= readers[v]
+            if step.kind is StepKind.PLACED and step.label is not None:
+                bits = 1 << step.label.microbatch
+            if id(step) in self.free:
+                found[id(step)] = bits
+            for v in step.reads:
+                readers[v] |= bits
+        met: dict[Any, int] = collections.defaultdict(int)
+        known = {step.slice_tag for step in free if found[id(step)]}
+        for step in free:
+            assert step.mesh is not None
+            bits = found[id(step)]
+            if (
+                not bits
+                and step.slice_tag not in known
+                and not any(id(self.made.get(v)) in self.free for v in step.reads)
+            ):
+                bits = 1 << met[step.slice_tag]
+                met[step.slice_tag] += 1
+            elif not bits:
+                continue  # it belongs to the microbatch of the step whose result it reads
+            if bits.bit_count() != 1 or bits.bit_length() > self.microbatches:
+                raise self.refuse(
+                    f"{describe(step)} belongs to no microbatch alone; expected one backward step per microbatch"
+                )
+            step.label = Label(stages[step.mesh], bits.bit_length() - 1, Phase.BACKWARD)
+
+    def _label_feeds(self) -> set[int]:
+        """Labels steps that read no result of the pipeline and are read by one microbatch; returns their ids."""
+        readers: dict[Any, list[Label | None]] = collections.defaultdict(list)
+        feeds = set()
+        for step in reversed(self.steps):
+            if (
+                step.label is None
+                and step.kind is not StepKind.PLACED
+                and not any(v in self.made for v in step.outputs)
+            ):
+                labels = [label for v in step.outputs for label in readers[v]]
+                known = [label for label in labels if label is not None]
+                if known and len(known) == len(labels) and len({label.microbatch for label in known}) == 1:
+                    step.label = known[-1]
+                    feeds.add(id(step))
+            for v in step.reads:
+                readers[v].append(step.label)
+        return feeds
+
+    def _check_backward(self) -> None:
+        """Refuses a slice that has backward steps for some microbatches only."""
+        seen: dict[MeshSpec, set[int]] = {}
+        for step in self.steps:
+            if step.kind is StepKind.PLACED and step.label is not None and step.label.phase is Phase.BACKWARD:
+                assert step.mesh is not None
+                seen.setdefault(step.mesh, set()).add(step.label.microbatch)
+            elif id(step) in self.free and step.label is None:
+                raise self.refuse(
+                    f"{describe(step)} belongs to no microbatch; expected one backward step per microbatch"
+                )
+        for mesh, numbers in seen.items():
+            if len(numbers) != self.microbatches:
+                raise self.refuse(
+                    f"slice {mesh.name!r} has backward steps for microbatches {sorted(numbers)} only; expected one "
+                    f"for each of {self.microbatches}"
+                )
+
+
+def _bits(number: int) -> Iterable[int]:
+    return (n for n in range(number.bit_length()) if number >> n & 1)
+
+
+def _origin(reads: Iterable[Any], origins: Mapping[Any, _Origin]) -> _Origin:
+    origin = _Origin()
+    for v in reads:
+        if v in origins:
+            origin.merge(origins[v])
+    return origin
+
+
+def _made(steps: Sequence[Step]) -> dict[Any, Step]:
+    """The variables behind which there is a placed call, each with the step that makes it."""
+    made: dict[Any, Step] = {}
+    for step in steps:
+        if step.kind is StepKind.PLACED or any(v in made for v in step.reads):
+            made.update((v, step) for v in step.outputs)
+    return made
+
+
+def _roles(steps: Sequence[Step], made: Mapping[Any, Step]) -> dict[int, int]:
+    """The role of each step, by the step's id. Equal roles have equal numbers.
+
+    What plain operations make of arguments alone looks like an argument: a part of the batch, a random key.
+    """
+    uses = collections.Counter(
+        (_name(step), position, v)
+        for step in steps
+        for position, v in enumerate(step.inputs)
+        if step.kind is StepKind.PLACED and not isinstance(v, _jaxlib.Literal) and v not in made
+    )
+    numbers: dict[Hashable, int] = {}
+    roles: dict[int, int] = {}
+    for step in steps:
+        parts: list[Hashable] = []
+        back = step.derivatives > 0
+        for position, v in enumerate(step.inputs):
+            if isinstance(v, _jaxlib.Literal):
+                parts.append("literal")
+            elif (maker := made.get(v)) is None:
+                parts.append(v if uses[_name(step), position, v] > 1 else "argument")
+            else:
+                back |= roles[id(maker)] == _BACK
+                parts.append((roles[id(maker)], maker.outputs.index(v)))
+        key = (_name(step), tuple(parts))
+        roles[id(step)] = _BACK if back else numbers.setdefault(key, len(numbers))
+    return roles
+
+
+def _name(step: Step) -> Hashable:
+    """What a step does, without what it reads: the function or operation, its slice, the shapes of its results.
+
+    An operation's parameters do not count: those of `xs[i]` are different for each i.
+    """
+    shapes = tuple((v.aval.shape, str(v.aval.dtype)) for v in step.outputs)
+    return (step.slice_tag or step.eqn.primitive.name, step.mesh, shapes)

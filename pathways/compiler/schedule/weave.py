@@ -1,0 +1,153 @@
+"""Makes one order of all steps: the dataflow's, the schedule's on each slice, and by modelled time where both are free.
+
+The order is topological, so every order that comes out here is safe for the runtime: each wait of a host is for
+something earlier in it (ORD-2, GANG-2). What is earlier in modelled time is earlier in the order, because a host sends
+values in this order, and the send of a slow stage must not stand before a fast stage's.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pathways import _jaxlib, errors
+from pathways.compiler.flatten import Step, StepKind
+from pathways.compiler.ir import Phase
+from pathways.compiler.schedule.labels import Pipeline, describe
+from pathways.compiler.schedule.orders import Unit
+
+#: How long a unit takes in the model. Only what orders steps that the schedule leaves free depends on it.
+_LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}
+
+#: From how many steps a shortest cycle is searched.
+_SEARCHED = 64
+
+Edges = list[dict[int, str]]  # per step: the later steps, each with the reason
+
+
+def weave(steps: Sequence[Step], pipeline: Pipeline, sequences: Sequence[Sequence[Unit]], what: str) -> list[Step]:
+    """The steps in an order that follows `sequences[stage]` on each slice of the pipeline (SCHED-1).
+
+    Raises:
+        ScheduleError: the dataflow contradicts the sequences; the message has the cycle.
+    """
+    units: dict[tuple[str, Unit], list[int]] = {}
+    for number, step in enumerate(steps):
+        if step.kind is StepKind.PLACED and step.label is not None:
+            assert step.mesh is not None
+            unit = (step.label.phase, step.label.microbatch)
+            units.setdefault((step.mesh.name, unit), []).append(number)
+    edges = _dataflow(steps)
+    for mesh, stage in pipeline.stages.items():
+        present = [units[mesh.name, unit] for unit in sequences[stage] if (mesh.name, unit) in units]
+        for earlier, later in itertools.pairwise(present):
+            for a in earlier:
+                for b in later:
+                    edges[a].setdefault(b, "by the schedule")
+    lengths = [0.0] * len(steps)
+    for (_, (phase, _)), members in units.items():
+        for n in members:
+            lengths[n] = _LENGTHS[phase] / len(members)
+    starts = _starts(edges, lengths)
+    if starts is None:
+        raise errors.ScheduleError(f"{what} cannot be followed: {_circle(steps, edges)}")
+    for n in reversed(_in_order(edges, range(len(steps)))):
+        if id(steps[n]) in pipeline.feeds and edges[n]:
+            starts[n] = min(starts[reader] for reader in edges[n])
+    # At one time, what takes no time goes first: it frees memory, and makes what a transfer waits for.
+    return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
+
+
+def _dataflow(steps: Sequence[Step]) -> Edges:
+    """From each step to those that read its results, and from each ordered callback to the next."""
+    edges: Edges = [{} for _ in steps]
+    made = {v: n for n, step in enumerate(steps) for v in step.outputs}
+    calling: int | None = None
+    for n, step in enumerate(steps):
+        for v in step.reads:
+            if v in made:
+                edges[made[v]][n] = "by its data"
+        if step.calls is _jaxlib.CallsBack.IN_ORDER:
+            if calling is not None:
+                edges[calling].setdefault(n, "by the order of their callbacks")
+            calling = n
+    return edges
+
+
+def _in_order(edges: Edges, keys: Sequence[Any]) -> list[int]:
+    """A topological order; of the steps that are free, the one with the smallest key comes first. Shorter if there is
+    a cycle.
+    """
+    waits = _waits(edges)
+    heap = [(keys[n], n) for n, count in enumerate(waits) if not count]
+    heapq.heapify(heap)
+    order = []
+    while heap:
+        _, n = heapq.heappop(heap)
+        order.append(n)
+        for later in edges[n]:
+            waits[later] -= 1
+            if not waits[later]:
+                heapq.heappush(heap, (keys[later], later))
+    return order
+
+
+def _waits(edges: Edges) -> list[int]:
+    waits = [0] * len(edges)
+    for after in edges:
+        for n in after:
+            waits[n] += 1
+    return waits
+
+
+def _starts(edges: Edges, lengths: Sequence[float]) -> list[float] | None:
+    """When each step starts at the earliest, if transfers take no time; None if there is a cycle."""
+    starts = [0.0] * len(edges)
+    order = _in_order(edges, range(len(edges)))
+    if len(order) < len(edges):
+        return None
+    for n in order:
+        for later in edges[n]:
+            starts[later] = max(starts[later], starts[n] + lengths[n])
+    return starts
+
+
+def _circle(steps: Sequence[Step], edges: Edges) -> str:
+    """The shortest cycle, as text."""
+    left = set(range(len(steps))) - set(_in_order(edges, range(len(steps))))
+    while dead := {n for n in left if left.isdisjoint(edges[n])}:  # behind a cycle, not on one
+        left -= dead
+    shortest: list[int] = []
+    for first in sorted(n for n in left if "by the schedule" in edges[n].values())[:_SEARCHED]:
+        came: dict[int, int] = {}
+        front: Iterable[int] = [first]
+        while front and first not in came:
+            reached = []
+            for n in front:
+                for later in edges[n]:
+                    if later in left and later not in came:
+                        came[later] = n
+                        reached.append(later)
+            front = reached
+        if first in came:
+            path = [first, came[first]]
+            while path[-1] != first:
+                path.append(came[path[-1]])
+            if not shortest or len(path) < len(shortest):
+                shortest = path[::-1]
+    return _path_text(steps, edges, shortest)
+
+
+def _path_text(steps: Sequence[Step], edges: Sequence[Mapping[int, str]], path: Sequence[int]) -> str:
+    text = describe(steps[path[0]])
+    for a, b in itertools.pairwise(path):
+        text += (
+            f" comes before {describe(steps[b])} {edges[a][b]}"
+            if a == path[0]
+            else (f", that before {describe(steps[b])} {edges[a][b]}")
+        )
+    return text
