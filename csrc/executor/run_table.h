@@ -39,6 +39,7 @@ enum class WaitedFor : uint8_t { kInput = 0, kEarlierCall = 1, kCompilation = 2 
 struct NodeTimes {
   int64_t ready_ns = 0;
   int64_t launched_ns = 0;
+  /// What came last. A call that reads an output of the call before it on its device has waited for that call.
   WaitedFor waited_for = WaitedFor::kInput;
   uint8_t throttled_by = 0;
   bool is_over = false;
