@@ -130,9 +130,10 @@ cdef class Host:
         """Removes a plan that no later run names. When its last run is over, `driver.program_gone(plan)` is called."""
         self.core.get().remove_plan(plan)
 
-    def attach_client(self, uint32_t client, segment):
+    def attach_client(self, uint32_t client, segment, uint32_t futures):
         """Maps a client's memory until the notice of the client's end. Then `driver.client_gone(client)` is called, and
-        the memory is released (OWN-1).
+        the memory is released (OWN-1). `futures`: how many it has; GANG-1: all hosts must be told the same number,
+        because they refuse runs that name others.
 
         Raises ValueError when the client's segment is malformed (TRUST-1).
         """
@@ -141,7 +142,7 @@ cdef class Host:
         memory.arena = view.arena()
         memory.segment = segment
         self.clients[client] = memory
-        self.core.get().attach_client(client, view)
+        self.core.get().attach_client(client, view, futures)
 
     def set_predecessor_failure(self, str text not None, uint32_t youngest_client):
         """ERR-2: this host is the successor of a lost one. A missing buffer of a client up to `youngest_client` fails

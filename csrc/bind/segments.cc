@@ -64,6 +64,10 @@ void register_segments(py::module_& m) {
       "A client's rings, its future table, its read-back area (when shared) and its arena. Made by the client's own "
       "process.");
   m.def(
+      "futures_of", [](Segment& s) { return ClientView(s).futures().capacity(); }, "client_segment"_a,
+      "How many futures the table of a client's segment has. Raises ValueError when the segment is malformed "
+      "(TRUST-1).");
+  m.def(
       "cluster_status",
       [](Segment& s) {
         const StatusBlock* block = StatusBlock::attach(s);

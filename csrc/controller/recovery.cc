@@ -102,11 +102,11 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
     }
   });
   for (const auto& client : clients_.all()) {
-    const auto& [made, renamed] = spared[client->id];
+    const Spared& exempt = spared[client->id];
     client->handles.for_each([&](Handle handle, HandleTable::Entry& entry) {
-      if (!concerns(entry.group) || made.contains(handle.raw)) return;
+      if (!concerns(entry.group) || exempt.made.contains(handle.raw)) return;
       // MEM-7: surviving hosts keep their parts until the client releases the buffer.
-      if (!grants_.is_stranded(entry.group) && !renamed.contains(handle.raw)) ledger_.release(entry);
+      if (!grants_.is_stranded(entry.group) && !exempt.renamed.contains(handle.raw)) ledger_.release(entry);
       if (client->view.futures().poll(handle) == FutureState::kPending) clients_.tell(*client, handle, text);
     });
   }

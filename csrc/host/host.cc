@@ -110,8 +110,8 @@ void Host::remove_plan(uint32_t id) {
   mailbox_.post([this, id] { executor_.remove_plan(id); });
 }
 
-void Host::attach_client(uint32_t client, const ClientView& view) {
-  mailbox_.post([this, client, attached = Attached{view.futures(), view.read_back()}] {
+void Host::attach_client(uint32_t client, const ClientView& view, uint32_t futures) {
+  mailbox_.post([this, client, futures, attached = Attached{view.futures(), view.read_back()}] {
     if (executor_.is_gone(client)) {
       forget_client(client);
       return;
@@ -119,7 +119,7 @@ void Host::attach_client(uint32_t client, const ClientView& view) {
     if (client >= clients_.size()) clients_.resize(client + 1);
     if (!clients_[client].futures.is_there()) attached_.fetch_add(1, std::memory_order_relaxed);
     clients_[client] = attached;
-    executor_.add_client(client, attached.futures.capacity());
+    executor_.add_client(client, futures);
   });
 }
 

@@ -60,7 +60,7 @@ class Host : private HostLink {
   void remove_plan(uint32_t id);
   /// The client's memory must stay mapped until the backend is told to forget the client; after that this host does not
   /// touch it any more. A client whose notice has come already is forgotten at once.
-  void attach_client(uint32_t client, const ClientView& view);
+  void attach_client(uint32_t client, const ClientView& view, uint32_t futures);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
   /// A launch that the backend attended to is over: see Executor::on_launched.

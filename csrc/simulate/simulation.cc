@@ -58,7 +58,7 @@ Client& Simulation::add_client() {
   slot.segment = ClientBlock::make({options_.futures, options_.client_ring_bytes, 0}, false);
   slot.block = ClientBlock::attach(slot.segment);
   const auto id = static_cast<uint32_t>(clients_.size());
-  for (auto& host : hosts_) host->attach_client(id, slot.block);
+  for (auto& host : hosts_) host->attach_client(id, slot.block, ClientView(slot.block).futures().capacity());
   controller_->add_client(id, slot.block);
   slot.client = std::make_unique<Client>(Client::Options{id, options_.client_window}, slot.block, controller_block_);
   clients_.push_back(std::move(slot));

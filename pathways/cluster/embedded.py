@@ -102,7 +102,7 @@ class EmbeddedControl:
             devices=len(devices),
         )
         self.driver = jax_backend.JaxBackend(0, devices, devices, 0, [self._host_segment], self._controller_segment)
-        self.driver.attach_client(0, self.client_segment, None)
+        self.driver.attach_client(0, self.client_segment, _native.futures_of(self.client_segment), None)
         limits = client_limits.native(_native, self._terms)
         self.controller.add_client(0, self.client_segment, self.bell_segment, limits)
         self._resources = ResourceManager(self.topology)

@@ -107,9 +107,10 @@ class ClientManager:
         is_open = connection.number in self.connections.open
         if connection.segment is None or connection.client is not None or not is_open:
             raise errors.ConnectError("this connection has brought no memory to share, or has joined before")
+        futures = self._futures_of(connection)
         self.youngest_client += 1
         owner = connection.pid == self.cluster.config.owner_pid
-        client = ClientRecord(self.youngest_client, connection, owner, terms, root)
+        client = ClientRecord(self.youngest_client, connection, owner, terms, root, futures)
         connection.client = client
         self.clients[client.number] = client
         try:
@@ -122,15 +123,23 @@ class ClientManager:
             self.cluster.controller.add_client(client.number, connection.segment, connection.bell, limits)
         except (RuntimeError, ValueError) as error:  # the native controller refused the segment
             self.remove(client.number)
-            raise errors.ConnectError(f"the memory that the client shares makes no sense: {error}") from error
+            raise _no_sense(error) from error
         except BaseException:
             self.remove(client.number)
             raise
         return client
 
+    def _futures_of(self, connection: Connection) -> int:
+        try:
+            futures: int = self.cluster.native.futures_of(connection.segment)
+        except (RuntimeError, ValueError) as error:
+            raise _no_sense(error) from error
+        return futures
+
     async def _attach(self, host: HostRecord, client: ClientRecord) -> None:
         number = client.number
-        request = pb.HostRequest(attach_client=pb.AttachClient(client=number, checkpoint_root=client.checkpoint_root))
+        attach = pb.AttachClient(client=number, checkpoint_root=client.checkpoint_root, futures=client.futures)
+        request = pb.HostRequest(attach_client=attach)
         message: fd_passing.Message = {"kind": "client", "client": number}
         if (segment := client.connection.segment) is None:
             return  # the client has left meanwhile
@@ -238,10 +247,18 @@ class ClientManager:
         for host in hosts:
             host.is_served = True  # from now on it gets new clients and programs at once
         stored = self.programs.serve(hosts)
-        await asyncio.gather(*(self._attach(host, client) for host in hosts for client in self.clients.values()))
+        await asyncio.gather(*(self._keep(host, client) for host in hosts for client in list(self.clients.values())))
         for answer in stored:
             if error := await self.cluster.unless_ended(answer):
                 print(f"a program that was stored before is not now: {error}", file=sys.stderr, flush=True)
+
+    async def _keep(self, host: HostRecord, client: ClientRecord) -> None:
+        """Gives a new host a client. It evicts a client whose memory the host refuses: the host serves the others."""
+        try:
+            await self._attach(host, client)
+        except errors.ConnectError as error:
+            print(f"client {client.number} is evicted: {error}", file=sys.stderr, flush=True)
+            self.remove(client.number)
 
     # -- what hosts report -------------------------------------------------------------------------------------------
 
@@ -303,3 +320,7 @@ class ClientManager:
             memory=use.get("memory", 0),
             is_waiting=use.get("is_waiting", False),
         )
+
+
+def _no_sense(error: Exception) -> errors.ConnectError:
+    return errors.ConnectError(f"the memory that the client shares makes no sense: {error}")

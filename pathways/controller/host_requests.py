@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
+from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.records import HostRecord
 from pathways.process import fd_passing
@@ -50,7 +51,11 @@ class HostRequests:
         segment: Any,
         timeout_s: float,
     ) -> str:
-        """Gives a host a segment. Returns the host's error text; empty for success, and for a host that is lost."""
+        """Gives a host a segment. Returns the host's error text; empty for success, and for a host that is lost.
+
+        Raises:
+            HostLostError: the host has not answered in `timeout_s` seconds.
+        """
         try:
             if not host.is_lost:
                 fd_passing.send(host.socket, message, [segment.fd])
@@ -59,7 +64,7 @@ class HostRequests:
         try:
             return await self.ask(host, what, number, request, timeout_s)
         except TimeoutError:
-            return f"no answer in {timeout_s:g} s"
+            raise errors.HostLostError(f"{host.name} did not answer in {timeout_s:g} s") from None
 
     async def stats(self, host: HostRecord, program: int = 0) -> str:
         """A host's driver statistics, or its analysis of a program, as JSON; `{}` when it does not answer in time."""

@@ -97,6 +97,7 @@ class ClientRecord:
     owner: bool
     terms: ClientTerms
     checkpoint_root: str  # where its checkpoints must lie; empty: anywhere
+    futures: int  # of its table, as it was when the client joined (TRUST-1)
     slices: set[int] = dataclasses.field(default_factory=set)
     programs: set[int] = dataclasses.field(default_factory=set)
     suspended: bool = False

@@ -104,10 +104,12 @@ class JaxBackend:
 
     # ---- from any thread
 
-    def attach_client(self, client: int, segment: Any, checkpoint_root: str | None) -> None:
-        """Starts completing a client's futures. `checkpoint_root`: see `pathways.host.checkpoint_root`."""
+    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None) -> None:
+        """Starts completing a client's futures; there are `futures` of them. `checkpoint_root`: see
+        `pathways.host.checkpoint_root`.
+        """
         self._tasks.attach_client(client, checkpoint_root)
-        self.core.attach_client(client, segment)
+        self.core.attach_client(client, segment, futures)
 
     def succeed(self, predecessor_failure: str, youngest_client: int) -> None:
         """Tells this host that it replaces a lost one (ERR-2). Call it before `run`.

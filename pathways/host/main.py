@@ -47,10 +47,10 @@ class Driver(Protocol):
     #: Called with (request, error or None, bytes) after each offload of a client's buffers.
     on_offloaded: Callable[[int, str | None, int], None]
 
-    def attach_client(self, client: int, segment: Any, checkpoint_root: str | None) -> None:
+    def attach_client(self, client: int, segment: Any, futures: int, checkpoint_root: str | None) -> None:
         """Starts to take a client's work, until the notice of the client's end. Control thread.
 
-        `checkpoint_root`: see `pathways.host.checkpoint_root`.
+        `futures`: how many the client has. `checkpoint_root`: see `pathways.host.checkpoint_root`.
         """
 
     def replace_peer(self, host: int, segment: Any, loss: int, stream: str) -> None:
@@ -230,7 +230,7 @@ class HostProcess:
     def _do_attach_client(self, request: pb.AttachClient, driver: Driver) -> None:
         def attach() -> None:
             segment = self._segment("client", "client", request.client)
-            driver.attach_client(request.client, segment, request.checkpoint_root or None)
+            driver.attach_client(request.client, segment, request.futures, request.checkpoint_root or None)
 
         error = _try(attach)
         self._report(pb.HostReport(client_attached=pb.Answer(number=request.client, error=error)))

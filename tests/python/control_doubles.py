@@ -65,6 +65,14 @@ def client_segment(futures: int, ring_bytes: int, arena_bytes: int) -> Segment:
     return Segment.create("pathways-client", ring_bytes + arena_bytes)
 
 
+def futures_of(client_segment: Segment) -> int:
+    return 64
+
+
+#: What a client writes to the begin of its segment to have made nonsense of it.
+GARBLED = b"garbled"
+
+
 class Policy(enum.Enum):
     """`_native.Policy`."""
 
@@ -126,7 +134,9 @@ class FakeDriver:
         self.replaced: list[str] = []
         self._stopped = threading.Event()
 
-    def attach_client(self, client: int, segment: Segment, checkpoint_root: str | None) -> None:
+    def attach_client(self, client: int, segment: Segment, futures: int, checkpoint_root: str | None) -> None:
+        if os.pread(segment.fd, len(GARBLED), 0) == GARBLED:
+            raise ValueError("a ring lies outside of the segment")
         self.clients[client] = segment.nbytes
 
     def replace_peer(self, host: int, segment: Segment, loss: int, stream: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from control_clusters import SIZES, SMALL, assert_gone, eventually, is_running, program
+from control_doubles import GARBLED
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
@@ -205,6 +206,20 @@ def first_lost_of(control: RemoteControl) -> list[int]:
     """The hosts of the loss that was seen first."""
     first = calls(control, "lose_hosts")[0]
     return [0, 1] if "[0, 1]" in first else [2, 3]
+
+
+def test_a_client_that_garbles_its_memory_keeps_no_island_away(start: Callable[..., LocalClusterHandle]) -> None:
+    """TRUST-1: the successor refuses the client's memory. The client is evicted; the island and the others go on."""
+    handle = start(2, 1)
+    hostile, good = guest(handle), guest(handle)
+    os.pwrite(hostile.client_segment.fd, GARBLED, 0)
+    kill(hosts(handle.control)[1])
+    found = back(handle.control, [0, 1])
+    assert [set(host["attached"]) for host in found] == [{"1", "2", "3"}, {"1", "3"}]
+    assert [client["client"] for client in handle.control.cluster_stats()["clients"]] == [1, 3]
+    good.check()
+    hostile.close()
+    good.close()
 
 
 def test_an_island_that_does_not_come_back_ends_the_cluster(

@@ -209,7 +209,7 @@ class Scene {
     }
     culprit_ = std::make_unique<Culprit>(next_++);
     const ClientView view(culprit_->segment);
-    for (uint32_t h = 0; h < 2; ++h) sim_.host(h).attach_client(culprit_->id, view);
+    for (uint32_t h = 0; h < 2; ++h) sim_.host(h).attach_client(culprit_->id, view, view.futures().capacity());
     sim_.controller().add_client(culprit_->id, view);
     for (const auto* program : own_.programs) {
       sim_.controller().register_plan(program->ref.plan, culprit_->id, program->ref.group);

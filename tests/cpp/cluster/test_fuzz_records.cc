@@ -85,7 +85,7 @@ TEST(Fuzz, PeerRecords) {
       backend.bound_sends(receive);
       host.add_plan(0, Plan::parse(program.plan_of(0, 1)));
       host.set_compiled(0, std::nullopt);
-      host.attach_client(0, ClientView(client));
+      host.attach_client(0, ClientView(client), ClientView(client).futures().capacity());
       orders = HostBlock::attach(segments[0])->ring_from_controller()->claim_producer();
       ring = HostBlock::attach(segments[0])->ring_from(1);
       from_peer = ring->claim_producer();
@@ -175,7 +175,7 @@ TEST(Fuzz, OrdersToHosts) {
       backend.learn(0, plan, program.communicators_of(0, std::vector<uint32_t>{Fabric::kNoCommunicator}));
       host.add_plan(0, Plan::parse(program.plan_of(0, 1)));
       host.set_compiled(0, std::nullopt);
-      host.attach_client(0, ClientView(client));
+      host.attach_client(0, ClientView(client), ClientView(client).futures().capacity());
       ring = HostBlock::attach(segment)->ring_from_controller()->claim_producer();
     }
     ModelClock clock{ModelClock::Kind::kVirtual};

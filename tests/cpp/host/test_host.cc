@@ -4,6 +4,7 @@
 //   (posts)  Peers.LongPosts: a receive-ready message longer than a record travels in pieces
 //   ERR-2    Peers.LostAndReplaced: at any moment of a run across; the next runs are as with new rings
 //   PEER-1   Peers.NonsenseClosesTheChannel
+//   GANG-1   Attached.HandlesAreRefusedByTheNumberThatTheHostWasGiven: so all hosts refuse the same runs
 //   OWN-1    Leaving.*: a client's memory is used until the order has passed its end, and never after
 //   GANG-2   Peers.HearWhatWasSaidToThemDuringALaunch: when their rings were full, too
 //   (full)   Peers.FullRings: nobody rings when a ring has room again, so the host looks by itself
@@ -85,11 +86,12 @@ struct TwoHosts {
     controller = std::make_unique<Controller>(Controller::Options{1024, {}}, block, blocks);
     for (uint32_t h = 0; h < 2; ++h) {
       hosts.push_back(std::make_unique<Host>(Host::Options{h, 1, 0, 64, gangs_block}, blocks, block, backends[h]));
-      hosts[h]->attach_client(0, client_block);
+      hosts[h]->attach_client(0, client_block, futures());
     }
     controller->add_client(0, client_block);
     client = std::make_unique<Client>(Client::Options{0, 1024}, client_block, block);
   }
+  uint32_t futures() const { return ClientView(client_block).futures().capacity(); }
   /// A call on host 0 whose value goes to host 1.
   ModelledProgram program() {
     ModelledProgram program;
@@ -195,10 +197,26 @@ TEST(Leaving, AttachedTooLate) {
   cluster.controller->remove_client(3);
   host.step();
   EXPECT_EQ(cluster.backends[0].gone, std::vector<uint32_t>{3});
-  host.attach_client(3, ClientView());  // its memory is not even looked at
+  host.attach_client(3, ClientView(), 64);  // its memory is not even looked at
   host.step();
   EXPECT_EQ(cluster.backends[0].gone, (std::vector<uint32_t>{3, 3}));
   EXPECT_EQ(host.attached_clients(), 1u);
+}
+
+/// GANG-1: all hosts go by the controller's number, which the client cannot change between two hosts' attaches.
+TEST(Attached, HandlesAreRefusedByTheNumberThatTheHostWasGiven) {
+  TwoHosts cluster(1);
+  play(cluster, 1, true);
+  for (const auto& host : cluster.hosts) host->attach_client(0, cluster.client_block, 0);
+  uint64_t result = 0;
+  ASSERT_EQ(cluster.client->submit({0, 1, {1}}, {}, &result), Status::kOk);
+  while (cluster.client->in_flight() != 0) {
+    cluster.controller->step();
+    for (const auto& host : cluster.hosts) host->step();
+  }
+  cluster.client->poll_inbox();
+  EXPECT_EQ(cluster.client->poll(Handle{result}), FutureState::kFailed);
+  EXPECT_NE(cluster.client->error_of(Handle{result}).find("a result's handle is out of range"), std::string::npos);
 }
 
 TEST(Peers, LongPosts) {
@@ -246,7 +264,7 @@ TEST(Peers, LostAndReplaced) {
       blocks[1 - lost] = HostBlock::attach(cluster.segments[1 - lost]);
       cluster.hosts[lost] =
           std::make_unique<Host>(Host::Options{lost, 1, 0, 64}, blocks, cluster.block, cluster.backends[lost]);
-      cluster.hosts[lost]->attach_client(0, cluster.client_block);
+      cluster.hosts[lost]->attach_client(0, cluster.client_block, cluster.futures());
       cluster.hosts[lost]->add_plan(0, Plan::parse(cluster.program().plan_of(lost, 1)));
       cluster.hosts[lost]->set_compiled(0, std::nullopt);
       cluster.controller->restore_host(lost, block);
