@@ -4,8 +4,8 @@
 device's queue: `groups`, `emit`, jaxlib's compiler without a schedule of its own, and `lower` keep it, and
 `lower.to_logical` checks that they did (SCHED-1).
 
-The parts: `labels` finds microbatches and stages, `orders` has the definitions, `sums` adds gradients where they are
-made, `weave` makes one order of all steps. Pure: works on jaxprs only.
+The parts: `roles` says which calls do the same, `labels` finds microbatches and stages, `doubts` finds what makes them
+doubtful, `orders` has the definitions, `sums` adds gradients where they are made, `weave` makes one order of all steps. Pure: works on jaxprs only.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from typing import Any
 from pathways import _jaxlib, errors
 from pathways.compiler.flatten import Step, StepKind
 from pathways.compiler.ir import Phase
-from pathways.compiler.schedule.labels import Pipeline, describe
+from pathways.compiler.schedule.labels import Pipeline
 from pathways.compiler.schedule.orders import Unit
+from pathways.compiler.schedule.roles import describe
 
 #: How long a unit takes in the model. Only what orders steps that the schedule leaves free depends on it.
 _LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}
