@@ -6,9 +6,12 @@ microbatch; custom derivatives; plain stages.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 from pipeline_cases import (
     around,
     compiled,
@@ -24,9 +27,10 @@ from pipeline_cases import (
 )
 
 from pathways import errors
+from pathways.compiler.ir import NodeKind, Phase
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
-from pathways.compiler.trace import Argument, trace
+from pathways.compiler.trace import Argument, device_put, trace
 
 MESHES = slices(3)
 ONE = placed_network(MESHES)
@@ -224,3 +228,50 @@ def test_custom_derivatives_that_call_placed_functions(form, schedule):
 
     one = network([stage(n) for n in range(3)], LOSS)
     assert list(orders(compiled(form(one), MESHES, 4, schedule)).values()) == expected(schedule, 3, 4)
+
+
+def middle(ws, x):
+    return LOSS(STAGES[2](jnp.tanh(device_put(STAGES[0](x, ws[0]), MESHES[1], P()) @ ws[1]), ws[2]))
+
+
+def last(ws, x):
+    return square(device_put(STAGES[1](STAGES[0](x, ws[0]), ws[1]), MESHES[2], P()) @ ws[2])
+
+
+@pytest.mark.parametrize(("one", "mesh"), [(middle, "s1"), (last, "s2")])
+def test_a_stage_of_plain_operations_only_is_refused(one, mesh):
+    with pytest.raises(errors.ScheduleError, match=f"on slice '{mesh}' into a placed function"):
+        compiled(inside(one), MESHES, 4, "1F1B")
+
+
+def test_metrics_may_be_plain_operations_on_another_slice():
+    def step(ws, xs):
+        through = lambda ws, x: STAGES[1](STAGES[0](x, ws[0]), ws[1])
+        results = inside(lambda ws, x: square(through(ws, x)))(ws, xs)
+        return results, [jnp.mean(device_put(through(ws, x), MESHES[2], P())) for x in xs]
+
+    follows(compiled(step, MESHES, 4, "1F1B"), "1F1B", 2, 4)
+
+
+@pytest.mark.parametrize("operation", [lambda x: x * 2, jnp.sin])
+def test_plain_operations_in_front_of_a_stage_wait_for_its_turn(operation):
+    """A queue never waits for an operation of a later microbatch than that of the unit that follows."""
+    meshes = slices(6)
+    stages = [placed(layer, mesh, name=f"f{n}") for n, mesh in enumerate(meshes)]
+
+    def one(ws, x):
+        for stage, w in zip(stages, ws, strict=True):
+            x = jnp.tanh(stage(operation(x), w))
+        return jnp.mean(x**2)
+
+    program = compiled(inside(one), meshes, 8, "1F1B")
+    follows(program, "1F1B", 6, 8)
+    calls = [node for node in program.nodes if node.kind is NodeKind.CALL and node.label is not None]
+    for mesh in range(1, 6):
+        queue = [node for node in calls if program.meshes[program.computations[node.computation].mesh] == meshes[mesh]]
+        done = -1  # the last forward step of the stage
+        for node, following in itertools.pairwise(queue):
+            if node.label.phase is Phase.FORWARD and not node.origin and node.label.microbatch > done:
+                assert following.label.phase is not Phase.BACKWARD
+            elif node.label.phase is Phase.FORWARD and node.origin:
+                done = node.label.microbatch

@@ -9,11 +9,12 @@ Pure.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways import _jaxlib
 from pathways.compiler.flatten import Step, StepKind
+from pathways.compiler.ir import MeshSpec, Phase
 from pathways.compiler.schedule.roles import BACK, Roles, describe, is_forward
 
 _ADVICE = (
@@ -157,6 +158,32 @@ def check_microbatches(steps: Sequence[Step], roles: Roles, microbatches: int) -
                 f"{describe(step)} is called {roles.calls[step.slice_tag]} times, and microbatches {readers} of "
                 f"{microbatches} read a result of one of these calls. {_ADVICE}"
             )
+
+
+def check_plain_stages(
+    steps: Sequence[Step], stages: Mapping[MeshSpec, int], feeds: set[int], slices: Mapping[int, MeshSpec]
+) -> None:
+    """Finds plain operations of the pipeline on a slice that has no placed function of it. All labels are set.
+
+    They would be a stage that follows no schedule. Operations behind which there is no placed call of the pipeline,
+    such as metrics, may run anywhere. `slices` has the slices of plain operations, by the step's id.
+
+    Raises:
+        Doubt: such an operation.
+    """
+    needed: set[Any] = set()
+    for step in reversed(steps):
+        if (step.kind is StepKind.PLACED and step.label is not None) or not needed.isdisjoint(step.outputs):
+            needed.update(step.reads)
+            mesh = slices.get(id(step))
+            if mesh is None or mesh in stages or step.label is None or id(step) in feeds:
+                continue
+            if step.kind is StepKind.PLAIN and step.label.phase is Phase.FORWARD:
+                raise Doubt(
+                    f"microbatch {step.label.microbatch} has the operation {step.eqn.primitive.name} on slice "
+                    f"{mesh.name!r}, which calls no placed function for each microbatch; expected each stage to be "
+                    f"made of placed functions. Put the operations on slice {mesh.name!r} into a placed function"
+                )
 
 
 class _Parts:
