@@ -275,3 +275,16 @@ def test_plain_operations_in_front_of_a_stage_wait_for_its_turn(operation):
                 assert following.label.phase is not Phase.BACKWARD
             elif node.label.phase is Phase.FORWARD and node.origin:
                 done = node.label.microbatch
+
+
+def test_a_custom_derivative_that_calls_a_function_from_outside_the_pipeline_is_refused():
+    scale = placed(lambda x: x * 2, MESHES[1], name="scale")
+    f = jax.custom_vjp(STAGES[1])
+    f.defvjp(lambda x, w: (STAGES[1](x, w), w), lambda w, g: (scale(g), scale(w)))
+
+    def step(ws, xs):
+        one = lambda ws, x: LOSS(STAGES[2](f(STAGES[0](x, ws[0]), ws[1]), ws[2]))
+        return inside(one)([ws[0], scale(ws[1]), ws[2]], xs)
+
+    with pytest.raises(errors.ScheduleError, match=r"backward of 'scale' on slice 's1' is called 8 times.* of its own"):
+        compiled(step, MESHES, 4, "1F1B")

@@ -334,17 +334,10 @@ def test_what_is_added_to_a_sum_of_gradients_is_added_last(then):
         return run
 
     program = check(step(placed_network(slices(3))), step(PLAIN), "1F1B", exact=then is decayed)
+    want = ["B0", "B1", "S1", "B2", "S2", "B3", "S3"]
     for stage in range(3):
         row = [label for label in rows(program, f"s{stage}") if label[0] in "BS"]
-        assert [label for n, label in enumerate(row) if label != row[n - 1]][-7:] == [
-            "B0",
-            "B1",
-            "S1",
-            "B2",
-            "S2",
-            "B3",
-            "S3",
-        ]
+        assert [label for n, label in enumerate(row) if label != row[n - 1]][-7:] == want
 
 
 def test_gradients_that_come_by_a_device_put_are_added_when_they_come():

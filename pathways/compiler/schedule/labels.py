@@ -343,7 +343,7 @@ class _Finder:
         return feeds
 
     def _check_backward(self) -> None:
-        """Refuses a slice that has backward steps for some microbatches only."""
+        """Refuses a slice that has backward steps for some microbatches only, or more of them than are labelled."""
         seen: dict[MeshSpec, set[int]] = {}
         for step in self.steps:
             if step.kind is StepKind.PLACED and step.label is not None and step.label.phase is Phase.BACKWARD:
@@ -352,6 +352,16 @@ class _Finder:
             elif id(step) in self.unbound and step.label is None:
                 raise self.refuse(
                     f"{describe(step)} belongs to no microbatch; expected one backward step per microbatch"
+                )
+        unlabelled = [
+            step for step in self.steps if step.kind is StepKind.PLACED and step.derivatives and not step.label
+        ]
+        counts = collections.Counter(step.slice_tag for step in unlabelled)
+        for step in unlabelled:
+            if step.mesh in self.numbers and counts[step.slice_tag] > max(1, self.roles.calls[step.slice_tag]):
+                raise self.refuse(
+                    f"{describe(step)} is called {counts[step.slice_tag]} times, and its forward calls are no part of "
+                    "the pipeline; expected a custom derivative to call a placed function with a name= of its own"
                 )
         for mesh, numbers in seen.items():
             if len(numbers) != self.microbatches:
