@@ -106,6 +106,11 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
     return Grouped(out, homes, [*outvars, *effects, *pure], calls)
 
 
+def plain_slices(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> dict[int, MeshSpec]:
+    """The slice of each plain operation, by the step's id; without cheap operations on constants only."""
+    return _infer(program, arguments, default, _cheap_constants(program))
+
+
 def _passed_through(g: Group) -> dict[Any, Any]:
     """The outputs of a placed call that are inputs of it, each with the variable that the input reads."""
     step = g.steps[-1]

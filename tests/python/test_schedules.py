@@ -303,6 +303,57 @@ def test_gradients_are_added_in_place_right_behind_their_backward_step(form, sch
         assert mine == want
 
 
+def decayed(ws, grads, loss):
+    return [g + 0.01 * w for g, w in zip(grads, ws, strict=True)]
+
+
+def decayed_before(ws, grads, loss):
+    return [0.01 * w + g for g, w in zip(grads, ws, strict=True)]
+
+
+def scaled_by_the_loss(ws, grads, loss):
+    return [g + loss * w for g, w in zip(grads, ws, strict=True)]
+
+
+def rows(program, slice_name):
+    """The labels of a slice's computations in their order; a computation without a label is its name."""
+    return [
+        f"{node.label.phase.name[0]}{node.label.microbatch}" if node.label is not None else node.name
+        for node in program.nodes
+        if node.kind is NodeKind.CALL and program.meshes[program.computations[node.computation].mesh].name == slice_name
+    ]
+
+
+@pytest.mark.parametrize("then", [decayed, decayed_before, scaled_by_the_loss])
+def test_what_is_added_to_a_sum_of_gradients_is_added_last(then):
+    def step(one):
+        def run(ws, xs):
+            loss, grads = inside(one)(ws, xs)
+            return then(ws, grads, loss)
+
+        return run
+
+    program = check(step(placed_network(slices(3))), step(PLAIN), "1F1B", exact=then is decayed)
+    want = ["B0", "B1", "S1", "B2", "S2", "B3", "S3"]
+    for stage in range(3):
+        row = [label for label in rows(program, f"s{stage}") if label[0] in "BS"]
+        assert [label for n, label in enumerate(row) if label != row[n - 1]][-7:] == want
+
+
+def test_gradients_that_come_by_a_device_put_are_added_when_they_come():
+    meshes = slices(3)
+    stages = [placed(layer, mesh, name=f"f{n}") for n, mesh in enumerate(meshes)]
+    loss = placed(square, meshes[2], name="loss")
+
+    def tied_by_hand(ws, x):
+        return loss(stages[2](stages[1](stages[0](x, ws[0]), ws[1]), device_put(ws[0], meshes[2], P())))
+
+    program = check(around(tied_by_hand), around(lambda ws, x: PLAIN([ws[0], ws[1], ws[0]], x)), "1F1B")
+    row = rows(program, "s0")
+    assert row.index("S0") < row.index("B1")
+    assert row.index("S1") < row.index("B2")
+
+
 def test_gpipe_may_have_one_loss_of_all_microbatches():
     def step(stages, loss):
         through = network(stages, lambda y: y)

@@ -4,13 +4,18 @@
 device's queue: `groups`, `emit`, jaxlib's compiler without a schedule of its own, and `lower` keep it, and
 `lower.to_logical` checks that they did (SCHED-1).
 
-The parts: `labels` finds microbatches and stages, `orders` has the definitions, `sums` adds gradients where they are
-made, `weave` makes one order of all steps. Pure: works on jaxprs only.
+The parts: `roles` says which calls do the same, `labels` finds microbatches and stages, `doubts` finds what makes them
+doubtful, `orders` has the definitions, `sums` adds gradients where they are made, `weave` makes one order of all steps.
+
+Pure: works on jaxprs only.
 """
 
 from __future__ import annotations
 
+from pathways import errors
 from pathways.compiler.flatten import FlatProgram
+from pathways.compiler.groups import plain_slices
+from pathways.compiler.schedule.doubts import Doubt, check_plain_stages
 from pathways.compiler.schedule.labels import find
 from pathways.compiler.schedule.orders import ORDERS
 from pathways.compiler.schedule.sums import sum_where_made
@@ -32,4 +37,9 @@ def apply(program: FlatProgram, traced: Traced, schedule: str) -> None:
     sequences = [order(stage, pipeline.depth, pipeline.microbatches) for stage in range(pipeline.depth)]
     homes = {v: a.mesh for v, a in zip(program.invars, traced.arguments, strict=True) if a.mesh is not None}
     sum_where_made(program, pipeline, sequences, homes)
-    program.steps = weave(program.steps, pipeline, sequences, what)
+    slices = plain_slices(program, traced.arguments, next(iter(pipeline.stages)))
+    try:
+        check_plain_stages(program.steps, pipeline.stages, pipeline.feeds, slices)
+    except Doubt as doubt:
+        raise errors.ScheduleError(f"{what}: {doubt}") from None
+    program.steps = weave(program.steps, pipeline, sequences, slices, what)

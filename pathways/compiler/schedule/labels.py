@@ -1,20 +1,16 @@
 """Finds the pipeline in a flat program: the stage, the microbatch and the phase of its steps.
 
-A pipeline is written as a Python loop over microbatches, so each stage's function is called once per microbatch. The
-calls that do the same for different microbatches have one *role*: the same function on the same slice, which reads
-values of the same roles. An argument counts by identity if several calls of the function read it at the same position
-(a weight). Any other argument may be a microbatch's data, and all of them look alike. What plain operations make of
-arguments counts as an argument.
+`roles` says which calls do the same for different microbatches.
 
 - Roles with as many calls as there are microbatches are the pipeline. A call belongs to the microbatch of the calls
   whose results it reads; if it reads none, the n-th call of its role belongs to microbatch n.
-- Roles with one call come before the pipeline (weights prepared once) or behind it (metrics). What reads a gradient
-  (an optimizer) comes behind it, too. These calls have no label: they run when their inputs are there.
+- Calls that prepare the batch or the weights come before the pipeline, roles with one call behind it (metrics). What
+  reads a gradient (an optimizer) comes behind it, too. These calls have no label: they run when their inputs are there.
 - A backward step belongs to the microbatch with whose forward steps on its slice it shares most variables (residuals,
   inputs) that no other microbatch has. If there are none, it belongs to the microbatch whose results it reads.
 - A plain operation belongs to the one microbatch from which it reads, or, if it reads none, to the one that reads it.
 
-Whatever does not fit is refused. A wrong guess would give a wrong order, silently.
+Whatever does not fit is refused (`doubts` has part of the checks). A wrong guess would give a wrong order, silently.
 
 Pure.
 """
@@ -23,14 +19,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pathways import _jaxlib, errors
+from pathways import errors
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
+from pathways.compiler.schedule import doubts
+from pathways.compiler.schedule.roles import BACK, READINGS, Roles, describe, is_forward, names_of
 
-_BACK = -1  # the role of whatever reads a result of a backward step
 _NAMED = 6  # so many functions are named in an error
 
 
@@ -49,28 +46,23 @@ class Pipeline:
     feeds: set[int]
 
 
-def find(program: FlatProgram, what: str) -> Pipeline:
-    """Finds the pipeline of a program and sets the labels of its steps. `what` begins each error.
+def find(program: FlatProgram, title: str) -> Pipeline:
+    """Finds the pipeline of a program and sets the labels of its steps. `title` begins each error.
 
     Raises:
         ScheduleError: there is no pipeline, or a step's microbatch cannot be told for certain.
     """
-    return _Finder(program, what).find()
-
-
-def describe(step: Step) -> str:
-    """A step for an error's text."""
-    if step.kind is not StepKind.PLACED:
-        return f"a device_put to slice {step.mesh.name!r}" if step.mesh is not None else f"{step.eqn.primitive.name}"
-    assert step.slice_tag is not None
-    phase = "backward" if step.derivatives else "forward"
-    label = f" {step.label.microbatch}" if step.label is not None else ""
-    return f"{phase}{label} of {step.slice_tag.name!r} on slice {step.slice_tag.mesh.name!r}"
-
-
-def is_forward(step: Step) -> bool:
-    """True for a placed call that differentiation did not make."""
-    return step.kind is StepKind.PLACED and not step.derivatives
+    names = names_of(program.steps)
+    refused: errors.ScheduleError | None = None
+    for reading in READINGS:
+        for step in program.steps:
+            step.label = None
+        try:
+            return _Finder(program.steps, Roles(program.steps, names, reading), title).find()
+        except errors.ScheduleError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 @dataclasses.dataclass
@@ -98,44 +90,60 @@ class _Origin:
 class _Finder:
     """One search. The steps are read in the order of the text, so what a step reads has been seen before it."""
 
-    def __init__(self, program: FlatProgram, what: str) -> None:
-        self.steps = program.steps
-        self.what = what
-        self.made = _made(program.steps)
-        self.roles = _roles(program.steps, self.made)  # by the step's id
+    def __init__(self, steps: Sequence[Step], roles: Roles, title: str) -> None:
+        self.steps = steps
+        self.title = title
+        self.roles = roles
         self.microbatches = 1
         self.members: set[int] = set()  # ids of the forward steps of the pipeline
         self.numbers: dict[MeshSpec, int] = {}  # its slices, in order of first appearance
         self.edges: set[tuple[int, int]] = set()  # from slice to slice
-        self.free: set[int] = set()  # ids of backward steps behind which there is no microbatch
+        # The microbatches (as bits) whose forward steps on a slice read or make a variable.
+        self.owners: dict[tuple[MeshSpec, Any], int] = collections.defaultdict(int)
+        # How often each function is called that has no forward calls.
+        self.custom = collections.Counter(
+            step.slice_tag for step in steps if step.kind is StepKind.PLACED and not roles.calls[step.slice_tag]
+        )
+        self.unbound: set[int] = set()  # ids of backward steps behind which there is no microbatch
 
     def find(self) -> Pipeline:
-        self._choose()
-        mine = self._label_forward()
+        forward = self._choose()
+        try:
+            doubts.check_calls(forward, self.members, self.steps, self.roles)
+            if self.microbatches == 1:
+                doubts.check_one_microbatch(self.steps, self.roles)
+            self._label_forward()
+            doubts.check_microbatches(self.steps, self.roles, self.microbatches)
+        except doubts.Doubt as doubt:
+            raise self.refuse(str(doubt)) from None
         stages = self._stages()
         for step in self.steps:
             if step.label is not None:
                 assert step.mesh is not None
                 step.label = dataclasses.replace(step.label, stage=stages[step.mesh])
-        self._label_rest(stages, mine)
-        if free := [step for step in self.steps if id(step) in self.free]:
-            self._label_free(free, stages)
-            self._label_rest(stages, mine)
+        self._label_rest(stages)
+        if unbound := [step for step in self.steps if id(step) in self.unbound]:
+            self._label_unbound(unbound, stages)
+            self._label_rest(stages)
         feeds = self._label_feeds()
         self._check_backward()
         return Pipeline(stages, 1 + max(stages.values()), self.microbatches, feeds)
 
     def refuse(self, why: str) -> errors.ScheduleError:
-        return errors.ScheduleError(f"{self.what}: {why}")
+        return errors.ScheduleError(f"{self.title}: {why}")
 
-    def _choose(self) -> None:
-        """Chooses the roles of the pipeline, and the number of microbatches."""
-        forward = [step for step in self.steps if is_forward(step) and self.roles[id(step)] != _BACK]
+    def _choose(self) -> list[Step]:
+        """Chooses the roles of the pipeline, and the number of microbatches. Returns all calls that may be of it."""
+        forward = [
+            step
+            for step in self.steps
+            if is_forward(step) and self.roles.of[id(step)] != BACK and id(step) not in self.roles.prepared
+        ]
         if not forward:
             raise self.refuse("there is no pipeline in it, because it calls no placed function; give no schedule")
         calls: dict[int, list[Step]] = {}
         for step in forward:
-            calls.setdefault(self.roles[id(step)], []).append(step)
+            calls.setdefault(self.roles.of[id(step)], []).append(step)
         counts = {len(steps) for steps in calls.values()} - {1}
         if len(counts) > 1:
             totals = collections.Counter(step.slice_tag for step in forward if step.slice_tag is not None)
@@ -143,7 +151,8 @@ class _Finder:
             more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
             raise self.refuse(
                 f"placed functions are called {', '.join(named[:_NAMED])}{more}; expected each stage to be "
-                "called once per microbatch, on values that are made in the same way for each of them"
+                "called once per microbatch, on values that are made in the same way for each of them. If a stage "
+                "calls a function several times, give each of these calls a function with its own name="
             )
         self.microbatches = max(counts, default=1)
         chosen = [steps for steps in calls.values() if len(steps) == self.microbatches]
@@ -152,46 +161,14 @@ class _Finder:
             if id(step) in self.members:
                 assert step.mesh is not None
                 self.numbers.setdefault(step.mesh, len(self.numbers))
-        self._check_calls(forward)
+        return forward
 
-    def _check_calls(self, forward: Sequence[Step]) -> None:
-        """Refuses calls outside the pipeline that look like microbatches of it."""
-        inside = {step.slice_tag for step in forward if id(step) in self.members}
-        for step in forward:
-            if id(step) not in self.members and step.slice_tag in inside:
-                raise self.refuse(
-                    f"{describe(step)} is called {self.microbatches} times in calls that look alike, and once more on "
-                    "values that are made in another way; expected all microbatches to be computed in the same way"
-                )
-        for step in self.steps:
-            if is_forward(step) and self.roles[id(step)] == _BACK and step.slice_tag in inside:
-                raise self.refuse(
-                    f"{describe(step)} is called again with a result of a backward step; expected one pipeline, "
-                    "forward and then backward. Make a program of each step"
-                )
-        if self.microbatches == 1:
-            seen: dict[tuple[Any, int, Any], Step] = {}
-            for step in forward:
-                for position, v in enumerate(step.inputs):
-                    if isinstance(v, _jaxlib.Literal) or v in self.made:
-                        continue
-                    if seen.setdefault((step.slice_tag, position, v), step) is not step:
-                        raise self.refuse(
-                            f"{describe(step)} is called more than once with the same weights, and no two of these "
-                            "calls look alike: perhaps each reads a result of the one before. Then microbatches "
-                            "cannot overlap; give no schedule"
-                        )
-
-    def _label_forward(self) -> dict[tuple[MeshSpec, Any], int]:
-        """Labels the forward steps. Returns the microbatches (as bits) whose forward steps on a slice have a variable.
-
-        The stages of these labels are not known yet: they are set to 0.
-        """
+    def _label_forward(self) -> None:
+        """Labels the forward steps. Their stages are not known yet: they are set to 0. It fills `owners`."""
         origins: dict[Any, _Origin] = {}
         met: dict[int, set[int]] = {}
-        mine: dict[tuple[MeshSpec, Any], int] = collections.defaultdict(int)
         for step in self.steps:
-            if self.roles[id(step)] == _BACK:
+            if self.roles.of[id(step)] == BACK:
                 continue
             origin = _origin(step.reads, origins)
             if id(step) in self.members:
@@ -201,7 +178,7 @@ class _Finder:
                         f"{describe(step)} reads results of several microbatches; expected each microbatch to be "
                         "computed from its own part of the batch"
                     )
-                numbers = met.setdefault(self.roles[id(step)], set())
+                numbers = met.setdefault(self.roles.of[id(step)], set())
                 number = origin.microbatches.bit_length() - 1 if origin.microbatches else len(numbers)
                 if number in numbers:
                     raise self.refuse(
@@ -213,13 +190,12 @@ class _Finder:
                 here = self.numbers[step.mesh]
                 self.edges |= {(n, here) for n in _bits(origin.slices) if n != here}
                 for v in (*step.reads, *step.outputs):
-                    mine[step.mesh, v] |= 1 << number
+                    self.owners[step.mesh, v] |= 1 << number
                 origin = _Origin(1 << number, 1 << here)
             elif step.kind is StepKind.PLACED and origin.microbatches:
                 origin.late = True
             for v in step.outputs:
                 origins[v] = origin
-        return mine
 
     def _stages(self) -> dict[MeshSpec, int]:
         """The stage of each slice: the longest way to it through other slices."""
@@ -240,24 +216,28 @@ class _Finder:
                 stage[n] = 1 + max((stage[a] for a in before[n]), default=-1)
         return {mesh: stage[n] for mesh, n in self.numbers.items()}
 
-    def _label_rest(self, stages: Mapping[MeshSpec, int], mine: Mapping[tuple[MeshSpec, Any], int]) -> None:
+    def _label_rest(self, stages: Mapping[MeshSpec, int]) -> None:
         """Labels the backward steps, and the plain steps that read results of one microbatch.
 
-        Labels that are set already stay. It fills `free`.
+        Labels that are set already stay. It fills `unbound`.
         """
-        inside = {step.slice_tag for step in self.steps if step.label is not None}
-        behind = {step.slice_tag for step in self.steps if is_forward(step) and self.roles[id(step)] == _BACK}
+        in_pipeline = {step.slice_tag for step in self.steps if id(step) in self.members}
+        reads_gradients = {
+            step.slice_tag for step in self.steps if is_forward(step) and self.roles.of[id(step)] == BACK
+        }
         origins: dict[Any, _Origin] = {}
         for step in self.steps:
             origin = _origin(step.reads, origins)
             if step.kind is StepKind.PLACED and step.derivatives:
-                if step.slice_tag in inside:
-                    step.label = step.label or self._backward(step, stages, mine, origin)
-                elif step.slice_tag in behind:
+                if step.slice_tag in in_pipeline:
+                    step.label = step.label or self._backward(step, stages, origin)
+                elif step.slice_tag in reads_gradients:
                     raise self.refuse(
                         f"{describe(step)} differentiates a call that reads a gradient; expected one pipeline, "
                         "forward and then backward"
                     )
+                elif step.slice_tag in self.custom and step.mesh in stages:
+                    step.label = step.label or self._custom_backward(step, stages, origin)
             elif step.kind is StepKind.PLAIN and origin.microbatches.bit_count() == 1 and not origin.late:
                 back = origin.backward or step.derivatives > 0
                 phase = Phase.BACKWARD if back else Phase.FORWARD
@@ -274,31 +254,38 @@ class _Finder:
             for v in step.outputs:
                 origins[v] = origin
 
-    def _backward(
-        self,
-        step: Step,
-        stages: Mapping[MeshSpec, int],
-        mine: Mapping[tuple[MeshSpec, Any], int],
-        origin: _Origin,
-    ) -> Label | None:
+    def _backward(self, step: Step, stages: Mapping[MeshSpec, int], origin: _Origin) -> Label | None:
         assert step.mesh is not None
         if step.derivatives > 1:
             raise self.refuse(f"{describe(step)} is a second derivative; expected first derivatives only")
-        own = (mine.get((step.mesh, v), 0) for v in dict.fromkeys(step.reads))
-        hits = collections.Counter(bits.bit_length() - 1 for bits in own if bits.bit_count() == 1)
-        best = [number for number, count in hits.items() if count == max(hits.values())]
-        if not best and origin.microbatches.bit_count() == 1:
-            best = [origin.microbatches.bit_length() - 1]
-        if not best and not origin.microbatches:
-            self.free.add(id(step))
+        numbers = self._sharing_most(step)
+        if not numbers and origin.microbatches.bit_count() == 1:
+            numbers = [origin.microbatches.bit_length() - 1]
+        if not numbers and not origin.microbatches:
+            self.unbound.add(id(step))
             return None
-        if len(best) != 1:
+        if len(numbers) != 1:
             raise self.refuse(
                 f"{describe(step)} reads what several microbatches have made; expected one backward step per microbatch"
             )
-        return Label(stages[step.mesh], best[0], Phase.BACKWARD)
+        return Label(stages[step.mesh], numbers[0], Phase.BACKWARD)
 
-    def _label_free(self, free: Sequence[Step], stages: Mapping[MeshSpec, int]) -> None:
+    def _custom_backward(self, step: Step, stages: Mapping[MeshSpec, int], origin: _Origin) -> Label | None:
+        """The label of a call that a custom derivative makes, of a function that has no forward calls.
+
+        If it is called once, it may be part of the derivative of a call that prepares: it has no label then.
+        """
+        if self.custom[step.slice_tag] == 1 and not self._sharing_most(step) and origin.microbatches.bit_count() != 1:
+            return None
+        return self._backward(step, stages, origin)
+
+    def _sharing_most(self, step: Step) -> list[int]:
+        """The microbatches with whose forward steps on its slice a step shares most variables that no other has."""
+        owners = (self.owners.get((step.mesh, v), 0) for v in dict.fromkeys(step.reads) if step.mesh is not None)
+        counts = collections.Counter(bits.bit_length() - 1 for bits in owners if bits.bit_count() == 1)
+        return [number for number, count in counts.items() if count == max(counts.values())]
+
+    def _label_unbound(self, unbound: Sequence[Step], stages: Mapping[MeshSpec, int]) -> None:
         """Labels the backward steps that read nothing of any microbatch, such as that of a sum, which is a constant.
 
         A step belongs to the microbatch that reads its results. If none of a function's steps has such a reader, all
@@ -312,19 +299,19 @@ class _Finder:
                 bits |= readers[v]
             if step.kind is StepKind.PLACED and step.label is not None:
                 bits = 1 << step.label.microbatch
-            if id(step) in self.free:
+            if id(step) in self.unbound:
                 found[id(step)] = bits
             for v in step.reads:
                 readers[v] |= bits
         met: dict[Any, int] = collections.defaultdict(int)
-        known = {step.slice_tag for step in free if found[id(step)]}
-        for step in free:
+        known = {step.slice_tag for step in unbound if found[id(step)]}
+        for step in unbound:
             assert step.mesh is not None
             bits = found[id(step)]
             if (
                 not bits
                 and step.slice_tag not in known
-                and not any(id(self.made.get(v)) in self.free for v in step.reads)
+                and not any(id(self.roles.made.get(v)) in self.unbound for v in step.reads)
             ):
                 bits = 1 << met[step.slice_tag]
                 met[step.slice_tag] += 1
@@ -344,7 +331,7 @@ class _Finder:
             if (
                 step.label is None
                 and step.kind is not StepKind.PLACED
-                and not any(v in self.made for v in step.outputs)
+                and not any(v in self.roles.made for v in step.outputs)
             ):
                 labels = [label for v in step.outputs for label in readers[v]]
                 known = [label for label in labels if label is not None]
@@ -356,15 +343,25 @@ class _Finder:
         return feeds
 
     def _check_backward(self) -> None:
-        """Refuses a slice that has backward steps for some microbatches only."""
+        """Refuses a slice that has backward steps for some microbatches only, or more of them than are labelled."""
         seen: dict[MeshSpec, set[int]] = {}
         for step in self.steps:
             if step.kind is StepKind.PLACED and step.label is not None and step.label.phase is Phase.BACKWARD:
                 assert step.mesh is not None
                 seen.setdefault(step.mesh, set()).add(step.label.microbatch)
-            elif id(step) in self.free and step.label is None:
+            elif id(step) in self.unbound and step.label is None:
                 raise self.refuse(
                     f"{describe(step)} belongs to no microbatch; expected one backward step per microbatch"
+                )
+        unlabelled = [
+            step for step in self.steps if step.kind is StepKind.PLACED and step.derivatives and not step.label
+        ]
+        counts = collections.Counter(step.slice_tag for step in unlabelled)
+        for step in unlabelled:
+            if step.mesh in self.numbers and counts[step.slice_tag] > max(1, self.roles.calls[step.slice_tag]):
+                raise self.refuse(
+                    f"{describe(step)} is called {counts[step.slice_tag]} times, and its forward calls are no part of "
+                    "the pipeline; expected a custom derivative to call a placed function with a name= of its own"
                 )
         for mesh, numbers in seen.items():
             if len(numbers) != self.microbatches:
@@ -384,50 +381,3 @@ def _origin(reads: Iterable[Any], origins: Mapping[Any, _Origin]) -> _Origin:
         if v in origins:
             origin.merge(origins[v])
     return origin
-
-
-def _made(steps: Sequence[Step]) -> dict[Any, Step]:
-    """The variables behind which there is a placed call, each with the step that makes it."""
-    made: dict[Any, Step] = {}
-    for step in steps:
-        if step.kind is StepKind.PLACED or any(v in made for v in step.reads):
-            made.update((v, step) for v in step.outputs)
-    return made
-
-
-def _roles(steps: Sequence[Step], made: Mapping[Any, Step]) -> dict[int, int]:
-    """The role of each step, by the step's id. Equal roles have equal numbers.
-
-    What plain operations make of arguments alone looks like an argument: a part of the batch, a random key.
-    """
-    uses = collections.Counter(
-        (_name(step), position, v)
-        for step in steps
-        for position, v in enumerate(step.inputs)
-        if step.kind is StepKind.PLACED and not isinstance(v, _jaxlib.Literal) and v not in made
-    )
-    numbers: dict[Hashable, int] = {}
-    roles: dict[int, int] = {}
-    for step in steps:
-        parts: list[Hashable] = []
-        back = step.derivatives > 0
-        for position, v in enumerate(step.inputs):
-            if isinstance(v, _jaxlib.Literal):
-                parts.append("literal")
-            elif (maker := made.get(v)) is None:
-                parts.append(v if uses[_name(step), position, v] > 1 else "argument")
-            else:
-                back |= roles[id(maker)] == _BACK
-                parts.append((roles[id(maker)], maker.outputs.index(v)))
-        key = (_name(step), tuple(parts))
-        roles[id(step)] = _BACK if back else numbers.setdefault(key, len(numbers))
-    return roles
-
-
-def _name(step: Step) -> Hashable:
-    """What a step does, without what it reads: the function or operation, its slice, the shapes of its results.
-
-    An operation's parameters do not count: those of `xs[i]` are different for each i.
-    """
-    shapes = tuple((v.aval.shape, str(v.aval.dtype)) for v in step.outputs)
-    return (step.slice_tag or step.eqn.primitive.name, step.mesh, shapes)

@@ -5,16 +5,21 @@ wait in memory for its turn, and if two slices use the weight, one gradient per 
 the other. So each slice's gradients are added there, each one as soon as it exists, and then the slices' sums. What is
 added to may be donated: the sum stays in place (MEM-4).
 
-The order of the additions decides how the sum is rounded. It is the order of the microbatches. A loop with
-`jax.value_and_grad` inside adds in that order, too, so its results have equal bits with and without a schedule.
+The order of the additions decides how the sum is rounded. It is the order of the microbatches. What is no gradient is
+added first if the text adds it to the first gradient (zeros, an accumulator), and last if the text adds it to a sum of
+gradients (weight decay) or if it needs results of the pipeline. A loop with `jax.value_and_grad` inside adds in this
+order, too. So a sum of what backward steps return has equal bits with and without a schedule, if one slice makes it.
+Other sums may differ within rounding: the gradient of a weight that several slices use, gradients that are clipped or
+scaled before they are added, and other loops.
 
 Pure.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways import _jaxlib
@@ -36,11 +41,16 @@ def sum_where_made(
 
 @dataclasses.dataclass
 class _Leaf:
-    """A value that is added. `mesh` and `label` are those of the labelled step that made it, else both are None."""
+    """A value that is added. `mesh` and `label` are those of the labelled step that made it, else both are None.
+
+    A transfer has the label of the step that made its value. `last` means that the value is added behind the
+    gradients.
+    """
 
     value: Any
     mesh: MeshSpec | None
     label: Label | None
+    last: bool = False
 
 
 class _Sums:
@@ -63,7 +73,9 @@ class _Sums:
             for v in step.reads:
                 self.readers.setdefault(v, []).append(step)
         self.returned = {v for v in program.outvars if not isinstance(v, _jaxlib.Literal)}
+        self.labels: dict[int, Label | None] = {}  # by the step's id
         self.meshes = self._meshes()
+        self.behind = self._behind()
         self.arguments = self._arguments()
 
     def replace(self) -> None:
@@ -74,7 +86,7 @@ class _Sums:
         for step in self.program.steps:
             if _is_sum(step) and not self._is_inner(step.outputs[0]):
                 inner: list[Step] = []
-                leaves = list(self._leaves(step, inner))
+                leaves = self._leaves(step, inner)
                 if _are_gradients(leaves, step.outputs[0].aval.shape):
                     gone.update(map(id, inner))
                     chains[id(step)] = self._chain(step, leaves, inner)
@@ -83,15 +95,31 @@ class _Sums:
         self.program.steps = steps
 
     def _meshes(self) -> dict[int, MeshSpec]:
-        """The slice of each labelled step; a plain step is where the first labelled step behind it is."""
+        """The slice of each labelled step; a plain step is where the first labelled step behind it is.
+
+        It fills `labels`. A transfer of a labelled step's value counts as labelled.
+        """
         meshes: dict[int, MeshSpec] = {}
         for step in self.program.steps:
-            if step.label is not None:
+            label = step.label
+            if step.kind is StepKind.TRANSFER and label is None and step.mesh in self.stages:
+                label = next((self.labels[id(self.made[v])] for v in step.reads if v in self.made), None)
+                label = label and dataclasses.replace(label, stage=self.stages[step.mesh])
+            self.labels[id(step)] = label
+            if label is not None:
                 makers = (meshes.get(id(self.made[v])) for v in step.reads if v in self.made)
                 mesh = step.mesh or next((mesh for mesh in makers if mesh is not None), None)
                 if mesh is not None:
                     meshes[id(step)] = mesh
         return meshes
+
+    def _behind(self) -> set[Any]:
+        """The variables behind which there is a labelled step."""
+        behind: set[Any] = set()
+        for step in self.program.steps:
+            if step.label is not None or any(v in behind for v in step.reads):
+                behind.update(step.outputs)
+        return behind
 
     def _arguments(self) -> dict[MeshSpec, set[Any]]:
         """The program's arguments that the placed calls on each slice read."""
@@ -109,33 +137,50 @@ class _Sums:
     def _is_leaf(self, step: Step) -> bool:
         """True for an addition within one microbatch and one slice: it is part of making the gradient."""
         makers = [self.made.get(v) for v in step.reads]
-        places = {self.meshes.get(id(maker)) for maker in makers if maker is not None and maker.label is not None}
+        places = {self.meshes.get(id(maker)) for maker in makers if maker is not None and self.labels[id(maker)]}
         return step.label is not None and len(places) <= 1
 
-    def _leaves(self, step: Step, inner: list[Step]) -> Iterator[_Leaf]:
+    def _leaves(self, step: Step, inner: list[Step]) -> list[_Leaf]:
         """The values that a tree of additions adds, in the order of the text. `inner` gets its additions."""
         stack: list[Any] = [step]
+        leaves: list[_Leaf] = []
+        adding: list[Step] = []  # per leaf: the addition that reads it
         while stack:
-            item = stack.pop()
-            if isinstance(item, Step):
-                inner.append(item)
-                stack += reversed(item.inputs)
+            addition = stack.pop()
+            if isinstance(addition, tuple):
+                addition, item = addition
+                leaves.append(self._leaf(item))
+                adding.append(addition)
                 continue
-            maker = None if isinstance(item, _jaxlib.Literal) else self.made.get(item)
-            if maker is not None and _is_sum(maker) and not self._is_leaf(maker) and self._is_inner(item):
-                stack.append(maker)
-            elif maker is None:
-                yield _Leaf(item, None, None)
-            else:
-                mesh = self.meshes.get(id(maker))
-                yield _Leaf(item, mesh, maker.label if mesh is not None else None)
+            inner.append(addition)
+            for item in reversed(addition.inputs):
+                maker = None if isinstance(item, _jaxlib.Literal) else self.made.get(item)
+                is_sum = maker is not None and _is_sum(maker) and not self._is_leaf(maker) and self._is_inner(item)
+                stack.append(maker if is_sum else (addition, item))
+        count: collections.Counter[Any] = collections.Counter()  # how many gradients are in a sum
+        own: collections.Counter[int] = collections.Counter()  # of which an addition reads so many itself
+        for leaf, addition in zip(leaves, adding, strict=True):
+            own[id(addition)] += leaf.label is not None
+        for addition in reversed(inner):
+            count[addition.outputs[0]] = own[id(addition)] + sum(count[v] for v in addition.reads)
+        for leaf, addition in zip(leaves, adding, strict=True):
+            if leaf.label is None:
+                late = not isinstance(leaf.value, _jaxlib.Literal) and leaf.value in self.behind
+                leaf.last = late or count[addition.outputs[0]] > 1
+        return leaves
+
+    def _leaf(self, value: Any) -> _Leaf:
+        maker = None if isinstance(value, _jaxlib.Literal) else self.made.get(value)
+        mesh = None if maker is None else self.meshes.get(id(maker))
+        return _Leaf(value, mesh, self.labels[id(maker)] if maker is not None and mesh is not None else None)
 
     def _chain(self, root: Step, leaves: Sequence[_Leaf], inner: Sequence[Step]) -> list[Step]:
         """The additions in their new order; the last one makes what `root` made."""
         by_mesh: dict[MeshSpec | None, list[_Leaf]] = {}
         for leaf in leaves:
             by_mesh.setdefault(leaf.mesh, []).append(leaf)
-        first = by_mesh.pop(None, [])  # what needs no microbatch: zeros, or gradients of an earlier call
+        others = by_mesh.pop(None, [])
+        first = [leaf for leaf in others if not leaf.last]
         meshes = sorted(by_mesh, key=lambda mesh: self.stages.get(mesh, 0) if mesh is not None else 0)
         home = self._home(root.outputs[0].aval, [mesh for mesh in meshes if mesh is not None])
         meshes.sort(key=lambda mesh: mesh != home)
@@ -159,6 +204,9 @@ class _Sums:
                 subtotal = leaf.value if subtotal is None else add(subtotal, leaf.value, label)
             first = []
             total = subtotal if total is None else add(total, subtotal, None)
+        for leaf in others:
+            if leaf.last:
+                total = add(total, leaf.value, None)
         return chain
 
     def _turn(self, mesh: MeshSpec | None, leaf: _Leaf) -> int:

@@ -16,9 +16,10 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler.flatten import Step, StepKind
-from pathways.compiler.ir import Phase
-from pathways.compiler.schedule.labels import Pipeline, describe
+from pathways.compiler.ir import MeshSpec, Phase
+from pathways.compiler.schedule.labels import Pipeline
 from pathways.compiler.schedule.orders import Unit
+from pathways.compiler.schedule.roles import describe
 
 #: How long a unit takes in the model. Only what orders steps that the schedule leaves free depends on it.
 _LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}
@@ -29,8 +30,16 @@ _SEARCHED = 64
 Edges = list[dict[int, str]]  # per step: the later steps, each with the reason
 
 
-def weave(steps: Sequence[Step], pipeline: Pipeline, sequences: Sequence[Sequence[Unit]], what: str) -> list[Step]:
+def weave(
+    steps: Sequence[Step],
+    pipeline: Pipeline,
+    sequences: Sequence[Sequence[Unit]],
+    slices: Mapping[int, MeshSpec],
+    what: str,
+) -> list[Step]:
     """The steps in an order that follows `sequences[stage]` on each slice of the pipeline (SCHED-1).
+
+    `slices` has the slices of plain steps, by the step's id.
 
     Raises:
         ScheduleError: the dataflow contradicts the sequences; the message has the cycle.
@@ -55,11 +64,33 @@ def weave(steps: Sequence[Step], pipeline: Pipeline, sequences: Sequence[Sequenc
     starts = _starts(edges, lengths)
     if starts is None:
         raise errors.ScheduleError(f"{what} cannot be followed: {_circle(steps, edges)}")
-    for n in reversed(_in_order(edges, range(len(steps)))):
-        if id(steps[n]) in pipeline.feeds and edges[n]:
-            starts[n] = min(starts[reader] for reader in edges[n])
+    _delay(steps, pipeline.feeds, {key: min(starts[n] for n in units[key]) for key in units}, slices, edges, starts)
     # At one time, what takes no time goes first: it frees memory, and makes what a transfer waits for.
     return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
+
+
+def _delay(
+    steps: Sequence[Step],
+    feeds: set[int],
+    units: Mapping[tuple[str, Unit], float],
+    slices: Mapping[int, MeshSpec],
+    edges: Edges,
+    starts: list[float],
+) -> None:
+    """Sets the start of steps that take no time to when they are needed. `units` has the starts of units.
+
+    A feed starts with its first reader. A plain step of a microbatch starts no earlier than the unit of its microbatch
+    on its slice, or its first reader elsewhere: what it reads comes from another slice, and whatever stands behind it
+    in the queue of its device waits for that, too.
+    """
+    for n in reversed(_in_order(edges, range(len(steps)))):
+        step = steps[n]
+        needed = min((starts[reader] for reader in edges[n]), default=starts[n])
+        if id(step) in feeds:
+            starts[n] = needed
+        elif step.kind is StepKind.PLAIN and step.label is not None and id(step) in slices:
+            unit = units.get((slices[id(step)].name, (step.label.phase, step.label.microbatch)), starts[n])
+            starts[n] = max(starts[n], min(unit, needed))
 
 
 def _dataflow(steps: Sequence[Step]) -> Edges:
@@ -144,10 +175,7 @@ def _circle(steps: Sequence[Step], edges: Edges) -> str:
 
 def _path_text(steps: Sequence[Step], edges: Sequence[Mapping[int, str]], path: Sequence[int]) -> str:
     text = describe(steps[path[0]])
-    for a, b in itertools.pairwise(path):
-        text += (
-            f" comes before {describe(steps[b])} {edges[a][b]}"
-            if a == path[0]
-            else (f", that before {describe(steps[b])} {edges[a][b]}")
-        )
+    for n, (a, b) in enumerate(itertools.pairwise(path)):
+        verb = ", that before" if n else " comes before"
+        text += f"{verb} {describe(steps[b])} {edges[a][b]}"
     return text
