@@ -101,7 +101,7 @@ void AdmissionQueue::order_command(ClientState& client, std::span<const std::byt
       order_release_where_it_lies(client, bytes);
       return;
     }
-  } else if (const char* wrong = MemoryLedger::misplaced(client, read_record<CommandRecord>(bytes)); wrong != nullptr) {
+  } else if (const char* wrong = MemoryLedger::misplaced(client, bytes); wrong != nullptr) {
     clients_.fault(client, wrong);
     return;
   }

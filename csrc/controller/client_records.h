@@ -35,6 +35,13 @@ inline bool makes_buffer(std::span<const std::byte> bytes) {
          (is_command(bytes, CommandKind::kTask) && read_record<CommandRecord>(bytes).token == 0);
 }
 
+/// The handle of the buffer or of the token that a command makes; 0: it makes none.
+inline uint64_t made_by(std::span<const std::byte> bytes) {
+  const auto record = read_record<CommandRecord>(bytes);
+  if (makes_buffer(bytes)) return record.handle;
+  return is_command(bytes, CommandKind::kTask) || is_command(bytes, CommandKind::kFetch) ? record.token : 0;
+}
+
 /// The 8-byte word at `offset`.
 inline uint64_t word_at(std::span<const std::byte> bytes, size_t offset) {
   uint64_t value;

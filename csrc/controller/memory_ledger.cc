@@ -1,7 +1,6 @@
 #include "controller/memory_ledger.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "base/status.h"
@@ -153,29 +152,15 @@ const char* MemoryLedger::donates_elsewhere(ClientState& client, const RunRecord
   return nullptr;
 }
 
-const char* MemoryLedger::misplaced(ClientState& client, const CommandRecord& record) {
-  switch (static_cast<CommandKind>(record.header.detail)) {
-    case CommandKind::kPut:
-      return has_block(client.handles.occupant(Handle{record.handle})) ? kOverLive : nullptr;
-    case CommandKind::kTask:
-    case CommandKind::kFetch: {
-      const bool is_token = record.token != 0 || static_cast<CommandKind>(record.header.detail) == CommandKind::kFetch;
-      const Handle made{is_token ? record.token : record.handle};
-      return has_block(client.handles.occupant(made)) ? kOverLive : nullptr;
-    }
-    default:
-      return nullptr;
-  }
+const char* MemoryLedger::misplaced(ClientState& client, std::span<const std::byte> command) {
+  const uint64_t made = made_by(command);
+  return made != 0 && client.handles.has_block_at(Handle{made}) ? kOverLive : nullptr;
 }
 
 bool MemoryLedger::lies_where_it_says(ClientState& client, std::span<const std::byte> bytes) {
   const auto record = read_record<CommandRecord>(bytes);
-  const std::byte* at = bytes.data() + sizeof record;
-  for (const std::byte* const end = at + record.bytes / sizeof(Handle) * sizeof(Handle); at != end;
-       at += sizeof(Handle)) {
-    Handle handle;
-    std::memcpy(&handle, at, sizeof handle);
-    const auto* entry = client.handles.find(handle);
+  for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
+    const auto* entry = client.handles.find(Handle{word_at(bytes, sizeof record + at)});
     if (entry != nullptr && entry->group != record.group) return false;
   }
   return true;

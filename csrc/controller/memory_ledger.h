@@ -78,7 +78,7 @@ class MemoryLedger {
     if (memory == nullptr || memory->donated.empty()) return nullptr;
     return donates_elsewhere(client, record, handles, memory->donated, cover);
   }
-  static const char* misplaced(ClientState& client, const CommandRecord& record);
+  static const char* misplaced(ClientState& client, std::span<const std::byte> command);
 
   /// Books a run whose plan's memory is `memory`: its results get their blocks, and it takes its donated arguments
   /// over. Returns the number to pass to `entered`, which tells the run's entry in the order.

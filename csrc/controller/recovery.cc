@@ -93,7 +93,7 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
       made.insert(results.begin(), results.end());
     } else if (bytes.size() >= sizeof(CommandRecord)) {
       const auto record = read_record<CommandRecord>(bytes);
-      made.insert(makes_buffer(bytes) ? record.handle : record.token);
+      made.insert(made_by(bytes));
       if (is_command(bytes, CommandKind::kRename)) {
         for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
           renamed.insert(word_at(bytes, sizeof record + at));
