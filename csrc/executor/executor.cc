@@ -110,7 +110,7 @@ void Executor::wake(const ObjectWaiter& waiter, const Object& object) {
 void Executor::on_command(const CommandRecord& record, std::span<const std::byte> payload) {
   LocalClient* c = objects_.client(record.header.client);
   if (c == nullptr) {
-    link_.command_done(record.header.client, bytes_of(record));
+    link_.command_over(record);
     return;
   }
   commands_.on_command(*c, record, payload);

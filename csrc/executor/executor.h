@@ -143,6 +143,8 @@ class Executor final : private OutputFinder, private Dispatcher {
     tasks_.on_done(task, made, devices, error);
     commands_.task_over();
   }
+  /// The backend keeps a task's value for longer, but the client need not wait for that.
+  void on_task_answered(uint64_t task) { tasks_.on_answered(task); }
   /// An attended launch is over (Backend::launch, kPending). Takes over `made`, its outputs, which are ready; or the
   /// launch failed with `error`. No output of such a launch has taken over an input.
   void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
