@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathways.api.recording import trace
     from pathways.api.session import make_virtual_device_set
     from pathways.api.slices import Device, Slice, VirtualDeviceSet
+    from pathways.api.variables import Variable
 
 __version__ = "0.2.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "Device",
     "LocalCluster",
     "Slice",
+    "Variable",
     "VirtualDeviceSet",
     "cancel",
     "checkpoint",
@@ -60,6 +62,7 @@ _PLACES = {
     "Device": "slices",
     "LocalCluster": "connect",
     "Slice": "slices",
+    "Variable": "variables",
     "VirtualDeviceSet": "slices",
     "cancel": "cancel",
     "connect": "connect",

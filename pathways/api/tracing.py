@@ -1,4 +1,4 @@
-"""Which threads trace a program, and the slices that programs can name."""
+"""What each thread traces: the slices and the variables that its program uses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,52 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from pathways import _jaxlib
 from pathways.compiler.ir import MeshSpec
 
-tracing: dict[int, list[Any]] = {}  # by thread that traces a program: the slices that it has used
+
+class Trace:
+    """The trace of one program by one thread."""
+
+    def __init__(self, donates: bool) -> None:
+        """`donates`: the old values of variables that it sets are donated."""
+        self.slices: list[Any] = []  # that it has used
+        self.written: dict[Any, Any] = {}  # by variable: the traced value that it has from there on
+        self._donates = donates
+        self._level: Any = None  # JAX's trace of the program's own body
+
+    def begin(self) -> None:
+        """JAX now traces the program's own body."""
+        self._level = _jaxlib.staging_level()
+
+    def is_in_body(self) -> bool:
+        """Whether a value made now can be a result: it is made by the program's own body, in no transformation."""
+        return bool(_jaxlib.current_level() is self._level)
+
+    def is_staged_in_body(self) -> bool:
+        """Whether what is computed now is staged in the program's own body: in no loop, branch or placed function."""
+        return bool(_jaxlib.staging_level() is self._level)
+
+    def results(self) -> list[tuple[Any, str, Any]]:
+        """The variables that the program sets, with their names in messages and their new values."""
+        return [
+            (variable, f"variable {variable.name!r}", variable.at_home(value))
+            for variable, value in self.written.items()
+        ]
+
+    def name_of(self, value: Any) -> str | None:
+        """What an argument is called that stands for a closed-over value; None: there is nothing to say."""
+        variable = variable_of(value)
+        return None if variable is None else f"variable {variable.name!r}"
+
+    def is_donated(self, value: Any) -> bool:
+        """Whether a closed-over value stands for a variable that the program sets."""
+        return self._donates and variable_of(value) in self.written
+
+
+tracing: dict[int, Trace] = {}  # by thread that traces a program
 _slices: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()  # by mesh name, never reused
+_variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id() of what stands for it
 
 
 def is_tracing() -> bool:
@@ -18,16 +60,31 @@ def is_tracing() -> bool:
     return bool(tracing) and threading.get_ident() in tracing
 
 
+def current_trace() -> Trace | None:
+    """What this thread traces now."""
+    return tracing.get(threading.get_ident()) if tracing else None
+
+
 def remember(slice_: Any) -> None:
     """Lets programs find a slice by its mesh's name."""
     _slices.setdefault(slice_.mesh_spec.name, slice_)
     if is_tracing():
-        tracing[threading.get_ident()].append(slice_)
+        tracing[threading.get_ident()].slices.append(slice_)
 
 
 def find_slice(mesh: MeshSpec) -> Any:
     """The slice of a mesh, if a program has named it; else None."""
     return _slices.get(mesh.name)
+
+
+def stands_for(array: Any, variable: Any) -> None:
+    """From now on `array`, which the variable owns, stands for it in programs."""
+    _variables[id(array)] = variable
+
+
+def variable_of(array: Any) -> Any:
+    """The variable that a closed-over array stands for; else None."""
+    return _variables.get(id(array))
 
 
 class Interop:
