@@ -42,6 +42,9 @@ cdef class Call:
     cdef readonly tuple layouts         # Layouts of the leaves, then of `closed_over`
     cdef readonly list closed_over      # the arrays that the program closes over: its last arguments
     cdef readonly tuple outputs         # Layouts
+    cdef public tuple written           # the variables that a run sets, to its results from `first_written` on
+    cdef public Py_ssize_t first_written
+    cdef public list taken              # their arrays when the run was prepared: see `pathways.api.state`
     cdef readonly tuple donated         # positions of arguments
     cdef readonly tuple shared          # positions of arguments that a run makes `shared`
     cdef readonly tuple shared_results  # positions of results that a run makes `shared`
@@ -64,6 +67,8 @@ cdef class Call:
         self.name = name
         self.names = names
         self.outputs = outputs
+        self.written = ()
+        self.taken = []
         self.donated = donated
         for position in range(len(inputs)):
             if donated and position not in donated:
@@ -236,6 +241,11 @@ cdef class Call:
             self.forget_unread()
         for i in self.shared_results:
             (<Buffer>out[i]).shared = True
+        # Before anything may raise, because the old arrays may be donated. Who has set a variable since the run was
+        # prepared comes after the run.
+        for i in range(len(self.written)):
+            if self.written[i]._array is self.taken[i]:
+                self.written[i]._array = out[self.first_written + i]
         if client.host is not None:
             client.pump()
         return out

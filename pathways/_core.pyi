@@ -127,6 +127,9 @@ class Call:
     shared: tuple[int, ...]
     shared_results: tuple[int, ...]
     closed_over: list[Any]
+    written: tuple[Any, ...]
+    first_written: int
+    taken: list[Any]
     def __init__(
         self,
         client: Client,

@@ -109,16 +109,17 @@ void AdmissionQueue::order_command(ClientState& client, std::span<const std::byt
     clients_.fault(client, wrong);
     return;
   }
-  if (is_command(bytes, CommandKind::kTask)) {
-    order_task(client, bytes);
-    return;
-  }
+  if (is_command(bytes, CommandKind::kTask)) return order_task(client, bytes);
   grants_.submit(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
 }
 
 /// MEM-7: what hosts keep for the task stays in the ledger when the client releases it.
 void AdmissionQueue::order_task(ClientState& client, std::span<const std::byte> bytes) {
   auto record = read_record<CommandRecord>(bytes);
+  if (ledger_.holds().count(client.id) >= kMostHolds) {  // FLOW-1
+    clients_.fault(client, "it has " + std::to_string(kMostHolds) + " saves and restores of arrays under way");
+    return;
+  }
   record.hold = ledger_.hold(client, bytes, grants_.hosts_of(record.group));
   std::vector<std::byte> numbered(bytes.begin(), bytes.end());
   std::memcpy(numbered.data(), &record, sizeof record);
@@ -296,7 +297,8 @@ void AdmissionQueue::renew_graces(const ClientState& failed) {
 bool AdmissionQueue::may_wait(ClientState& client, std::span<const std::byte> bytes, const Judgement& judgement) {
   const bool is_held = judgement.verdict == Verdict::kHeld;
   if (judgement.verdict == Verdict::kNever) return false;
-  if (is_held && ledger_.holds().count(client.id) != 0) {  // its tasks end, and no turn makes them end sooner
+  // Its tasks end, and no turn makes them end sooner; but no task in line may have to come before that.
+  if (is_held && ledger_.holds().count(client.id) != 0 && !client.held.has_tasks()) {
     client.is_its_turn = false;
     client.not_kept_out();
     return true;
@@ -360,14 +362,16 @@ bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const st
   return true;
 }
 
-/// Whether another client that has runs in flight, or that is gone, holds memory on a space: it may become free.
+/// Whether another client that has runs, saves or restores under way, or that is gone, holds memory on a space: it may
+/// become free.
 bool AdmissionQueue::is_held_by_busy(const ClientState& client, SpaceId space) const {
   const auto holders = ledger_.admission().clients().holders(space);
   return std::any_of(holders.begin(), holders.end(), [&](uint32_t holder) {
     if (holder == client.id) return false;
     const ClientState* other = clients_.find(holder);
     return other == nullptr ||  // it is gone; its last tasks will be over
-           (other->credits.in_flight() != 0 || other->credits.is_behind() || shares_.is_waiting(other->id));
+           (ledger_.holds().count(holder) != 0 || other->credits.in_flight() != 0 || other->credits.is_behind() ||
+            shares_.is_waiting(other->id));
   });
 }
 

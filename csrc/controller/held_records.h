@@ -52,6 +52,8 @@ class HeldRecords {
   const Held& front() const { return line_.front(); }
   /// Whether a record in line names the handle.
   bool names(uint64_t handle) const { return handles_.contains(handle); }
+  /// Whether a task, or a step of a save or restore, is in line.
+  bool has_tasks() const { return tasks_ != 0; }
   /// Whether a fetch, or a step of a save, may be ordered before the records in line. No other record may.
   bool lets_pass(std::span<const std::byte> record) const;
   /// The held run with this tag that was not dropped; nullptr: none.

@@ -33,6 +33,7 @@ void TaskHolds::end(uint64_t number) {
   if (found == holds_.end()) return;
   const uint32_t id = found->second.client;
   admission_.release(found->second.block);
+  admission_.touch();  // a record that has waited for the end of the hold may have to be refused now
   holds_.erase(found);
   const auto client = clients_.find(id);
   if (--client->second.holds != 0) return;

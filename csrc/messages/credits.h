@@ -25,6 +25,7 @@ inline constexpr uint64_t kMostWaiting = 4096;                        ///< recor
 inline constexpr uint64_t kMostWaitingBytes = uint64_t{4} << 20;      ///< and their bytes
 inline constexpr uint64_t kMostHeld = 1u << 18;                       ///< held records: see held_records.h
 inline constexpr uint64_t kMostHeldBytes = uint64_t{128} << 20;       ///< and their bytes
+inline constexpr uint64_t kMostHolds = 1u << 16;                      ///< see task_holds.h; more evicts the client
 inline constexpr uint64_t kMostUndeliveredBytes = uint64_t{1} << 20;  ///< bytes sent to the client that it has not read
 inline constexpr uint64_t kMostDefinedBytes = uint64_t{64} << 20;     ///< bytes of descriptions; more evicts the client
 inline constexpr uint64_t kCommandsDelivered = kMostCommands / 4;     ///< a host reports when it has done so many

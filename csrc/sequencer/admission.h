@@ -74,6 +74,8 @@ class Admission {
   /// Turns one reference of an offloaded block into a reference to a new block of the same size, which is on the
   /// devices: somebody keeps a copy there.
   BlockId separate(BlockId block);
+  /// A waiting record is to be judged again, although no memory became free.
+  void touch() { ++version_; }
   bool is_offloaded(BlockId block) const { return blocks_[block].is_offloaded; }
 
   /// The client's blocks do not count on their spaces until `restore`: they are elsewhere, and the client has no run

@@ -185,6 +185,11 @@ class Array(_Face):
         """The whole logical array on this machine: read-only NumPy, or a JAX array for PRNG keys."""
         if self.is_deleted():
             raise self._deleted_error("reading it")
+        if self.raw_handle == 0:
+            raise errors.ProgramError(
+                "a jax.jit inside a loop of a program reads a variable (pw.Variable): read it in the program's own "
+                "body, and pass it on as an argument"
+            )
         if self.cached is None:
             if not self.is_inline and self.client.state(self) == _FAILED:
                 raise self._failure()

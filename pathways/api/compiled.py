@@ -268,6 +268,8 @@ class Compiled(Handle):
             if out is Refusal.STALE:
                 self._bind_again()
             elif out is Refusal.SHARED:
+                if self.state is not None:
+                    self.state.look()  # somebody reads a variable's array since
                 given = given or [leaves[position] for position in self.call.donated if position < len(leaves)]
                 leaves = self._copy_shared(leaves)
             else:  # a host value; or an array of another layout, which `put_leaf` refuses

@@ -179,14 +179,21 @@ class Program(Handle):
     ) -> list[Array]:
         """A run under `jax.debug_nans`. As JAX does, it goes step by step to find which of a program's computations it
         was."""
+        before = compiled.state.arrays() if compiled.state is not None else []
         try:
             return compiled.run(leaves, deadline)
         except FloatingPointError as error:
             if self._home is None:
+                after = compiled.state.arrays() if compiled.state is not None else []
+                for variable, array in before:  # nothing was donated
+                    variable._array = array
                 try:
                     self._fun(*args, **kwargs)
                 except FloatingPointError as first:
                     raise FloatingPointError(f"{first}; in program {self._name!r}") from None
+                finally:
+                    for variable, array in after:
+                        variable._array = array
             raise error from None
 
     def with_timeout(self, seconds: float) -> TimedProgram:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pathways import _jaxlib
+from pathways import _jaxlib, errors
 from pathways.compiler.ir import MeshSpec
 
 
@@ -23,6 +23,7 @@ class Trace:
 
     def begin(self) -> None:
         """JAX now traces the program's own body."""
+        self.written.clear()
         self._level = _jaxlib.staging_level()
 
     def is_in_body(self) -> bool:
@@ -80,6 +81,20 @@ def find_slice(mesh: MeshSpec) -> Any:
 def stands_for(array: Any, variable: Any) -> None:
     """From now on `array`, which the variable owns, stands for it in programs."""
     _variables[id(array)] = variable
+
+
+def living(array: Any) -> Any:
+    """The variable that a closed-over array without a buffer stands for.
+
+    Raises:
+        ProgramError: it is no more.
+    """
+    variable = variable_of(array)
+    if variable is None:
+        raise errors.ProgramError(
+            "the program calls a function that JAX traced when it read a variable which is no more. Keep the variable"
+        )
+    return variable
 
 
 def variable_of(array: Any) -> Any:

@@ -23,7 +23,7 @@ from pathways.api.compiled import copy, move
 from pathways.api.put import device_put
 from pathways.api.session import Session
 from pathways.api.slices import Slice, SliceSharding
-from pathways.api.tracing import current_trace, stands_for, variable_of
+from pathways.api.tracing import current_trace, living, stands_for, variable_of
 from pathways.compiler import specs
 from pathways.compiler.trace import Traced
 
@@ -121,9 +121,15 @@ class Variable:
         """
         trace = current_trace()
         if trace is None:
-            with self._lock:
-                self._array._pin()  # a run that sets it copies it first, so the caller's array stays
-                return self._array
+            if _jaxlib.is_staging():
+                raise errors.ProgramError(
+                    f"{self!r} is read while JAX traces a function that is in no pw.program (jax.grad or jax.vmap of "
+                    "a placed function, jax.jit, jax.eval_shape). Put the derivative into a pw.program, or read the "
+                    "value before and pass it as an argument"
+                )
+            return self._array_now()
+        if _jaxlib.staging_level() is None:
+            raise errors.ProgramError(f"{self!r} is read under jax.ensure_compile_time_eval: it has no value yet")
         if trace.is_staged_in_body():
             if self in trace.written:
                 return trace.written[self]
@@ -160,7 +166,7 @@ class Variable:
         if trace is not None and trace.is_in_body():
             staged = _jaxlib.staged_constant(new) if isinstance(new, Array) else new
             trace.written[self] = jax.lax.convert_element_type(staged, self.dtype)
-        elif trace is not None or _jaxlib.is_tracer(new):
+        elif trace is not None or _jaxlib.is_tracer(new) or _jaxlib.is_staging():
             raise errors.ProgramError(
                 f"{self!r} was set inside a loop, a branch, a derivative (jax.grad), jax.vmap or a placed function. "
                 "Set it in the body of a pw.program: return the new value from there, and set the variable to it"
@@ -173,19 +179,13 @@ class Variable:
         if not isinstance(new, Array):
             new = jnp.asarray(new, self.dtype)
         array: Array = device_put(new, self.slice, spec)
-        with self._lock:
-            self._array = strong(copy(array) if isinstance(new, Array) else array)
+        self._array = strong(copy(array) if isinstance(new, Array) else array)
 
     def delete(self) -> None:
         """Frees its array. Programs that use it fail until it is set again."""
-        with self._lock:
-            self._array.delete()
+        self._array.delete()
 
     # ---- for programs
-
-    @property
-    def _lock(self) -> Any:
-        return self.slice.cluster.state_lock
 
     def at_home(self, new: Any) -> Any:
         """Traced: a new value where the variable is."""
@@ -205,10 +205,13 @@ class Variable:
             array = copy(array)
         return array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
 
-    def replace(self, array: Array) -> None:
-        """A run has set it."""
-        layout = self._array.layout
-        self._array = array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
+    def _array_now(self) -> Array:
+        """Its array, which no run takes over from now on. It takes no lock, so that callbacks of runs may read."""
+        while True:
+            array = self._array
+            array._pin()  # a run that sets the variable copies it first
+            if not array.is_deleted() or array is self._array:  # else a run has taken it over meanwhile
+                return array
 
     def _read_inside(self) -> errors.ProgramError:
         return errors.ProgramError(
@@ -246,10 +249,6 @@ def check_lives(array: Any, cluster: Session | None) -> None:
         ProgramError: the variable is no more.
         PlacementError: it is another cluster's.
     """
-    variable = variable_of(array)
-    if variable is None:
-        raise errors.ProgramError(
-            "the program calls a function that JAX traced when it read a variable which is no more. Keep the variable"
-        )
+    variable = living(array)
     if cluster is not None and variable.slice.cluster is not cluster:
         raise errors.PlacementError(f"{variable!r} belongs to another cluster: {variable.slice.cluster!r}")

@@ -49,6 +49,7 @@ class AutoSuspension:
         self._asking: dict[int, float] = {}  # by client that asked for room at the last look: since when
         self._left_for: dict[int, int] = {}  # by client that is away: who asked; it stays away while that one asks
         self._quiet: dict[int, tuple[int, float]] = {}  # by client without work: its device time, and since when
+        self._saving: set[int] = set()  # clients with saves or restores under way
         self._moves: dict[int, asyncio.Task[None]] = {}  # by client that leaves or comes back
 
     async def run(self) -> None:
@@ -97,7 +98,10 @@ class AutoSuspension:
     def _idle(self, now: float) -> set[int]:
         """Clients that had no run, save or restore, under way or waiting, at each look of the last `IDLE_S`."""
         quiet: dict[int, tuple[int, float]] = {}
+        self._saving.clear()
         for each in self._controller.clients():
+            if each["tasks"]:
+                self._saving.add(each["client"])
             if not any(each[name] for name in ("in_flight", "held", "has_unread", "is_waiting", "tasks")):
                 before, since = self._quiet.get(each["client"], (-1, now))
                 # Device time tells of runs that came and went between two looks.
@@ -110,7 +114,9 @@ class AutoSuspension:
         if holders & self._moves.keys():
             return True  # room is being made
         rank = self._priority(client)
-        able = holders - self._not_before.keys()
+        # What is kept for a save stays on the devices, and the save goes on only while its client is read.
+        away = {each.number for each in self._clients.values() if each.suspended}
+        able = holders - self._not_before.keys() - self._saving - away
         busy = {each for each in able - idle if self._priority(each) <= rank and each not in self._turn_ends}
         if now - self._asking[client] < IDLE_S + LOOK_S:
             return True  # it is not known yet who is idle

@@ -6,6 +6,7 @@ thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from pathways.protocol import payloads
 
 #: Seconds between two checks whether a client's runs are over.
 QUIET_LOOK_S = 0.002
+#: Seconds that a client's saves and restores have to end before it leaves: they keep memory, and go on only while the
+#: controller reads the client.
+MOST_SAVE_S = 60.0
 #: Asks every host to move a client's buffers: `OFFLOAD` or `RESTORE`, to disk. Of each host: error text and bytes.
 Ask = Callable[[int, bool], Awaitable[Sequence[tuple[str, int]]]]
 
@@ -24,7 +28,17 @@ async def leave_devices(
     """Takes a client of the native controller off the devices. Returns the bytes that left them.
 
     `pause(seconds)` lets others run meanwhile.
+
+    Raises:
+        CheckpointError: a save or a restore of the client does not end.
     """
+    deadline = time.monotonic() + MOST_SAVE_S
+    while _has_tasks(native, client):
+        if time.monotonic() > deadline:
+            raise errors.CheckpointError(
+                f"client {client} cannot leave the devices: a save or a restore has not ended in {MOST_SAVE_S:g} s"
+            )
+        await pause(10 * QUIET_LOOK_S)
     native.suspend(client)
     try:
         while not native.is_quiet(client):
@@ -48,6 +62,10 @@ async def return_to_devices(native: Any, client: int, ask: Ask) -> int:
         raise
     native.resume(client)
     return nbytes
+
+
+def _has_tasks(native: Any, client: int) -> bool:
+    return any(each["client"] == client and each["tasks"] for each in native.clients())
 
 
 async def _everywhere(ask: Ask, kind: int, undo: int, to_disk: bool) -> int:

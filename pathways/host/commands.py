@@ -63,6 +63,8 @@ class Commands:
         fields = payloads.parse_task(payload)
         try:
             if fields["op"] == "stage":
+                if value is None:
+                    raise ValueError("a save stages an array, got none")
                 self._tasks.stage(client, task, fields, value)
             elif fields["op"] == "read":
                 target = self._placements.of(client, fields["placement"])

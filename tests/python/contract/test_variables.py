@@ -329,6 +329,19 @@ def test_with_callbacks_and_value_checks(v: pw.Variable) -> None:
             root(100.0)
 
 
+def test_value_checks_set_once(v: pw.Variable) -> None:
+    count = pw.Variable(0, v.slice)
+
+    @pw.program
+    def step(x: Any) -> Any:
+        count.value += 1
+        return jnp.log(x - v.value)
+
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        step(np.zeros(4, np.float32))
+    assert int(count.value) == 1
+
+
 def test_without_jit(v: pw.Variable) -> None:
     @pw.program
     def step() -> Any:
@@ -453,6 +466,14 @@ def test_refusals(v: pw.Variable, here: Any) -> None:
         same(v.value, ONES)
     with pytest.raises(pw.errors.ProgramError, match="set inside"):
         jax.grad(lambda x: set_inside(x).sum())(ONES)
+    for outside in (
+        jax.grad(lambda x: inside(x).sum()),
+        lambda x: jax.eval_shape(pw.program(lambda x: v.value + x), x),
+    ):
+        with pytest.raises(pw.errors.ProgramError, match="is in no pw"):
+            outside(ONES)
+    with pytest.raises(pw.errors.ProgramError, match="set inside"):
+        jax.eval_shape(pw.program(lambda x: v.set(ONES * 5)), ONES)
     with pytest.raises(pw.errors.ProgramError, match="Variable"):
         pw.program(lambda w: w)(v)
     with pytest.raises(pw.errors.SliceError, match="say on which slice"):
