@@ -36,6 +36,7 @@ from pathways._jaxlib.foreign_shardings import accept_shardings
 from pathways._jaxlib.jaxprs import (
     DropVar,
     Literal,
+    Scope,
     as_function,
     equation_context,
     extend_jit,
@@ -47,6 +48,7 @@ from pathways._jaxlib.jaxprs import (
     new_jaxpr,
     new_var,
     opened,
+    scope_of,
     sub_jaxprs,
     transposed_times,
 )

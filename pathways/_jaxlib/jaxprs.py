@@ -5,7 +5,9 @@ The compiler works on them. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -108,6 +110,27 @@ _PLAIN_PARAMETERS = frozenset({"GatherDimensionNumbers", "ScatterDimensionNumber
 def equation_context(eqn: Any) -> tuple[Any, ...]:
     """What decides how an equation is lowered, besides its primitive, parameters and operands."""
     return str(eqn.source_info.name_stack), eqn.ctx
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """The microbatch of a pipeline, and perhaps its stage, to which the name of a scope says that a call belongs."""
+
+    pipeline: str
+    microbatch: int
+    stage: int | None = None
+
+
+_SCOPE = re.compile(r"pw\.(\w+)\.mb(\d+)(?:\.s(\d+))?(?![\w.])")
+
+
+def scope_of(eqn: Any) -> Scope | None:
+    """The innermost scope of an equation with a name such as `pw.p0.mb3` or `pw.p0.mb3.s1`."""
+    found = _SCOPE.findall(str(eqn.source_info.name_stack))
+    if not found:
+        return None
+    pipeline, microbatch, stage = found[-1]
+    return Scope(pipeline, int(microbatch), int(stage) if stage else None)
 
 
 def is_transposed(eqn: Any) -> bool:

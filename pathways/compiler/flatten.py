@@ -54,7 +54,8 @@ class Step:
     spec: Spec | None = None
     calls: _jaxlib.CallsBack = _jaxlib.CallsBack.NOTHING
     demands: tuple[meshes.Demand, ...] = ()  # what the operation needs of the slice that it runs on
-    label: Label | None = None  # its place in a pipeline, if the program has a schedule
+    scope: _jaxlib.Scope | None = None  # the microbatch that the program's text gives it
+    label: Label | None = None  # its place in a pipeline
 
     @property
     def reads(self) -> list[Any]:
@@ -140,19 +141,28 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
     return atom if isinstance(atom, _jaxlib.Literal) else env.get(atom, atom)
 
 
-def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool, around: int = 0) -> None:
+def _inline(
+    jaxpr: Any,
+    env: dict[Any, Any],
+    program: FlatProgram,
+    name: str,
+    fresh: bool,
+    around: int = 0,
+    within: _jaxlib.Scope | None = None,
+) -> None:
     """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's.
 
-    `fresh`: makes new variables, because `jaxpr` may be inlined more than once. `around`: the derivatives of the
-    equation that has `jaxpr` inside.
+    `fresh`: makes new variables, because `jaxpr` may be inlined more than once. `around` and `within`: the derivatives
+    and the scope of the equation that has `jaxpr` inside.
     """
     memo: dict[int, bool] = {}
     for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
         inputs = [_read(env, v) for v in eqn.invars]
         slice_tag = _slice_tag(eqn)
         derivatives = max(around, _jaxlib.transposed_times(eqn))
+        scope = _jaxlib.scope_of(eqn) or within
         if slice_tag is None and any(holds_slice_tag(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
-            _inline_equation(eqn, inputs, env, program, name, derivatives)
+            _inline_equation(eqn, inputs, env, program, name, derivatives, scope)
             continue
         outputs = []
         for v in eqn.outvars:
@@ -187,10 +197,17 @@ def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fr
         else:
             program.steps.append(Step(StepKind.PLAIN, eqn, inputs, outputs))
         program.steps[-1].derivatives = derivatives
+        program.steps[-1].scope = scope
 
 
 def _inline_equation(
-    eqn: Any, inputs: list[Any], env: dict[Any, Any], program: FlatProgram, name: str, derivatives: int
+    eqn: Any,
+    inputs: list[Any],
+    env: dict[Any, Any],
+    program: FlatProgram,
+    name: str,
+    derivatives: int,
+    scope: _jaxlib.Scope | None,
 ) -> None:
     primitive = eqn.primitive.name
     if eqn.primitive is not _jaxlib.jit_p and primitive not in _INLINED:
@@ -203,7 +220,7 @@ def _inline_equation(
     inner, consts = _jaxlib.opened(next(_jaxlib.jaxprs_in(eqn.params)))
     inner_env = dict(zip(inner.invars, inputs, strict=True))
     inner_env.update((v, _constant(program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
-    _inline(inner, inner_env, program, name, fresh=True, around=derivatives)
+    _inline(inner, inner_env, program, name, fresh=True, around=derivatives, within=scope)
     for v, result in zip(eqn.outvars, inner.outvars, strict=True):
         if not isinstance(v, _jaxlib.DropVar):
             env[v] = _read(inner_env, result)

@@ -20,7 +20,7 @@ import numpy as np
 
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
-from pathways.compiler.ir import Calls, MeshSpec
+from pathways.compiler.ir import Calls, Label, MeshSpec, Phase
 from pathways.compiler.meshes import check
 from pathways.compiler.trace import Argument
 
@@ -284,12 +284,16 @@ def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec
     return mesh
 
 
+def _unit(label: Label) -> tuple[int, int, Phase]:
+    return label.pipeline, label.microbatch, label.phase
+
+
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
     """Splits a run of plain steps into few parts, each on one mesh, and each of one microbatch if there is a schedule.
 
     The parts are in an order in which each reads only earlier parts, and in which ordered callbacks keep their order.
     """
-    places = {id(step): (meshes[id(step)], step.label and (step.label.microbatch, step.label.phase)) for step in run}
+    places = {id(step): (meshes[id(step)], step.label and _unit(step.label)) for step in run}
     level: dict[Any, tuple[int, Any]] = {}
     order = (0, places[id(run[0])])
     pieces: dict[tuple[int, Any], list[Step]] = {}

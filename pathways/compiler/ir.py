@@ -86,14 +86,19 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The place of a step in a pipeline: its stage, its microbatch (both from 0), and what it does for it."""
+    """The place of a step in a pipeline: its stage, its microbatch (both from 0), and what it does for it.
+
+    `pipeline` is the number of the pipeline in the program.
+    """
 
     stage: int
     microbatch: int
     phase: Phase
+    pipeline: int = 0
 
     def __str__(self) -> str:
-        return f"{self.phase.value}, microbatch {self.microbatch}"
+        text = f"{self.phase.value}, microbatch {self.microbatch}"
+        return f"{text} of pipeline {self.pipeline}" if self.pipeline else text
 
 
 class NodeKind(enum.Enum):

@@ -277,7 +277,7 @@ def _check_order(emitted: Emitted, partitioned: Partitioned, schedule: str) -> N
                 before = last.get(op.mesh, name)
                 if name in seen or len(op.sites) > 1 or places[before] > places[name]:
                     raise errors.CompileError(
-                        f"jaxlib's compiler did not keep the order of schedule {schedule!r}: {name} ({site.label}) "
+                        f"jaxlib's compiler did not keep the order of {schedule}: {name} ({site.label}) "
                         f"comes behind {before} or is one computation with {op.sites}; give no schedule"
                     )
                 last[op.mesh] = name

@@ -59,24 +59,35 @@ class Options:
                     f"unknown compiler option {key!r}; "
                     f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}"
                 )
-        merge, schedule = options.pop("merge", False), _schedule(options.pop("schedule", None))
+        merge, schedule = options.pop("merge", False), check_schedule(options.pop("schedule", None))
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
             if not isinstance(value, bool):
                 raise errors.OptionError(f"compiler option {key!r}: expected True or False, got {value!r}")
-        for key in ("merge", *_CHANGE_CALLS):
-            if schedule != "none" and (merge if key == "merge" else options.get(key, False)):
-                raise errors.OptionError(
-                    f"compiler option {key!r} makes other computations than schedule {schedule!r} puts in order; "
-                    "give one of the two"
-                )
         if len(platforms) != 1 or not isinstance(platforms[0], str):
             raise errors.OptionError(
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        return cls(merge, schedule, platforms, tuple(sorted(options.items())))
+        made = cls(merge, schedule, platforms, tuple(sorted(options.items())))
+        if schedule != "none":
+            made.check_keeps_calls(schedule)
+        return made
+
+    def check_keeps_calls(self, schedule: str) -> None:
+        """Checks that nothing here makes other computations than a schedule puts in order.
+
+        Raises:
+            OptionError: such an option.
+        """
+        given = {"merge": self.merge, **dict(self.compiler)}
+        for key in ("merge", *_CHANGE_CALLS):
+            if given.get(key, False):
+                raise errors.OptionError(
+                    f"compiler option {key!r} makes other computations than schedule {schedule!r} puts in order; "
+                    "give one of the two"
+                )
 
     def for_compiler(self) -> dict[str, Any]:
         """The MPMD compiler's own options. It keeps the order that it is given: the pass in `schedule` has made it."""
@@ -88,8 +99,12 @@ class Options:
         return not self.merge
 
 
-def _schedule(name: Any) -> str:
-    """The checked name of a schedule; None is "none"."""
+def check_schedule(name: Any) -> str:
+    """The checked name of a schedule; None is "none".
+
+    Raises:
+        OptionError: an unknown name, or one that is not built.
+    """
     if name is None or name in BUILT:
         return name or "none"
     if name in SCHEDULES:

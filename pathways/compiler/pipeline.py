@@ -54,8 +54,7 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
     program = flatten(traced)
     if program.before is not None:
         traced = traced.in_order()
-    if options.schedule != "none":
-        schedule.apply(program, traced, options.schedule)
+    order = schedule.apply(program, traced, options)
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()
     for _ in range(_MAX_ROUNDS):
@@ -77,7 +76,7 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
                     raise
                 raise errors.CompileError(f"jaxlib's MPMD compiler refused program {traced.name!r}: {error}") from error
             if lowered.split_axes <= pinned:
-                return lower.to_logical(traced, program, emitted, lowered, module, options.schedule)
+                return lower.to_logical(traced, program, emitted, lowered, module, order)
             pinned |= lowered.split_axes
     raise errors.ShardingError(
         f"program {traced.name!r}: the compiler keeps cutting values by part of a mesh axis at {sorted(pinned)}; give "

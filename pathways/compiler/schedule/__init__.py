@@ -4,42 +4,114 @@
 device's queue: `groups`, `emit`, jaxlib's compiler without a schedule of its own, and `lower` keep it, and
 `lower.to_logical` checks that they did (SCHED-1).
 
-The parts: `roles` says which calls do the same, `labels` finds microbatches and stages, `doubts` finds what makes them
-doubtful, `orders` has the definitions, `sums` adds gradients where they are made, `weave` makes one order of all steps.
+The parts: `scopes` reads microbatches from the names of scopes. Without scopes, `roles` says which calls do the same,
+`labels` finds microbatches and stages, and `doubts` finds what makes them doubtful. `orders` has the definitions, `own`
+reads an order of the user's, `sums` adds gradients where they are made, `weave` makes one order of all steps.
 
 Pure: works on jaxprs only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pathways import errors
-from pathways.compiler.flatten import FlatProgram
+from pathways.compiler import pipeline_spec
+from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.groups import plain_slices
+from pathways.compiler.options import Options
+from pathways.compiler.pipeline_spec import OwnSchedule
 from pathways.compiler.schedule.doubts import Doubt, check_plain_stages
-from pathways.compiler.schedule.labels import find
-from pathways.compiler.schedule.orders import ORDERS
+from pathways.compiler.schedule.labels import Pipeline, find
+from pathways.compiler.schedule.orders import ORDERS, Unit
+from pathways.compiler.schedule.own import units_of
+from pathways.compiler.schedule.scopes import Scoped, label
 from pathways.compiler.schedule.sums import sum_where_made
 from pathways.compiler.schedule.weave import weave
 from pathways.compiler.trace import Traced
 
 
-def apply(program: FlatProgram, traced: Traced, schedule: str) -> None:
-    """Labels the steps of `program` and puts them into the order of the schedule (a key of `orders.ORDERS`).
+def apply(program: FlatProgram, traced: Traced, options: Options) -> str:
+    """Labels the steps of `program` and puts them into the order of their pipelines' schedules.
 
-    The step list of `program` is replaced. The results of the program are the same variables as before.
+    A pipeline is found by its scopes (`pw.pipeline`, `pw.accumulate_gradients`, the user's own), or, if there are none
+    and the program has a schedule, by what the calls read. The step list of `program` is replaced. The results of the
+    program are the same variables as before.
+
+    Returns:
+        The name of the schedule; "none" if the order is the text's.
 
     Raises:
         ScheduleError: the program has no pipeline, or cannot follow the schedule; the message says why.
+        OptionError: an option that makes other computations than the schedule puts in order.
     """
-    what = f"schedule {schedule!r} of program {traced.name!r}"
-    pipeline = find(program, what)
-    order = ORDERS[schedule]
-    sequences = [order(stage, pipeline.depth, pipeline.microbatches) for stage in range(pipeline.depth)]
+    pipelines = _pipelines(program, traced, options)
+    if not pipelines:
+        return "none"
     homes = {v: a.mesh for v, a in zip(program.invars, traced.arguments, strict=True) if a.mesh is not None}
-    sum_where_made(program, pipeline, sequences, homes)
-    slices = plain_slices(program, traced.arguments, next(iter(pipeline.stages)))
-    try:
-        check_plain_stages(program.steps, pipeline.stages, pipeline.feeds, slices)
-    except Doubt as doubt:
-        raise errors.ScheduleError(f"{what}: {doubt}") from None
-    program.steps = weave(program.steps, pipeline, sequences, slices, what)
+    ordered = [pipeline for pipeline in pipelines if pipeline.ordered]
+    sum_where_made(program, pipelines, homes, at_once=not ordered)
+    if not ordered:
+        return "none"
+    slices = plain_slices(program, traced.arguments, next(iter(pipelines[0].stages)))
+    for pipeline in ordered:
+        try:
+            check_plain_stages(program.steps, pipeline.stages, pipeline.feeds, slices, pipeline.number)
+        except Doubt as doubt:
+            raise errors.ScheduleError(f"{pipeline.title}: {doubt}") from None
+    program.steps = weave(program.steps, pipelines, slices)
+    return ordered[0].title
+
+
+def _pipelines(program: FlatProgram, traced: Traced, options: Options) -> list[Pipeline]:
+    """The pipelines of a program, with their sequences; the labels are set."""
+    scoped = label(program.steps, f"program {traced.name!r}")
+    for one in scoped:
+        schedule, whose = _schedule(one, traced.name, options.schedule)
+        one.pipeline.title = f"schedule {pipeline_spec.schedule_name(schedule)!r} of {whose}"
+        one.pipeline.ordered = schedule != "none"
+        if one.pipeline.ordered:
+            options.check_keeps_calls(pipeline_spec.schedule_name(schedule))
+            one.pipeline.sequences = _sequences(one.pipeline, schedule)
+        else:
+            one.pipeline.sequences = _text_order(program.steps, one.pipeline)
+    if scoped or options.schedule == "none":
+        return [one.pipeline for one in scoped]
+    title = f"schedule {options.schedule!r} of program {traced.name!r}"
+    pipeline = find(program, title)
+    pipeline.title = title
+    pipeline.sequences = _sequences(pipeline, options.schedule)
+    return [pipeline]
+
+
+def _schedule(scoped: Scoped, program: str, option: str) -> tuple[str | OwnSchedule, str]:
+    """The schedule of a pipeline, and whose it is."""
+    if scoped.spec is None:
+        return option, f"pipeline {scoped.name!r} of program {program!r}"
+    own, whose = scoped.spec.schedule, f"pipeline {scoped.spec.name!r} of program {program!r}"
+    if own is None:
+        return option, whose
+    if option not in ("none", own):
+        raise errors.ScheduleError(
+            f"program {program!r} has schedule {option!r}, and pipeline {scoped.spec.name!r} in it has schedule "
+            f"{pipeline_spec.schedule_name(own)!r}; expected one of the two. Give it to the pipeline: "
+            "pw.pipeline(..., schedule=...)"
+        )
+    return own, whose
+
+
+def _sequences(pipeline: Pipeline, schedule: str | OwnSchedule) -> list[Sequence[Unit]]:
+    """The order of the units on each stage."""
+    size = pipeline.depth, pipeline.microbatches
+    if isinstance(schedule, str):
+        return [ORDERS[schedule](stage, *size) for stage in range(pipeline.depth)]
+    return [units_of(schedule, stage, *size, pipeline.title) for stage in range(pipeline.depth)]
+
+
+def _text_order(steps: Sequence[Step], pipeline: Pipeline) -> list[Sequence[Unit]]:
+    """The units on each stage as they appear in the text."""
+    units: list[dict[Unit, None]] = [{} for _ in range(pipeline.depth)]
+    for step in steps:
+        if step.kind is StepKind.PLACED and step.label is not None and step.label.pipeline == pipeline.number:
+            units[step.label.stage].setdefault((step.label.phase, step.label.microbatch))
+    return [list(each) for each in units]

@@ -26,6 +26,7 @@ from pathways import errors
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
 from pathways.compiler.schedule import doubts
+from pathways.compiler.schedule.orders import Unit
 from pathways.compiler.schedule.roles import BACK, READINGS, Roles, describe, is_forward, names_of
 
 _NAMED = 6  # so many functions are named in an error
@@ -38,12 +39,19 @@ class Pipeline:
     `stages` gives the stage of each slice; slices that work side by side have one stage. `depth` is the number of
     stages. `feeds` has the ids of labelled steps that need no result of the pipeline, such as the slicing of a batch
     into microbatches: they run just before their first reader.
+
+    `number` is the pipeline's number in the program. `title` begins each error. `sequences` has the order of the units
+    on each stage; if not `ordered`, it is the order of the text, and the steps stay where they are.
     """
 
     stages: dict[MeshSpec, int]
     depth: int
     microbatches: int
     feeds: set[int]
+    number: int = 0
+    title: str = ""
+    sequences: list[Sequence[Unit]] = dataclasses.field(default_factory=list)
+    ordered: bool = True
 
 
 def find(program: FlatProgram, title: str) -> Pipeline:

@@ -28,43 +28,46 @@ _LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}
 _SEARCHED = 64
 
 Edges = list[dict[int, str]]  # per step: the later steps, each with the reason
+_Units = dict[tuple[int, str, Unit], list[int]]  # the steps of each unit, by pipeline and slice
 
 
-def weave(
-    steps: Sequence[Step],
-    pipeline: Pipeline,
-    sequences: Sequence[Sequence[Unit]],
-    slices: Mapping[int, MeshSpec],
-    what: str,
-) -> list[Step]:
-    """The steps in an order that follows `sequences[stage]` on each slice of the pipeline (SCHED-1).
+def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[int, MeshSpec]) -> list[Step]:
+    """The steps in an order that follows `sequences[stage]` on each slice of each pipeline (SCHED-1).
+
+    The calls of a pipeline without a schedule stay in the order of the text on each slice.
 
     `slices` has the slices of plain steps, by the step's id.
 
     Raises:
         ScheduleError: the dataflow contradicts the sequences; the message has the cycle.
     """
-    units: dict[tuple[str, Unit], list[int]] = {}
+    units: _Units = {}
     for number, step in enumerate(steps):
         if step.kind is StepKind.PLACED and step.label is not None:
             assert step.mesh is not None
             unit = (step.label.phase, step.label.microbatch)
-            units.setdefault((step.mesh.name, unit), []).append(number)
+            units.setdefault((step.label.pipeline, step.mesh.name, unit), []).append(number)
     edges = _dataflow(steps)
-    for mesh, stage in pipeline.stages.items():
-        present = [units[mesh.name, unit] for unit in sequences[stage] if (mesh.name, unit) in units]
-        for earlier, later in itertools.pairwise(present):
-            for a in earlier:
-                for b in later:
-                    edges[a].setdefault(b, "by the schedule")
+    for pipeline in pipelines:
+        for mesh, stage in pipeline.stages.items():
+            keys = [(pipeline.number, mesh.name, unit) for unit in pipeline.sequences[stage]]
+            present = [units[key] for key in keys if key in units]
+            if not pipeline.ordered:
+                present = [[n] for n in sorted(itertools.chain.from_iterable(present))]
+            for earlier, later in itertools.pairwise(present):
+                for a in earlier:
+                    for b in later:
+                        edges[a].setdefault(b, "by the schedule")
     lengths = [0.0] * len(steps)
-    for (_, (phase, _)), members in units.items():
+    for (_, _, (phase, _)), members in units.items():
         for n in members:
             lengths[n] = _LENGTHS[phase] / len(members)
     starts = _starts(edges, lengths)
     if starts is None:
-        raise errors.ScheduleError(f"{what} cannot be followed: {_circle(steps, edges)}")
-    _delay(steps, pipeline.feeds, {key: min(starts[n] for n in units[key]) for key in units}, slices, edges, starts)
+        titles = " and ".join(pipeline.title for pipeline in pipelines if pipeline.ordered)
+        raise errors.ScheduleError(f"{titles} cannot be followed: {_circle(steps, edges)}")
+    feeds = set().union(*(pipeline.feeds for pipeline in pipelines))
+    _delay(steps, feeds, {key: min(starts[n] for n in units[key]) for key in units}, slices, edges, starts)
     # At one time, what takes no time goes first: it frees memory, and makes what a transfer waits for.
     return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
 
@@ -72,7 +75,7 @@ def weave(
 def _delay(
     steps: Sequence[Step],
     feeds: set[int],
-    units: Mapping[tuple[str, Unit], float],
+    units: Mapping[tuple[int, str, Unit], float],
     slices: Mapping[int, MeshSpec],
     edges: Edges,
     starts: list[float],
@@ -89,7 +92,8 @@ def _delay(
         if id(step) in feeds:
             starts[n] = needed
         elif step.kind is StepKind.PLAIN and step.label is not None and id(step) in slices:
-            unit = units.get((slices[id(step)].name, (step.label.phase, step.label.microbatch)), starts[n])
+            key = (step.label.pipeline, slices[id(step)].name, (step.label.phase, step.label.microbatch))
+            unit = units.get(key, starts[n])
             starts[n] = max(starts[n], min(unit, needed))
 
 

@@ -1,0 +1,90 @@
+"""What a program says of its pipelines: the scopes of their microbatches, and what each scope's pipeline is.
+
+A *scope* is a `jax.named_scope` whose name says to which microbatch the calls inside belong: `pw.p0.mb3` is microbatch
+3 of pipeline `p0`, and `pw.p0.mb3.s1` is its stage 1. JAX keeps the names of scopes through differentiation, batching
+and `jax.jit`, so a backward step has the scope of its forward step. `_jaxlib.scope_of` reads it.
+
+`pw.pipeline` and `pw.accumulate_gradients` open scopes of pipelines that are registered here. A scope of any other name
+is the user's own; the program's `schedule` option is for it.
+
+Equal pipelines get equal names, in each program anew, so a program that is traced again is the same program (`memo`).
+Called while a program is traced, by any thread, and by `schedule/scopes.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pathways.compiler.ir import MeshSpec
+
+#: A schedule of the user's own: see `schedule/own.py`.
+OwnSchedule = Callable[[int, int, int, int], Sequence[tuple[str, int, int]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLengths:
+    """How long a stage takes for one microbatch, in seconds. `weights` is None if it is part of `backward`."""
+
+    forward: float
+    backward: float
+    weights: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineSpec:
+    """A pipeline that a program calls.
+
+    `meshes` has the slice of each stage; it is empty if the stages are to be found from the calls. `schedule` is a name
+    of `options.BUILT` or the user's own order; None: the program's. `lengths` has one entry per stage, or none.
+    """
+
+    name: str
+    schedule: str | OwnSchedule | None
+    microbatches: int
+    meshes: tuple[MeshSpec, ...] = ()
+    lengths: tuple[StepLengths, ...] = ()
+
+    def stages(self) -> list[int]:
+        """Per entry of `meshes`, the number of its stage: neighbours on one slice are one stage."""
+        stages: list[int] = []
+        for n, mesh in enumerate(self.meshes):
+            stages.append(stages[-1] + (mesh != self.meshes[n - 1]) if n else 0)
+        return stages
+
+
+_lock = threading.Lock()
+_names: dict[tuple[PipelineSpec, int], str] = {}  # guarded by _lock; grows with the distinct pipelines of this process
+_specs: dict[str, PipelineSpec] = {}  # guarded by _lock
+
+
+def register(spec: PipelineSpec, earlier: int) -> str:
+    """The name of a pipeline for its scopes. `earlier`: how many equal pipelines the program has called before."""
+    with _lock:
+        name = _names.get((spec, earlier))
+        if name is None:
+            name = _names[spec, earlier] = f"pipeline{len(_names)}"
+            _specs[name] = spec
+        return name
+
+
+def find(name: str) -> PipelineSpec | None:
+    """The pipeline of this name; None if the name is of the user's own scopes."""
+    return _specs.get(name)
+
+
+def scope_name(pipeline: str, microbatch: int, stage: int | None = None) -> str:
+    """The name of a scope, for `jax.named_scope`."""
+    return f"pw.{pipeline}.mb{microbatch}" + ("" if stage is None else f".s{stage}")
+
+
+def is_own(schedule: Any) -> bool:
+    """True for an order of the user's own."""
+    return callable(schedule)
+
+
+def schedule_name(schedule: str | OwnSchedule) -> str:
+    """The schedule for an error's text."""
+    return schedule if isinstance(schedule, str) else getattr(schedule, "__name__", "of your own")
