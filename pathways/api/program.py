@@ -24,7 +24,7 @@ from pathways.api.session import Session, current
 from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle
-from pathways.api.tracing import Interop, is_tracing, remember, tracing
+from pathways.api.tracing import Interop, Named, is_tracing, remember, tracing
 from pathways.compiler.options import Options
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import (
@@ -296,8 +296,7 @@ class Program(Handle):
         checked = bool(_jaxlib.value_checks())
         thread = threading.get_ident()
         outer = tracing.get(thread)
-        used: list[Slice] = []
-        tracing[thread] = used
+        named = tracing[thread] = Named()
         try:
             traced = trace(
                 self._fun,
@@ -316,8 +315,8 @@ class Program(Handle):
             else:
                 tracing[thread] = outer
         if cluster is None:
-            cluster = used[0].cluster if used else current()
-        return traced, cluster, used
+            cluster = named.slices[0].cluster if named.slices else current()
+        return traced, cluster, named.slices
 
     def _closed_over(self, cluster: Session | None, value: Any) -> Argument | None:
         """What an array of this cluster is to a program that closes over it. Alone, a placed function has it moved."""
