@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pathways import errors
-from pathways.api.microbatches import add_up, check_count, check_reduce, cut, scoped
+from pathways.api.microbatches import add_up, check_reduce, checked_count, cut, scoped
 from pathways.api.program import Program
 from pathways.api.tracing import call_pipeline, is_tracing
 from pathways.compiler.pipeline_spec import PipelineSpec
@@ -95,7 +95,7 @@ def accumulate_gradients(
         )
     name = function_name(loss)
     what = f"accumulate_gradients of {name!r}"
-    check_count(microbatches, what)
+    microbatches = checked_count(microbatches, what)
     check_reduce(reduce, what)
     numbers = argnums if isinstance(argnums, int) else tuple(argnums)
     if isinstance(argnums, bool) or numbers == () or not all(isinstance(n, int) for n in _each(numbers)):

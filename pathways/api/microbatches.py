@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pathways import errors
 from pathways.compiler.pipeline_spec import scope_name
@@ -19,10 +20,11 @@ def scoped(pipeline: str, microbatch: int, stage: int | None = None) -> Any:
     return jax.named_scope(scope_name(pipeline, microbatch, stage))
 
 
-def check_count(microbatches: Any, what: str) -> None:
-    """Refuses a number of microbatches that is no integer of at least 1."""
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+def checked_count(microbatches: Any, what: str) -> int:
+    """The number of microbatches. Refused if it is no integer of at least 1."""
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise errors.ProgramError(f"microbatches of {what}: expected an integer of at least 1, got {microbatches!r}")
+    return int(microbatches)
 
 
 def check_reduce(reduce: Any, what: str) -> None:

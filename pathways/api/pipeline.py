@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pathways import errors
-from pathways.api.microbatches import add_up, check_count, check_reduce, cut, scoped
+from pathways.api.microbatches import add_up, check_reduce, checked_count, cut, scoped
 from pathways.api.placed import PlacedFunction, jit
 from pathways.api.program import Program
 from pathways.api.tracing import call_pipeline, is_tracing
@@ -161,7 +161,7 @@ def pipeline(
                 f"stages[{number}] of {what}: expected a placed function, pw.jit(fun, devices=slice), got {stage!r} of "
                 f"type {type(stage).__name__}"
             )
-    check_count(microbatches, what)
+    microbatches = checked_count(microbatches, what)
     check_reduce(reduce, what)
     if not callable(schedule):
         schedule = check_schedule(schedule)

@@ -194,6 +194,38 @@ def test_pipelines_of_one_program_are_independent():
         assert list(rows.values()) == expected("1F1B", 3, microbatches)
 
 
+def test_pipelines_one_after_the_other_keep_the_activations_of_one():
+    """Three whole pipelines in the text: on each slice the first ends before the second begins. Two that the text calls
+    in turn are in turn."""
+
+    def of_three(one):
+        return lambda ws, xs: [inside(one, name)(ws, xs) for name in "abc"]
+
+    program = check(of_three(ONE), of_three(PLAIN))
+    for mesh in range(3):
+        calls = [
+            node.label.pipeline
+            for node in program.nodes
+            if node.origin and node.label is not None and program.computations[node.computation].mesh == mesh
+        ]
+        assert calls == sorted(calls)
+
+    def in_turn(one):
+        def total(ws, xs):
+            losses = []
+            for n, x in enumerate(xs):
+                for name in "ab":
+                    with scope(n, name):
+                        losses.append(one(ws, x))
+            return sum(losses)
+
+        return jax.value_and_grad(total)
+
+    program = check(in_turn(ONE), in_turn(PLAIN))
+    calls = [node.label for node in program.nodes if node.origin == "f0"]
+    assert [(label.pipeline, label.microbatch) for label in calls[:6]] == [(n, m) for m in range(3) for n in (0, 1)]
+
+
 def test_calls_outside_of_the_scopes_have_no_label():
     prepare = placed(lambda w: w * 2.0, MESHES[0], name="prepare")
     update = placed(lambda w, g: w - 0.1 * g, MESHES[0], name="update")

@@ -9,6 +9,7 @@ Pure.
 
 from __future__ import annotations
 
+import collections
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,12 +30,15 @@ _SEARCHED = 64
 
 Edges = list[dict[int, str]]  # per step: the later steps, each with the reason
 _Units = dict[tuple[int, str, Unit], list[int]]  # the steps of each unit, by pipeline and slice
+_Sequence = list[list[int]]
 
 
 def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[int, MeshSpec]) -> list[Step]:
     """The steps in an order that follows `sequences[stage]` on each slice of each pipeline (SCHED-1).
 
-    The calls of a pipeline without a schedule stay in the order of the text on each slice.
+    The calls of a pipeline without a schedule stay in the order of the text on each slice. Pipelines that the text
+    calls one after the other, each as a whole, have their turns on a slice one after the other: else all of them would
+    keep their activations at the same time.
 
     `slices` has the slices of plain steps, by the step's id.
 
@@ -48,16 +52,11 @@ def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[
             unit = (step.label.phase, step.label.microbatch)
             units.setdefault((step.label.pipeline, step.mesh.name, unit), []).append(number)
     edges = _dataflow(steps)
-    for pipeline in pipelines:
-        for mesh, stage in pipeline.stages.items():
-            keys = [(pipeline.number, mesh.name, unit) for unit in pipeline.sequences[stage]]
-            present = [units[key] for key in keys if key in units]
-            if not pipeline.ordered:
-                present = [[n] for n in sorted(itertools.chain.from_iterable(present))]
-            for earlier, later in itertools.pairwise(present):
-                for a in earlier:
-                    for b in later:
-                        edges[a].setdefault(b, "by the schedule")
+    for sequence in _sequences(pipelines, units):
+        for earlier, later in itertools.pairwise(sequence):
+            for a in earlier:
+                for b in later:
+                    edges[a].setdefault(b, "by the schedule")
     lengths = [0.0] * len(steps)
     for (_, _, (phase, _)), members in units.items():
         for n in members:
@@ -65,11 +64,44 @@ def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[
     starts = _starts(edges, lengths)
     if starts is None:
         titles = " and ".join(pipeline.title for pipeline in pipelines if pipeline.ordered)
-        raise errors.ScheduleError(f"{titles} cannot be followed: {_circle(steps, edges)}")
+        raise errors.ScheduleError(f"{titles} cannot be followed: {_circle(steps, edges)}{_advice(steps)}")
     feeds = set().union(*(pipeline.feeds for pipeline in pipelines))
     _delay(steps, feeds, {key: min(starts[n] for n in units[key]) for key in units}, slices, edges, starts)
     # At one time, what takes no time goes first: it frees memory, and makes what a transfer waits for.
     return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
+
+
+def _sequences(pipelines: Sequence[Pipeline], units: Mapping[tuple[int, str, Unit], list[int]]) -> list[_Sequence]:
+    """What follows one another on a slice: the steps of each unit."""
+    rows: dict[str, list[_Sequence]] = {}
+    for pipeline in pipelines:
+        for mesh, stage in pipeline.stages.items():
+            keys = [(pipeline.number, mesh.name, unit) for unit in pipeline.sequences[stage]]
+            present = [units[key] for key in keys if key in units]
+            if not pipeline.ordered:
+                present = [[n] for n in sorted(itertools.chain.from_iterable(present))]
+            rows.setdefault(mesh.name, []).append(present)
+    spans: dict[int, list[int]] = {}  # the places of each pipeline's steps in the text
+    for (number, _, _), members in units.items():
+        spans.setdefault(number, []).extend(members)
+    if all(max(spans[a]) < min(spans[b]) for a, b in itertools.pairwise(sorted(spans, key=lambda n: min(spans[n])))):
+        return [list(itertools.chain.from_iterable(row)) for row in rows.values()]
+    return [sequence for row in rows.values() for sequence in row]
+
+
+def _advice(steps: Sequence[Step]) -> str:
+    """What to do if a program calls one `pw.pipeline` several times through one `jax.jit`: all calls share a trace."""
+    calls = collections.Counter(
+        step.scope
+        for step in steps
+        if step.kind is StepKind.PLACED
+        and not step.derivatives
+        and step.scope is not None
+        and step.scope.stage is not None
+    )
+    if max(calls.values(), default=0) < 2:
+        return ""
+    return ". If it is called several times through one jax.jit, call it without jax.jit: each call is a pipeline then"
 
 
 def _delay(

@@ -314,6 +314,24 @@ def test_two_pipelines_of_one_program(add: Any) -> None:
 
 
 @pytest.mark.one_process
+def test_one_jit_of_a_pipeline_that_is_called_twice(add: Any) -> None:
+    """JAX traces it once, so both calls have the same scopes. Two that do not depend on each other are one pipeline."""
+    model = pw.pipeline(stages_on(add), microbatches=COUNT, loss=mse)
+    jitted = jax.jit(lambda ws: model(ws, BATCH, TARGETS))
+
+    def both(loss: Any) -> Any:
+        return jax.value_and_grad(lambda ws: loss(ws) + loss([w * 2 for w in ws]))
+
+    close(pw.program(both(jitted))(WEIGHTS), both(lambda ws: full(ws, BATCH, TARGETS))(WEIGHTS), 2e-5)
+
+    def one_behind_the_other(ws: Any) -> Any:
+        return jax.grad(jitted)([w - g for w, g in zip(ws, jax.grad(jitted)(ws), strict=True)])
+
+    with pytest.raises(errors.ScheduleError, match=r"cannot be followed: .* call it without jax.jit: each call is a"):
+        pw.program(one_behind_the_other)(WEIGHTS)
+
+
+@pytest.mark.one_process
 def test_a_program_that_is_made_anew_is_the_same_program(add: Any) -> None:
     model = pw.pipeline(stages_on(add), microbatches=COUNT, loss=mse)
     texts = {
