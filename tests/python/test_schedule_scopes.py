@@ -32,7 +32,9 @@ from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.pipeline_spec import PipelineSpec
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.schedule import own
-from pathways.compiler.trace import trace
+from pathways.compiler.trace import Argument, trace
+from pathways.plan.binding import BoundProgram, host_plan
+from pathways.plan.memory_profile import Profile
 
 MESHES = slices(3)
 STAGES = [placed(layer, mesh, name=f"f{n}") for n, mesh in enumerate(MESHES)]
@@ -267,6 +269,30 @@ def test_sums_without_a_schedule_are_made_behind_their_gradients():
         and names[program.values[node.outputs[0]].mesh] == "s0"
     ]
     assert len(sent) == 1  # the decoder's share of the tied gradient crosses once, not once per microbatch
+
+
+def peaks(schedule, microbatches, rows=1024):
+    """Per stage, each on a host of its own, the most memory in activations of one microbatch."""
+    ws = [Argument((4, 4), np.float32, False, mesh, ((), ())) for mesh in MESHES]
+    xs = [Argument((rows, 4), np.float32, False, MESHES[0], ((), ())) for _ in range(microbatches)]
+    bound = BoundProgram(
+        compile_traced(trace(around(ONE), [ws, xs]), {"schedule": schedule}), ((0,), (1,), (2,)), devices_per_host=1
+    )
+    found = []
+    for host in range(3):
+        plan = host_plan(bound, host, True)
+        (need,) = Profile(bound, host, True).memory(plan, [0] * len(plan.launches)).devices
+        found.append(need.peak / (rows * 4 * 4))
+    return found
+
+
+def test_the_activations_that_a_schedule_keeps():
+    """1F1B: as many as there are stages from this one on, two per microbatch here; GPipe: of all microbatches."""
+    few = [peaks("1F1B", microbatches) for microbatches in (4, 8, 16)]
+    assert few[0] == few[1] == few[2]
+    assert [round(peak) for peak in few[0]] == [6, 5, 3]
+    for microbatches in (4, 8):
+        assert all(peak >= 2 * microbatches for peak in peaks("GPipe", microbatches))
 
 
 def test_scopes_do_not_multiply_the_bodies(monkeypatch):

@@ -111,9 +111,14 @@ def test_a_schedule_of_the_program_is_for_its_microbatches(one: Any, schedule: s
 def test_a_pipeline_within(add: Any) -> None:
     stages = [pw.jit(layer, devices=add(1), name=f"f{n}") for n in range(3)]
     model = pw.pipeline(stages, microbatches=2, loss=mse)
-    close(
-        pw.accumulate_gradients(model, 2)(WEIGHTS, BATCH, TARGETS), jax.value_and_grad(PLAIN)(WEIGHTS, BATCH, TARGETS)
-    )
+    step = pw.accumulate_gradients(model, 2)
+    close(step(WEIGHTS, BATCH, TARGETS), jax.value_and_grad(PLAIN)(WEIGHTS, BATCH, TARGETS))
+    text = step.lower(WEIGHTS, BATCH, TARGETS).as_text("plan")
+    for n in range(3):  # the second pipeline keeps no activations before the first has ended
+        units = re.findall(rf"call f{n}[.]\d+ [(](\w)\w+, microbatch (\d)(?: of pipeline (\d))?[)]", text)
+        order = [f"{phase.upper()}{number}" for phase, number, _ in units]
+        assert order == 2 * expected("1F1B", 3, 2)[n]
+        assert [int(pipeline or 0) for _, _, pipeline in units] == [0] * 4 + [1] * 4
 
 
 @pytest.mark.one_process

@@ -344,6 +344,17 @@ def test_a_program_that_is_made_anew_is_the_same_program(add: Any) -> None:
 
 
 @pytest.mark.one_process
+def test_a_skip_connection_goes_from_its_maker_to_its_reader(add: Any) -> None:
+    model = MODELS["skip"]
+    text = pw.program(jax.value_and_grad(model.piped(add, "1F1B"))).lower(model.params).as_text("plan")
+    slices = dict(re.findall(r"call (f\d)[.]\d+ [(]forward, microbatch 0[)] on (\S+):", text))
+    assert len(slices) == 3
+    sent = collections.Counter(re.findall(r"transfer on (\S+):", text))
+    # Of each microbatch: the middle gets a value and a cotangent; the last stage two values; the first two cotangents.
+    assert [sent[slices[f"f{n}"]] for n in range(3)] == [2 * COUNT] * 3
+
+
+@pytest.mark.one_process
 def test_what_is_no_pipeline(add: Any) -> None:
     stages = stages_on(add)
     good: dict[str, Any] = {"microbatches": 4, "name": "m"}
