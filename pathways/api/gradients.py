@@ -19,6 +19,22 @@ from pathways.compiler.placed import function_name
 class AccumulatedGradients(Program):
     """A function whose gradients are accumulated over microbatches. Made by `accumulate_gradients`."""
 
+    def __init__(self, loop: _Loop) -> None:
+        self._loop = loop
+        super().__init__(loop.run, name=loop.name)
+        self.__name__ = self.__qualname__ = loop.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Inside a program's trace: the calls of each microbatch. Alone: one run of a program of its own."""
+        return self._loop.run(*args, **kwargs) if is_tracing() else super().__call__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<pw.accumulate_gradients of {self._loop.name!r}>"
+
+
+class _Loop:
+    """What a call of accumulated gradients calls."""
+
     def __init__(
         self, loss: Callable[..., Any], spec: PipelineSpec, argnums: int | tuple[int, ...], has_aux: bool, reduce: str
     ) -> None:
@@ -27,14 +43,10 @@ class AccumulatedGradients(Program):
         self._has_aux = has_aux
         self._reduce = reduce
         self._spec = spec
-        super().__init__(self._run, name=spec.name)
-        self.__name__ = self.__qualname__ = spec.name
+        self.name = spec.name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Inside a program's trace: the calls of each microbatch. Alone: one run of a program of its own."""
-        return self._run(*args, **kwargs) if is_tracing() else super().__call__(*args, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The calls of all microbatches, and the sums of what they make."""
         what = f"accumulate_gradients of {self._spec.name!r}"
         whole = {n + len(args) if n < 0 else n for n in self._numbers}
         if missing := sorted(n for n in whole if not 0 <= n < len(args)):
@@ -58,9 +70,6 @@ class AccumulatedGradients(Program):
         total = add_up(values, self._reduce)
         aux = (total, jax.tree.map(lambda *leaves: jnp.stack(leaves), *more)) if self._has_aux else total
         return aux, add_up(gradients, self._reduce)
-
-    def __repr__(self) -> str:
-        return f"<pw.accumulate_gradients of {self._spec.name!r}>"
 
 
 def accumulate_gradients(
@@ -100,7 +109,7 @@ def accumulate_gradients(
     numbers = argnums if isinstance(argnums, int) else tuple(argnums)
     if isinstance(argnums, bool) or numbers == () or not all(isinstance(n, int) for n in _each(numbers)):
         raise errors.ProgramError(f"argnums of {what}: expected an integer, or some, got {argnums!r}")
-    return AccumulatedGradients(loss, PipelineSpec(name, None, microbatches), numbers, bool(has_aux), reduce)
+    return AccumulatedGradients(_Loop(loss, PipelineSpec(name, None, microbatches), numbers, bool(has_aux), reduce))
 
 
 def _each(numbers: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -26,27 +26,36 @@ from pathways.compiler.placed import function_name
 class Pipeline(Program):
     """A model in stages. Made by `pipeline`."""
 
+    def __init__(self, model: _Model) -> None:
+        self._model = model
+        super().__init__(model.run, name=model.name)
+        self.__name__ = self.__qualname__ = model.name
+
+    def __call__(self, params: Any, batch: Any, *targets: Any) -> Any:
+        """Inside a program's trace: the calls of its stages. Alone: one run of a program of its own."""
+        if is_tracing():
+            return self._model.run(params, batch, *targets)
+        return super().__call__(params, batch, *targets)
+
+    def __repr__(self) -> str:
+        return f"<pw.pipeline {self._model.name!r} of {self._model.depth} stages>"
+
+
+class _Model:
+    """What a call of a pipeline calls."""
+
     def __init__(
-        self,
-        stages: Sequence[PlacedFunction],
-        loss: PlacedFunction | None,
-        reduce: str,
-        spec: PipelineSpec,
+        self, stages: Sequence[PlacedFunction], loss: PlacedFunction | None, reduce: str, spec: PipelineSpec
     ) -> None:
         self._stages = tuple(stages)
         self._loss = loss
         self._reduce = reduce
         self._spec = spec
-        super().__init__(self._run, name=spec.name)
-        self.__name__ = self.__qualname__ = spec.name
+        self.name = spec.name
+        self.depth = len(stages)
 
-    def __call__(self, params: Any, batch: Any, *targets: Any) -> Any:
-        """Inside a program's trace: the calls of its stages. Alone: one run of a program of its own."""
-        if is_tracing():
-            return self._run(params, batch, *targets)
-        return super().__call__(params, batch, *targets)
-
-    def _run(self, params: Any, batch: Any, *targets: Any) -> Any:
+    def run(self, params: Any, batch: Any, *targets: Any) -> Any:
+        """The calls of all microbatches, and what the pipeline returns."""
         self._check_arguments(params, targets)
         count = self._spec.microbatches
         size, part_of = cut({"batch": batch, "targets": targets}, count, f"pipeline {self._spec.name!r}")
@@ -108,9 +117,6 @@ class Pipeline(Program):
                     f"there, got {jax.typeof(leaf).str_short()}"
                 )
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
-
-    def __repr__(self) -> str:
-        return f"<pw.pipeline {self._spec.name!r} of {len(self._stages)} stages>"
 
 
 def pipeline(
@@ -176,7 +182,7 @@ def pipeline(
     meshes = tuple(function.slice.mesh_spec for function in used)
     spec = PipelineSpec(name, schedule, microbatches, meshes, _lengths(lengths, len(stages), what))
     _check_slices(spec, what)
-    return Pipeline(stages, placed, reduce, spec)
+    return Pipeline(_Model(stages, placed, reduce, spec))
 
 
 def _check_slices(spec: PipelineSpec, what: str) -> None:
