@@ -121,7 +121,7 @@ class Scope:
     stage: int | None = None
 
 
-_SCOPE = re.compile(r"pw\.(\w+)\.mb(\d+)(?:\.s(\d+))?(?![\w.])")
+_SCOPE = re.compile(r"(?<![\w.])pw\.(\w+)\.mb(\d+)(?:\.s(\d+))?(?![\w.])")
 
 
 def scope_of(eqn: Any) -> Scope | None:

@@ -6,6 +6,8 @@ the memo; what is refused.
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +27,7 @@ from pipeline_cases import (
 )
 from reference import Reference
 
-from pathways import errors
+from pathways import _jaxlib, errors
 from pathways.compiler import bodies, pipeline, pipeline_spec
 from pathways.compiler.ir import NodeKind, Phase
 from pathways.compiler.pipeline import compile_traced
@@ -118,6 +120,29 @@ def test_vmap_around_keeps_the_scopes():
         return lambda ws, xs: jax.vmap(around(one), in_axes=(0, None))([jnp.stack([w, w * 2]) for w in ws], xs)
 
     follows(check(many(ONE), many(PLAIN)), "1F1B", 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["pw.p0.mb3"], _jaxlib.Scope("p0", 3)),
+        (["pw.model_1.mb12.s7", "a layer"], _jaxlib.Scope("model_1", 12, 7)),
+        (["pw.outer.mb1", "pw.inner.mb0"], _jaxlib.Scope("inner", 0)),
+        (["pw.p0.mb"], None),
+        (["pw.p0.mb3.layer"], None),
+        (["upw.p0.mb3"], None),
+        ([], None),
+    ],
+)
+def test_the_names_of_scopes(names, found):
+    def run(x):
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                stack.enter_context(jax.named_scope(name))
+            return jnp.sin(x)
+
+    for fun, x in ((run, 1.0), (jax.grad(run), 1.0), (jax.vmap(run), jnp.ones(3))):
+        assert {_jaxlib.scope_of(eqn) for eqn in jax.make_jaxpr(fun)(x).jaxpr.eqns} == {found}
 
 
 def towers(stages, loss):
