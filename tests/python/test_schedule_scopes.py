@@ -480,6 +480,7 @@ def test_a_schedule_of_ones_own():
         ([("F", 2, 0)], r"got \('F', 2, 0\)"),
         ([("F", 0, 1)], r"got \('F', 0, 1\)"),
         (["F0"], "got 'F0'"),
+        (None, "expected a list of units .*, got None"),
     ],
 )
 def test_an_order_of_ones_own_that_is_none(units, message):

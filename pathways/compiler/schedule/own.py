@@ -22,10 +22,12 @@ def units_of(order: OwnSchedule, stage: int, stages: int, microbatches: int, tit
     """The order that the user's function gives to a stage. `title` begins each error.
 
     Raises:
-        ScheduleError: an entry is no unit, or a unit is there twice, or is not there.
+        ScheduleError: the order is no list of units, or a unit is there twice, or is not there.
     """
     where = f"{title}, stage {stage} of {stages}"
     given: Any = order(stage, stages, microbatches, 1)
+    if not isinstance(given, list | tuple):
+        raise errors.ScheduleError(f"{where}: expected a list of units (phase, microbatch, chunk), got {given!r}")
     units: list[Unit] = []
     for entry in given:
         if not (
