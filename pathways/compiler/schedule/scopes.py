@@ -116,7 +116,7 @@ class _Labeller:
                 backward |= step.derivatives > 0
                 origin.units = {(number, microbatch): backward}
                 phase = Phase.BACKWARD if backward else Phase.FORWARD
-                step.label = Label(origin.stage, microbatch, phase, number)
+                step.label = Label(origin.stage, microbatch, phase, pipeline=number)
             for v in step.outputs:
                 self.origins[v] = origin
 
@@ -140,7 +140,7 @@ class _Labeller:
         if not backward:
             self.edges[number] |= {(m, step.mesh) for n, m in origin.slices if n == number and m != step.mesh}
         stage = meshes.index(step.mesh)
-        step.label = Label(stage, microbatch, Phase.BACKWARD if backward else Phase.FORWARD, number)
+        step.label = Label(stage, microbatch, Phase.BACKWARD if backward else Phase.FORWARD, pipeline=number)
         return _Origin({(number, microbatch): backward}, {(number, step.mesh)}, stage)
 
     def count(self, number: int, spec: PipelineSpec | None) -> int:
