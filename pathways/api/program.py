@@ -18,6 +18,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from pathways import _core, _jaxlib, errors
 from pathways._jaxlib import trace_modes
 from pathways.api.array import Array
+from pathways.api.auto_schedule import lower_within_memory
 from pathways.api.compiled import Compiled, Lowering
 from pathways.api.lowered import Lowered, Tracing
 from pathways.api.session import Session, current
@@ -338,6 +339,8 @@ class Program(Handle):
     def _partition(self, traced: Traced, cluster: Session, used: list[Slice]) -> Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
+        if options.schedule == "auto":
+            return lower_within_memory(traced, options, home, cluster, used)
         return Lowering(traced, compile_traced(traced, options, default_mesh=home), cluster, used)
 
     def __repr__(self) -> str:
@@ -408,7 +411,8 @@ def program(
         fun: Python over placed functions (`pw.jit`), `pw.device_put` and JAX.
         name: shown in plans and errors.
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
-        **options: see `pathways.compiler.options.Options`: `schedule` ("none", "GPipe" or "1F1B"), `merge`.
+        **options: see `pathways.compiler.options.Options`: `schedule` ("none", "GPipe", "1F1B" or "auto"), `lengths`
+            (of a pipeline's steps, see `pathways.compiler.lengths`), `merge`.
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.

@@ -153,6 +153,7 @@ def to_logical(
             _text(ifrt),
             emitted.calls,
             emitted.callbacks,
+            schedule,
         )
     )
 

@@ -8,10 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
+from pathways.compiler.lengths import Lengths
 
 #: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
-SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
-BUILT = ("none", "GPipe", "1F1B")
+SCHEDULES = (
+    "none",
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "ZeroBubbleH1",
+    "Circular",
+    "ZeroBubbleH2ZeroTxLatency",
+    "auto",
+)
+BUILT = ("none", "GPipe", "1F1B", "auto")
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
@@ -32,13 +42,16 @@ class Options:
 
     `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
     computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. `platforms` are
-    the platforms of the hosts, not of the client.
+    the platforms of the hosts, not of the client. `lengths` are those of the pipeline's steps, as the user gives them;
+    () if the user gives none. `limits` bounds the microbatches in flight on each stage under "auto"; see `search`.
     """
 
     merge: bool = False
     schedule: str = "none"
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
+    lengths: tuple[Lengths, ...] = ()
+    limits: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | Options | None) -> Options:
@@ -51,7 +64,7 @@ class Options:
         if isinstance(options, Options):
             return options
         options = dict(options or {})
-        known = ("merge", "schedule", "platforms", *COMPILER_KEYS)
+        known = ("merge", "schedule", "lengths", "platforms", *COMPILER_KEYS)
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -60,6 +73,8 @@ class Options:
                     f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}"
                 )
         merge, schedule = options.pop("merge", False), _schedule(options.pop("schedule", None))
+        given = options.pop("lengths", None)
+        lengths = () if given is None else Lengths.of(given)
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
@@ -76,7 +91,7 @@ class Options:
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        return cls(merge, schedule, platforms, tuple(sorted(options.items())))
+        return cls(merge, schedule, platforms, tuple(sorted(options.items())), lengths)
 
     def for_compiler(self) -> dict[str, Any]:
         """The MPMD compiler's own options. It keeps the order that it is given: the pass in `schedule` has made it."""
