@@ -91,7 +91,7 @@ def from_plan(lowered: Lowered, lengths: Sequence[Lengths] = ()) -> SchedulePlot
         found = lowered.compile().flops()
         known = {n: found[node.computation] for n, node in enumerate(program.nodes) if node.kind is NodeKind.CALL}
         unit, source = "flops", "plan, from the flops of its computations"
-        if not any(known[n] for n in known if _is_step(program.nodes[n])):
+        if not any(known[n] for n in [n for n in known if _is_step(program.nodes[n])] or known):
             is_divided = any(node.label and node.label.phase is Phase.WEIGHTS for node in program.nodes)
             known = _given(program, [_ASSUMED_DIVIDED if is_divided else _ASSUMED])
             unit, source = "forward steps", "plan; forward = 1, backward = " + ("1, weights = 1" if is_divided else "2")

@@ -137,6 +137,33 @@ def test_slices_of_several_devices_are_one_row_and_count_as_many(case: Callable[
     assert plot.bubble == pytest.approx(100 * (1 - (2 * 6 + 12) / (3 * 14)))
 
 
+def test_slices_side_by_side_and_a_value_that_passes_through_what_is_no_step(embedded_cluster: Any) -> None:
+    devices = pw.make_virtual_device_set(embedded_cluster)
+    slices = [devices.add_slice(devices=1) for _ in range(4)]
+    f = [pw.jit(layer, devices=s, name=f"f{n}") for n, s in enumerate(slices)]
+
+    def loss(ws: Any, x: Any) -> Any:
+        h = f[0](x, ws[0])
+        return jnp.sum(f[3](f[1](h, ws[1]) + pw.device_put(f[2](h, ws[2]), slices[1]), ws[3]))
+
+    step = pw.program(jax.value_and_grad(lambda ws, xs: sum(loss(ws, x) for x in xs)), schedule="1F1B")
+    ws, xs = [np.eye(SIZE, dtype=np.float32)] * 4, [np.ones((2, SIZE), np.float32)] * 3
+    plot = step.schedule_plot(ws, xs, lengths={"F": 1, "B": 2})
+    assert units(plot)[1] == units(plot)[2] and len(plot.rows) == 4
+    assert plot.bound == pytest.approx(plot.bubble)  # transfers take no time, and nothing else is in the way
+    assert plot.end == 15
+
+
+def test_a_pipeline_without_backward_steps(embedded_cluster: Any) -> None:
+    devices = pw.make_virtual_device_set(embedded_cluster)
+    f = [pw.jit(layer, devices=devices.add_slice(devices=1), name=f"f{n}") for n in range(3)]
+    infer = pw.program(lambda ws, xs: [network(f, lambda y: y)(ws, x) for x in xs], schedule="auto")
+    ws, xs = [np.eye(SIZE, dtype=np.float32)] * 3, [np.ones((2, SIZE), np.float32)] * 4
+    plot = infer.schedule_plot(ws, xs, lengths=GIVEN)
+    assert units(plot) == [["F0", "F1", "F2", "F3"]] * 3
+    assert plot.bubble == pytest.approx(100 * 2 / 6) and plot.bound == pytest.approx(plot.bubble)
+
+
 def test_without_a_schedule_it_is_the_text_s_order(case: Callable[..., Case]) -> None:
     plot = case([1, 1], 2).plot(lengths=GIVEN)
     assert plot.schedule == "none" and plot.bound is None and plot.lengths == ()
@@ -261,7 +288,7 @@ def test_times_of_ends_that_were_noticed_together_are_divided_by_what_is_known()
     def call(name: str, start: int, end: int, is_estimated: bool, device: int = 0) -> TracedCall:
         return TracedCall(name, 1, device, launched.get(name, start), start, end, is_estimated)
 
-    launched = {"late": 100, "early": 90}
+    launched = {"late": 100, "early": 90, "then": 232}
     run = TracedRun(
         "p",
         1,
@@ -273,6 +300,8 @@ def test_times_of_ends_that_were_noticed_together_are_divided_by_what_is_known()
             call("b3", 75, 90, False),
             call("late", 100, 130, True),  # noticed in another order than that of the launches
             call("early", 130, 160, True),
+            call("b4", 200, 230, True),  # the next one was launched when it was over
+            call("then", 230, 260, False),
             call("new", 0, 5, True, device=1),
             call("newer", 5, 10, False, device=1),
         ],
@@ -289,6 +318,8 @@ def test_times_of_ends_that_were_noticed_together_are_divided_by_what_is_known()
             "newer": "n",
             "late": "x",
             "early": "b",
+            "b4": "b",
+            "then": "x",
         },
     )
     assert usual == {"b": 20}
@@ -301,6 +332,8 @@ def test_times_of_ends_that_were_noticed_together_are_divided_by_what_is_known()
         "b3": (75, 90),
         "early": (100, 120),
         "late": (120, 160),
+        "b4": (200, 220),
+        "then": (232, 260),
         "new": (0, 5),  # nothing is known of them
         "newer": (5, 10),
     }

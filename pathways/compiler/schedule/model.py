@@ -173,31 +173,31 @@ def tasks_of_program(
         rows: see `program`.
         length: how long the call with this number among the nodes takes.
         transfer: how long the transfer with this number takes.
-        keep: whether a call counts; what other calls make is there from the start.
+        keep: whether a call counts; other calls take no time and no row.
 
     Returns:
         The tasks; the node of each; and for each transfer of what one of them makes, its node and the task's place.
     """
-    made: dict[int, tuple[int, float]] = {}  # by value: the task that makes it, and how long it is on its way
+    behind: dict[int, dict[int, float]] = {}  # by value: the tasks that it comes from, and how long it is on its way
     tasks: list[Task] = []
     nodes: list[int] = []
     sent: list[tuple[int, int]] = []
     for number, node in enumerate(program.nodes):
         if node.kind is NodeKind.TRANSFER:
-            if node.inputs[0] in made:
-                place, way = made[node.inputs[0]]
-                made[node.outputs[0]] = (place, way + transfer(number))
-                sent.append((number, place))
-        elif keep(number):
-            after: dict[int, float] = {}
-            for value in node.inputs:
-                if value in made:
-                    place, way = made[value]
-                    after[place] = max(way, after.get(place, 0.0))
-            made.update((value, (len(tasks), 0.0)) for value in node.outputs)
+            sources = behind.get(node.inputs[0], {})
+            behind[node.outputs[0]] = {place: way + transfer(number) for place, way in sources.items()}
+            sent += [(number, place) for place in sources]
+            continue
+        after: dict[int, float] = {}
+        for value in node.inputs:
+            for place, way in behind.get(value, {}).items():
+                after[place] = max(way, after.get(place, 0.0))
+        if keep(number):
             mesh = program.computations[node.computation].mesh
             tasks.append(Task(tuple(rows[mesh]), length(number), tuple(after.items())))
             nodes.append(number)
+            after = {len(tasks) - 1: 0.0}
+        behind.update(dict.fromkeys(node.outputs, after))
     return tasks, nodes, sent
 
 

@@ -101,6 +101,8 @@ def test_auto_keeps_to_the_memory_of_the_devices(start: Callable[..., Any]) -> N
             lowered = step.lower(WEIGHTS, xs)
             needs = needed_bytes(lowered.bound, {}, receives_on_host=True)
             assert max(needs.values()) <= activations * one
+            if activations == 14:  # one microbatch more would not fit: it keeps two or three activations on a stage
+                assert max(needs.values()) > (activations - 3) * one
             now = forward_first(step, xs)
             if before is not None:
                 assert all(a <= b for a, b in zip(now, before, strict=True))
