@@ -165,8 +165,8 @@ class HostLink {
   virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
   /// A call of a stepwise run has left the FIFOs of its devices: it is enqueued, or has failed.
   virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
-  /// The owner's thread may now be in a launch for long. Until `come_back`, another thread delivers the records that
-  /// were sent to other hosts before (GANG-2).
+  /// The owner's thread may now be in a launch for long. The records that were sent to other hosts before go out now;
+  /// for which there is no room, another thread delivers until `come_back` (GANG-2).
   virtual void leave() {}
   virtual void come_back() {}
   virtual void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;

@@ -232,7 +232,7 @@ void Executor::drain() {
       launcher_.launch(ref);
     } else {
       transfers_.start(ref);
-      if (computes_in_launch_ && !is_looking_) look();  // the next launch would delay the send
+      if (queues_.computes_in_launch() && !is_looking_) look();  // the next launch would delay the send
     }
   });
 }

@@ -205,8 +205,6 @@ class Executor final : private OutputFinder, private Dispatcher {
   void release_donated(const RunRecord& record, const uint64_t* handles, const Plan& plan);
 
   const Options options_;
-  /// On a CPU host with one device, a launch computes within the call, and its outputs are ready when it returns.
-  const bool computes_in_launch_ = options_.gangs_block && options_.devices == 1;
   Backend& backend_;
   HostLink& link_;
   Ledger ledger_;

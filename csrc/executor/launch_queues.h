@@ -72,6 +72,9 @@ class LaunchQueues {
   bool blocks(const NodeRecord& node) const { return node.gang != 0 && gangs_block_; }
   /// GANG-2: the launch of this call waits for the other hosts inside the call.
   bool waits_in_launch(const NodeRecord& node) const { return blocks(node) && std::has_single_bit(node.devices); }
+  /// Whether every launch computes within the call, and its outputs are ready when it returns: on a CPU host with one
+  /// device.
+  bool computes_in_launch() const { return gangs_block_ && fifos_.size() == 1; }
   /// Whether a device of the call has as many launches in flight as it may have.
   bool is_full(const NodeRecord& node) const;
   /// GANG-3: whether a gang of the other kind (one local device, or several) is running on a device of this node.

@@ -74,7 +74,9 @@ Status Launcher::enqueue(const Run& run, uint32_t index, const NodeRecord& node)
       has_stand_ins = true;
     }
   }
-  const bool is_away = queues_.waits_in_launch(node);  // GANG-2
+  // GANG-2: peers wait for what was sent before. The same holds if the call computes before it returns: the record that
+  // tells a peer of its data would otherwise go out behind all launches that are ready.
+  const bool is_away = queues_.waits_in_launch(node) || queues_.computes_in_launch();
   if (is_away) link_.leave();
   const Status status = backend_.launch(where, inputs_, outputs_);
   if (is_away) link_.come_back();

@@ -279,6 +279,11 @@ class Compiled(Handle):
         """XLA's estimate of one run, for one device of each slice ("flops", "bytes accessed", ...), from the hosts."""
         return cost_of(self.bound.program, self._analyze())
 
+    def flops(self) -> dict[int, float]:
+        """XLA's estimate of the floating-point operations of each computation on one device, by its number; 0 where XLA
+        has none. From the hosts."""
+        return {number: max(0.0, what["cost"].get("flops", 0.0)) for number, what in self._analyze().items()}
+
     def memory_analysis(self) -> MemoryAnalysis:
         """What XLA says of the memory of its computations on one device, from the hosts."""
         return memory_of(self.bound.program, self._analyze())

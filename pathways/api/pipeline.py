@@ -6,7 +6,6 @@ after the other. `pathways/compiler/schedule` reads the scopes and puts the step
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -18,8 +17,10 @@ from pathways.api.microbatches import add_up, check_reduce, checked_count, cut, 
 from pathways.api.placed import PlacedFunction, jit
 from pathways.api.program import Program
 from pathways.api.tracing import call_pipeline, is_tracing
+from pathways.compiler.ir import MeshSpec
+from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import check_schedule
-from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec, StepLengths
+from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec
 from pathways.compiler.placed import function_name
 
 
@@ -140,21 +141,22 @@ def pipeline(
         stages: placed functions `stage(params, x) -> x`, in order. `params` and `x` are any pytrees. Neighbours on one
             slice are one stage of the schedule.
         microbatches: into how many equal parts the batch is cut.
-        schedule: "1F1B", "GPipe" or "none" (the order of the text: one microbatch after the other); or an order of your
-            own, `order(stage, stages, microbatches, chunks) -> [(phase, microbatch, chunk), ...]` with phase "F" or
+        schedule: "1F1B", "GPipe", "auto" or "none" (the order of the text: one microbatch after the other); or an order
+            of your own, `order(stage, stages, microbatches, chunks) -> [(phase, microbatch, chunk), ...]` with phase "F" or
             "B" and chunk 0, all of them for each stage.
         loss: `loss(output, *targets)` returns a scalar, or a scalar and more. A plain function runs on the last stage's
             slice. What else it returns is stacked: its leaves get a first dimension of `microbatches`, and the model
             returns (loss, more).
         reduce: "mean" or "sum" of the microbatches' losses.
-        lengths: how long a stage takes for one microbatch, in seconds: `{"F": 0.01, "B": 0.02}`, with "W" if the
-            weights' gradients are apart; or a list with one of these per stage. No order depends on it.
+        lengths: how long a stage takes for one microbatch, in seconds: `{"F": 0.01, "B": 0.02}`, with "W" if "B" is
+            without the weights' gradients, and "T" for a transfer to the next stage; or a list with one of these per
+            stage, and one more for a loss on a slice of its own. "auto" and `schedule_plot` use them.
         name: shown in plans and errors.
 
     Raises:
         ProgramError: an argument is not as described; when called, also a batch that does not divide. It names the
             argument.
-        OptionError: an unknown schedule.
+        OptionError: an unknown schedule, or wrong lengths.
         ScheduleError: when called, if the calls cannot follow the schedule; it says why.
     """
     name = str(name or "pipeline")
@@ -180,7 +182,7 @@ def pipeline(
         placed = cast(PlacedFunction, loss)
     used = [*stages, placed] if placed is not None else [*stages]
     meshes = tuple(function.slice.mesh_spec for function in used)
-    spec = PipelineSpec(name, schedule, microbatches, meshes, _lengths(lengths, len(stages), what))
+    spec = PipelineSpec(name, schedule, microbatches, meshes, _lengths(lengths, len(stages), meshes, what))
     _check_slices(spec, what)
     return Pipeline(_Model(stages, placed, reduce, spec))
 
@@ -198,28 +200,12 @@ def _check_slices(spec: PipelineSpec, what: str) -> None:
             )
 
 
-def _lengths(given: Any, count: int, what: str) -> tuple[StepLengths, ...]:
-    """The checked lengths, one per stage; empty if none are given."""
+def _lengths(given: Any, stages: int, meshes: Sequence[MeshSpec], what: str) -> tuple[Lengths, ...]:
+    """The checked lengths, one per entry of `meshes`; empty if none are given. A loss on the last stage's slice is part
+    of the last stage.
+    """
     if given is None:
         return ()
-    each = [given] * count if isinstance(given, Mapping) else given
-    if not isinstance(each, list | tuple) or len(each) != count:
-        raise errors.ProgramError(
-            f'lengths of {what}: expected {{"F": seconds, "B": seconds}}, or a list of {count} of these, one per '
-            f"stage, got {given!r}"
-        )
-    found = []
-    for number, entry in enumerate(each):
-        keys = set(entry) if isinstance(entry, Mapping) else set()
-        values = list(entry.values()) if keys else []
-        if not {"F", "B"} <= keys <= {"F", "B", "W"} or not all(_is_length(value) for value in values):
-            raise errors.ProgramError(
-                f'lengths of {what}, stage {number}: expected {{"F": seconds, "B": seconds}}, all above 0, with "W" if '
-                f"the weights' gradients are apart, got {entry!r}"
-            )
-        found.append(StepLengths(float(entry["F"]), float(entry["B"]), float(entry["W"]) if "W" in keys else None))
-    return tuple(found)
-
-
-def _is_length(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    count = stages if len(meshes) == stages or meshes[-1] == meshes[-2] else len(meshes)
+    each = per_stage(Lengths.of(given, f"lengths of {what}"), count, f"lengths of {what}")
+    return (*each, *(Lengths(0.0, 0.0) for _ in meshes[count:]))

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from pathways.compiler.lengths import Lengths
+
 Spec = tuple[tuple[str, ...], ...]
 
 
@@ -81,24 +83,41 @@ class Phase(enum.Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    WEIGHTS = "weights"  # makes gradients of weights, apart from the backward step that makes those of the input
     SUM = "sum"  # adds the microbatch's gradients to those of the microbatches before
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The place of a step in a pipeline: its stage, its microbatch (both from 0), and what it does for it.
-
-    `pipeline` is the number of the pipeline in the program.
+    """The place of a step in a pipeline: its stage, its microbatch, what it does for it, and for which of the stage's
+    chunks. Stages, microbatches and chunks count from 0. `pipeline` is the number of the pipeline in the program.
     """
 
     stage: int
     microbatch: int
     phase: Phase
+    chunk: int = 0
     pipeline: int = 0
 
     def __str__(self) -> str:
-        text = f"{self.phase.value}, microbatch {self.microbatch}"
-        return f"{text} of pipeline {self.pipeline}" if self.pipeline else text
+        chunk = f", chunk {self.chunk}" if self.chunk else ""
+        pipeline = f" of pipeline {self.pipeline}" if self.pipeline else ""
+        return f"{self.phase.value}, microbatch {self.microbatch}{chunk}{pipeline}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineInfo:
+    """What is known of a pipeline of a program; its number is its place in `LogicalProgram.pipelines`.
+
+    `title` says whose it is, for errors. `schedule` is the name of the schedule that the order of its nodes follows,
+    for "auto" with what was chosen; "none" if the order is the text's. `is_searched` is true for "auto". `lengths` are
+    those that the user gives for it, one item per stage (chunk c of stage s has item c * depth + s); () if none.
+    """
+
+    title: str
+    schedule: str
+    is_searched: bool = False
+    lengths: tuple[Lengths, ...] = ()
 
 
 class NodeKind(enum.Enum):
@@ -152,7 +171,8 @@ class LogicalProgram:
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
-    the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number.
+    the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
+    of nodes name.
     """
 
     name: str
@@ -167,3 +187,10 @@ class LogicalProgram:
     ifrt_text: str = ""
     calls: Calls = Calls()
     callbacks: Mapping[int, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    pipelines: tuple[PipelineInfo, ...] = ()
+
+    @property
+    def schedule(self) -> str:
+        """The names of the schedules that the order of the nodes follows; "none" if the order is the text's."""
+        names = dict.fromkeys(each.schedule for each in self.pipelines if each.schedule != "none")
+        return " and ".join(names) or "none"

@@ -8,10 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
+from pathways.compiler.lengths import Lengths
 
 #: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
-SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
-BUILT = ("none", "GPipe", "1F1B")
+SCHEDULES = (
+    "none",
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "ZeroBubbleH1",
+    "Circular",
+    "ZeroBubbleH2ZeroTxLatency",
+    "auto",
+)
+BUILT = ("none", "GPipe", "1F1B", "auto")
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
@@ -32,13 +42,17 @@ class Options:
 
     `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
     computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. `platforms` are
-    the platforms of the hosts, not of the client.
+    the platforms of the hosts, not of the client. `lengths` are those of the steps of pipelines that have none of their
+    own, as the user gives them; () if the user gives none. `limits` bounds the microbatches in flight under "auto": for
+    each pipeline of the program one number per stage, see `search`; () if there is no limit.
     """
 
     merge: bool = False
     schedule: str = "none"
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
+    lengths: tuple[Lengths, ...] = ()
+    limits: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | Options | None) -> Options:
@@ -51,7 +65,7 @@ class Options:
         if isinstance(options, Options):
             return options
         options = dict(options or {})
-        known = ("merge", "schedule", "platforms", *COMPILER_KEYS)
+        known = ("merge", "schedule", "lengths", "platforms", *COMPILER_KEYS)
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -60,6 +74,8 @@ class Options:
                     f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}"
                 )
         merge, schedule = options.pop("merge", False), check_schedule(options.pop("schedule", None))
+        given = options.pop("lengths", None)
+        lengths = () if given is None else Lengths.of(given)
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
@@ -70,7 +86,7 @@ class Options:
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        made = cls(merge, schedule, platforms, tuple(sorted(options.items())))
+        made = cls(merge, schedule, platforms, tuple(sorted(options.items())), lengths)
         if schedule != "none":
             made.check_keeps_calls(schedule)
         return made

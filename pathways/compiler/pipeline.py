@@ -31,7 +31,7 @@ def compile_traced(
     `default_mesh` is the mesh of a program that names no slice at all.
 
     Raises:
-        OptionError: an unknown option or schedule.
+        OptionError: an unknown option or schedule, or lengths for another number of stages.
         PlacementError: no slice to run on, or two slices of one name.
         CallbackError, ProgramError: see `flatten`.
         ScheduleError: the program cannot follow its schedule.
@@ -54,7 +54,7 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
     program = flatten(traced)
     if program.before is not None:
         traced = traced.in_order()
-    order = schedule.apply(program, traced, options)
+    pipelines = schedule.apply(program, traced, options)
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()
     for _ in range(_MAX_ROUNDS):
@@ -76,7 +76,7 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
                     raise
                 raise errors.CompileError(f"jaxlib's MPMD compiler refused program {traced.name!r}: {error}") from error
             if lowered.split_axes <= pinned:
-                return lower.to_logical(traced, program, emitted, lowered, module, order)
+                return lower.to_logical(traced, program, emitted, lowered, module, pipelines)
             pinned |= lowered.split_axes
     raise errors.ShardingError(
         f"program {traced.name!r}: the compiler keeps cutting values by part of a mesh axis at {sorted(pinned)}; give "

@@ -19,18 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways.compiler.ir import MeshSpec
+from pathways.compiler.lengths import Lengths
 
 #: A schedule of the user's own: see `schedule/own.py`.
 OwnSchedule = Callable[[int, int, int, int], Sequence[tuple[str, int, int]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class StepLengths:
-    """How long a stage takes for one microbatch, in seconds. `weights` is None if it is part of `backward`."""
-
-    forward: float
-    backward: float
-    weights: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +30,15 @@ class PipelineSpec:
     """A pipeline that a program calls.
 
     `meshes` has the slice of each stage; it is empty if the stages are to be found from the calls. `schedule` is a name
-    of `options.BUILT` or the user's own order; None: the program's. `lengths` has one entry per stage, or none.
+    of `options.BUILT` or the user's own order; None: the program's. `lengths` has one item per entry of `meshes`,
+    or none.
     """
 
     name: str
     schedule: str | OwnSchedule | None
     microbatches: int
     meshes: tuple[MeshSpec, ...] = ()
-    lengths: tuple[StepLengths, ...] = ()
+    lengths: tuple[Lengths, ...] = ()
 
     def stages(self) -> list[int]:
         """Per entry of `meshes`, the number of its stage: neighbours on one slice are one stage."""
@@ -53,6 +46,13 @@ class PipelineSpec:
         for n, mesh in enumerate(self.meshes):
             stages.append(stages[-1] + (mesh != self.meshes[n - 1]) if n else 0)
         return stages
+
+    def stage_lengths(self) -> tuple[Lengths, ...]:
+        """The lengths of each stage; neighbours on one slice take theirs one after the other."""
+        found: dict[int, Lengths] = {}
+        for stage, each in zip(self.stages(), self.lengths, strict=True):
+            found[stage] = found[stage].then(each) if stage in found else each
+        return tuple(found.values())
 
 
 _lock = threading.Lock()

@@ -6,7 +6,8 @@ device's queue: `groups`, `emit`, jaxlib's compiler without a schedule of its ow
 
 The parts: `scopes` reads microbatches from the names of scopes. Without scopes, `roles` says which calls do the same,
 `labels` finds microbatches and stages, and `doubts` finds what makes them doubtful. `orders` has the definitions, `own`
-reads an order of the user's, `sums` adds gradients where they are made, `weave` makes one order of all steps.
+reads an order of the user's, `search` finds an order for "auto" with the times of `model`, for which `costs` counts
+operations. `sums` adds gradients where they are made, `weave` makes one order of all steps.
 
 Pure: works on jaxprs only.
 """
@@ -19,19 +20,23 @@ from pathways import errors
 from pathways.compiler import pipeline_spec
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.groups import plain_slices
+from pathways.compiler.ir import PipelineInfo
+from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import Options
 from pathways.compiler.pipeline_spec import OwnSchedule
+from pathways.compiler.schedule.costs import counted
 from pathways.compiler.schedule.doubts import Doubt, check_plain_stages
 from pathways.compiler.schedule.labels import Pipeline, find
 from pathways.compiler.schedule.orders import ORDERS, Unit
 from pathways.compiler.schedule.own import units_of
 from pathways.compiler.schedule.scopes import Scoped, label
+from pathways.compiler.schedule.search import choose
 from pathways.compiler.schedule.sums import sum_where_made
 from pathways.compiler.schedule.weave import weave
 from pathways.compiler.trace import Traced
 
 
-def apply(program: FlatProgram, traced: Traced, options: Options) -> str:
+def apply(program: FlatProgram, traced: Traced, options: Options) -> tuple[PipelineInfo, ...]:
     """Labels the steps of `program` and puts them into the order of their pipelines' schedules.
 
     A pipeline is found by its scopes (`pw.pipeline`, `pw.accumulate_gradients`, the user's own), or, if there are none
@@ -39,28 +44,28 @@ def apply(program: FlatProgram, traced: Traced, options: Options) -> str:
     program are the same variables as before.
 
     Returns:
-        The name of the schedule; "none" if the order is the text's.
+        The pipelines of the program, by the numbers in the labels.
 
     Raises:
         ScheduleError: the program has no pipeline, or cannot follow the schedule; the message says why.
-        OptionError: an option that makes other computations than the schedule puts in order.
+        OptionError: an option that makes other computations than the schedule puts in order, or lengths for another
+            number of stages.
     """
     pipelines = _pipelines(program, traced, options)
     if not pipelines:
-        return "none"
+        return ()
     homes = {v: a.mesh for v, a in zip(program.invars, traced.arguments, strict=True) if a.mesh is not None}
     ordered = [pipeline for pipeline in pipelines if pipeline.ordered]
     sum_where_made(program, pipelines, homes, at_once=not ordered)
-    if not ordered:
-        return "none"
-    slices = plain_slices(program, traced.arguments, next(iter(pipelines[0].stages)))
-    for pipeline in ordered:
-        try:
-            check_plain_stages(program.steps, pipeline.stages, pipeline.feeds, slices, pipeline.number)
-        except Doubt as doubt:
-            raise errors.ScheduleError(f"{pipeline.title}: {doubt}") from None
-    program.steps = weave(program.steps, pipelines, slices)
-    return ordered[0].title
+    if ordered:
+        slices = plain_slices(program, traced.arguments, next(iter(pipelines[0].stages)))
+        for pipeline in ordered:
+            try:
+                check_plain_stages(program.steps, pipeline.stages, pipeline.feeds, slices, pipeline.number)
+            except Doubt as doubt:
+                raise errors.ScheduleError(f"{pipeline.title}: {doubt}") from None
+        program.steps = weave(program.steps, pipelines, slices)
+    return tuple(pipeline.info() for pipeline in pipelines)
 
 
 def _pipelines(program: FlatProgram, traced: Traced, options: Options) -> list[Pipeline]:
@@ -69,18 +74,16 @@ def _pipelines(program: FlatProgram, traced: Traced, options: Options) -> list[P
     for one in scoped:
         schedule, whose = _schedule(one, traced.name, options.schedule)
         one.pipeline.title = f"schedule {pipeline_spec.schedule_name(schedule)!r} of {whose}"
-        one.pipeline.ordered = schedule != "none"
-        if one.pipeline.ordered:
+        one.pipeline.lengths = one.spec.stage_lengths() if one.spec is not None and one.spec.lengths else ()
+        if schedule != "none":
             options.check_keeps_calls(pipeline_spec.schedule_name(schedule))
-            one.pipeline.sequences = _sequences(one.pipeline, schedule)
-        else:
-            one.pipeline.sequences = _text_order(program.steps, one.pipeline)
+        _set_order(program, one.pipeline, schedule, options)
     if scoped or options.schedule == "none":
         return [one.pipeline for one in scoped]
     title = f"schedule {options.schedule!r} of program {traced.name!r}"
     pipeline = find(program, title)
     pipeline.title = title
-    pipeline.sequences = _sequences(pipeline, options.schedule)
+    _set_order(program, pipeline, options.schedule, options)
     return [pipeline]
 
 
@@ -100,12 +103,29 @@ def _schedule(scoped: Scoped, program: str, option: str) -> tuple[str | OwnSched
     return own, whose
 
 
-def _sequences(pipeline: Pipeline, schedule: str | OwnSchedule) -> list[Sequence[Unit]]:
-    """The order of the units on each stage."""
+def _set_order(program: FlatProgram, pipeline: Pipeline, schedule: str | OwnSchedule, options: Options) -> None:
+    """Sets the order of the units on each stage, and what it is called."""
     size = pipeline.depth, pipeline.microbatches
-    if isinstance(schedule, str):
-        return [ORDERS[schedule](stage, *size) for stage in range(pipeline.depth)]
-    return [units_of(schedule, stage, *size, pipeline.title) for stage in range(pipeline.depth)]
+    pipeline.schedule = pipeline_spec.schedule_name(schedule)
+    pipeline.ordered = schedule != "none"
+    if not isinstance(schedule, str):
+        pipeline.sequences = [units_of(schedule, stage, *size, pipeline.title) for stage in range(pipeline.depth)]
+    elif schedule == "none":
+        pipeline.sequences = _text_order(program.steps, pipeline)
+    elif schedule == "auto":
+        _search(program, pipeline, options)
+    else:
+        pipeline.sequences = [ORDERS[schedule](stage, *size) for stage in range(pipeline.depth)]
+
+
+def _search(program: FlatProgram, pipeline: Pipeline, options: Options) -> None:
+    """Sets the order that "auto" finds."""
+    each: Sequence[Lengths] = pipeline.lengths or options.lengths or counted(program.steps, pipeline)
+    limits = options.limits[pipeline.number] if options.limits else ()
+    lengths = per_stage(each, pipeline.depth, f"lengths of {pipeline.title}")
+    choice = choose(pipeline.depth, pipeline.microbatches, lengths, limits)
+    pipeline.schedule, pipeline.is_searched = f"auto ({choice.name})", True
+    pipeline.sequences = list(choice.sequences)
 
 
 def _text_order(steps: Sequence[Step], pipeline: Pipeline) -> list[Sequence[Unit]]:

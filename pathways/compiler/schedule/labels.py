@@ -24,7 +24,8 @@ from typing import Any
 
 from pathways import errors
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
-from pathways.compiler.ir import Label, MeshSpec, Phase
+from pathways.compiler.ir import Label, MeshSpec, Phase, PipelineInfo
+from pathways.compiler.lengths import Lengths
 from pathways.compiler.schedule import doubts
 from pathways.compiler.schedule.orders import Unit
 from pathways.compiler.schedule.roles import BACK, READINGS, Roles, describe, is_forward, names_of
@@ -41,7 +42,8 @@ class Pipeline:
     into microbatches: they run just before their first reader.
 
     `number` is the pipeline's number in the program. `title` begins each error. `sequences` has the order of the units
-    on each stage; if not `ordered`, it is the order of the text, and the steps stay where they are.
+    on each stage; if not `ordered`, it is the order of the text, and the steps stay where they are. `schedule`,
+    `is_searched` and `lengths` are those of `PipelineInfo`.
     """
 
     stages: dict[MeshSpec, int]
@@ -52,6 +54,13 @@ class Pipeline:
     title: str = ""
     sequences: list[Sequence[Unit]] = dataclasses.field(default_factory=list)
     ordered: bool = True
+    schedule: str = "none"
+    is_searched: bool = False
+    lengths: tuple[Lengths, ...] = ()
+
+    def info(self) -> PipelineInfo:
+        """What the compiled program knows of the pipeline."""
+        return PipelineInfo(self.title, self.schedule, self.is_searched, self.lengths)
 
 
 def find(program: FlatProgram, title: str) -> Pipeline:

@@ -21,6 +21,9 @@ namespace pathways::test {
 
 class RecordingLink final : public HostLink {
  public:
+  void leave() override {
+    if (on_leave) on_leave();
+  }
   void complete(uint32_t client, Handle future) override { done.push_back({client, future.raw}); }
   void failed(uint32_t client, Handle future, std::string_view text) override {
     failures[{client, future.raw}] = std::string(text);
@@ -67,6 +70,7 @@ class RecordingLink final : public HostLink {
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;     ///< by tag: gangs launched, expected
   std::vector<std::pair<uint64_t, uint32_t>> enqueued_calls;  ///< tag and global node, of stepwise runs
   std::deque<Message> outgoing;
+  std::function<void()> on_leave;
 };
 
 /// A host without rings.

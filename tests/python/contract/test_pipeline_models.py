@@ -368,12 +368,16 @@ def test_what_is_no_pipeline(add: Any) -> None:
         ({"microbatches": 2.0}, "expected an integer of at least 1, got 2.0"),
         ({"reduce": "max"}, "reduce of pipeline 'm': expected \"mean\" or \"sum\", got 'max'"),
         ({"loss": 3}, "loss of pipeline 'm': expected a function loss(output, *targets), got 3"),
-        ({"lengths": {"F": 1.0}}, "lengths of pipeline 'm', stage 0: expected {\"F\": seconds"),
-        ({"lengths": [{"F": 1.0, "B": 2.0}]}, "or a list of 3 of these, one per stage, got [{'F'"),
-        ({"lengths": {"F": 1.0, "B": -2.0}}, "all above 0"),
     ):
         with pytest.raises(errors.ProgramError, match=re.escape(message)):
             pw.pipeline(**{"stages": stages, **good, **change})
+    for lengths, message in (
+        ({"F": 1.0}, "lengths of pipeline 'm': expected a mapping with the keys \"F\""),
+        ([{"F": 1.0, "B": 2.0}] * 2, "lengths of pipeline 'm': expected one item for all stages, or one for each of 3"),
+        ({"F": 1.0, "B": -2.0}, "lengths of pipeline 'm'['B']: expected a number of seconds from 0 on, got -2.0"),
+    ):
+        with pytest.raises(errors.OptionError, match=re.escape(message)):
+            pw.pipeline(stages, **good, lengths=lengths)
     with pytest.raises(errors.OptionError, match="unknown schedule '1f1b'; did you mean '1F1B'"):
         pw.pipeline(stages, microbatches=4, schedule="1f1b")
 
