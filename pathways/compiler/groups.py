@@ -289,7 +289,7 @@ def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[
 
     The parts are in an order in which each reads only earlier parts, and in which ordered callbacks keep their order.
     """
-    places = {id(step): (meshes[id(step)], step.label and (step.label.microbatch, step.label.phase)) for step in run}
+    places = {id(step): (meshes[id(step)], step.label and dataclasses.replace(step.label, stage=0)) for step in run}
     level: dict[Any, tuple[int, Any]] = {}
     order = (0, places[id(run[0])])
     pieces: dict[tuple[int, Any], list[Step]] = {}

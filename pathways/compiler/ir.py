@@ -81,19 +81,24 @@ class Phase(enum.Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    WEIGHTS = "weights"  # makes gradients of weights, apart from the backward step that makes those of the input
     SUM = "sum"  # adds the microbatch's gradients to those of the microbatches before
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The place of a step in a pipeline: its stage, its microbatch (both from 0), and what it does for it."""
+    """The place of a step in a pipeline: its stage, its microbatch, what it does for it, and for which of the stage's
+    chunks. Stages, microbatches and chunks count from 0.
+    """
 
     stage: int
     microbatch: int
     phase: Phase
+    chunk: int = 0
 
     def __str__(self) -> str:
-        return f"{self.phase.value}, microbatch {self.microbatch}"
+        chunk = f", chunk {self.chunk}" if self.chunk else ""
+        return f"{self.phase.value}, microbatch {self.microbatch}{chunk}"
 
 
 class NodeKind(enum.Enum):

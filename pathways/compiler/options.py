@@ -11,7 +11,13 @@ from pathways import errors
 
 #: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
 SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
-BUILT = ("none", "GPipe", "1F1B")
+BUILT = ("none", "GPipe", "1F1B", "Interleaved1F1B", "Circular")
+
+#: Why the other schedules are not built, and what to give instead.
+_NOT_BUILT = {
+    "ZeroBubbleH1": "backward steps are not divided; give '1F1B'",
+    "ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches on S stages; give '1F1B'",
+}
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
@@ -93,7 +99,7 @@ def _schedule(name: Any) -> str:
     if name is None or name in BUILT:
         return name or "none"
     if name in SCHEDULES:
-        raise errors.OptionError(f"schedule {name!r} is not built yet; expected one of {list(BUILT)}")
+        raise errors.OptionError(f"schedule {name!r} is not built: {_NOT_BUILT[name]}; expected one of {list(BUILT)}")
     near = [known for known in SCHEDULES if str(name).lower() == known.lower()]
     near = near or difflib.get_close_matches(str(name), SCHEDULES, 1)
     raise errors.OptionError(

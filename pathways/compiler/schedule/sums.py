@@ -211,7 +211,8 @@ class _Sums:
 
     def _turn(self, mesh: MeshSpec | None, leaf: _Leaf) -> int:
         assert mesh is not None and leaf.label is not None
-        return self.place.get((mesh, (Phase.BACKWARD, leaf.label.microbatch)), 0)
+        unit = Unit(leaf.label.phase, leaf.label.microbatch, leaf.label.chunk)
+        return self.place.get((mesh, unit), 0)
 
     def _home(self, aval: Any, meshes: Sequence[MeshSpec]) -> MeshSpec | None:
         """The slice of the argument that could have this gradient: all these slices read it, and its type fits."""
@@ -228,7 +229,8 @@ def _are_gradients(leaves: Sequence[_Leaf], shape: tuple[int, ...]) -> bool:
     """True if microbatches made two of the leaves or more, as gradients, and any order of additions has this shape."""
     made = [leaf.label for leaf in leaves if leaf.label is not None]
     scalars = [leaf for leaf in leaves if leaf.value.aval.shape != shape]
-    return len(made) >= 2 and len(scalars) <= 1 and all(label.phase is Phase.BACKWARD for label in made)
+    phases = {label.phase for label in made}
+    return len(made) >= 2 and len(scalars) <= 1 and phases <= {Phase.BACKWARD, Phase.WEIGHTS}
 
 
 def _is_sum(step: Step) -> bool:

@@ -21,8 +21,9 @@ from pathways.compiler.schedule.labels import Pipeline
 from pathways.compiler.schedule.orders import Unit
 from pathways.compiler.schedule.roles import describe
 
-#: How long a unit takes in the model. Only what orders steps that the schedule leaves free depends on it.
-_LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}
+#: How long a unit takes in the model; a backward step that makes weight gradients, too, takes the sum. Only what orders
+#: steps that the schedule leaves free depends on it.
+_LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 1.0, Phase.WEIGHTS: 1.0}
 
 #: From how many steps a shortest cycle is searched.
 _SEARCHED = 64
@@ -48,30 +49,41 @@ def weave(
     for number, step in enumerate(steps):
         if step.kind is StepKind.PLACED and step.label is not None:
             assert step.mesh is not None
-            unit = (step.label.phase, step.label.microbatch)
+            unit = Unit(step.label.phase, step.label.microbatch, step.label.chunk)
             units.setdefault((step.mesh.name, unit), []).append(number)
     edges = _dataflow(steps)
     for mesh, stage in pipeline.stages.items():
-        present = [units[mesh.name, unit] for unit in sequences[stage] if (mesh.name, unit) in units]
+        mine = {unit for name, unit in units if name == mesh.name}
+        order = [unit for unit in sequences[stage] if unit in mine]
+        if len(order) != len(mine) or set(order) != mine:
+            raise errors.ScheduleError(
+                f"{what}: the order of stage {stage} has not each step of slice {mesh.name!r} once; it misses "
+                f"{[str(unit) for unit in mine - set(order)]} and has {len(order)} of {len(mine)} steps"
+            )
+        present = [units[mesh.name, unit] for unit in order]
         for earlier, later in itertools.pairwise(present):
             for a in earlier:
                 for b in later:
                     edges[a].setdefault(b, "by the schedule")
     lengths = [0.0] * len(steps)
-    for (_, (phase, _)), members in units.items():
+    for (name, unit), members in units.items():
+        length = _LENGTHS[unit.phase]
+        if unit.phase is Phase.BACKWARD and (name, unit._replace(phase=Phase.WEIGHTS)) not in units:
+            length += _LENGTHS[Phase.WEIGHTS]
         for n in members:
-            lengths[n] = _LENGTHS[phase] / len(members)
+            lengths[n] = length / len(members)
     starts = _starts(edges, lengths)
     if starts is None:
         raise errors.ScheduleError(f"{what} cannot be followed: {_circle(steps, edges)}")
-    _delay(steps, pipeline.feeds, {key: min(starts[n] for n in units[key]) for key in units}, slices, edges, starts)
+    first = {key: min(starts[n] for n in members) for key, members in units.items()}
+    _delay(steps, pipeline, first, slices, edges, starts)
     # At one time, what takes no time goes first: it frees memory, and makes what a transfer waits for.
     return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
 
 
 def _delay(
     steps: Sequence[Step],
-    feeds: set[int],
+    pipeline: Pipeline,
     units: Mapping[tuple[str, Unit], float],
     slices: Mapping[int, MeshSpec],
     edges: Edges,
@@ -86,11 +98,13 @@ def _delay(
     for n in reversed(_in_order(edges, range(len(steps)))):
         step = steps[n]
         needed = min((starts[reader] for reader in edges[n]), default=starts[n])
-        if id(step) in feeds:
+        if id(step) in pipeline.feeds:
             starts[n] = needed
         elif step.kind is StepKind.PLAIN and step.label is not None and id(step) in slices:
-            unit = units.get((slices[id(step)].name, (step.label.phase, step.label.microbatch)), starts[n])
-            starts[n] = max(starts[n], min(unit, needed))
+            mine = (Unit(step.label.phase, step.label.microbatch, chunk) for chunk in range(pipeline.chunks))
+            turns = (units.get((slices[id(step)].name, unit), starts[n]) for unit in mine)
+            turn = min((start for start in turns if start >= starts[n]), default=starts[n])
+            starts[n] = max(starts[n], min(turn, needed))
 
 
 def _dataflow(steps: Sequence[Step]) -> Edges:
