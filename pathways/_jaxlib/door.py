@@ -43,10 +43,12 @@ from pathways._jaxlib.jaxprs import (
     is_plain_parameter,
     is_transposed,
     jaxprs_in,
+    jit_of,
     jit_p,
     new_jaxpr,
     new_var,
     opened,
+    scan_of,
     sub_jaxprs,
     transposed_times,
 )

@@ -11,13 +11,10 @@ from pathways import errors
 
 #: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
 SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
-BUILT = ("none", "GPipe", "1F1B", "Interleaved1F1B", "Circular")
+BUILT = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular")
 
 #: Why the other schedules are not built, and what to give instead.
-_NOT_BUILT = {
-    "ZeroBubbleH1": "backward steps are not divided; give '1F1B'",
-    "ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches on S stages; give '1F1B'",
-}
+_NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches on S stages; give 'ZeroBubbleH1'"}
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (

@@ -62,7 +62,7 @@ def test_sharding_that_does_not_divide_names_the_leaf():
         ({"schedule": 7}, "unknown schedule 7; expected one of"),
         (
             {"schedule": "ZeroBubbleH2ZeroTxLatency"},
-            "schedule 'ZeroBubbleH2ZeroTxLatency' is not built: it keeps .* give '1F1B'; expected one of",
+            "schedule 'ZeroBubbleH2ZeroTxLatency' is not built: it keeps .* give 'ZeroBubbleH1'; expected one of",
         ),
         ({"merged": True}, "unknown compiler option 'merged'; did you mean 'merge'"),
         ({"merge": "yes"}, "expected True or False, got 'yes'"),

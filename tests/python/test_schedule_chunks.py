@@ -145,6 +145,7 @@ def way(*numbers):
     ("meshes", "schedule", "message"),
     [
         (way(0, 1, 0, 1), "1F1B", r"visit slices \['s0', 's1'\] more than once.*Give Interleaved1F1B or Circular"),
+        (way(0, 1, 0, 1), "ZeroBubbleH1", "more than once, but the schedule has one stage per slice"),
         (way(0, 1, 2), "Interleaved1F1B", "each slice has one chunk of the model; .* give '1F1B'"),
         (
             way(0, 1, 2, 0, 1, 2),

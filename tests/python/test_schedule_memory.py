@@ -48,3 +48,13 @@ def test_what_a_stage_keeps(microbatches):
     assert found == [2 * n + more for n, more in zip(live, [1, 1, 1, 2], strict=True)]
 
     assert peaks("Circular", microbatches, chunks)[:3] == [2 * every + 1] * 3
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 16])
+def test_what_a_stage_keeps_for_its_weight_steps(microbatches):
+    """With a zero bubble every stage has as many microbatches on the way as the first one: some wait for their weight
+    step, with two values of this size instead of the residuals.
+    """
+    found = peaks("ZeroBubbleH1", microbatches, 1)
+    assert found == [8, 8, 7, 6]
+    assert max(found) <= 2 * STAGES

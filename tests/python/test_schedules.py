@@ -39,7 +39,7 @@ from pathways.compiler.trace import device_put
 from pathways.plan.binding import BoundProgram, plan_text
 
 PLAIN = network([layer] * 3, square)
-SCHEDULES = ("GPipe", "1F1B", "Circular")
+SCHEDULES = ("GPipe", "1F1B", "ZeroBubbleH1", "Circular")
 SIZES = [(stages, microbatches) for stages in range(2, 9) for microbatches in range(1, 17)]
 FEW = [(2, 1), (2, 4), (3, 7), (4, 2), (5, 5), (8, 3), (8, 16)]
 

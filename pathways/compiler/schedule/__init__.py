@@ -5,8 +5,8 @@ device's queue: `groups`, `emit`, jaxlib's compiler without a schedule of its ow
 `lower.to_logical` checks that they did (SCHED-1).
 
 The parts: `roles` says which calls do the same, `labels` finds microbatches and stages, `chunks` the parts of the model
-that stages have, `doubts` finds what makes them doubtful. `orders` has the definitions. `sums` adds gradients where
-they are made, `weave` makes one order of all steps.
+that stages have, `doubts` finds what makes them doubtful. `orders` has the definitions. `split` divides backward steps,
+by `halves`. `sums` adds gradients where they are made, `weave` makes one order of all steps.
 
 Pure: works on jaxprs only.
 """
@@ -18,7 +18,8 @@ from pathways.compiler.flatten import FlatProgram
 from pathways.compiler.groups import plain_slices
 from pathways.compiler.schedule.doubts import Doubt, check_plain_stages
 from pathways.compiler.schedule.labels import Pipeline, find
-from pathways.compiler.schedule.orders import CHUNKED, ORDERS
+from pathways.compiler.schedule.orders import CHUNKED, ORDERS, SPLIT
+from pathways.compiler.schedule.split import split
 from pathways.compiler.schedule.sums import sum_where_made
 from pathways.compiler.schedule.weave import weave
 from pathways.compiler.trace import Traced
@@ -38,6 +39,8 @@ def apply(program: FlatProgram, traced: Traced, schedule: str) -> None:
     try:
         if schedule == "Interleaved1F1B":
             _check_interleaved(pipeline)
+        if schedule in SPLIT:
+            split(program, pipeline.stages)
     except Doubt as doubt:
         raise errors.ScheduleError(f"{what}: {doubt}") from None
     sequences = [order(stage, *count) for stage in range(pipeline.depth)]

@@ -2,7 +2,8 @@
 
 A unit is what a stage does for one microbatch in one phase, for one of its chunks. There are S stages and M
 microbatches. A stage has v chunks of the model, one except under Interleaved1F1B and Circular; chunk c of stage s is
-part c S + s of the model. TF and TB are the times of a stage's forward and backward step.
+part c S + s of the model. TF and TB are the times of a stage's forward and backward step, TW that of its weight
+gradients if they are a step of their own (then TB is without them).
 
 | schedule | takes | microbatches whose activations stage s keeps |
 |---|---|---|
@@ -10,9 +11,10 @@ part c S + s of the model. TF and TB are the times of a stage's forward and back
 | 1F1B | (M + S - 1) (TF + TB) | min(S - s, M) |
 | Interleaved1F1B | M (TF + TB) + (S - 1) (TF + TB) / v | of min(M v, 2 (S - s - 1) + (v - 1) S + 1) chunks |
 | Circular, M divisible by S | M (TF + TB) + (S - 1) (TF + TB) / v | M, of each chunk |
+| ZeroBubbleH1, M >= S, TW <= TF, TB | M (TF + TB + TW) + (S - 1) (TF + TB - TW) | min(S, M) |
 
 Sources: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., PipeDream-Flush, ICML 2021, and Megatron-LM, SC 2021
-(interleaved). Circular is the name of the MPMD compiler.
+(interleaved); Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024. Circular is the name of the MPMD compiler.
 
 Pure.
 """
@@ -78,6 +80,18 @@ def circular(stage: int, stages: int, microbatches: int, chunks: int = 1) -> lis
     return forward + backward
 
 
+def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Unit]:
+    """1F1B in which a backward step makes the gradient of the stage's input only. The gradients of the weights follow:
+    those of microbatch m directly behind backward step m + `stage`, what is left of them at the end.
+    """
+    order: list[Unit] = []
+    for unit in one_forward_one_backward(stage, stages, microbatches, chunks):
+        order.append(unit)
+        if unit.phase is Phase.BACKWARD and unit.microbatch >= stage:
+            order.append(Unit(Phase.WEIGHTS, unit.microbatch - stage))
+    return order + [Unit(Phase.WEIGHTS, m) for m in range(max(microbatches - stage, 0), microbatches)]
+
+
 def _paired(forward: Sequence[Unit], backward: Sequence[Unit], warm: int) -> list[Unit]:
     """`warm` forward steps, then pairs of one forward and one backward step, then the backward steps that are left."""
     warm = min(warm, len(forward))
@@ -103,8 +117,12 @@ ORDERS: Mapping[str, Order] = {
     "GPipe": gpipe,
     "1F1B": one_forward_one_backward,
     "Interleaved1F1B": interleaved,
+    "ZeroBubbleH1": zero_bubble_h1,
     "Circular": circular,
 }
 
 #: The schedules for stages of several chunks.
 CHUNKED = ("Interleaved1F1B", "Circular")
+
+#: The schedules that have weight gradients as steps of their own.
+SPLIT = ("ZeroBubbleH1",)

@@ -19,6 +19,7 @@ BATCH = RNG.normal(size=(5, 2, 4)).astype(np.float32)
 ORDERS = {  # of the last and the first of three stages, for five microbatches
     "GPipe": ("F0 F1 F2 F3 F4 B0 B1 B2 B3 B4", "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4"),
     "1F1B": ("F0 B0 F1 B1 F2 B2 F3 B3 F4 B4", "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"),
+    "ZeroBubbleH1": ("F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4", "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"),
 }
 CHUNKED = {  # of each of two slices with two chunks, for four microbatches; the second number is the chunk
     "Interleaved1F1B": (
@@ -101,5 +102,5 @@ def test_a_schedule_that_cannot_be_followed_is_refused_before_anything_runs(add:
 
     with pytest.raises(errors.ScheduleError, match=r"'f' .* 3 times, in calls that do not look alike: input 1"):
         pw.program(chained, schedule="1F1B")(np.float32(2), list(np.ones(3, np.float32)))
-    with pytest.raises(errors.OptionError, match=r"'ZeroBubbleH2ZeroTxLatency' is not built: .* give '1F1B'"):
+    with pytest.raises(errors.OptionError, match=r"'ZeroBubbleH2ZeroTxLatency' is not built: .* give 'ZeroBubbleH1'"):
         pw.program(chained, schedule="ZeroBubbleH2ZeroTxLatency")(np.float32(2), list(np.ones(3, np.float32)))
