@@ -29,7 +29,7 @@ from pipeline_cases import (
 )
 
 from pathways import _jaxlib, errors
-from pathways.compiler.ir import MeshSpec, NodeKind, Phase
+from pathways.compiler.ir import NodeKind, Phase
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.schedule.halves import halves
 
@@ -138,14 +138,22 @@ def test_stages(name, form):
     follows(program, ZB, 3, 4)
 
 
-def test_stages_of_several_devices():
-    meshes = [MeshSpec(name, (("x", 2),)) for name in "abc"]
-    stages = [
-        placed(layer, mesh, in_shardings=(P("x"), P(None, "x")), out_shardings=P("x"), name=f"f{n}")
-        for n, mesh in enumerate(meshes)
-    ]
-    one = network(stages, placed(square, meshes[2], name="loss"))
-    follows(check(inside(one), inside(network([layer] * 3, square)), ZB, meshes=meshes), ZB, 3, 4)
+def test_slices_side_by_side():
+    def towers(make):
+        first, left, right = (make(layer, n, f"f{n}") for n in range(3))
+        join, loss = make(lambda a, b, w: layer(a + b, w), 3, "join"), make(square, 3, "loss")
+
+        def one(ws, x):
+            y = first(x, ws[0])
+            return loss(join(left(y, ws[1]), right(y, ws[2]), ws[3]))
+
+        return around(one)
+
+    meshes = slices(4)
+    made = towers(lambda f, n, name: placed(f, meshes[n], name=name))
+    program = check(made, towers(lambda f, n, name: f), ZB, meshes=meshes)
+    first, middle, last = expected(ZB, 3, 4)
+    assert orders(program) == {"s0": first, "s1": middle, "s2": middle, "s3": last}
 
 
 def test_bfloat16():
@@ -258,9 +266,14 @@ def few_weights(x, w, frozen):
     return x + w
 
 
+def sharded(x, w):
+    return jax.shard_map(layer, in_specs=(P("x"), P()), out_specs=P("x"))(x, w)
+
+
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
+        (sharded, "are 0.0% of its operations: one shard_map makes them together with the gradient of its input"),
         (
             loop_of_stage,
             r"backward 0 of 'f.' on slice 's.' cannot be .* are 0.0% .*: one while makes them together with",
@@ -273,9 +286,9 @@ def few_weights(x, w, frozen):
 )
 def test_a_stage_whose_weights_cannot_wait_is_refused(stage, message):
     meshes = slices(3)
-    params = [array(4, 4) for _ in meshes] if stage is loop_of_stage else [array(64) for _ in meshes]
-    xs = batches(4) if stage is loop_of_stage else [array(2, 64) for _ in range(4)]
-    plain = network([stage] * 3, square)
+    params = [array(4, 4) for _ in meshes] if stage in (loop_of_stage, sharded) else [array(64) for _ in meshes]
+    xs = batches(4) if stage in (loop_of_stage, sharded) else [array(2, 64) for _ in range(4)]
+    plain = network([layer if stage is sharded else stage] * 3, square)
     check(inside(placed_network(meshes, stage)), inside(plain), "1F1B", params=params, batch=xs)
     with pytest.raises(errors.ScheduleError, match=rf"schedule 'ZeroBubbleH1' of program '.*'.*{message}"):
         check(inside(placed_network(meshes, stage)), inside(plain), ZB, params=params, batch=xs)
@@ -285,3 +298,13 @@ def test_a_pipeline_without_backward_steps_is_refused():
     one = placed_network(slices(3))
     with pytest.raises(errors.ScheduleError, match="splits backward steps, and the program has none"):
         compiled(lambda ws, xs: [one(ws, x) for x in xs], slices(3), 4, ZB)
+
+
+def test_a_pipeline_without_gradients_of_weights_is_refused():
+    one = placed_network(slices(3))
+    for step in (
+        lambda ws, xs: jax.grad(lambda xs: sum(one(ws, x) for x in xs))(xs),
+        lambda ws, xs: jax.grad(lambda w: sum(one([w, *ws[1:]], x) for x in xs))(ws[0]),
+    ):
+        with pytest.raises(errors.ScheduleError, match="no stage but the first one has gradients of weights"):
+            compiled(step, slices(3), 4, ZB)

@@ -32,7 +32,7 @@ def split(program: FlatProgram, stages: Mapping[MeshSpec, int]) -> None:
     """Divides the labelled backward steps of `program`. All labels are set. `stages` has the stage of each slice.
 
     Raises:
-        Doubt: there is no backward step, or one that cannot be divided so that it helps.
+        Doubt: there is nothing to divide, or a backward step that cannot be divided so that it helps.
     """
     if not any(map(_is_backward, program.steps)):
         raise Doubt("it splits backward steps, and the program has none; expected the gradients of a pipeline")
@@ -60,6 +60,8 @@ class _Splitter:
         divided = [step for step in self.program.steps if id(step) in asked and step.mesh in sending]
         replaced = {id(step): self._divide(step, asked[id(step)]) for step in divided}
         self._check(divided, asked)
+        if len(set(self.stages.values())) > 1 and all(all(asked[id(step)]) for step in divided):
+            raise Doubt("no stage but the first one has gradients of weights that could wait. Give schedule '1F1B'")
         steps: list[Step] = []
         weights: set[Any] = set()
         for step in self.program.steps:
