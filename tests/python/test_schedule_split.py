@@ -183,6 +183,15 @@ def test_dropout_with_keys():
     follows(check(step(stages, placed(square, meshes[2], name="loss")), step([drop] * 3, square), ZB), ZB, 3, 4)
 
 
+def phases_of(program):
+    """The phases of the backward calls of each function."""
+    phases = {}
+    for node in program.nodes:
+        if node.transposes and node.origin and node.label is not None:
+            phases.setdefault(node.origin, set()).add(node.label.phase)
+    return phases
+
+
 def test_stages_of_several_functions_and_weights_that_are_trees():
     """Each function of a stage is divided. One whose gradient goes to no other stage is a weight step as a whole."""
     meshes = slices(3)
@@ -203,13 +212,33 @@ def test_stages_of_several_functions_and_weights_that_are_trees():
     plain = one(lambda f, n, name: f)
     program = check(around(one(lambda f, n, name: placed(f, meshes[n], name=name))), around(plain), ZB, params=trees)
     follows(program, ZB, 3, 4)
-    phases = {}
-    for node in program.nodes:
-        if node.transposes and node.origin and node.label is not None:
-            phases.setdefault(node.origin, set()).add(node.label.phase)
+    phases = phases_of(program)
     both = {Phase.BACKWARD, Phase.WEIGHTS}
     assert (phases["first1"], phases["second2"]) == (both, both)
     assert (phases["side1"], phases["side0"]) == ({Phase.WEIGHTS}, {Phase.BACKWARD})
+
+
+def test_weights_that_each_microbatch_prepares():
+    """The gradient of a prepared weight goes on to a call of the same stage only, so it can wait."""
+    meshes = slices(3)
+
+    def one(make):
+        stages = [make(layer, n, f"f{n}") for n in range(3)]
+        prepare = [make(lambda w: jnp.sin(w), n, f"prepare{n}") for n in range(3)]
+        loss = make(square, 2, "loss")
+
+        def run(ws, x):
+            for f, g, w in zip(stages, prepare, ws, strict=True):
+                x = f(x, g(w))
+            return loss(x)
+
+        return run
+
+    made = one(lambda f, n, name: placed(f, meshes[n], name=name))
+    program = check(inside(made), inside(one(lambda f, n, name: f)), ZB)
+    follows(program, ZB, 3, 4)
+    phases = phases_of(program)
+    assert (phases["f1"], phases["prepare1"]) == ({Phase.BACKWARD, Phase.WEIGHTS}, {Phase.WEIGHTS})
 
 
 def test_a_frozen_stage_has_no_weight_steps():
@@ -241,6 +270,27 @@ def test_nobody_waits_for_a_weight_step():
             assert node.kind is NodeKind.CALL
             assert node.label is not None
             assert node.label.phase is Phase.SUM
+
+
+def test_plain_operations_on_gradients_of_weights_are_of_the_weight_step():
+    def step(one):
+        def run(ws, xs):
+            grads = [[jnp.sin(g) for g in jax.grad(one)(ws, x)] for x in xs]
+            return [sum(each) for each in zip(*grads, strict=True)]
+
+        return run
+
+    program = check(step(placed_network(slices(3))), step(network([layer] * 3, square)), ZB)
+    follows(program, ZB, 3, 4)
+    made = {v: node for node in program.nodes for v in node.outputs}
+    of_weights = [
+        (node.label, made[v].label)
+        for node in program.nodes
+        for v in node.inputs
+        if node.label is not None and v in made and made[v].label is not None and not node.origin and made[v].transposes
+    ]
+    assert len(of_weights) == 3 * 4
+    assert all(plain == maker for plain, maker in of_weights)
 
 
 def loop_of_stage(x, w):
