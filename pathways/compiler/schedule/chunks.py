@@ -22,7 +22,7 @@ Chunk = tuple[MeshSpec, int]
 
 
 @dataclasses.dataclass
-class _Way:
+class _Behind:
     """What is behind a value: the highest chunk of each slice, and the highest one that the microbatch has left.
 
     `nearest` has the nearest chunks behind the value.
@@ -32,7 +32,7 @@ class _Way:
     left: dict[MeshSpec, int] = dataclasses.field(default_factory=dict)
     nearest: set[Chunk] = dataclasses.field(default_factory=set)
 
-    def merge(self, other: _Way) -> None:
+    def merge(self, other: _Behind) -> None:
         for mine, its in ((self.reached, other.reached), (self.left, other.left)):
             for mesh, chunk in its.items():
                 mine[mesh] = max(mine.get(mesh, 0), chunk)
@@ -49,9 +49,9 @@ class Chunks:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.of: dict[int, int] = {}
         self.before: dict[Chunk, set[Chunk]] = {}
-        ways: dict[Any, _Way] = {}
+        ways: dict[Any, _Behind] = {}
         for step in steps:
-            way = _Way()
+            way = _Behind()
             for v in step.reads:
                 if v in ways:
                     way.merge(ways[v])
@@ -63,7 +63,7 @@ class Chunks:
                 left = {other: c for other, c in way.reached.items() if other != mesh}
                 if mesh in way.left:
                     left[mesh] = way.left[mesh]
-                way = _Way(way.reached | {mesh: chunk}, left, {(mesh, chunk)})
+                way = _Behind(way.reached | {mesh: chunk}, left, {(mesh, chunk)})
             if way.reached:
                 ways.update((v, way) for v in step.outputs)
 
