@@ -63,6 +63,47 @@ def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any
     return eqn.replace(invars=[*inputs, *more], params=params)
 
 
+def jit_of(eqn: Any, closed: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """The jit equation `eqn` with the jaxpr `closed`, and with these arguments and results."""
+    unspecified = sharding_impls.UNSPECIFIED
+    params = dict(
+        eqn.params,
+        jaxpr=closed,
+        in_shardings=(unspecified,) * len(inputs),
+        out_shardings=(unspecified,) * len(outputs),
+        in_layouts=(None,) * len(inputs),
+        out_layouts=(None,) * len(outputs),
+        donated_invars=(False,) * len(inputs),
+    )
+    return eqn.replace(invars=list(inputs), outvars=list(outputs), params=params, effects=opened(closed)[0].effects)
+
+
+def scan_of(
+    eqn: Any, body: Any, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any]
+) -> tuple[Any, list[Any], Sequence[Any]]:
+    """A loop like that of the scan equation `eqn`, with the closed jaxpr `body`.
+
+    The body goes from (*consts, *carry, *row of xs) to (*carry, *row of ys). `consts`, `carry` and `xs` are the
+    variables or literals that the loop reads. Returns an open jaxpr, what it reads, and the values of its constants.
+    """
+    fun = as_function(body)
+
+    def run(*flat: Any) -> Any:
+        before = flat[: len(consts)]
+
+        def step(state: Any, x: Any) -> Any:
+            out = fun(*before, *state, *x)
+            return tuple(out[: len(carry)]), tuple(out[len(carry) :])
+
+        start, rows = flat[len(consts) : len(consts) + len(carry)], flat[len(consts) + len(carry) :]
+        loop = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+        return jax.tree.leaves(jax.lax.scan(step, start, rows, **loop))
+
+    arguments = [*consts, *carry, *xs]
+    jaxpr, values = opened(jax.make_jaxpr(run)(*(v.aval for v in arguments)))
+    return jaxpr, arguments, values
+
+
 def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
     """The jaxprs among an equation's parameters, open or closed."""
     for value in params.values():

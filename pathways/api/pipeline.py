@@ -22,6 +22,7 @@ from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import check_schedule
 from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec
 from pathways.compiler.placed import function_name
+from pathways.compiler.schedule.orders import CHUNKED
 
 
 class Pipeline(Program):
@@ -141,9 +142,11 @@ def pipeline(
         stages: placed functions `stage(params, x) -> x`, in order. `params` and `x` are any pytrees. Neighbours on one
             slice are one stage of the schedule.
         microbatches: into how many equal parts the batch is cut.
-        schedule: "1F1B", "GPipe", "auto" or "none" (the order of the text: one microbatch after the other); or an order
-            of your own, `order(stage, stages, microbatches, chunks) -> [(phase, microbatch, chunk), ...]` with phase "F" or
-            "B" and chunk 0, all of them for each stage.
+        schedule: "1F1B", "GPipe", "ZeroBubbleH1", "auto", or "none" (the order of the text: one microbatch after the
+            other); with stages on the slices in turn, several per slice, "Interleaved1F1B" or "Circular". Or an order
+            of your own, `order(stage, stages, microbatches, chunks) -> [(phase, microbatch, chunk), ...]` with phase
+            "F" (forward), "B" (backward) and, if backward steps are to be divided, "W" (gradients of weights); all of
+            them for each stage. `stages` is then the number of slices, and `chunks` the number of stages on each.
         loss: `loss(output, *targets)` returns a scalar, or a scalar and more. A plain function runs on the last stage's
             slice. What else it returns is stacked: its leaves get a first dimension of `microbatches`, and the model
             returns (loss, more).
@@ -188,16 +191,30 @@ def pipeline(
 
 
 def _check_slices(spec: PipelineSpec, what: str) -> None:
-    """Refuses stages that come back to a slice."""
-    seen: dict[Any, int] = {}
-    for number, (mesh, stage) in enumerate(zip(spec.meshes, spec.stages(), strict=True)):
-        if seen.setdefault(mesh, stage) != stage and spec.schedule != "none":
-            first = next(n for n, other in enumerate(spec.meshes) if other == mesh)
-            raise errors.ProgramError(
-                f"stages[{first}] and stages[{number}] of {what} are on slice {mesh.name!r}, with another slice "
-                f"between them; expected one stage per slice. Interleaved1F1B and Circular, which have several, are "
-                "not built yet; give each stage a slice"
-            )
+    """Refuses stages that come back to a slice, unless the schedule has several chunks per slice.
+
+    Then the stages must visit the slices in turn, because the schedules are defined for that.
+    """
+    if spec.schedule == "none":
+        return
+    places = spec.places()
+    back = next((n for n, (_, chunk) in enumerate(places) if chunk), None)
+    if back is None:
+        return
+    first = spec.meshes.index(spec.meshes[back])
+    where = f"stages[{first}] and stages[{back}] of {what} are on slice {spec.meshes[back].name!r}, with another slice "
+    if isinstance(spec.schedule, str) and spec.schedule not in CHUNKED:
+        raise errors.ProgramError(
+            f"{where}between them; expected one stage per slice under {spec.schedule!r}. Give 'Interleaved1F1B' or "
+            "'Circular', which have several, or give each stage a slice"
+        )
+    depth, chunks = (1 + max(column) for column in zip(*places, strict=True))
+    if list(dict.fromkeys(places)) != [(stage, chunk) for chunk in range(chunks) for stage in range(depth)]:
+        way = [spec.meshes[places.index(place)].name for place in dict.fromkeys(places)]
+        raise errors.ProgramError(
+            f"{where}between them, and {what} visits slices in the order {way}; expected each of the {depth} slices in "
+            "turn, the same number of times"
+        )
 
 
 def _lengths(given: Any, stages: int, meshes: Sequence[MeshSpec], what: str) -> tuple[Lengths, ...]:

@@ -234,8 +234,8 @@ class Program(Handle):
         """What each device does when, for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing.
 
         Before a run, a model gives the times, from the order of the plan and from lengths: `lengths`, else those given
-        to `pw.pipeline` or `pw.program`, else the flops that XLA counts for each computation (the hosts compile the program for that),
-        else forward = 1 and backward = 2 for each stage. The title says which of these it was.
+        to `pw.pipeline` or `pw.program`, else the flops that XLA counts for each computation (the hosts compile the
+        program for that), else forward = 1 and backward = 2 for each stage. The title says which of these it was.
 
         Args:
             path: an SVG file to write, too.
@@ -459,8 +459,8 @@ def program(
         fun: Python over placed functions (`pw.jit`), `pw.device_put` and JAX.
         name: shown in plans and errors.
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
-        **options: see `pathways.compiler.options.Options`: `schedule` ("none", "GPipe", "1F1B" or "auto"), `lengths`
-            (of a pipeline's steps, as `schedule_plot` takes them), `merge`.
+        **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
+            pipeline's steps, as `schedule_plot` takes them), `merge`.
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.

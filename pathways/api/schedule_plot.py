@@ -69,8 +69,9 @@ def make(
     measured: str | os.PathLike[str] | HasPath | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> SchedulePlot:
-    """The plot of a lowered program; see `Program.schedule_plot`. `lengths`: for each of its pipelines, () if not known;
-    one item if it has no pipeline.
+    """The plot of a lowered program; see `Program.schedule_plot`.
+
+    `lengths` has an item for each of its pipelines, () if not known; one item if it has no pipeline.
     """
     if path is not None and not str(path).lower().endswith(".svg"):
         raise errors.OptionError(f"schedule_plot writes SVG: expected path= like 'schedule.svg', got {path!r}")

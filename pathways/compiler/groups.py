@@ -284,8 +284,8 @@ def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec
     return mesh
 
 
-def _unit(label: Label) -> tuple[int, int, Phase]:
-    return label.pipeline, label.microbatch, label.phase
+def _unit(label: Label) -> tuple[int, int, int, Phase]:
+    return label.pipeline, label.microbatch, label.chunk, label.phase
 
 
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:

@@ -21,7 +21,10 @@ SCHEDULES = (
     "ZeroBubbleH2ZeroTxLatency",
     "auto",
 )
-BUILT = ("none", "GPipe", "1F1B", "auto")
+BUILT = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "auto")
+
+#: Why the other schedules are not built, and what to give instead.
+_NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches on S stages; give 'ZeroBubbleH1'"}
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
@@ -124,7 +127,7 @@ def check_schedule(name: Any) -> str:
     if name is None or name in BUILT:
         return name or "none"
     if name in SCHEDULES:
-        raise errors.OptionError(f"schedule {name!r} is not built yet; expected one of {list(BUILT)}")
+        raise errors.OptionError(f"schedule {name!r} is not built: {_NOT_BUILT[name]}; expected one of {list(BUILT)}")
     near = [known for known in SCHEDULES if str(name).lower() == known.lower()]
     near = near or difflib.get_close_matches(str(name), SCHEDULES, 1)
     raise errors.OptionError(

@@ -13,6 +13,7 @@ Called while a program is traced, by any thread, and by `schedule/scopes.py`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -40,19 +41,29 @@ class PipelineSpec:
     meshes: tuple[MeshSpec, ...] = ()
     lengths: tuple[Lengths, ...] = ()
 
-    def stages(self) -> list[int]:
-        """Per entry of `meshes`, the number of its stage: neighbours on one slice are one stage."""
-        stages: list[int] = []
+    def places(self) -> list[tuple[int, int]]:
+        """Per entry of `meshes`, its stage and its chunk: the number of its slice, in the order in which microbatches
+        come there, and how often they have left that slice before.
+        """
+        slices = list(dict.fromkeys(self.meshes))
+        visits: collections.Counter[MeshSpec] = collections.Counter()
+        places = []
         for n, mesh in enumerate(self.meshes):
-            stages.append(stages[-1] + (mesh != self.meshes[n - 1]) if n else 0)
-        return stages
+            visits[mesh] += not n or mesh != self.meshes[n - 1]
+            places.append((slices.index(mesh), visits[mesh] - 1))
+        return places
 
     def stage_lengths(self) -> tuple[Lengths, ...]:
-        """The lengths of each stage; neighbours on one slice take theirs one after the other."""
-        found: dict[int, Lengths] = {}
-        for stage, each in zip(self.stages(), self.lengths, strict=True):
-            found[stage] = found[stage].then(each) if stage in found else each
-        return tuple(found.values())
+        """The lengths of each stage; chunk c of stage s has item c * (number of slices) + s, as in `PipelineInfo`.
+
+        What neighbours on one slice take is one after the other.
+        """
+        places = self.places() if self.lengths else []
+        depth = 1 + max((stage for stage, _ in places), default=-1)
+        found = [Lengths(0.0, 0.0)] * (depth * (1 + max((chunk for _, chunk in places), default=-1)))
+        for (stage, chunk), each in zip(places, self.lengths, strict=True):
+            found[chunk * depth + stage] = found[chunk * depth + stage].then(each)
+        return tuple(found)
 
 
 _lock = threading.Lock()

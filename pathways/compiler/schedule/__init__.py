@@ -5,9 +5,10 @@ device's queue: `groups`, `emit`, jaxlib's compiler without a schedule of its ow
 `lower.to_logical` checks that they did (SCHED-1).
 
 The parts: `scopes` reads microbatches from the names of scopes. Without scopes, `roles` says which calls do the same,
-`labels` finds microbatches and stages, and `doubts` finds what makes them doubtful. `orders` has the definitions, `own`
-reads an order of the user's, `search` finds an order for "auto" with the times of `model`, for which `costs` counts
-operations. `sums` adds gradients where they are made, `weave` makes one order of all steps.
+`labels` finds microbatches and stages, `chunks` the parts of the model that stages have, and `doubts` finds what makes
+them doubtful. `orders` has the definitions, `own` reads an order of the user's, `search` finds an order for "auto" with
+the times of `model`, for which `costs` counts operations. `split` divides backward steps, by `halves`. `sums` adds
+gradients where they are made, `weave` makes one order of all steps.
 
 Pure: works on jaxprs only.
 """
@@ -20,17 +21,18 @@ from pathways import errors
 from pathways.compiler import pipeline_spec
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.groups import plain_slices
-from pathways.compiler.ir import PipelineInfo
+from pathways.compiler.ir import Phase, PipelineInfo
 from pathways.compiler.lengths import Lengths, per_stage
 from pathways.compiler.options import Options
 from pathways.compiler.pipeline_spec import OwnSchedule
 from pathways.compiler.schedule.costs import counted
 from pathways.compiler.schedule.doubts import Doubt, check_plain_stages
 from pathways.compiler.schedule.labels import Pipeline, find
-from pathways.compiler.schedule.orders import ORDERS, Unit
+from pathways.compiler.schedule.orders import CHUNKED, ORDERS, SPLIT, Unit
 from pathways.compiler.schedule.own import units_of
 from pathways.compiler.schedule.scopes import Scoped, label
 from pathways.compiler.schedule.search import choose
+from pathways.compiler.schedule.split import split
 from pathways.compiler.schedule.sums import sum_where_made
 from pathways.compiler.schedule.weave import weave
 from pathways.compiler.trace import Traced
@@ -74,14 +76,14 @@ def _pipelines(program: FlatProgram, traced: Traced, options: Options) -> list[P
     for one in scoped:
         schedule, whose = _schedule(one, traced.name, options.schedule)
         one.pipeline.title = f"schedule {pipeline_spec.schedule_name(schedule)!r} of {whose}"
-        one.pipeline.lengths = one.spec.stage_lengths() if one.spec is not None and one.spec.lengths else ()
+        one.pipeline.lengths = one.spec.stage_lengths() if one.spec is not None else ()
         if schedule != "none":
             options.check_keeps_calls(pipeline_spec.schedule_name(schedule))
         _set_order(program, one.pipeline, schedule, options)
     if scoped or options.schedule == "none":
         return [one.pipeline for one in scoped]
     title = f"schedule {options.schedule!r} of program {traced.name!r}"
-    pipeline = find(program, title)
+    pipeline = find(program, title, chunked=options.schedule in CHUNKED)
     pipeline.title = title
     _set_order(program, pipeline, options.schedule, options)
     return [pipeline]
@@ -104,18 +106,52 @@ def _schedule(scoped: Scoped, program: str, option: str) -> tuple[str | OwnSched
 
 
 def _set_order(program: FlatProgram, pipeline: Pipeline, schedule: str | OwnSchedule, options: Options) -> None:
-    """Sets the order of the units on each stage, and what it is called."""
-    size = pipeline.depth, pipeline.microbatches
+    """Sets the order of the units on each stage, and what it is called. It divides backward steps if the order does."""
+    size = pipeline.depth, pipeline.microbatches, pipeline.chunks
     pipeline.schedule = pipeline_spec.schedule_name(schedule)
     pipeline.ordered = schedule != "none"
-    if not isinstance(schedule, str):
-        pipeline.sequences = [units_of(schedule, stage, *size, pipeline.title) for stage in range(pipeline.depth)]
-    elif schedule == "none":
-        pipeline.sequences = _text_order(program.steps, pipeline)
-    elif schedule == "auto":
-        _search(program, pipeline, options)
-    else:
-        pipeline.sequences = [ORDERS[schedule](stage, *size) for stage in range(pipeline.depth)]
+    try:
+        if schedule == "none":
+            pipeline.sequences = _text_order(program.steps, pipeline)
+        elif not isinstance(schedule, str):
+            pipeline.sequences = [units_of(schedule, stage, *size, pipeline.title) for stage in range(pipeline.depth)]
+        else:
+            _check_chunks(pipeline, schedule)
+            if schedule == "auto":
+                _search(program, pipeline, options)
+            else:
+                pipeline.sequences = [ORDERS[schedule](stage, *size) for stage in range(pipeline.depth)]
+        if schedule in SPLIT or (pipeline.ordered and _has_weight_steps(pipeline)):
+            split(program, pipeline.stages, pipeline.number)
+    except Doubt as doubt:
+        raise errors.ScheduleError(f"{pipeline.title}: {doubt}") from None
+
+
+def _has_weight_steps(pipeline: Pipeline) -> bool:
+    return any(unit.phase is Phase.WEIGHTS for sequence in pipeline.sequences for unit in sequence)
+
+
+def _check_chunks(pipeline: Pipeline, schedule: str) -> None:
+    """Raises:
+    Doubt: the pipeline has a number of chunks or of microbatches for which the schedule is not defined.
+    """
+    if pipeline.chunks > 1 and schedule not in CHUNKED:
+        raise Doubt(
+            f"each slice has {pipeline.chunks} chunks of the model, but the schedule has one stage per slice. Give "
+            "'Interleaved1F1B' or 'Circular', or give each stage a slice"
+        )
+    if schedule != "Interleaved1F1B":
+        return
+    if pipeline.chunks == 1:
+        raise Doubt(
+            "each slice has one chunk of the model; expected microbatches to visit all slices in turn, twice or more. "
+            "With one chunk per slice give '1F1B'"
+        )
+    if pipeline.microbatches % pipeline.depth:
+        raise Doubt(
+            f"{pipeline.microbatches} microbatches do not divide by {pipeline.depth} slices; expected a multiple of "
+            f"{pipeline.depth}. 'Circular' takes any number"
+        )
 
 
 def _search(program: FlatProgram, pipeline: Pipeline, options: Options) -> None:
@@ -133,5 +169,6 @@ def _text_order(steps: Sequence[Step], pipeline: Pipeline) -> list[Sequence[Unit
     units: list[dict[Unit, None]] = [{} for _ in range(pipeline.depth)]
     for step in steps:
         if step.kind is StepKind.PLACED and step.label is not None and step.label.pipeline == pipeline.number:
-            units[step.label.stage].setdefault((step.label.phase, step.label.microbatch))
+            unit = Unit(step.label.phase, step.label.microbatch, step.label.chunk)
+            units[step.label.stage].setdefault(unit)
     return [list(each) for each in units]

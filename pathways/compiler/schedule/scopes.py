@@ -46,11 +46,12 @@ class _Origin:
     units: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
     slices: set[tuple[int, MeshSpec]] = dataclasses.field(default_factory=set)
     stage: int = 0
+    chunk: int = 0
     late: dict[int, Step] = dataclasses.field(default_factory=dict)
 
     def merge(self, other: _Origin) -> None:
         if not self.units:
-            self.stage = other.stage
+            self.stage, self.chunk = other.stage, other.chunk
         for unit, backward in other.units.items():
             self.units[unit] = backward or self.units.get(unit, False)
         self.slices |= other.slices
@@ -75,10 +76,9 @@ def label(steps: Sequence[Step], title: str) -> list[Scoped]:
     for number, name in enumerate(names):
         spec = pipeline_spec.find(name)
         stages = labeller.stages(number, spec)
-        found.append(
-            Scoped(name, spec, Pipeline(stages, 1 + max(stages.values()), labeller.count(number, spec), set()))
-        )
-        found[-1].pipeline.number = number
+        count, chunks = labeller.count(number, spec), 1 + max((c for _, c in labeller.places[number]), default=0)
+        pipeline = Pipeline(stages, 1 + max(stages.values()), count, chunks, set(), number)
+        found.append(Scoped(name, spec, pipeline))
     labeller.label_feeds({one.pipeline.number: one.pipeline.feeds for one in found})
     for step in steps:
         if step.label is not None:
@@ -98,6 +98,8 @@ class _Labeller:
         self.origins: dict[Any, _Origin] = {}
         self.meshes: list[list[MeshSpec]] = [[] for _ in names]  # per pipeline, its slices as they appear
         self.edges: list[set[tuple[MeshSpec, MeshSpec]]] = [set() for _ in names]  # from slice to slice, forward
+        # Per pipeline, the stage and the chunk of each stage that a scope may name; () if the calls say it.
+        self.places = [spec.places() if (spec := pipeline_spec.find(name)) else [] for name in names]
 
     def refuse(self, why: str) -> errors.ScheduleError:
         return errors.ScheduleError(f"{self.title}: {why}")
@@ -116,7 +118,7 @@ class _Labeller:
                 backward |= step.derivatives > 0
                 origin.units = {(number, microbatch): backward}
                 phase = Phase.BACKWARD if backward else Phase.FORWARD
-                step.label = Label(origin.stage, microbatch, phase, pipeline=number)
+                step.label = Label(origin.stage, microbatch, phase, origin.chunk, pipeline=number)
             for v in step.outputs:
                 self.origins[v] = origin
 
@@ -140,8 +142,17 @@ class _Labeller:
         if not backward:
             self.edges[number] |= {(m, step.mesh) for n, m in origin.slices if n == number and m != step.mesh}
         stage = meshes.index(step.mesh)
-        step.label = Label(stage, microbatch, Phase.BACKWARD if backward else Phase.FORWARD, pipeline=number)
-        return _Origin({(number, microbatch): backward}, {(number, step.mesh)}, stage)
+        chunk = 0
+        if self.places[number]:
+            visit = step.scope.stage
+            if visit is None or visit >= len(self.places[number]):
+                raise self.refuse(
+                    f"{describe(step)} is in a scope {step.scope.pipeline!r} of a pw.pipeline, but is no stage of it; "
+                    "expected another name in a scope of your own"
+                )
+            chunk = self.places[number][visit][1]
+        step.label = Label(stage, microbatch, Phase.BACKWARD if backward else Phase.FORWARD, chunk, pipeline=number)
+        return _Origin({(number, microbatch): backward}, {(number, step.mesh)}, stage, chunk)
 
     def count(self, number: int, spec: PipelineSpec | None) -> int:
         """The number of microbatches."""
@@ -160,7 +171,7 @@ class _Labeller:
     def stages(self, number: int, spec: PipelineSpec | None) -> dict[MeshSpec, int]:
         """The stage of each slice: what the pipeline says, or the longest way to it through other slices."""
         if spec is not None and spec.meshes:
-            return dict(zip(spec.meshes, spec.stages(), strict=True))
+            return {mesh: stage for mesh, (stage, _) in zip(spec.meshes, spec.places(), strict=True)}
         before = {mesh: {a for a, b in self.edges[number] if b == mesh} for mesh in self.meshes[number]}
         stage: dict[MeshSpec, int] = {}
         while len(stage) < len(before):
@@ -169,7 +180,7 @@ class _Labeller:
                 circle = [mesh.name for mesh in before if mesh not in stage]
                 raise self.refuse(
                     f"microbatches visit slices {circle} more than once; expected one stage per slice. Give each "
-                    "stage a slice"
+                    "stage a slice, or use pw.pipeline, where a slice may have several chunks of the model"
                 )
             stage.update({mesh: 1 + max((stage[a] for a in before[mesh]), default=-1) for mesh in ready})
         return stage

@@ -26,6 +26,7 @@ from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
 from pathways.compiler.ir import Label, MeshSpec, Phase
 from pathways.compiler.schedule.labels import Pipeline
+from pathways.compiler.schedule.orders import Unit
 
 
 def sum_where_made(
@@ -217,7 +218,8 @@ class _Sums:
 
     def _turn(self, leaf: _Leaf) -> int:
         assert leaf.mesh is not None and leaf.label is not None
-        return self.place.get((leaf.label.pipeline, leaf.mesh, (Phase.BACKWARD, leaf.label.microbatch)), 0)
+        unit = Unit(leaf.label.phase, leaf.label.microbatch, leaf.label.chunk)
+        return self.place.get((leaf.label.pipeline, leaf.mesh, unit), 0)
 
     def _home(self, aval: Any, meshes: Sequence[MeshSpec]) -> MeshSpec | None:
         """The slice of the argument that could have this gradient: all these slices read it, and its type fits."""
@@ -245,7 +247,8 @@ def _are_gradients(leaves: Sequence[_Leaf], shape: tuple[int, ...]) -> bool:
     """True if microbatches made two of the leaves or more, as gradients, and any order of additions has this shape."""
     made = [leaf.label for leaf in leaves if leaf.label is not None]
     scalars = [leaf for leaf in leaves if leaf.value.aval.shape != shape]
-    return len(made) >= 2 and len(scalars) <= 1 and all(label.phase is Phase.BACKWARD for label in made)
+    phases = {label.phase for label in made}
+    return len(made) >= 2 and len(scalars) <= 1 and phases <= {Phase.BACKWARD, Phase.WEIGHTS}
 
 
 def _is_sum(step: Step) -> bool:

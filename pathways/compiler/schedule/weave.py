@@ -22,8 +22,9 @@ from pathways.compiler.schedule.labels import Pipeline
 from pathways.compiler.schedule.orders import Unit
 from pathways.compiler.schedule.roles import describe
 
-#: How long a unit takes in the model. Only what orders steps that the schedule leaves free depends on it.
-_LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}
+#: How long a unit takes in the model; a backward step that makes weight gradients, too, takes the sum. Only what orders
+#: steps that the schedule leaves free depends on it.
+_LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 1.0, Phase.WEIGHTS: 1.0}
 
 #: From how many steps a shortest cycle is searched.
 _SEARCHED = 64
@@ -49,7 +50,7 @@ def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[
     for number, step in enumerate(steps):
         if step.kind is StepKind.PLACED and step.label is not None:
             assert step.mesh is not None
-            unit = (step.label.phase, step.label.microbatch)
+            unit = Unit(step.label.phase, step.label.microbatch, step.label.chunk)
             units.setdefault((step.label.pipeline, step.mesh.name, unit), []).append(number)
     edges = _dataflow(steps)
     for sequence in _sequences(pipelines, units):
@@ -58,26 +59,39 @@ def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[
                 for b in later:
                     edges[a].setdefault(b, "by the schedule")
     lengths = [0.0] * len(steps)
-    for (_, _, (phase, _)), members in units.items():
+    for (number, name, unit), members in units.items():
+        length = _LENGTHS[unit.phase]
+        if unit.phase is Phase.BACKWARD and (number, name, unit._replace(phase=Phase.WEIGHTS)) not in units:
+            length += _LENGTHS[Phase.WEIGHTS]
         for n in members:
-            lengths[n] = _LENGTHS[phase] / len(members)
+            lengths[n] = length / len(members)
     starts = _starts(edges, lengths)
     if starts is None:
         titles = " and ".join(pipeline.title for pipeline in pipelines if pipeline.ordered)
         raise errors.ScheduleError(f"{titles} cannot be followed: {_circle(steps, edges)}{_advice(steps)}")
-    feeds = set().union(*(pipeline.feeds for pipeline in pipelines))
-    _delay(steps, feeds, {key: min(starts[n] for n in units[key]) for key in units}, slices, edges, starts)
+    first = {key: min(starts[n] for n in members) for key, members in units.items()}
+    _delay(steps, pipelines, first, slices, edges, starts)
     # At one time, what takes no time goes first: it frees memory, and makes what a transfer waits for.
     return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
 
 
 def _sequences(pipelines: Sequence[Pipeline], units: Mapping[tuple[int, str, Unit], list[int]]) -> list[_Sequence]:
-    """What follows one another on a slice: the steps of each unit."""
+    """What follows one another on a slice: the steps of each unit.
+
+    Raises:
+        ScheduleError: the order of a stage lacks a unit.
+    """
     rows: dict[str, list[_Sequence]] = {}
     for pipeline in pipelines:
         for mesh, stage in pipeline.stages.items():
-            keys = [(pipeline.number, mesh.name, unit) for unit in pipeline.sequences[stage]]
-            present = [units[key] for key in keys if key in units]
+            mine = {key[2] for key in units if key[:2] == (pipeline.number, mesh.name)}
+            order = [unit for unit in pipeline.sequences[stage] if unit in mine]
+            if len(order) != len(mine) or set(order) != mine:
+                raise errors.ScheduleError(
+                    f"{pipeline.title}: the order of stage {stage} has not each step of slice {mesh.name!r} once; it "
+                    f"misses {[str(unit) for unit in mine - set(order)]} and has {len(order)} of {len(mine)} steps"
+                )
+            present = [units[pipeline.number, mesh.name, unit] for unit in order]
             if not pipeline.ordered:
                 present = [[n] for n in sorted(itertools.chain.from_iterable(present))]
             rows.setdefault(mesh.name, []).append(present)
@@ -106,7 +120,7 @@ def _advice(steps: Sequence[Step]) -> str:
 
 def _delay(
     steps: Sequence[Step],
-    feeds: set[int],
+    pipelines: Sequence[Pipeline],
     units: Mapping[tuple[int, str, Unit], float],
     slices: Mapping[int, MeshSpec],
     edges: Edges,
@@ -118,15 +132,19 @@ def _delay(
     on its slice, or its first reader elsewhere: what it reads comes from another slice, and whatever stands behind it
     in the queue of its device waits for that, too.
     """
+    feeds = set().union(*(pipeline.feeds for pipeline in pipelines))
+    count = {pipeline.number: pipeline.chunks for pipeline in pipelines}
     for n in reversed(_in_order(edges, range(len(steps)))):
         step = steps[n]
         needed = min((starts[reader] for reader in edges[n]), default=starts[n])
         if id(step) in feeds:
             starts[n] = needed
         elif step.kind is StepKind.PLAIN and step.label is not None and id(step) in slices:
-            key = (step.label.pipeline, slices[id(step)].name, (step.label.phase, step.label.microbatch))
-            unit = units.get(key, starts[n])
-            starts[n] = max(starts[n], min(unit, needed))
+            number, name, chunks = step.label.pipeline, slices[id(step)].name, range(count[step.label.pipeline])
+            mine = (Unit(step.label.phase, step.label.microbatch, chunk) for chunk in chunks)
+            turns = (units.get((number, name, unit), starts[n]) for unit in mine)
+            turn = min((start for start in turns if start >= starts[n]), default=starts[n])
+            starts[n] = max(starts[n], min(turn, needed))
 
 
 def _dataflow(steps: Sequence[Step]) -> Edges:
