@@ -45,8 +45,10 @@ from pathways._jaxlib.jaxprs import (
     jaxprs_in,
     jit_p,
     new_jaxpr,
+    new_literal,
     new_var,
     opened,
+    scan_counts,
     sub_jaxprs,
     transposed_times,
 )

@@ -72,6 +72,20 @@ def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
     return (opened(jaxpr)[0] for jaxpr in jaxprs_in(params))
 
 
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """Of the inputs of a scan equation: how many are the same in each iteration, and how many are carried."""
+    params = eqn.params
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].update(eqn.invars).unpack()  # since JAX 0.12
+    return len(list(constants)), len(list(carried))
+
+
+def new_literal(value: Any, aval: Any) -> core.Literal:
+    """A constant of a jaxpr, a scalar of the type `aval`."""
+    return core.Literal(value, aval)
+
+
 def is_jaxpr(value: Any) -> bool:
     """True for a jaxpr, open or closed."""
     return isinstance(value, core.Jaxpr | _Closed)

@@ -408,7 +408,8 @@ def program(
         fun: Python over placed functions (`pw.jit`), `pw.device_put` and JAX.
         name: shown in plans and errors.
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
-        **options: see `pathways.compiler.options.Options`: `schedule` ("none", "GPipe" or "1F1B"), `merge`.
+        **options: see `pathways.compiler.options.Options`: `schedule` ("none", "GPipe" or "1F1B"), `merge`,
+            `unroll` (up to how many iterations a `jax.lax.scan` with placed calls inside is unrolled; 16).
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.

@@ -1,8 +1,8 @@
 """From a traced jaxpr to a flat list of steps: placed calls, transfers, and plain operations between them.
 
-A plain jit, custom derivative, remat or closed call is inlined if it has placed calls inside. Placed calls inside
-loops, branches and shard_maps are refused; the error names the construct. `Step.calls` says whether a step calls the
-client back.
+A plain jit, custom derivative, remat or closed call is inlined if it has placed calls inside. So are a scan of few
+iterations, and the branch that is taken if that is known. Placed calls inside other loops and branches, and inside
+shard_maps, are refused; the error names the construct. `Step.calls` says whether a step calls the client back.
 
 Pure: works on jaxprs only.
 """
@@ -12,11 +12,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import meshes, placed
+from pathways.compiler.control.folding import fold
+from pathways.compiler.control.unrolling import Scan, Stacked, row, stack
 from pathways.compiler.ir import Label, MeshSpec, Spec
+from pathways.compiler.options import UNROLL
 from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.trace import Traced
 
@@ -79,13 +83,15 @@ class FlatProgram:
     before: Any = None
 
 
-def flatten(traced: Traced) -> FlatProgram:
+def flatten(traced: Traced, unroll: int = UNROLL) -> FlatProgram:
     """The flat program of a traced program, without dead steps.
+
+    A scan with placed calls inside is unrolled if it has at most `unroll` iterations.
 
     Raises:
         CallbackError: a callback of a kind that hosts cannot make.
         TraceError: a traced value escaped from its function.
-        ProgramError: a placed call or a device_put inside a loop, a branch or a shard_map.
+        ProgramError: a placed call or a device_put inside a longer loop, a branch or a shard_map.
     """
     closed = traced.jaxpr
     _refuse(closed, traced.name)
@@ -93,8 +99,9 @@ def flatten(traced: Traced) -> FlatProgram:
         list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [], []
     )
     env: dict[Any, Any] = {}
-    _inline(closed.jaxpr, env, program, traced.name, fresh=False)
-    program.outvars = [_read(env, v) for v in closed.jaxpr.outvars]
+    inliner = _Inliner(program, traced.name, unroll)
+    inliner.inline(closed.jaxpr, env, fresh=False)
+    program.outvars = [inliner.whole(_read(env, v)) for v in closed.jaxpr.outvars]
     _drop_dead(program)
     callers: dict[int, _jaxlib.CallsBack] = {}
     for step in program.steps:
@@ -140,73 +147,146 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
     return atom if isinstance(atom, _jaxlib.Literal) else env.get(atom, atom)
 
 
-def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool, around: int = 0) -> None:
-    """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's.
+class _Inliner:
+    """Appends the steps of jaxprs to a program. An environment maps a jaxpr's variables to the program's.
 
-    `fresh`: makes new variables, because `jaxpr` may be inlined more than once. `around`: the derivatives of the
-    equation that has `jaxpr` inside.
+    An environment may have a literal, or what a scan has stacked, in the place of a variable. A step reads variables
+    and literals only.
     """
-    memo: dict[int, bool] = {}
-    for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
-        inputs = [_read(env, v) for v in eqn.invars]
-        slice_tag = _slice_tag(eqn)
-        derivatives = max(around, _jaxlib.transposed_times(eqn))
-        if slice_tag is None and any(holds_slice_tag(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
-            _inline_equation(eqn, inputs, env, program, name, derivatives)
-            continue
-        outputs = []
-        for v in eqn.outvars:
-            new = _jaxlib.new_var(v.aval) if fresh or isinstance(v, _jaxlib.DropVar) else v
-            if not isinstance(v, _jaxlib.DropVar):
-                env[v] = new
-            outputs.append(new)
-        if slice_tag is not None:
-            program.steps.append(
-                Step(
-                    StepKind.PLACED,
-                    eqn,
-                    inputs,
-                    outputs,
-                    slice_tag=slice_tag,
-                    mesh=slice_tag.mesh,
-                    transposes=int(_jaxlib.is_transposed(eqn)),
-                )
-            )
-        elif eqn.primitive is transfer_p:
-            program.steps.append(
-                Step(
-                    StepKind.TRANSFER,
-                    eqn,
-                    inputs,
-                    outputs,
-                    mesh=eqn.params["mesh"],
-                    spec=eqn.params["spec"],
-                    transposes=int(eqn.params["back"]),
-                )
-            )
-        else:
-            program.steps.append(Step(StepKind.PLAIN, eqn, inputs, outputs))
-        program.steps[-1].derivatives = derivatives
 
+    def __init__(self, program: FlatProgram, name: str, unroll: int) -> None:
+        self.program = program
+        self.name = name
+        self.unroll = unroll
+        self._whole: dict[int, tuple[Stacked, Any]] = {}  # what is stacked as one array, by the id of the `Stacked`
+        self._parts: dict[tuple[Any, int], Any] = {}  # rows of arrays
+        self._holds: dict[int, bool] = {}
+        self._rows: list[int] = []  # of the unrolled scans around: which rows the iteration reads
 
-def _inline_equation(
-    eqn: Any, inputs: list[Any], env: dict[Any, Any], program: FlatProgram, name: str, derivatives: int
-) -> None:
-    primitive = eqn.primitive.name
-    if eqn.primitive is not _jaxlib.jit_p and primitive not in _INLINED:
+    def inline(self, jaxpr: Any, env: dict[Any, Any], *, fresh: bool, around: int = 0, base: int = 0) -> None:
+        """Appends the steps of `jaxpr`; `env` maps its arguments and gets its other variables.
+
+        `fresh`: makes new variables, because `jaxpr` may be inlined more than once. `around`: the derivatives of the
+        equation that has `jaxpr` inside. `base`: those of the scans around, in whose bodies JAX counts from 0.
+        """
+        for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
+            inputs = [_read(env, v) for v in eqn.invars]
+            slice_tag = _slice_tag(eqn)
+            derivatives = max(around, base + _jaxlib.transposed_times(eqn))
+            if slice_tag is None:
+                if any(holds_slice_tag(j, self._holds) for j in _jaxlib.sub_jaxprs(eqn.params)):
+                    self._open(eqn, inputs, env, derivatives, base)
+                    continue
+                known = fold(eqn, inputs)
+                if known is not None:
+                    env.update(zip(eqn.outvars, known, strict=True))
+                    continue
+            inputs = [self.whole(v) for v in inputs]
+            outputs = []
+            for v in eqn.outvars:
+                new = _jaxlib.new_var(v.aval) if fresh or isinstance(v, _jaxlib.DropVar) else v
+                if not isinstance(v, _jaxlib.DropVar):
+                    env[v] = new
+                outputs.append(new)
+            step = Step(StepKind.PLAIN, eqn, inputs, outputs, derivatives=derivatives)
+            if slice_tag is not None:
+                step.kind, step.slice_tag, step.mesh = StepKind.PLACED, slice_tag, slice_tag.mesh
+                step.transposes = int(base > 0 or _jaxlib.is_transposed(eqn))
+            elif eqn.primitive is transfer_p:
+                step.kind, step.mesh, step.spec = StepKind.TRANSFER, eqn.params["mesh"], eqn.params["spec"]
+                step.transposes = int(eqn.params["back"])
+                if self._rows:  # an iteration's cotangent goes back to where that iteration's value came from
+                    step.eqn = eqn.replace(params={**eqn.params, "uid": (eqn.params["uid"], *self._rows)})
+            self.program.steps.append(step)
+
+    def whole(self, value: Any) -> Any:
+        """`value` as a variable or a literal."""
+        if not isinstance(value, Stacked):
+            return value
+        if id(value) not in self._whole:
+            (whole,) = self._operate(stack([v.aval for v in value.rows], value.aval), value.rows)
+            self._whole[id(value)] = value, whole
+        return self._whole[id(value)][1]
+
+    def _row(self, array: Any, position: int) -> Any:
+        """Row `position` of an array; the backward scan of a gradient reads the rows that the forward scan has made."""
+        if isinstance(array, Stacked):
+            return array.rows[position]
+        key = (array, position)
+        if isinstance(array, _jaxlib.Literal) or key not in self._parts:
+            (part,) = self._operate(row(array.aval, position), [array])
+            if isinstance(array, _jaxlib.Literal):
+                return part
+            self._parts[key] = part
+        return self._parts[key]
+
+    def _operate(self, closed: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Appends the steps of a small jaxpr of plain operations; returns its results."""
+        inner, consts = _jaxlib.opened(closed)
+        env = dict(zip(inner.invars, inputs, strict=True))
+        env.update((v, _constant(self.program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
+        self.inline(inner, env, fresh=True)
+        return [_read(env, v) for v in inner.outvars]
+
+    def _open(self, eqn: Any, inputs: list[Any], env: dict[Any, Any], derivatives: int, base: int) -> None:
+        """Appends the steps of an equation that has placed calls inside."""
+        primitive = eqn.primitive.name
+        if primitive == "scan":
+            scan = Scan.of(eqn)
+            if scan.length <= self.unroll:
+                results = self._unrolled(scan, eqn, inputs, derivatives)
+                env.update((v, r) for v, r in zip(eqn.outvars, results, strict=True) if type(v) is not _jaxlib.DropVar)
+                return
+        inner = next(_jaxlib.jaxprs_in(eqn.params))
+        if primitive == "cond" and isinstance(inputs[0], _jaxlib.Literal):  # it is known which branch is taken
+            branches = eqn.params["branches"]
+            inner = branches[min(max(int(inputs[0].val), 0), len(branches) - 1)]
+            inputs = inputs[1:]
+            base = derivatives
+        elif eqn.primitive is not _jaxlib.jit_p and primitive not in _INLINED:
+            raise self._refusal(eqn)
+        results = self._inlined(inner, inputs, derivatives, base)
+        env.update((v, r) for v, r in zip(eqn.outvars, results, strict=True) if type(v) is not _jaxlib.DropVar)
+
+    def _inlined(self, closed: Any, inputs: Sequence[Any], around: int, base: int) -> list[Any]:
+        inner, consts = _jaxlib.opened(closed)
+        env = dict(zip(inner.invars, inputs, strict=True))
+        env.update((v, _constant(self.program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
+        self.inline(inner, env, fresh=True, around=around, base=base)
+        return [_read(env, v) for v in inner.outvars]
+
+    def _unrolled(self, scan: Scan, eqn: Any, inputs: Sequence[Any], derivatives: int) -> list[Any]:
+        """Appends the iterations of a scan one after the other; returns its results."""
+        constants = list(inputs[: scan.consts])
+        carry = list(inputs[scan.consts : scan.consts + scan.carry])
+        arrays = inputs[scan.consts + scan.carry :]
+        stacked: list[list[Any]] = [[None] * scan.length for _ in eqn.outvars[scan.carry :]]
+        for position in scan.positions:
+            rows = [self._row(array, position) for array in arrays]
+            self._rows.append(position)
+            results = self._inlined(scan.body, [*constants, *carry, *rows], derivatives, derivatives)
+            self._rows.pop()
+            carry = results[: scan.carry]
+            for list_, value in zip(stacked, results[scan.carry :], strict=True):
+                list_[position] = self.whole(value)
+        outvars = eqn.outvars[scan.carry :]
+        return [*carry, *(Stacked(tuple(list_), v.aval) for list_, v in zip(stacked, outvars, strict=True))]
+
+    def _refusal(self, eqn: Any) -> errors.ProgramError:
+        primitive = eqn.primitive.name
         construct = _CONTROL.get(primitive, primitive)
-        raise errors.ProgramError(
-            f"program {name!r}: a placed function or device_put is called inside {construct}, which runs inside one "
-            "computation. Call it from the program itself (a Python loop unrolls), or put the whole of it "
-            "into one placed function"
+        what = f"program {self.name!r}: a placed function or device_put is called inside {construct}"
+        if primitive == "scan":
+            length = eqn.params["length"]
+            return errors.ProgramError(
+                f"{what} (or map, fori_loop) of {length} iterations. Such a loop is unrolled into the program if it "
+                f"has at most {self.unroll} iterations; a longer one is not built yet. Give the program "
+                f"unroll={length}, or put the whole loop into one placed function"
+            )
+        return errors.ProgramError(
+            f"{what}, which runs inside one computation. Call it from the program itself (a Python loop unrolls), or "
+            "put the whole of it into one placed function"
         )
-    inner, consts = _jaxlib.opened(next(_jaxlib.jaxprs_in(eqn.params)))
-    inner_env = dict(zip(inner.invars, inputs, strict=True))
-    inner_env.update((v, _constant(program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
-    _inline(inner, inner_env, program, name, fresh=True, around=derivatives)
-    for v, result in zip(eqn.outvars, inner.outvars, strict=True):
-        if not isinstance(v, _jaxlib.DropVar):
-            env[v] = _read(inner_env, result)
 
 
 def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:

@@ -13,6 +13,9 @@ from pathways import errors
 SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
 BUILT = ("none", "GPipe", "1F1B")
 
+#: How many iterations a scan with placed calls inside may have, to be unrolled.
+UNROLL = 16
+
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
     "mpmd_infer_transfers",
@@ -31,12 +34,14 @@ class Options:
     """How to compile a program.
 
     `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
-    computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. `platforms` are
-    the platforms of the hosts, not of the client.
+    computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. A `jax.lax.scan`
+    (or `map`, or a `fori_loop` whose count is known) with placed calls inside is unrolled if it has at most `unroll`
+    iterations. `platforms` are the platforms of the hosts, not of the client.
     """
 
     merge: bool = False
     schedule: str = "none"
+    unroll: int = UNROLL
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
 
@@ -51,7 +56,7 @@ class Options:
         if isinstance(options, Options):
             return options
         options = dict(options or {})
-        known = ("merge", "schedule", "platforms", *COMPILER_KEYS)
+        known = ("merge", "schedule", "unroll", "platforms", *COMPILER_KEYS)
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -60,6 +65,12 @@ class Options:
                     f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}"
                 )
         merge, schedule = options.pop("merge", False), _schedule(options.pop("schedule", None))
+        unroll = options.pop("unroll", UNROLL)
+        if isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 0:
+            raise errors.OptionError(
+                f"compiler option 'unroll': expected the number of iterations, 0 or more, up to which a scan with "
+                f"placed calls inside is unrolled, got {unroll!r}"
+            )
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
@@ -76,7 +87,7 @@ class Options:
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        return cls(merge, schedule, platforms, tuple(sorted(options.items())))
+        return cls(merge, schedule, unroll, platforms, tuple(sorted(options.items())))
 
     def for_compiler(self) -> dict[str, Any]:
         """The MPMD compiler's own options. It keeps the order that it is given: the pass in `schedule` has made it."""

@@ -51,7 +51,7 @@ def compile_traced(
 
 
 def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) -> LogicalProgram:
-    program = flatten(traced)
+    program = flatten(traced, options.unroll)
     if program.before is not None:
         traced = traced.in_order()
     if options.schedule != "none":
