@@ -39,6 +39,7 @@ from pathways._jaxlib.jaxprs import (
     as_function,
     equation_context,
     extend_jit,
+    is_derived,
     is_jaxpr,
     is_plain_parameter,
     is_transposed,

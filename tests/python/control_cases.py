@@ -1,7 +1,7 @@
 """Loops and branches for tests: each case is written once, over placed functions or over plain ones.
 
 `CASES` has them by name. A case is a function of `Placed` and of the arguments `ARGUMENTS`; it takes those that it
-names. `homes` says on which slice an argument lives.
+names. `HOMES` says on which slice an argument lives. First come loops whose count is known, then branches.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def _normal(*shape: int) -> np.ndarray:
 #: `w` and `v` are weights, `x` a value, `xs` four of them, `n` a small number, `yes` and `no` are
 #: numbers above and below 0.
 ARGUMENTS: dict[str, Any] = {
-    "w": _normal(3, 3),
-    "v": _normal(3, 3),
-    "x": _normal(3, 3),
-    "xs": _normal(4, 3, 3),
+    "w": _normal(4, 4),
+    "v": _normal(4, 4),
+    "x": _normal(4, 4),
+    "xs": _normal(4, 4, 4),
     "n": np.int32(3),
     "yes": np.float32(1.5),
     "no": np.float32(-1.5),
@@ -121,9 +121,6 @@ def _case(*argnames: str, known: bool = False) -> Callable[[Callable[..., Any]],
     return add
 
 
-# Loops whose count is known.
-
-
 @_case("w", "v", "x", "xs", known=True)
 def scan(p: Placed, w: Any, v: Any, x: Any, xs: Any) -> Any:
     return jax.lax.scan(lambda c, y: (p.f(w, c + y), p.total(p.g(v, c))), x, xs)
@@ -178,7 +175,7 @@ def keys(p: Placed, w: Any, x: Any, n: Any) -> Any:
     def body(c: Any, key: Any) -> Any:
         value, carried = c
         carried, one = jax.random.split(carried)
-        value = p.f(w, value) * jax.random.bernoulli(key, 0.5, (3, 3)) + jax.random.normal(one, (3, 3))
+        value = p.f(w, value) * jax.random.bernoulli(key, 0.5, (4, 4)) + jax.random.normal(one, (4, 4))
         return (value, carried), one
 
     first = jax.random.key(n)
@@ -213,8 +210,8 @@ def fori_loop(p: Placed, w: Any, x: Any, xs: Any) -> Any:
 @_case("w", "x", known=True)
 def branch_on_the_number_of_the_iteration(p: Placed, w: Any, x: Any) -> Any:
     def body(i: Any, c: Any) -> Any:
-        c = jax.lax.cond(i == 0, lambda c: p.f(w, c), lambda c: p.h(c), c)
-        return jax.lax.switch(i + 1, [lambda c: c, lambda c: p.put(c, "a") * 2, lambda c: c - 1], c)
+        c = jax.lax.cond(i == 0, lambda c: p.f(w, c), lambda c: p.put(p.h(c), "a"), c)
+        return jax.lax.switch(i + 1, [lambda c: c, lambda c: p.f(w, c) * 2, lambda c: c - 1], c)
 
     return jax.lax.fori_loop(0, 5, body, x)
 
@@ -226,7 +223,7 @@ def a_branch_that_is_known(p: Placed, w: Any, x: Any) -> Any:
 
 @_case("w", "xs", known=True)
 def carry_that_starts_as_a_constant(p: Placed, w: Any, xs: Any) -> Any:
-    start = (0.0, jnp.zeros((3, 3)), 1.0)
+    start = (0.0, jnp.zeros((4, 4)), 1.0)
     return jax.lax.scan(lambda c, y: ((c[0] + p.total(p.f(w, y)), c[1] + y, p.h(c[2])), None), start, xs)[0]
 
 
@@ -296,3 +293,204 @@ def vmap_of_a_scan(p: Placed, w: Any, xs: Any) -> Any:
 def associative_use_of_what_is_stacked(p: Placed, w: Any, x: Any, xs: Any) -> Any:
     _, ys = jax.lax.scan(lambda c, y: (p.f(w, c + y), p.h(c)), x, xs)
     return jax.lax.scan(lambda c, y: (c + p.h(y), None), x, ys[::-1])[0], ys.sum(0), ys
+
+
+_TABLE = np.arange(16, dtype=np.float32).reshape(4, 4) / 16
+
+
+@_case("w", "x", known=True)
+def captured_constants(p: Placed, w: Any, x: Any) -> Any:
+    return jax.lax.scan(lambda c, row: (p.f(w, c) + _TABLE, p.g(w, c * row).sum()), x, jnp.asarray(_TABLE))
+
+
+@_case("w", "x", known=True)
+def complex_carry(p: Placed, w: Any, x: Any) -> Any:
+    start = jax.lax.complex(x, x * 2)
+    last, all_ = jax.lax.scan(lambda c, _: (c * 1j + p.f(w, c.real), c), start, None, length=3)
+    return last.real, last.imag, all_.imag
+
+
+@_case("w", "v", "x")
+def cond(p: Placed, w: Any, v: Any, x: Any, yes: Any) -> Any:
+    return jax.lax.cond(yes > 0, lambda x: p.f(w, x), lambda x: p.f(v, x) * 2, x)
+
+
+@_case("w", "x")
+def switch(p: Placed, w: Any, x: Any, n: Any) -> Any:
+    return jax.lax.switch(n - 2, [lambda x: p.f(w, x), lambda x: p.f(w, p.f(w, x)), lambda x: x * 2], x)
+
+
+@_case("w", "v", "x")
+def cond_with_captured_values(p: Placed, w: Any, v: Any, x: Any, no: Any) -> Any:
+    y = p.g(v, x)
+    z = p.f(w, y)
+    return jax.lax.cond(no > 0, lambda: p.f(w, y) + z, lambda: p.f(v, z) - jnp.float32(2))
+
+
+@_case("w", "v", "x")
+def cond_in_cond(p: Placed, w: Any, v: Any, x: Any, yes: Any, no: Any) -> Any:
+    def inner(x: Any) -> Any:
+        return jax.lax.cond(no > 0, lambda x: p.f(w, x), lambda x: p.f(v, x) + 1, x)
+
+    return jax.lax.cond(yes > 0, inner, lambda x: p.f(w, x) * 3, x)
+
+
+@_case("w", "x")
+def cond_with_one_empty_branch(p: Placed, w: Any, x: Any, no: Any) -> Any:
+    return jax.lax.cond(no > 0, lambda x: p.f(w, x), lambda x: x, x)
+
+
+@_case("w", "v", "x", "xs")
+def scan_of_cond(p: Placed, w: Any, v: Any, x: Any, xs: Any) -> Any:
+    def body(c: Any, y: Any) -> Any:
+        c = jax.lax.cond(c.sum() > 0, lambda c: p.f(w, c) - y, lambda c: p.f(v, c + y) + 1, c)
+        return c, p.total(c)
+
+    return jax.lax.scan(body, x, xs)
+
+
+@_case("w", "v", "x")
+def branches_on_different_slices(p: Placed, w: Any, v: Any, x: Any, yes: Any) -> Any:
+    y = jax.lax.cond(yes > 0, lambda x: p.put(p.f(w, x), "b"), lambda x: p.g(v, x), x)
+    return p.h(y)
+
+
+@_case("w", "v", "x")
+def branches_read_on_one_slice(p: Placed, w: Any, v: Any, x: Any, no: Any) -> Any:
+    return p.g(v, jax.lax.cond(no > 0, lambda x: p.f(w, x), lambda x: p.g(v, x), x))
+
+
+@_case("w", "v", "x")
+def transfers_in_a_branch(p: Placed, w: Any, v: Any, x: Any, yes: Any) -> Any:
+    return jax.lax.cond(yes > 0, lambda x: p.h(p.f(w, p.g(v, x))), lambda x: p.h(x), x)
+
+
+@_case("w", "x")
+def predicate_made_on_another_slice(p: Placed, w: Any, v: Any, x: Any) -> Any:
+    return jax.lax.cond(p.total(p.g(v, x)) > 3, lambda x: p.f(w, x), lambda x: -p.f(w, x), x)
+
+
+@_case("w", "x")
+def two_conds_of_one_predicate(p: Placed, w: Any, x: Any, yes: Any) -> Any:
+    decides = yes > 0
+    y = jax.lax.cond(decides, lambda x: p.f(w, x), lambda x: x * 2, x)
+    return jax.lax.cond(decides, lambda y: y - 1, lambda y: p.f(w, y), y)
+
+
+@_case("w", "v", "x")
+def predicate_made_in_a_branch_that_is_not_taken(p: Placed, w: Any, v: Any, x: Any, no: Any) -> Any:
+    def inner(x: Any) -> Any:
+        y = p.f(w, x)
+        return jax.lax.cond(p.total(y) > 1, lambda y: p.f(v, y), lambda y: y * 2, y)
+
+    return jax.lax.cond(no > 0, inner, lambda x: p.f(w, x), x)
+
+
+@_case("w", "v", "x")
+def union_of_residuals(p: Placed, w: Any, v: Any, x: Any, yes: Any) -> Any:
+    def long(x: Any) -> Any:
+        return jnp.sin(p.f(w, x)) * p.f(v, x * x)
+
+    return jax.lax.cond(yes > 0, long, lambda x: jnp.cos(x)[:, ::-1] * p.f(w, x), x)
+
+
+@_case("w", "x", "xs")
+def cond_of_scan(p: Placed, w: Any, x: Any, xs: Any, yes: Any) -> Any:
+    def loop(x: Any) -> Any:
+        return jax.lax.scan(lambda c, y: (p.f(w, c + y), None), x, xs)[0]
+
+    return jax.lax.cond(yes > 0, loop, lambda x: p.f(w, x), x)
+
+
+@_case("w", "xs")
+def vmap_of_a_cond(p: Placed, w: Any, xs: Any) -> Any:
+    return jax.vmap(lambda y: jax.lax.cond(y.sum() > 0, lambda y: p.f(w, y), lambda y: y * 2, y))(xs)
+
+
+@_case("w", "x")
+def cond_whose_results_are_constants(p: Placed, w: Any, x: Any, yes: Any) -> Any:
+    y, n = jax.lax.cond(yes > 0, lambda: (jnp.ones((4, 4)), 1), lambda: (p.f(w, x), 2))
+    return p.f(w, y), n
+
+
+# Loops whose count only the data knows. JAX differentiates none of them.
+
+
+@_case()
+def fori_loop_dynamic(p: Placed, w: Any, x: Any, n: Any) -> Any:
+    return jax.lax.fori_loop(0, n, lambda i, c: p.f(w, c) + i, x)
+
+
+@_case()
+def while_loop(p: Placed, w: Any, x: Any) -> Any:
+    return jax.lax.while_loop(lambda c: c[1] < 5, lambda c: (p.f(w, c[0]), c[1] + 1), (x, 0))
+
+
+@_case()
+def while_with_zero_iterations(p: Placed, w: Any, x: Any, no: Any) -> Any:
+    return jax.lax.while_loop(lambda c: no > 0, lambda c: p.f(w, c), x), x
+
+
+@_case()
+def while_with_early_exit(p: Placed, w: Any, x: Any, n: Any) -> Any:
+    def test(c: Any) -> Any:
+        return (c[1] < 50) & (p.total(c[0]) > 0.01)
+
+    return jax.lax.while_loop(test, lambda c: (p.f(w, c[0]) * 0.5, p.count(c[1])), (x, n))
+
+
+@_case()
+def while_of_while(p: Placed, w: Any, v: Any, x: Any) -> Any:
+    def outer(c: Any) -> Any:
+        value, count = c
+        value, inner = jax.lax.while_loop(
+            lambda d: d[1] < count + 2, lambda d: (p.f(w, d[0]), d[1] + 1), (value, jnp.int32(0))
+        )
+        return p.f(v, value), count + inner
+
+    return jax.lax.while_loop(lambda c: c[1] < 9, outer, (x, jnp.int32(0)))
+
+
+@_case()
+def while_of_cond(p: Placed, w: Any, v: Any, x: Any) -> Any:
+    def body(c: Any) -> Any:
+        value, count = c
+        return jax.lax.cond(count % 2 == 0, lambda y: p.f(w, y), lambda y: p.f(v, y) + 1, value), count + 1
+
+    return jax.lax.while_loop(lambda c: c[1] < 5, body, (x, 0))
+
+
+@_case()
+def while_over_two_slices(p: Placed, w: Any, v: Any, x: Any) -> Any:
+    def body(c: Any) -> Any:
+        left, right, count = c
+        return p.f(w, left) + right, p.g(v, right), count + 1
+
+    return jax.lax.while_loop(lambda c: c[2] < 4, body, (x, p.put(x, "b"), 0))
+
+
+@_case()
+def while_whose_carry_is_read_in_a_later_branch(p: Placed, w: Any, x: Any) -> Any:
+    def body(c: Any) -> Any:
+        now, before, count = c
+        y = jax.lax.cond(count > 2, lambda: p.f(w, now) + before, lambda: p.f(w, now))
+        return y, now, count + 1
+
+    return jax.lax.while_loop(lambda c: c[2] < 5, body, (x, x, 0))
+
+
+@_case()
+def while_that_swaps(p: Placed, w: Any, x: Any, v: Any) -> Any:
+    def body(c: Any) -> Any:
+        one, two, _, count = c
+        return two, p.f(w, one), v, count + 1
+
+    return jax.lax.while_loop(lambda c: c[3] < 5, body, (x, p.f(w, x), v, 0))
+
+
+@_case()
+def loop_of_the_arguments_of_two_callers(p: Placed, w: Any, x: Any) -> Any:
+    y = p.f(w, x)
+    one = jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (p.f(w, c[0]), c[1] + 1), (y, 0))[0]
+    two = jax.lax.while_loop(lambda c: c[1] < 2, lambda c: (p.f(one, c[0]), c[1] + 1), (y, 0))[0]
+    return one, two, y

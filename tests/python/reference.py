@@ -15,10 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways import _jaxlib
 from pathways.compiler import specs
-from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec, NodeKind
+from pathways.compiler.ir import ArrayType, LogicalProgram, Loop, MeshSpec, NodeKind
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.trace import as_argument, trace
 from pathways.host.executables import ExecutableCache
+
+#: What a node that is not run makes.
+DEAD = object()
 
 
 class Reference:
@@ -49,15 +52,33 @@ class Reference:
     def __call__(self, *leaves: Any) -> list[jax.Array]:
         """Flat arguments (physical: a PRNG key is its words) to flat results."""
         program = self.program
-        values: dict[int, jax.Array] = {}
+        values: dict[int, Any] = {}
         for number, leaf in zip(program.arguments, leaves, strict=True):
             type = program.values[number]
             array = np.asarray(leaf)
             if array.shape != type.shape:
                 raise ValueError(f"expected shape {type.shape}, got {array.shape}")
             values[number] = jax.device_put(array.astype(type.dtype), self.sharding(type))
+        return self.run(values)
+
+    def run(self, values: dict[int, Any]) -> list[Any]:
+        """The results for the values of the arguments. A node that is not run makes `DEAD` values."""
+        program = self.program
         for node in program.nodes:
+            if not self._is_run(node.predicate, values):
+                values.update((n, DEAD) for n in node.outputs)
+                continue
             inputs = [values[n] for n in node.inputs]
+            if node.kind is NodeKind.SELECT:
+                (result,) = node.outputs
+                values[result] = inputs[1 + self._case(inputs[0], len(inputs) - 1)]
+                self.check(values[result], program.values[result])
+                continue
+            assert not any(value is DEAD for value in inputs), f"{node.name} reads what was not made"
+            if node.kind is NodeKind.LOOP:
+                results = self._loop(program.loops[node.computation], inputs)
+                values.update(zip(node.outputs, results, strict=True))
+                continue
             if node.kind is NodeKind.TRANSFER:
                 values[node.outputs[0]] = jax.device_put(inputs[0], self.sharding(program.values[node.outputs[0]]))
                 continue
@@ -65,7 +86,48 @@ class Reference:
             executable = self.cache.load(computation, self.devices[computation.mesh], node.donates)
             self.launches += 1
             values.update(zip(node.outputs, executable.call(*inputs), strict=True))
+        assert not any(values[n] is DEAD for n in program.results)
         return [values[n] for n in program.results]
+
+    def check(self, array: Any, type: ArrayType) -> None:
+        """Asserts that an array is of a type, and lives where the type says."""
+        assert array is not DEAD, "a dead value is read"
+        assert (array.shape, array.dtype) == (type.shape, type.dtype)
+        assert array.sharding.is_equivalent_to(self.sharding(type), array.ndim), (array.sharding, type)
+
+    def _is_run(self, number: int, values: dict[int, Any]) -> bool:
+        if number < 0:
+            return True
+        predicate = self.program.predicates[number]
+        if not self._is_run(predicate.parent, values):
+            return False
+        cases = [p.case for p in self.program.predicates if (p.value, p.parent) == (predicate.value, predicate.parent)]
+        return self._case(values[predicate.value], 1 + max(cases)) == predicate.case
+
+    @staticmethod
+    def _case(value: Any, count: int) -> int:
+        assert value is not DEAD and value.shape == ()
+        assert 0 <= int(value) < count, int(value)
+        return int(value)
+
+    def _loop(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        names = [mesh.name for mesh in self.program.meshes]
+        body = Reference(loop.body, [self.devices[names.index(mesh.name)] for mesh in loop.body.meshes], self.cache)
+        decides = int(loop.count is None)
+        constants, carry = inputs[decides : decides + loop.constants], inputs[decides + loop.constants :]
+        carry = [value.copy() for value in carry]  # the body may overwrite it
+        going = bool(inputs[0]) if decides else loop.count != 0
+        iteration = 0
+        while going:
+            values = dict(zip(loop.body.arguments, (*constants, *carry), strict=True))
+            for number, value in values.items():
+                body.check(value, loop.body.values[number])
+            carry = body.run(values)
+            iteration += 1
+            going = bool(carry.pop(0)) if decides else iteration < loop.count
+            assert iteration < 1000, "the loop does not end"
+        self.launches += body.launches
+        return carry
 
 
 def _spread(program: LogicalProgram) -> list[list[jax.Device]]:

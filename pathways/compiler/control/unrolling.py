@@ -55,24 +55,25 @@ class Scan:
 
 def row(aval: Any, position: int) -> Any:
     """A closed jaxpr from an array to its row `position`."""
-    return _operations(lambda x: jax.lax.squeeze(jax.lax.slice_in_dim(x, position, position + 1), (0,)), [aval])
+    return operations(lambda x: jax.lax.squeeze(jax.lax.slice_in_dim(x, position, position + 1), (0,)), [aval])
 
 
 def stack(rows: Sequence[Any], aval: Any) -> Any:
     """A closed jaxpr from the rows (their types are given) to the array of type `aval`."""
     if not rows:
-        return _operations(functools.partial(_empty, aval), [])
-    return _operations(lambda *xs: jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0), rows)
+        return operations(functools.partial(_empty, aval), [])
+    return operations(lambda *xs: jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0), rows)
 
 
 def _empty(aval: Any) -> Any:
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         words, dtype = _jaxlib.physical(aval)
-        return jax.random.wrap_key_data(jax.lax.full(words, 0, dtype), impl=jax.random.key_impl(aval))
+        return _jaxlib.from_physical(jax.lax.full(words, 0, dtype), aval.dtype)
     return jax.lax.full(aval.shape, 0, aval.dtype)
 
 
-def _operations(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+def operations(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """The closed jaxpr of a function of values of those types."""
     structs = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)) for aval in avals
     ]
