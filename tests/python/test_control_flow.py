@@ -18,6 +18,7 @@ from reference import run
 from thoroughness import THOROUGHNESS
 
 from pathways import errors
+from pathways.compiler.control.segments import Run, Turns, segments
 from pathways.compiler.ir import LogicalProgram, MeshSpec, NodeKind
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction
@@ -39,7 +40,9 @@ PLACED = placed_on(SLICES)
 KNOWN = [case for case in CASES.values() if case.known]
 
 
-def check(case: Case, make: str, slices: dict[str, MeshSpec] = SLICES, **options: Any) -> Any:
+def check(
+    case: Case, make: str, slices: dict[str, MeshSpec] = SLICES, in_segments: bool = False, **options: Any
+) -> Any:
     """Runs a case in the reference interpreter and compares with plain JAX; returns the program.
 
     An argument with dimensions is cut over its slice by the first of them.
@@ -49,7 +52,9 @@ def check(case: Case, make: str, slices: dict[str, MeshSpec] = SLICES, **options
         (mesh, P(mesh.axes[0][0]) if np.ndim(value) else None)
         for mesh, value in zip(meshes, case.values(), strict=True)
     ]
-    got, program = run(getattr(case, make)(placed_on(slices)), *case.values(), at=at, options=options)
+    got, program = run(
+        getattr(case, make)(placed_on(slices)), *case.values(), at=at, options=options, in_segments=in_segments
+    )
     expected = getattr(case, make)(Placed())(*map(jnp.asarray, case.values()))
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -210,6 +215,23 @@ def test_the_text_of_a_program_shows_loops_and_branches() -> None:
         r"    \|   %\d+ = select select\.\d+ of jax\.lax\.cond\(%\d+, %\d+, %\d+\) : ",
     ):
         assert re.search(pattern, text), text
+
+
+LOOPS_IN = ("scan", "nested_scan", "cond_of_scan", "while_of_cond", "while_of_while", "scan_of_cond")
+
+
+@pytest.mark.parametrize("name", LOOPS_IN)
+def test_a_program_is_a_chain_of_segments(name: str) -> None:
+    program = check(CASES[name], "forward", in_segments=True, unroll=0)
+    chain = segments(program)
+    assert sum(isinstance(segment, Turns) for segment in chain) == len(program.loops) > 0
+    known = set(program.arguments)
+    for segment in chain:
+        assert known >= set(segment.inputs) and known.isdisjoint(segment.outputs)
+        known |= set(segment.outputs)
+        if isinstance(segment, Run):
+            assert segment.program.nodes and not segment.program.loops
+    assert known >= set(program.results)
 
 
 # Bad input.
