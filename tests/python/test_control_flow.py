@@ -23,7 +23,7 @@ from pathways.compiler.ir import LogicalProgram, MeshSpec, NodeKind
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction
 from pathways.compiler.printing import logical_text
-from pathways.compiler.trace import device_put, trace
+from pathways.compiler.trace import Argument, device_put, trace
 
 SLICES = {name: MeshSpec(name, (("x", 1),)) for name in "abc"}
 
@@ -174,6 +174,38 @@ def test_a_carry_lives_where_it_starts() -> None:
     }
     assert slices[4, 4] == "a"
     assert [node.kind for node in loop.body.nodes].count(NodeKind.TRANSFER) == 3  # the carry twice, and back
+
+
+def test_what_no_iteration_changes_is_sent_before_the_loop() -> None:
+    """Here it crosses two loops. What a branch alone reads is sent if the branch is taken."""
+
+    def inner(c: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda d, _: (PLACED.g(x, d), None), c, None, length=2)[0]
+
+    _, program = run(
+        lambda x: jax.lax.scan(lambda c, _: (inner(c, x), None), device_put(x, SLICES["b"]), None, length=3)[0],
+        X,
+        at=AT_A,
+        options={"unroll": 0},
+    )
+    (loop,) = program.loops
+    (nested,) = loop.body.loops
+    assert not any(node.kind is NodeKind.TRANSFER for body in (loop.body, nested.body) for node in body.nodes)
+    assert [node.kind for node in program.nodes].count(NodeKind.TRANSFER) == 2
+
+
+def test_a_cotangent_goes_back_to_where_its_iteration_took_the_value_from() -> None:
+    """The first iteration takes the carry from slice a, the others from slice b."""
+    w = Argument((4, 4), np.float32, False, SLICES["b"], ((), ()))
+    x = Argument((4, 4), np.float32, False, SLICES["a"], ((), ()))
+
+    def loss(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (PLACED.g(w, device_put(c, SLICES["b"])), None), x, None, length=3)[0].sum()
+
+    program = compile_traced(trace(jax.grad(loss), [x, w]))
+    (gradient,) = program.results
+    assert program.meshes[program.values[gradient].mesh].name == "a"
+    assert [node.kind for node in program.nodes].count(NodeKind.TRANSFER) == 2
 
 
 def test_a_stack_and_a_carry_are_overwritten_in_place() -> None:

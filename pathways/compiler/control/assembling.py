@@ -5,7 +5,8 @@ compiled alone, and `splicing` puts the parts together: a branch's nodes get a p
 result; a loop becomes one node with its body as a program of its own.
 
 Each value between parts has a home: a slice, and how it is cut on it.
-- What a body takes is where it is outside. A cheap constant is made again inside.
+- What a body takes is where it is outside. A cheap constant is made again inside. What is the same in each iteration
+  and read on another slice is sent before the loop.
 - A carried value lives where it starts. If that is free (a constant), it lives where the body leaves it. At the end of
   the body it is moved back, if the body leaves it elsewhere.
 - A result of a branch lives where all branches make it, or else where it is read; else the program is refused.
@@ -24,7 +25,7 @@ import numpy as np
 from pathways import _jaxlib, errors
 from pathways.compiler import donation
 from pathways.compiler.control.counting import counted_body, renamed
-from pathways.compiler.control.splicing import Home, Whole, home_of, padded
+from pathways.compiler.control.splicing import Home, Whole, home_of, padded, sent_before
 from pathways.compiler.control.unrolling import operations, stack
 from pathways.compiler.groups import ancestors, cheap_constants
 from pathways.compiler.inlining import Inliner
@@ -307,18 +308,20 @@ class _Level:
             given = [_argument(v.aval, home) for v, home in zip(body.invars[len(fixed) :], homes, strict=True)]
             arguments = [*map(self._argument, fixed), *given]
             part = self.compiler.compile(body, arguments, [*[None] * decides, *homes])
-        donated = (*[False] * len(fixed), *donation.own_results(part)[decides:])
+        inputs = [self._at_home(v, (self.compiler.default, ())) for v in fixed]
+        part, copied = sent_before(part, len(fixed))
+        inputs += [inputs[n] for n in copied]
+        donated = (*[False] * len(inputs), *donation.own_results(part)[decides:])
         part = donation.decide(dataclasses.replace(part, donated_arguments=donated))
 
         first = body.invars[len(fixed) : len(fixed) + len(homes) - control.carry - len(stacks)]
         counters = [_jaxlib.new_literal(np.int32(0), v.aval) for v in first]
         starts = self._starts([*counters, *carry], stacks, homes)
-        inputs = [self._at_home(v, (self.compiler.default, ())) for v in fixed]
         inputs = [self.whole.moved(v, home_of(part, there)) for v, there in zip(inputs, part.arguments, strict=False)]
         if decides:
             home = home_of(part, part.results[0])
             inputs.insert(0, self.whole.moved(self._at_home(step.inputs[0], home), home))
-        loop = Loop(part, len(fixed), control.length if counting else None)
+        loop = Loop(part, len(fixed) + len(copied), control.length if counting else None)
         results = self.whole.loop(loop, [*inputs, *starts], control.construct)
         self.numbers.update(zip(step.outputs, results[len(counters) :], strict=True))
 

@@ -31,6 +31,25 @@ def padded(spec: Spec, rank: int) -> Spec:
     return (*spec, *((),) * rank)[:rank]
 
 
+def sent_before(body: LogicalProgram, constants: int) -> tuple[LogicalProgram, list[int]]:
+    """A loop's body without the transfers of its first `constants` arguments, which are the same in each iteration.
+
+    It takes what they made as further arguments, behind the constants. Returns the body, and for each of the further
+    arguments the number of the constant of which it is a copy.
+    """
+    position = {v: n for n, v in enumerate(body.arguments[:constants])}
+    sends = [
+        node
+        for node in body.nodes
+        if node.kind is NodeKind.TRANSFER and node.predicate < 0 and node.inputs[0] in position
+    ]
+    copies = tuple(node.outputs[0] for node in sends)
+    arguments = (*body.arguments[:constants], *copies, *body.arguments[constants:])
+    nodes = tuple(node for node in body.nodes if node not in sends)
+    body = dataclasses.replace(body, nodes=nodes, arguments=arguments, donated_arguments=(False,) * len(arguments))
+    return body, [position[node.inputs[0]] for node in sends]
+
+
 class Whole:
     """A logical program in the making."""
 
