@@ -70,3 +70,14 @@ def test_a_pipeline_written_as_a_scan_follows_its_schedule(add: Any) -> None:
         np.testing.assert_allclose(np.asarray(a), b, rtol=2e-5, atol=2e-5)
     labels = [line for line in step.lower(*placed, xs).as_text("program").splitlines() if "microbatch" in line]
     assert any("backward, microbatch 0" in line for line in labels)
+
+
+def test_a_loop_that_only_the_data_ends_is_refused_and_shown(add: Any) -> None:
+    f = pw.jit(lambda x: x * 2, devices=add(1), name="f")
+    program = pw.program(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x))
+    x = np.ones(3, np.float32)
+    for run in (lambda: program(x), lambda: program.lower(x).compile()):
+        with pytest.raises(pw.errors.ProgramError, match=r"inside jax.lax.while_loop, which hosts do not run yet"):
+            run()
+    text = program.lower(x).as_text("plan")
+    assert "of jax.lax.while_loop(%1, %0), while its first result is true" in text and "call f." in text
