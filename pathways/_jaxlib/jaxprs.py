@@ -115,6 +115,20 @@ def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
     return (opened(jaxpr)[0] for jaxpr in jaxprs_in(params))
 
 
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """Of the inputs of a scan equation: how many are the same in each iteration, and how many are carried."""
+    params = eqn.params
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].update(eqn.invars).unpack()  # since JAX 0.12
+    return len(list(constants)), len(list(carried))
+
+
+def new_literal(value: Any, aval: Any) -> core.Literal:
+    """A constant of a jaxpr, a scalar of the type `aval`."""
+    return core.Literal(value, aval)
+
+
 def is_jaxpr(value: Any) -> bool:
     """True for a jaxpr, open or closed."""
     return isinstance(value, core.Jaxpr | _Closed)
@@ -177,6 +191,12 @@ def scope_of(eqn: Any) -> Scope | None:
 def is_transposed(eqn: Any) -> bool:
     """True for an equation that reverse-mode differentiation made."""
     return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def is_derived(eqn: Any) -> bool:
+    """True for an equation that differentiation made or changed."""
+    stack = str(eqn.source_info.name_stack)
+    return "jvp(" in stack or "transpose(" in stack
 
 
 def transposed_times(eqn: Any) -> int:

@@ -45,7 +45,18 @@ class Lowering:
         return [find_slice(mesh) for mesh in self.program.meshes]
 
     def bind(self) -> BoundProgram:
-        """On the devices where its slices lie now."""
+        """On the devices where its slices lie now.
+
+        Raises:
+            ProgramError: it has loops or branches around placed functions.
+        """
+        if constructs := self.program.constructs:
+            raise errors.ProgramError(
+                f"program {self.program.name!r}: a placed function or device_put is called inside "
+                f"{' and '.join(constructs)}, which hosts do not run yet. A jax.lax.scan is unrolled up to the number "
+                "of iterations that pw.program(unroll=...) says. Call the function from the program itself (a Python "
+                "loop unrolls), or put the whole of it into one placed function"
+            )
         slices = self.slices()
         for slice_ in slices:
             if slice_.cluster is not self.cluster:

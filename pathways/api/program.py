@@ -460,7 +460,8 @@ def program(
         name: shown in plans and errors.
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
         **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
-            pipeline's steps, as `schedule_plot` takes them), `merge`.
+            pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a
+            `jax.lax.scan` with placed calls inside is unrolled; 16).
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.

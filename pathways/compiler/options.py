@@ -26,6 +26,9 @@ BUILT = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular",
 #: Why the other schedules are not built, and what to give instead.
 _NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches on S stages; give 'ZeroBubbleH1'"}
 
+#: How many iterations a scan with placed calls inside may have, to be unrolled.
+UNROLL = 16
+
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
     "mpmd_infer_transfers",
@@ -44,14 +47,17 @@ class Options:
     """How to compile a program.
 
     `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
-    computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. `platforms` are
-    the platforms of the hosts, not of the client. `lengths` are those of the steps of pipelines that have none of their
-    own, as the user gives them; () if the user gives none. `limits` bounds the microbatches in flight under "auto": for
-    each pipeline of the program one number per stage, see `search`; () if there is no limit.
+    computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. A `jax.lax.scan`
+    (or `map`, or a `fori_loop` whose count is known) with placed calls inside is unrolled if it has at most `unroll`
+    iterations. `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
+    pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
+    microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if
+    there is no limit.
     """
 
     merge: bool = False
     schedule: str = "none"
+    unroll: int = UNROLL
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
     lengths: tuple[Lengths, ...] = ()
@@ -68,7 +74,7 @@ class Options:
         if isinstance(options, Options):
             return options
         options = dict(options or {})
-        known = ("merge", "schedule", "lengths", "platforms", *COMPILER_KEYS)
+        known = ("merge", "schedule", "lengths", "unroll", "platforms", *COMPILER_KEYS)
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -79,6 +85,12 @@ class Options:
         merge, schedule = options.pop("merge", False), check_schedule(options.pop("schedule", None))
         given = options.pop("lengths", None)
         lengths = () if given is None else Lengths.of(given)
+        unroll = options.pop("unroll", UNROLL)
+        if isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 0:
+            raise errors.OptionError(
+                f"compiler option 'unroll': expected the number of iterations, 0 or more, up to which a scan with "
+                f"placed calls inside is unrolled, got {unroll!r}"
+            )
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
@@ -89,7 +101,7 @@ class Options:
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        made = cls(merge, schedule, platforms, tuple(sorted(options.items())), lengths)
+        made = cls(merge, schedule, unroll, platforms, tuple(sorted(options.items())), lengths)
         if schedule != "none":
             made.check_keeps_calls(schedule)
         return made

@@ -83,7 +83,12 @@ def register(spec: PipelineSpec, earlier: int) -> str:
 
 def find(name: str) -> PipelineSpec | None:
     """The pipeline of this name; None if the name is of the user's own scopes."""
-    return _specs.get(name)
+    return _specs.get(name.partition("[")[0])
+
+
+def iteration_name(pipeline: str, rows: Sequence[int]) -> str:
+    """The name of what a pipeline is in one iteration of unrolled loops: a pipeline of its own."""
+    return f"{pipeline}[{', '.join(map(str, rows))}]"
 
 
 def scope_name(pipeline: str, microbatch: int, stage: int | None = None) -> str:

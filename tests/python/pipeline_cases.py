@@ -221,3 +221,35 @@ def check(
         for a, b in zip(got, Reference(compile_traced(traced))(*jax.tree.leaves((ws, xs))), strict=True):
             np.testing.assert_array_equal(a, b)
     return program
+
+
+def scan_around(one: Callable[..., Any]) -> Callable[..., Any]:
+    """A scan over the microbatches of one array, inside of the differentiation."""
+    return jax.value_and_grad(lambda ws, xs: jax.lax.scan(lambda c, x: (c + one(ws, x), None), 0.0, xs)[0])
+
+
+def map_around(one: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.lax.map` over the microbatches, inside of the differentiation."""
+    return jax.value_and_grad(lambda ws, xs: jnp.sum(jax.lax.map(lambda x: one(ws, x), xs)))
+
+
+def _step(one: Callable[..., Any], ws: Any, x: Any, carry: Any) -> Any:
+    loss, grads = jax.value_and_grad(one)(ws, x)
+    return carry[0] + loss, jax.tree.map(jnp.add, carry[1], grads)
+
+
+def scan_inside(one: Callable[..., Any]) -> Callable[..., Any]:
+    """The differentiation inside of a scan."""
+    return lambda ws, xs: jax.lax.scan(
+        lambda c, x: (_step(one, ws, x, c), None), (0.0, jax.tree.map(jnp.zeros_like, ws)), xs
+    )[0]
+
+
+def fori_inside(one: Callable[..., Any]) -> Callable[..., Any]:
+    """The differentiation inside of a loop that reads its microbatch by number."""
+    return lambda ws, xs: jax.lax.fori_loop(
+        0,
+        xs.shape[0],
+        lambda i, c: _step(one, ws, jnp.asarray(xs)[i], c),
+        (0.0, jax.tree.map(jnp.zeros_like, ws)),
+    )

@@ -20,11 +20,15 @@ from pipeline_cases import (
     compiled,
     expected,
     follows,
+    fori_inside,
     inside,
     layer,
+    map_around,
     network,
     orders,
     placed_network,
+    scan_around,
+    scan_inside,
     sliced,
     slices,
     square,
@@ -102,6 +106,17 @@ FORMS = {
 def test_each_form_of_the_loop_has_the_same_order_and_right_values(form, schedule):
     one = placed_network(slices(3))
     program = check(FORMS[form](one), FORMS[form](PLAIN), schedule, exact=form == "inside")
+    follows(program, schedule, 3, 4)
+
+
+LOOPS = {"scan_around": scan_around, "map_around": map_around, "scan_inside": scan_inside, "fori_inside": fori_inside}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("form", LOOPS)
+def test_loops_of_jax_over_microbatches_have_the_same_order_and_right_values(form, schedule):
+    one = placed_network(slices(3))
+    program = check(LOOPS[form](one), LOOPS[form](PLAIN), schedule, batch=np.stack(batches(4)))
     follows(program, schedule, 3, 4)
 
 

@@ -70,6 +70,22 @@ def apply(program: FlatProgram, traced: Traced, options: Options) -> tuple[Pipel
     return tuple(pipeline.info() for pipeline in pipelines)
 
 
+def title_of(program: FlatProgram, traced: Traced, options: Options) -> str | None:
+    """What the first schedule that a program asks for is called, in errors, also in bodies of its loops; None: none."""
+    if options.schedule != "none":
+        return f"schedule {options.schedule!r} of program {traced.name!r}"
+    for step in program.steps:
+        spec = pipeline_spec.find(step.scope.pipeline) if step.scope is not None else None
+        if spec is not None and spec.schedule not in (None, "none"):
+            assert spec.schedule is not None
+            name = pipeline_spec.schedule_name(spec.schedule)
+            return f"schedule {name!r} of pipeline {spec.name!r} of program {traced.name!r}"
+        for body in step.control.bodies if step.control is not None else ():
+            if (title := title_of(body, traced, options)) is not None:
+                return title
+    return None
+
+
 def _pipelines(program: FlatProgram, traced: Traced, options: Options) -> list[Pipeline]:
     """The pipelines of a program, with their sequences; the labels are set."""
     scoped = label(program.steps, f"program {traced.name!r}")

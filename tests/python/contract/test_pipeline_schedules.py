@@ -1,6 +1,7 @@
 """`pw.pipeline` under each schedule: plain JAX's values, in the schedule's order (SCHED-1), or a refusal that says why.
 
-Map: divided backward steps; several chunks per slice; "auto" and lengths; several pipelines; orders of one's own.
+Map: divided backward steps; several chunks per slice; "auto" and lengths; several pipelines; loops; what is
+refused, also of orders of one's own.
 """
 
 from __future__ import annotations
@@ -270,6 +271,73 @@ def test_pipelines_that_run_at_the_same_time(add: Any) -> None:
     lowered = step.lower(WEIGHTS)
     assert units(lowered, 2, 0) == expected("ZeroBubbleH1", 2, COUNT)
     assert units(lowered, 2, 1) == expected("Circular", 2, COUNT, 2)
+
+
+# ------------------------------------------------------------------------------------------------- loops
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleH1", "auto"])
+def test_each_iteration_of_a_loop_is_a_pipeline_of_its_own(add: Any, schedule: str) -> None:
+    """Training steps in a `jax.lax.scan`: its body is traced once, so all iterations have the names of one pipeline."""
+    model = pw.pipeline(stages_on([add(1), add(1)], 2), microbatches=COUNT, loss=mse, schedule=schedule)
+    batches = np.stack([BATCH, TARGETS, BATCH * 0.5])
+
+    def steps(loss: Any) -> Any:
+        def one(ws: Any, x: Any) -> Any:
+            value, grads = jax.value_and_grad(loss)(ws, x, TARGETS)
+            return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)], value
+
+        return lambda ws, xs: jax.lax.scan(one, ws, xs)
+
+    program = pw.program(steps(model), name="steps")
+    lowered = program.lower(WEIGHTS[:2], batches)
+    assert len(lowered.logical.pipelines) == 3
+    for number in range(3):
+        definition = "1F1B" if schedule == "auto" else schedule
+        assert units(lowered, 2, number) == expected(definition, 2, COUNT)
+    close(program(WEIGHTS[:2], batches), steps(full)(WEIGHTS[:2], batches))
+
+
+@pytest.mark.one_process
+def test_gradients_around_a_loop_of_pipelines(add: Any) -> None:
+    """Each iteration reads the one before. GPipe's order allows that; that of 1F1B would be a cycle."""
+
+    def around(loss: Any) -> Any:
+        def total(ws: Any, xs: Any) -> Any:
+            return jax.lax.scan(lambda c, x: (c + loss(ws, x * (1 + c), TARGETS), None), 0.0, xs)[0]
+
+        return jax.value_and_grad(total)
+
+    stages, batches = stages_on([add(1), add(1)], 2), np.stack([BATCH, TARGETS])
+    model = pw.pipeline(stages, microbatches=COUNT, loss=mse, schedule="GPipe")
+    program = pw.program(around(model))
+    close(program(WEIGHTS[:2], batches), around(full)(WEIGHTS[:2], batches))
+    lowered = program.lower(WEIGHTS[:2], batches)
+    for number in range(2):
+        assert units(lowered, 2, number) == expected("GPipe", 2, COUNT)
+    model = pw.pipeline(stages, microbatches=COUNT, loss=mse, schedule="1F1B")
+    with pytest.raises(errors.ScheduleError, match="cannot be followed"):
+        pw.program(around(model))(WEIGHTS[:2], batches)
+
+
+@pytest.mark.one_process
+def test_a_schedule_within_a_loop_that_the_data_ends_is_refused(add: Any) -> None:
+    stages = stages_on([add(1), add(1)], 2)
+
+    def loop(loss: Any) -> Any:
+        def once(ws: Any) -> Any:
+            grads = jax.grad(loss)(ws, BATCH, TARGETS)
+            return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)]
+
+        return lambda ws: jax.lax.while_loop(lambda ws: jnp.sum(ws[0]) > 0, once, ws)
+
+    model = pw.pipeline(stages, microbatches=COUNT, loss=mse, schedule="1F1B", name="m")
+    message = r"schedule '1F1B' of pipeline 'm' of program .*: jax.lax.while_loop has placed functions inside"
+    with pytest.raises(errors.ScheduleError, match=message):
+        pw.program(loop(model)).lower(WEIGHTS[:2])
+    model = pw.pipeline(stages, microbatches=COUNT, loss=mse, schedule="none")
+    with pytest.raises(errors.ProgramError, match=r"while_loop, which hosts do not run yet"):
+        pw.program(loop(model))(WEIGHTS[:2])
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
