@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathways.api.recording import trace
     from pathways.api.session import make_virtual_device_set
     from pathways.api.slices import Device, Slice, VirtualDeviceSet
+    from pathways.api.variables import Variable
 
 __version__ = "0.2.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "Device",
     "LocalCluster",
     "Slice",
+    "Variable",
     "VirtualDeviceSet",
     "accumulate_gradients",
     "cancel",
@@ -64,6 +66,7 @@ _PLACES = {
     "Device": "slices",
     "LocalCluster": "connect",
     "Slice": "slices",
+    "Variable": "variables",
     "VirtualDeviceSet": "slices",
     "accumulate_gradients": "gradients",
     "cancel": "cancel",

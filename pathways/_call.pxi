@@ -39,7 +39,7 @@ cdef class Call:
     cdef ProgramRef program
     cdef public bint stale              # a slice of the program moved: `bind` must be called again
     cdef readonly tuple inputs          # Layouts of the leaves
-    cdef tuple layouts                  # Layouts of the leaves, then of `closed_over`
+    cdef readonly tuple layouts         # Layouts of the leaves, then of `closed_over`
     cdef readonly list closed_over      # the arrays that the program closes over: its last arguments
     cdef readonly tuple outputs         # Layouts
     cdef readonly tuple donated         # positions of arguments

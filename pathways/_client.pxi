@@ -268,6 +268,16 @@ cdef class Client:
         self.live[_handle(raw).index()] = <PyObject*>array
         return array
 
+    def stand_in(self, Layout layout not None):
+        """An array without a buffer, which no call may be given: it stands for another one while a program is traced.
+        """
+        cdef PyTypeObject* kind = <PyTypeObject*>self.array_type
+        cdef Buffer array = <Buffer><object>kind.tp_new(kind, <PyObject*>_nothing, NULL)
+        Py_DECREF(array)  # as in `wrap`
+        array.layout = layout
+        array.client = self
+        return array
+
     cpdef uint64_t new_token(self, uint32_t parts) except? 0:
         """A new future for a fetch. Release it with `forget_token`."""
         cdef Handle handle

@@ -309,6 +309,7 @@ cdef extern from "host/host.h" namespace "pathways" nogil:
         void remove_plan(uint32_t) except +
         void attach_client(uint32_t, ClientView, uint32_t) except +
         void task_done(uint64_t, Value, uint64_t, optional[string]) except +
+        void task_answered(uint64_t) except +
         void launched(uint64_t, uint32_t, vector[Value], optional[string]) except +
         void replace_peer(uint32_t, HostView, uint64_t) except +
         uint64_t peers_replaced()

@@ -182,6 +182,10 @@ cdef class Host:
         """
         self.core.get().task_done(task, NULL if value is None else _own(value), devices, _text(error))
 
+    def task_answered(self, uint64_t task):
+        """Completes the token of the driver's task, which keeps its value until `task_done`."""
+        self.core.get().task_answered(task)
+
     def launched(self, uint64_t order, uint32_t node, tuple made, str error):
         """Reports that an attended launch is over: its outputs `made` are ready, or it failed with `error`."""
         cdef vector[Value] values

@@ -44,7 +44,8 @@ py::dict stats_dict(const ControllerStats& s) {
 
 py::dict use_dict(const ClientUse& u) {
   return py::dict("client"_a = u.client, "device_ns"_a = u.device_ns, "in_flight"_a = u.in_flight, "held"_a = u.held,
-                  "has_unread"_a = u.has_unread, "memory"_a = u.memory, "is_waiting"_a = u.is_waiting);
+                  "has_unread"_a = u.has_unread, "memory"_a = u.memory, "is_waiting"_a = u.is_waiting,
+                  "tasks"_a = u.tasks);
 }
 
 }  // namespace

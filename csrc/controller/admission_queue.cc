@@ -109,7 +109,20 @@ void AdmissionQueue::order_command(ClientState& client, std::span<const std::byt
     clients_.fault(client, wrong);
     return;
   }
+  if (is_command(bytes, CommandKind::kTask)) {
+    order_task(client, bytes);
+    return;
+  }
   grants_.submit(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
+}
+
+/// MEM-7: what hosts keep for the task stays in the ledger when the client releases it.
+void AdmissionQueue::order_task(ClientState& client, std::span<const std::byte> bytes) {
+  auto record = read_record<CommandRecord>(bytes);
+  record.hold = ledger_.hold(client, bytes, grants_.hosts_of(record.group));
+  std::vector<std::byte> numbered(bytes.begin(), bytes.end());
+  std::memcpy(numbered.data(), &record, sizeof record);
+  grants_.submit(client, numbered, record.group, EntryKind::kCommand, 0);
 }
 
 /// MEM-7: each buffer is released on the hosts that hold it, whatever group the client has named. A correct client
@@ -142,7 +155,7 @@ void AdmissionQueue::hold(ClientState& client, std::span<const std::byte> bytes)
     release_ahead(client, bytes);
     return;
   }
-  if (is_command(bytes, CommandKind::kFetch) && client.held.lets_pass(read_record<CommandRecord>(bytes))) {
+  if (client.held.lets_pass(bytes)) {
     order(client, bytes);
     return;
   }
@@ -283,6 +296,11 @@ void AdmissionQueue::renew_graces(const ClientState& failed) {
 bool AdmissionQueue::may_wait(ClientState& client, std::span<const std::byte> bytes, const Judgement& judgement) {
   const bool is_held = judgement.verdict == Verdict::kHeld;
   if (judgement.verdict == Verdict::kNever) return false;
+  if (is_held && ledger_.holds().count(client.id) != 0) {  // its tasks end, and no turn makes them end sooner
+    client.is_its_turn = false;
+    client.not_kept_out();
+    return true;
+  }
   if (!judgement.is_quota) {
     if (is_held) return may_wait_for_blocks(client, bytes, judgement.worst);
     client.not_kept_out();
@@ -342,13 +360,13 @@ bool AdmissionQueue::may_wait_for_blocks(ClientState& client, std::span<const st
   return true;
 }
 
-/// Whether another client that has runs in flight holds memory on a space: it may release that memory.
+/// Whether another client that has runs in flight, or that is gone, holds memory on a space: it may become free.
 bool AdmissionQueue::is_held_by_busy(const ClientState& client, SpaceId space) const {
   const auto holders = ledger_.admission().clients().holders(space);
   return std::any_of(holders.begin(), holders.end(), [&](uint32_t holder) {
     if (holder == client.id) return false;
     const ClientState* other = clients_.find(holder);
-    return other != nullptr &&
+    return other == nullptr ||  // it is gone; its last tasks will be over
            (other->credits.in_flight() != 0 || other->credits.is_behind() || shares_.is_waiting(other->id));
   });
 }

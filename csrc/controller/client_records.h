@@ -42,6 +42,18 @@ inline uint64_t made_by(std::span<const std::byte> bytes) {
   return is_command(bytes, CommandKind::kTask) || is_command(bytes, CommandKind::kFetch) ? record.token : 0;
 }
 
+/// The hold of a task that has its place in the order; 0: the record is no such task, or it has none.
+inline uint64_t hold_of(std::span<const std::byte> bytes) {
+  return is_command(bytes, CommandKind::kTask) ? read_record<CommandRecord>(bytes).hold : 0;
+}
+
+/// Whether a command is a step of a save or a restore that names no buffer.
+inline bool is_step(std::span<const std::byte> bytes) {
+  const auto record = read_record<CommandRecord>(bytes);
+  return record.handle == 0 &&
+         (is_command(bytes, CommandKind::kTask) || (is_command(bytes, CommandKind::kBackend) && record.token == 0));
+}
+
 /// The 8-byte word at `offset`.
 inline uint64_t word_at(std::span<const std::byte> bytes, size_t offset) {
   uint64_t value;

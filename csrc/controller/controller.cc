@@ -167,7 +167,8 @@ ClientUse Controller::use_of(const ClientState& client) const {
           .held = client.held.size(),
           .has_unread = client.is_unread || !client.inbox.was_empty(),
           .memory = ledger_.admission().clients().most_held(client.id),
-          .is_waiting = shares_.is_waiting(client.id)};
+          .is_waiting = shares_.is_waiting(client.id),
+          .tasks = ledger_.holds().count(client.id)};
 }
 
 void Controller::remove_client(uint32_t id) {

@@ -49,6 +49,7 @@ struct ClientUse {
   bool has_unread = false;  ///< there are records in its ring, or it has as much under way as allowed (FLOW-1)
   uint64_t memory = 0;      ///< the most that it holds on any one device
   bool is_waiting = false;  ///< its next run waits for its turn (SHARE-2)
+  uint64_t tasks = 0;       ///< saves and restores of arrays, for which hosts keep memory (controller/task_holds.h)
 };
 
 struct ControllerStats {

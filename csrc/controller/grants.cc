@@ -88,6 +88,7 @@ void Grants::settle_granted() {
       ++stats_.dropped;
       if (trace_.is_on()) trace_.left(id, OrderOutcome::kDropped);
       if (!instead_.empty()) forward_instead(id);
+      ledger_.holds().drop(hold_of(kept_[id]));
       if (entry.kind == EntryKind::kRun) retire(id, entry.client);
     } else {
       forward_granted(id, kept_[id]);

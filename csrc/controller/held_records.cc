@@ -35,7 +35,23 @@ bool leases(std::span<const std::byte> bytes) {
   return !is_run(bytes) && read_record<CommandRecord>(bytes).lease_stamp != 0;
 }
 
+bool is_task_or_step(std::span<const std::byte> bytes) {
+  return !is_run(bytes) && (is_command(bytes, CommandKind::kTask) || is_step(bytes));
+}
+
 }  // namespace
+
+bool HeldRecords::lets_pass(std::span<const std::byte> bytes) const {
+  if (is_run(bytes)) return false;
+  const auto record = read_record<CommandRecord>(bytes);
+  if (is_command(bytes, CommandKind::kFetch)) {
+    if (names(record.handle)) return false;
+  } else if (!is_step(bytes) || tasks_ != 0) {
+    return false;
+  }
+  const uint64_t token = token_of(bytes);
+  return (record.lease_stamp == 0 || leases_ == 0) && (token == 0 || !indices_.contains(Handle{token}.index()));
+}
 
 HeldRecords::Held* HeldRecords::find_run(uint64_t tag) {
   const auto at = std::find_if(line_.begin(), line_.end(), [&](const Held& held) {
@@ -83,6 +99,7 @@ void HeldRecords::count(std::span<const std::byte> record, bool is_added) {
   });
   count_index(token_of(record), is_added);
   if (leases(record)) leases_ += is_added ? 1 : ~uint64_t{0};
+  if (is_task_or_step(record)) tasks_ += is_added ? 1 : ~uint64_t{0};
 }
 
 void HeldRecords::count_index(uint64_t handle, bool is_added) {
@@ -110,7 +127,7 @@ void HeldRecords::count_handle(uint64_t handle, bool is_added) {
 }
 
 void HeldRecords::validate() const {
-  uint64_t bytes = 0, lending = 0;
+  uint64_t bytes = 0, lending = 0, tasks = 0;
   std::unordered_map<uint64_t, uint32_t> handles;
   std::unordered_map<uint32_t, uint32_t> indices;
   for (const Held& held : line_) {
@@ -124,10 +141,11 @@ void HeldRecords::validate() const {
     });
     count_index_of(token_of(held.record));
     if (leases(held.record)) ++lending;
+    if (is_task_or_step(held.record)) ++tasks;
   }
   PW_CHECK(load_.count == line_.size() && load_.bytes == bytes);
   PW_CHECK(handles == handles_);
-  PW_CHECK(indices == indices_ && lending == leases_);
+  PW_CHECK(indices == indices_ && lending == leases_ && tasks == tasks_);
   for (const auto& release : releases_) PW_CHECK(handles_.contains(release.first));
 }
 

@@ -5,16 +5,18 @@
 ///
 /// A release does not stand in the line. It takes effect behind the last held record that names the buffer, not behind
 /// all of them: the other held records may wait for that very memory. A fetch passes the line when no record in it
-/// names the buffer: a client that waits at its quota may have to read an array before it can delete it. A fetch whose
-/// token has the table index of something in line does not pass, because the index would change its meaning too early.
-/// Records that lease memory to hosts are sent in the order of their stamps (ARENA-5): a fetch that leases does not
-/// pass a record that does.
+/// names the buffer: a client that waits at its quota may have to read an array before it can delete it. So does a step
+/// of a save that names no buffer, when no other step and no task is in line: the first record may wait for the memory
+/// that hosts keep until the save is over. A record whose token has the table index of something in line does not pass,
+/// because the index would change its meaning too early.
+/// Records that lease memory to hosts are sent in the order of their stamps (ARENA-5): one that leases does not pass
+/// another.
 ///
 /// Invariants, at any time when no record is taken out (`take_front` before `put_back` or `forget`):
 ///   - `load_` counts the records in line and their bytes;
 ///   - `handles_` says for each handle how many records in line name it, and names no other handle; `indices_` says the
 ///     same of the table indices of these handles, and of the tokens of fetches and tasks in line; `leases_` is the
-///     number of records in line that lease memory to hosts;
+///     number of records in line that lease memory to hosts, `tasks_` that of tasks and steps in line;
 ///   - a handle whose release waits (`releases_`) is one of `handles_`.
 ///
 /// Threading: the controller's stepping thread only.
@@ -50,11 +52,8 @@ class HeldRecords {
   const Held& front() const { return line_.front(); }
   /// Whether a record in line names the handle.
   bool names(uint64_t handle) const { return handles_.contains(handle); }
-  /// Whether a fetch may be ordered before the records in line.
-  bool lets_pass(const CommandRecord& fetch) const {
-    const bool keeps_stamps = fetch.lease_stamp == 0 || leases_ == 0;
-    return keeps_stamps && !names(fetch.handle) && !indices_.contains(Handle{fetch.token}.index());
-  }
+  /// Whether a fetch, or a step of a save, may be ordered before the records in line. No other record may.
+  bool lets_pass(std::span<const std::byte> record) const;
   /// The held run with this tag that was not dropped; nullptr: none.
   Held* find_run(uint64_t tag);
 
@@ -83,6 +82,7 @@ class HeldRecords {
   std::unordered_map<uint64_t, uint32_t> handles_;    ///< how many held records name each handle
   std::unordered_map<uint32_t, uint32_t> indices_;    ///< and each index, tokens among them
   uint64_t leases_ = 0;                               ///< how many lease memory to hosts
+  uint64_t tasks_ = 0;                                ///< how many are tasks, or steps without a buffer
   std::unordered_map<uint64_t, GroupId> releases_;    ///< released handles that held records still name, and groups
   std::vector<std::pair<GroupId, uint64_t>> let_go_;  ///< groups and released handles that no held record names
 };

@@ -55,7 +55,7 @@ bool names_own_handles(const HandleTable& handles, std::span<const std::byte> by
 }  // namespace
 
 Inbox::Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const Mailbox& mailbox, HostRings& hosts,
-             Clients& clients, const MemoryLedger& ledger, DeviceShares& shares, Grants& grants, AdmissionQueue& queue,
+             Clients& clients, MemoryLedger& ledger, DeviceShares& shares, Grants& grants, AdmissionQueue& queue,
              ControllerStats& stats)
     : options_(options),
       ready_bitmap_(ready_bitmap),
@@ -314,6 +314,7 @@ std::string Inbox::unsound(const ClientState& client, std::span<const std::byte>
         return "a command is of kind " + std::to_string(header.detail) + ", which clients do not send";
       }
       if (read_record<CommandRecord>(bytes).is_refused != 0) return "a command says that the controller refused it";
+      if (read_record<CommandRecord>(bytes).hold != 0) return "a command has a hold, which the controller gives";
       if (std::string why = expect(bytes_of(read_record<CommandRecord>(bytes))); !why.empty()) return why;
       return names_own_handles(client.handles, bytes) ? "" : "the handle of a command's buffer is out of range";
     }
@@ -371,6 +372,10 @@ void Inbox::take(uint32_t index, std::span<const std::byte> bytes) {
   } else if (header.kind == RecordKind::kCommandsDone) {
     if (bytes.size() != sizeof(CommandsDoneRecord)) refuse("a count of commands of the wrong size");
     commands_done(index, read_record<CommandsDoneRecord>(bytes));
+  } else if (header.kind == RecordKind::kHoldOver) {
+    if (bytes.size() != sizeof(HoldOverRecord)) refuse("the end of a hold of the wrong size");
+    if (!ledger_.holds().over(read_record<HoldOverRecord>(bytes).hold, index))
+      refuse("the end of a hold that it has not");
   } else if (header.kind == RecordKind::kEnqueued) {
     if (bytes.size() != sizeof(EnqueuedRecord)) refuse("a report of the wrong size");
     if (!grants_.enqueued(index, read_record<EnqueuedRecord>(bytes)))

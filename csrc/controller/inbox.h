@@ -46,7 +46,7 @@ class Inbox {
  public:
   /// `ready_bitmap`: hosts whose rings have records. `mailbox`: what a record names may be registered in the mail.
   Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const Mailbox& mailbox, HostRings& hosts,
-        Clients& clients, const MemoryLedger& ledger, DeviceShares& shares, Grants& grants, AdmissionQueue& queue,
+        Clients& clients, MemoryLedger& ledger, DeviceShares& shares, Grants& grants, AdmissionQueue& queue,
         ControllerStats& stats);
 
   /// TRUST-1: see Controller::register_plan().
@@ -96,7 +96,7 @@ class Inbox {
   const Mailbox& mailbox_;
   HostRings& hosts_;
   Clients& clients_;
-  const MemoryLedger& ledger_;
+  MemoryLedger& ledger_;
   DeviceShares& shares_;
   Grants& grants_;
   AdmissionQueue& queue_;

@@ -217,6 +217,11 @@ const char* MemoryLedger::apply(ClientState& client, std::span<const std::byte> 
   }
 }
 
+uint64_t MemoryLedger::hold(ClientState& client, std::span<const std::byte> task, std::span<const uint32_t> hosts) {
+  const auto* entry = client.handles.find(Handle{read_record<CommandRecord>(task).handle});
+  return has_block(entry) ? holds_.begin(client.id, entry->block, hosts) : 0;
+}
+
 /// Enters a handle that a record makes. If the client uses the handle's index again without a release, the old buffer's
 /// memory is released first (MEM-1).
 HandleTable::Entry* MemoryLedger::announce(ClientState& client, Handle handle, GroupId group) {
@@ -252,7 +257,7 @@ void MemoryLedger::release(HandleTable::Entry& entry) {
 
 void MemoryLedger::release_all(ClientState& client) {
   client.handles.for_each([&](Handle, HandleTable::Entry& entry) { release(entry); });
-  admission_.forget(client.id);
+  holds_.client_gone(client.id);
 }
 
 }  // namespace pathways

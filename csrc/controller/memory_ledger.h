@@ -9,7 +9,8 @@
 /// Each live handle has at most one reference to one block, and drops it when the handle is released, is donated, is
 /// renamed over, or is made again without a release.
 /// MEM-7: a block is released only by a record at which every host that may hold the buffer drops it. `misplaced` and
-/// `apply` say what is wrong with a record that would release a block while some host keeps the buffer.
+/// `apply` say what is wrong with a record that would release a block while some host keeps the buffer. What a task
+/// keeps for longer has a hold (controller/task_holds.h).
 ///
 /// Invariant: a run that is in `entered_` is admitted and not over.
 ///
@@ -25,6 +26,7 @@
 #include "controller/client_state.h"
 #include "controller/group_cover.h"
 #include "controller/plan_memory.h"
+#include "controller/task_holds.h"
 #include "sequencer/admission.h"
 #include "sequencer/sequencer.h"
 
@@ -96,18 +98,30 @@ class MemoryLedger {
   /// MEM-7: whether each buffer that a release names lies on the hosts of the record's group, as far as it is known.
   static bool lies_where_it_says(ClientState& client, std::span<const std::byte> release);
 
+  /// The task has its place in the order. Returns the number of its hold on the memory of its buffer, for the hosts
+  /// that get the task; 0: the buffer is in no ledger. Call it behind `apply`.
+  uint64_t hold(ClientState& client, std::span<const std::byte> task, std::span<const uint32_t> hosts);
+  TaskHolds& holds() { return holds_; }
+  const TaskHolds& holds() const { return holds_; }
+
   /// Releases the block of one handle, if it has one.
   void release(HandleTable::Entry& entry);
   /// The client is gone: releases the memory of its buffers, for entries that come behind its end.
   void release_all(ClientState& client);
   void forget_plans_of(uint32_t client);
   /// The client's blocks leave the devices and come back; see Admission.
-  void offload(uint32_t client) { admission_.offload(client); }
+  void offload(uint32_t client) {
+    admission_.offload(client);
+    holds_.offloaded(client);
+  }
   bool restore(uint32_t client, SpaceId* worst) { return admission_.restore(client, worst); }
 
   /// For reading: budgets, holders, and the version, which changes whenever a held record may have become admissible.
   const Admission& admission() const { return admission_; }
-  void validate() const { admission_.validate(); }
+  void validate() const {
+    admission_.validate();
+    holds_.validate();
+  }
 
  private:
   /// What the admission ledger needs to know of an admitted run.
@@ -126,6 +140,7 @@ class MemoryLedger {
   const char* rename(ClientState& client, GroupId group, Handle name, Handle fresh, const GroupCover& cover);
 
   Admission admission_;
+  TaskHolds holds_{admission_};
   const uint32_t devices_per_host_;                             ///< 0: not known
   std::vector<std::shared_ptr<const PlanMemory>> plan_memory_;  ///< by plan
   std::vector<Entered> entered_;                                ///< by entry

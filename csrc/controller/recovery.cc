@@ -85,6 +85,7 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
     std::unordered_set<uint64_t> made, renamed;  ///< handles
   };
   std::unordered_map<uint32_t, Spared> spared;  // by client
+  std::unordered_set<uint64_t> waiting;         // holds of tasks that no host was granted
   grants_.for_each_waiting([&](EntryId, const Entry& entry, std::span<const std::byte> bytes) {
     if (entry.kind == EntryKind::kRun && grants_.is_stranded(entry.group)) return;  // it is about to be dropped
     auto& [made, renamed] = spared[entry.client];
@@ -94,6 +95,7 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
     } else if (bytes.size() >= sizeof(CommandRecord)) {
       const auto record = read_record<CommandRecord>(bytes);
       made.insert(made_by(bytes));
+      waiting.insert(hold_of(bytes));
       if (is_command(bytes, CommandKind::kRename)) {
         for (size_t at = 0; at + sizeof(uint64_t) <= record.bytes; at += sizeof(uint64_t)) {
           renamed.insert(word_at(bytes, sizeof record + at));
@@ -101,6 +103,7 @@ void Recovery::fail_futures(const std::vector<uint32_t>& hosts, std::string_view
       }
     }
   });
+  for (const uint32_t h : hosts) ledger_.holds().host_lost(h, waiting);
   for (const auto& client : clients_.all()) {
     const Spared& exempt = spared[client->id];
     client->handles.for_each([&](Handle handle, HandleTable::Entry& entry) {

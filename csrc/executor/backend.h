@@ -21,6 +21,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "futures/read_back.h"
+#include "messages/records.h"
 
 namespace pathways {
 
@@ -116,9 +117,10 @@ class Backend {
   /// donated meanwhile: nobody can read it.
   virtual Status read_back(Value value, const ReadBackSlot& place) = 0;
   /// Starts work that takes long on a thread of the backend, and returns. If the result is kOk, the backend calls
-  /// `Executor::on_task_done` with `task` exactly once, at the end of the work. `value` is ready, and its reference
-  /// stays the caller's; nullptr: the task reads no value. `booked`: for the buffer that the task makes (MEM-6), as for
-  /// `put`; a task that makes none has nothing booked.
+  /// `Executor::on_task_done` with `task` exactly once, at the end of the work; and before, if the client is to go on
+  /// while the backend still keeps the value, `Executor::on_task_answered`. `value` is ready, and its reference stays
+  /// the caller's, who keeps it until the end; nullptr: the task reads no value. `booked`: for the buffer that the task
+  /// makes (MEM-6), as for `put`; a task that makes none has nothing booked.
   virtual Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
                             const Booked& booked) = 0;
   /// Does a command of any other kind, at its place in the order. `plan`: the plan that the command drops, which is
@@ -163,6 +165,13 @@ class HostLink {
   virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) = 0;
   /// A command of the client, in a record of so many bytes, is done here, and this host keeps nothing of it.
   virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
+  /// MEM-7: this host keeps nothing for a task of the client any more; `hold` is that of its record, and not 0.
+  virtual void hold_over(uint32_t /*client*/, uint64_t /*hold*/) {}
+  /// Both, at the end of a command.
+  void command_over(const CommandRecord& record) {
+    command_done(record.header.client, bytes_of(record));
+    if (record.hold != 0) hold_over(record.header.client, record.hold);
+  }
   /// A call of a stepwise run has left the FIFOs of its devices: it is enqueued, or has failed.
   virtual void enqueued(uint32_t client, uint64_t tag, uint32_t node) = 0;
   /// The owner's thread may now be in a launch for long. The records that were sent to other hosts before go out now;

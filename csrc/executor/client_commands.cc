@@ -57,26 +57,23 @@ void ClientCommands::release(LocalClient& c, std::span<const std::byte> payload)
 }
 
 void ClientCommands::task(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
-  const uint32_t id = record.header.client;
   const Handle handle{record.handle};
   if (record.token != 0) {
     if (handle.valid()) {
       fetches_.add(c, record, payload);
     } else {
-      tasks_.start({id, record.token, false, false, {}, bytes_of(record)}, nullptr, payload);
+      tasks_.start({record}, payload);
     }
     return;
   }
   if (!c.may_name(handle)) {
-    link_.failed(id, handle, "a buffer's handle is out of range on host " + std::to_string(host_));
-    link_.command_done(id, bytes_of(record));
+    link_.failed(record.header.client, handle, "a buffer's handle is out of range on host " + std::to_string(host_));
+    link_.command_over(record);
     return;
   }
   const uint64_t maker = objects_.next_maker();
   objects_.make(c, handle, ObjectState::kAnnounced).maker = maker;
-  const Booked booked{record.space_devices, record.space_bytes};
-  tasks_.start({id, record.handle, true, record.space_set != kNoSpaceSet, booked, bytes_of(record), maker}, nullptr,
-               payload);
+  tasks_.start({record, maker}, payload);
 }
 
 /// ERR-1: what takes the buffer as an argument fails with the text of the command.

@@ -110,7 +110,7 @@ void Executor::wake(const ObjectWaiter& waiter, const Object& object) {
 void Executor::on_command(const CommandRecord& record, std::span<const std::byte> payload) {
   LocalClient* c = objects_.client(record.header.client);
   if (c == nullptr) {
-    link_.command_done(record.header.client, bytes_of(record));
+    link_.command_over(record);
     return;
   }
   commands_.on_command(*c, record, payload);
@@ -227,13 +227,15 @@ void Executor::prepare_node(NodeRef ref, const NodeRecord& node) {
 }
 
 void Executor::drain() {
+  if (is_paused_) return;
   queues_.start_ready([&](NodeRef ref) {
     if (runs_[ref.run].plan->plan.node(ref.node).kind == NodeKind::kCall) {
-      launcher_.launch(ref);
+      is_paused_ = !launcher_.launch(ref);
     } else {
       transfers_.start(ref);
       if (queues_.computes_in_launch() && !is_looking_) look();  // the next launch would delay the send
     }
+    return !is_paused_;
   });
 }
 
@@ -254,6 +256,7 @@ uint32_t Executor::look() {
 }
 
 uint32_t Executor::poll() {
+  is_paused_ = false;
   uint32_t done = look();
   done += transfers_.poll();
   done += puts_.retry();
@@ -264,6 +267,7 @@ uint32_t Executor::poll() {
   // the sizes that the order was given are wrong, or a put waits for memory of a value that another host has not taken
   // yet, and that host may wait for this one. Then this host goes on without enough memory: otherwise it could stand
   // still for ever.
+  if (queues_.has_ready()) ++done;  // it goes on in the next call
   const bool is_busy = done != 0 || tracker_.waiting() != 0 || launcher_.attended() != 0 ||
                        launcher_.launches() + transfers_.started() != starts;
   const bool is_stuck = !is_busy && (puts_.is_waiting() || (is_throttled() && transfers_.count() == 0));

@@ -143,6 +143,8 @@ class Executor final : private OutputFinder, private Dispatcher {
     tasks_.on_done(task, made, devices, error);
     commands_.task_over();
   }
+  /// The backend keeps a task's value for longer, but the client need not wait for that.
+  void on_task_answered(uint64_t task) { tasks_.on_answered(task); }
   /// An attended launch is over (Backend::launch, kPending). Takes over `made`, its outputs, which are ready; or the
   /// launch failed with `error`. No output of such a launch has taken over an input.
   void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
@@ -228,7 +230,10 @@ class Executor final : private OutputFinder, private Dispatcher {
   ClientCommands commands_;
   ValueSettler settler_;
   SequentialDispatch sequential_;
-  bool is_looking_ = false;   ///< within look()
+  bool is_looking_ = false;  ///< within look()
+  /// A launch took long. Nothing more is started until the next `poll`, so that the records that other hosts have sent
+  /// meanwhile are read first: what they make possible may be due before what is ready here, at those hosts too.
+  bool is_paused_ = false;
   uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although something is throttled and nothing is under way
   uint64_t polls_ = 0;
   uint64_t run_records_ = 0, overfull_ = 0;

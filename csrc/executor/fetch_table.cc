@@ -1,15 +1,16 @@
 #include "executor/fetch_table.h"
 
+#include <utility>
+
 namespace pathways {
 
 void FetchTable::add(LocalClient& c, const CommandRecord& record, std::span<const std::byte> payload) {
   const uint32_t id = record.header.client;
-  const bool is_task = static_cast<CommandKind>(record.header.detail) == CommandKind::kTask;
   Object* object = c.objects.find(Handle{record.handle});
   if (object == nullptr) {
     link_.failed(id, Handle{record.token}, objects_.missing(id, "the buffer to read was deleted"));
-    if (!is_task) backend_.refuse_fetch(id, payload);
-    link_.command_done(id, bytes_of(record));
+    if (!is_task(record)) backend_.refuse_fetch(id, payload);
+    link_.command_over(record);
     return;
   }
   uint32_t slot;
@@ -20,7 +21,7 @@ void FetchTable::add(LocalClient& c, const CommandRecord& record, std::span<cons
     slot = free_.back();
     free_.pop_back();
   }
-  fetches_[slot] = {id, record.token, is_task, {payload.begin(), payload.end()}, bytes_of(record)};
+  fetches_[slot] = {record, {payload.begin(), payload.end()}};
   if (object->state == ObjectState::kAnnounced) {
     object->waiters.push_back({ObjectWaiter::Kind::kFetch, slot, 0});
   } else {
@@ -38,37 +39,36 @@ void FetchTable::start(uint32_t slot, const Object& object) {
 }
 
 void FetchTable::settle(uint32_t slot, Value value) {
-  write(fetches_[slot], value);
-  end(slot, !fetches_[slot].is_task);
+  const Fetch fetch = take(slot);
+  const uint32_t id = fetch.record.header.client;
+  const Handle token{fetch.record.token};
+  if (objects_.client(id) == nullptr) {
+    link_.command_over(fetch.record);
+  } else if (is_task(fetch.record)) {
+    tasks_.start({fetch.record, 0, value}, fetch.payload);  // which goes on with the command
+  } else {
+    if (backend_.fetch(id, value, fetch.payload) == Status::kOk) {
+      link_.complete(id, token);
+    } else {
+      link_.failed(id, token, backend_.last_error());
+    }
+    link_.command_over(fetch.record);
+  }
 }
 
 void FetchTable::refuse(uint32_t slot, std::string_view why) {
-  Fetch& fetch = fetches_[slot];
-  if (objects_.client(fetch.client) != nullptr) {
-    link_.failed(fetch.client, Handle{fetch.token}, why);
-    if (!fetch.is_task) backend_.refuse_fetch(fetch.client, fetch.payload);
+  const Fetch fetch = take(slot);
+  const uint32_t id = fetch.record.header.client;
+  if (objects_.client(id) != nullptr) {
+    link_.failed(id, Handle{fetch.record.token}, why);
+    if (!is_task(fetch.record)) backend_.refuse_fetch(id, fetch.payload);
   }
-  end(slot, true);
+  link_.command_over(fetch.record);
 }
 
-/// Writes a ready buffer for the client, or starts the task that reads it.
-void FetchTable::write(const Fetch& fetch, Value value) {
-  if (objects_.client(fetch.client) == nullptr) return;
-  if (fetch.is_task) {
-    tasks_.start({fetch.client, fetch.token, false, false, {}, fetch.command}, value, fetch.payload);
-  } else if (backend_.fetch(fetch.client, value, fetch.payload) == Status::kOk) {
-    link_.complete(fetch.client, Handle{fetch.token});
-  } else {
-    link_.failed(fetch.client, Handle{fetch.token}, backend_.last_error());
-  }
-}
-
-/// Frees the slot of a fetch. `is_done`: the command is done; false: a task goes on with it.
-void FetchTable::end(uint32_t slot, bool is_done) {
-  Fetch& fetch = fetches_[slot];
-  if (is_done) link_.command_done(fetch.client, fetch.command);
-  fetch.payload.clear();
+FetchTable::Fetch FetchTable::take(uint32_t slot) {
   free_.push_back(slot);
+  return std::move(fetches_[slot]);
 }
 
 void FetchTable::clear() {

@@ -38,15 +38,16 @@ class FetchTable : private ExecutorPart {
 
  private:
   struct Fetch {
-    uint32_t client = 0;
-    uint64_t token = 0;
-    bool is_task = false;  ///< the buffer is a task's input; it is not written for the client
+    CommandRecord record;
     std::vector<std::byte> payload;
-    uint64_t command = 0;  ///< bytes of its record
   };
 
-  void write(const Fetch& fetch, Value value);
-  void end(uint32_t slot, bool is_done);
+  /// Whether the buffer is a task's input; then it is not written for the client.
+  static bool is_task(const CommandRecord& record) {
+    return static_cast<CommandKind>(record.header.detail) == CommandKind::kTask;
+  }
+  /// Frees the slot.
+  Fetch take(uint32_t slot);
 
   ClientObjects& objects_;
   TaskTable& tasks_;

@@ -45,19 +45,21 @@ class LaunchQueues {
   /// The call, which heads its FIFOs, leaves them. They go on to the next call.
   void leave(const NodeRecord& node);
 
-  /// Calls `start(ref)` for each ready node, the oldest first, and for those that become ready meanwhile. A call from
-  /// within `start` does nothing.
+  /// Calls `start(ref)` for each ready node, the oldest first, and for those that become ready meanwhile, until a call
+  /// returns false: the others stay ready. A call from within `start` does nothing.
   template <typename Start>
   void start_ready(Start&& start) {
     if (starting_) return;
     starting_ = true;
-    for (size_t i = 0; i < ready_.size(); ++i) {  // ready_ grows meanwhile
-      const NodeRef ref = ready_[i];
-      start(ref);
+    size_t started = 0;
+    for (bool goes_on = true; goes_on && started < ready_.size(); ++started) {  // ready_ grows meanwhile
+      const NodeRef ref = ready_[started];
+      goes_on = start(ref);
     }
-    ready_.clear();
+    ready_.erase(ready_.begin(), ready_.begin() + static_cast<std::ptrdiff_t>(started));
     starting_ = false;
   }
+  bool has_ready() const { return !ready_.empty(); }
 
   /// The node, which was ready, must wait for something that no node tells it of.
   void throttle(NodeRef ref) { throttled_.push_back(ref); }
@@ -85,7 +87,7 @@ class LaunchQueues {
   void end_launch(const NodeRecord& node) { count(node, ~uint32_t{0}); }
 
   void clear();
-  /// Checks ORD-1 and that nothing is ready between two records. For debug builds and tests.
+  /// Checks ORD-1. For debug builds and tests.
   void validate() const;
 
  private:

@@ -4,6 +4,12 @@
 
 namespace pathways {
 
+namespace {
+
+constexpr int64_t kLongLaunchNs = 100'000;
+
+}  // namespace
+
 bool Launcher::must_wait(const Run& run, const NodeRecord& node) {
   return queues_.is_full(node) || !memory_.has_room(*run.plan, node) || transfers_.owes_before(run, node) ||
          queues_.conflicts_with_running_gang(node);
@@ -17,14 +23,14 @@ uint8_t Launcher::why_it_waits(const Run& run, const NodeRecord& node) {
                               (queues_.conflicts_with_running_gang(node) ? kThrottledByGang : 0));
 }
 
-void Launcher::launch(NodeRef ref) {
+bool Launcher::launch(NodeRef ref) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   if (must_wait(run, node)) {
     if (run.is_traced()) trace_.throttled(run, ref.node, why_it_waits(run, node));
     queues_.throttle(ref);
-    return;
+    return true;
   }
   const auto outputs = plan.outputs(node);
   const auto& failure = run.plan->failure;
@@ -40,7 +46,7 @@ void Launcher::launch(NodeRef ref) {
     const Status status = enqueue(run, ref.node, node);
     if (status == Status::kPending) {
       attended_.emplace(node_key(run.order, ref.node), Attended{ref, launched_ns});
-      return;
+      return true;
     }
     tracker_.next_age();
     if (!taken.empty() && status == Status::kOk && error == 0) {
@@ -55,6 +61,7 @@ void Launcher::launch(NodeRef ref) {
   const bool runs = error == 0 || queues_.blocks(node);
   const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
   finish(ref, error, counts, counts || !taken.empty(), launched_ns);
+  return !is_launched || !queues_.computes_in_launch() || monotonic_ns() - launched_ns < kLongLaunchNs;
 }
 
 /// Gives the call to the backend, with a placeholder for each input that failed.

@@ -36,8 +36,9 @@ class Launcher : private ExecutorPart {
   Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers)
       : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers) {}
 
-  /// Launches a call that is ready, fails it, or throttles it.
-  void launch(NodeRef ref);
+  /// Launches a call that is ready, fails it, or throttles it. False: the launch took long, because it computed within
+  /// the call; other hosts' records may have come meanwhile.
+  bool launch(NodeRef ref);
   /// An attended launch is over: see Executor::on_launched.
   void on_launched(uint64_t order, uint32_t node, std::span<const Value> made, const std::optional<std::string>& error);
 

@@ -128,6 +128,10 @@ void Host::task_done(uint64_t task, Value made, uint64_t devices, std::optional<
       [this, task, made, devices, error = std::move(error)] { executor_.on_task_done(task, made, devices, error); });
 }
 
+void Host::task_answered(uint64_t task) {
+  mailbox_.post([this, task] { executor_.on_task_answered(task); });
+}
+
 void Host::launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error) {
   mailbox_.post([this, order, node, made = std::move(made), error = std::move(error)] {
     executor_.on_launched(order, node, made, error);
@@ -253,6 +257,10 @@ void Host::command_done(uint32_t client, uint64_t bytes) {
   if (!done.is_above(kCommandsDelivered, kCommandBytesDelivered)) return;
   send(to_controller_, CommandsDoneRecord{{RecordKind::kCommandsDone, 0, client}, done.count, done.bytes});
   done = {};
+}
+
+void Host::hold_over(uint32_t client, uint64_t hold) {
+  send(to_controller_, HoldOverRecord{{RecordKind::kHoldOver, 0, client}, hold});
 }
 
 void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {

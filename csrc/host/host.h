@@ -63,6 +63,8 @@ class Host : private HostLink {
   void attach_client(uint32_t client, const ClientView& view, uint32_t futures);
   /// A task of the backend's is done: see Executor::on_task_done.
   void task_done(uint64_t task, Value made, uint64_t devices, std::optional<std::string> error);
+  /// See Executor::on_task_answered.
+  void task_answered(uint64_t task);
   /// A launch that the backend attended to is over: see Executor::on_launched.
   void launched(uint64_t order, uint32_t node, std::vector<Value> made, std::optional<std::string> error);
   /// `block` is that of a lost peer's successor. It takes effect when this host was notified of the cluster's loss
@@ -94,6 +96,7 @@ class Host : private HostLink {
   void end_read_back(uint32_t client, Handle future) override;
   void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) override;
   void command_done(uint32_t client, uint64_t bytes) override;
+  void hold_over(uint32_t client, uint64_t hold) override;
   void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void leave() override;
   void come_back() override;

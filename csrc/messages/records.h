@@ -4,9 +4,9 @@
 /// of fixed width, 8-aligned, and in the machine's byte order, because rings never leave the machine. Directions:
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
 ///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost; kGo
-///   host -> controller     kRunDone, kCommandsDone, kFailed; kEnqueued. kGo and kEnqueued: only in sequential dispatch
-///   controller -> client   kFailed, kReclaim
-///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written)
+///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued. kGo and kEnqueued: only in
+///   sequential dispatch controller -> client   kFailed, kReclaim host -> host           kReceiveReady (where to
+///   write), kReceiveDone (it is written)
 #pragma once
 
 #include <concepts>
@@ -32,6 +32,7 @@ enum class RecordKind : uint16_t {
   kHostLost = 11,
   kReclaim = 12,
   kCommandsDone = 13,
+  kHoldOver = 14,
 };
 
 /// A flag in a run's `detail`, from the controller to hosts: a host prepares the run's nodes only as gos come.
@@ -47,7 +48,8 @@ enum class CommandKind : uint16_t {
                  ///< something, replacing the number's earlier description; a lost host's successor gets it again
   /// Backend work that takes long and is done beside the order (reading and writing a checkpoint). With a token: the
   /// host starts it when the buffer `handle` is ready (at once if `handle` is 0), and then completes `token`. Without a
-  /// token: it makes the buffer `handle`.
+  /// token: it makes the buffer `handle`. The host may keep the memory of the buffer for longer than the client does:
+  /// see `hold`.
   kTask = 5,
   kRename = 6,   ///< payload: pairs of handles; the first now names the buffer of the second, and its own is released
   kOffload = 7,  ///< controller only: moves the buffers off the devices; the backend defines payload and answer
@@ -95,6 +97,9 @@ struct CommandRecord {
   uint32_t is_refused = 0;           ///< kPut: there is no room for it; the hosts return what the payload leases
   uint64_t lease_stamp = 0;          ///< stamp of the memory that the payload leases to each host; 0: none
   uint64_t space_devices = 0;        ///< controller -> host: the host's devices of `space_set`, one bit each (MEM-6)
+  /// controller -> host, kTask: the number of the task's hold on the memory of its buffer (MEM-7). Each host sends a
+  /// HoldOverRecord when it keeps nothing of the buffer for the task any more. 0: the buffer is in no ledger
+  uint64_t hold = 0;
 };
 
 struct CancelRecord {
@@ -122,6 +127,12 @@ struct CommandsDoneRecord {
   RecordHeader header;
   uint64_t count;
   uint64_t bytes;
+};
+
+/// The host keeps nothing for the task with this hold any more: see CommandRecord.
+struct HoldOverRecord {
+  RecordHeader header;
+  uint64_t hold;
 };
 
 /// The detail of a FailedRecord's header when a deadline has passed: the client replaces the text by its own, better
@@ -192,7 +203,7 @@ struct EnqueuedRecord {
   uint32_t host;
 };
 
-static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 64);
+static_assert(sizeof(RecordHeader) == 8 && sizeof(RunRecord) == 40 && sizeof(CommandRecord) == 72);
 static_assert(std::is_trivially_copyable_v<RunRecord> && std::is_trivially_copyable_v<FailedRecord>);
 
 /// How many 8-byte words follow a RunRecord.

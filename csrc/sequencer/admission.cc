@@ -91,6 +91,14 @@ bool Admission::release(BlockId id) {
   return true;
 }
 
+BlockId Admission::separate(BlockId id) {
+  const Block block = blocks_[id];
+  PW_CHECK(block.is_offloaded);
+  const BlockId separated = add_block(block.client, block.plan, block.set, block.bytes, true);
+  release(id);
+  return separated;
+}
+
 void Admission::offload(uint32_t client) {
   for (Block& block : blocks_) {
     if (block.references == 0 || block.client != client || block.is_offloaded) continue;

@@ -71,6 +71,10 @@ class Admission {
   void share(BlockId block) { ++blocks_[block].references; }
   /// Drops one reference. True when it was the last.
   bool release(BlockId block);
+  /// Turns one reference of an offloaded block into a reference to a new block of the same size, which is on the
+  /// devices: somebody keeps a copy there.
+  BlockId separate(BlockId block);
+  bool is_offloaded(BlockId block) const { return blocks_[block].is_offloaded; }
 
   /// The client's blocks do not count on their spaces until `restore`: they are elsewhere, and the client has no run
   /// under way.

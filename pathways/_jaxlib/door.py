@@ -93,10 +93,13 @@ from pathways._jaxlib.processes import (
     keep_threads_of_parent,
 )
 from pathways._jaxlib.thread_state import (
+    current_level,
     is_jit_disabled,
     is_recording,
     is_staging,
     is_top_level,
+    staged_constant,
+    staging_level,
     trace_modes,
     value_checks,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from jax._src import config, core
+from jax._src import config, core, source_info_util
 from jax._src.interpreters import partial_eval
 
 _recording: set[int] = set()  # idents of threads that record; see `is_recording`
@@ -40,14 +40,31 @@ def value_checks() -> tuple[str, ...]:
     return ("nan",) * bool(_debug_nans.value) + ("inf",) * bool(_debug_infs.value)
 
 
-def is_staging() -> bool:
-    """Whether JAX now records what this thread does, to run it later (in a `jax.jit` or the like)."""
+def current_level() -> Any:
+    """What JAX does now with each operation of this thread, as an object to compare."""
+    return core.trace_ctx.trace
+
+
+def staging_level() -> Any:
+    """The innermost record (of a `jax.jit`, a loop body or the like) that this thread's operations go into; None:
+    they are recorded nowhere.
+    """
     trace = core.trace_ctx.trace
     while trace is not None:
         if isinstance(trace, partial_eval.DynamicJaxprTrace):
-            return True
+            return trace
         trace = getattr(trace, "parent_trace", None)
-    return False
+    return None
+
+
+def is_staging() -> bool:
+    """Whether JAX now records what this thread does, to run it later (in a `jax.jit` or the like)."""
+    return staging_level() is not None
+
+
+def staged_constant(value: Any) -> Any:
+    """`value` as a constant of the record that this thread's operations go into."""
+    return staging_level().to_jaxpr_tracer(value, source_info_util.current())
 
 
 def is_jit_disabled() -> bool:

@@ -21,7 +21,8 @@ from pathways.api.session import Session, current
 from pathways.api.signature import abstractify
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle, MemoryAnalysis, cost_of, memory_of
-from pathways.api.tracing import find_slice, remember
+from pathways.api.state import State
+from pathways.api.tracing import find_slice, remember, variable_of
 from pathways.compiler import specs
 from pathways.compiler.ir import LogicalProgram
 from pathways.compiler.options import Options
@@ -104,7 +105,9 @@ class Lowering:
         donated = tuple(position for position, given in enumerate(self.program.donated_arguments) if given)
         shared, shared_results = _shared(bound)
         closed_over = [
-            array if array.layout is layout else move(array, layout.slice, layout.spec[: len(layout.shape)])
+            array
+            if array.layout is layout or variable_of(array) is not None  # which has another array in each run
+            else move(array, layout.slice, layout.spec[: len(layout.shape)])
             for array, layout in zip(traced.closed_over, inputs[len(inputs) - len(traced.closed_over) :], strict=True)
         ]
         call = _core.Call(
@@ -164,6 +167,9 @@ class Compiled(Handle):
         registration: Registration,
     ) -> None:
         self.call = call
+        self.state = State.of(call, lowering.traced)
+        #: Submits one run, or refuses: the way of most calls.
+        self.enter: Callable[..., Any] = call if self.state is None else self._enter
         self.in_tree = in_tree
         self.out_tree = lowering.traced.out_tree
         self.calls_back = lowering.program.calls.count != 0
@@ -193,7 +199,11 @@ class Compiled(Handle):
 
         Only a call under `modes` may come here. `has_home`: the program's cluster does not depend on its arguments.
         """
-        if refusal is Refusal.UNLIKE or (refusal is Refusal.HOST_VALUE and not self._knows(leaves, has_home)):
+        if (
+            self.state is not None
+            or refusal is Refusal.UNLIKE
+            or (refusal is Refusal.HOST_VALUE and not self._knows(leaves, has_home))
+        ):
             return None
         return self._resolve(refusal, leaves, deadline)
 
@@ -243,11 +253,23 @@ class Compiled(Handle):
             given = [*leaves, *before]
             return self._resolve(self.call(given, deadline), given, deadline)
 
+        if self.state is not None:
+            with self.state.turn():
+                return self.state.take(self._run_all(submit))
+        return self._run_all(submit)
+
+    def _run_all(self, submit: Callable[..., list[Array]]) -> list[Array]:
         if not self.calls_back:
             return submit()
         lowering = self._lowering
         results: list[Array] = lowering.cluster.effects.run(lowering.program, self.call.inputs, submit, move)
         return results
+
+    def _enter(self, leaves: list[Any], deadline: _core.Deadline | None = None) -> list[Array] | Refusal:
+        assert self.state is not None
+        with self.state.turn():
+            out: list[Array] | Refusal = self.call(leaves, deadline)
+            return self.state.take(out) if isinstance(out, list) else out
 
     def _resolve(self, out: list[Array] | Refusal, leaves: list[Any], deadline: _core.Deadline | None) -> list[Array]:
         """The results for leaves of this signature. `out` is what `call` gave for them. While it is a refusal, this
@@ -257,7 +279,7 @@ class Compiled(Handle):
             if out is Refusal.STALE:
                 self._bind_again()
             elif out is Refusal.SHARED:
-                given = given or [leaves[position] for position in self.call.donated]
+                given = given or [leaves[position] for position in self.call.donated if position < len(leaves)]
                 leaves = self._copy_shared(leaves)
             else:  # a host value; or an array of another layout, which `put_leaf` refuses
                 before, leaves = (

@@ -51,7 +51,7 @@ class PlacedFunction(Program):
         if not tracing:  # the way of most calls, in as little Python as can be
             last = self._last
             if last is not None and last.is_flat and not kwargs and last.modes == trace_modes():
-                out = last.call([*args])
+                out = last.enter([*args])
                 if type(out) is list:
                     return out[0]
         elif is_tracing():

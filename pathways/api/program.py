@@ -18,6 +18,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from pathways import _core, _jaxlib, errors
 from pathways._jaxlib import trace_modes
+from pathways.api import variables
 from pathways.api.array import Array
 from pathways.api.auto_schedule import lower_within_memory
 from pathways.api.compiled import Compiled, Lowering
@@ -27,7 +28,7 @@ from pathways.api.session import Session, current
 from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle
-from pathways.api.tracing import Interop, Named, is_tracing, remember, tracing
+from pathways.api.tracing import Interop, Trace, is_tracing, remember, tracing
 from pathways.compiler.lengths import Lengths
 from pathways.compiler.options import Options
 from pathways.compiler.pipeline import compile_traced
@@ -103,7 +104,7 @@ class Program(Handle):
         else:
             known, leaves = self._find_static(args, kwargs) if self._has_static else (None, [])
         if known is not None:
-            out: Any = known.call(leaves, deadline)
+            out: Any = known.enter(leaves, deadline)
             if type(out) is not list:
                 out = known.resolve_if_fitting(out, leaves, self._home is not None, deadline)
             if out is not None:
@@ -341,7 +342,7 @@ class Program(Handle):
         checked = bool(_jaxlib.value_checks())
         thread = threading.get_ident()
         outer = tracing.get(thread)
-        named = tracing[thread] = Named()
+        here = tracing[thread] = Trace(donates=not checked)
         try:
             traced = trace(
                 self._fun,
@@ -353,19 +354,25 @@ class Program(Handle):
                 donate_argnums=() if checked else self._donate_argnums,
                 donate_argnames=() if checked else self._donate_argnames,
                 closed_over=functools.partial(self._closed_over, cluster),
+                state=here,
             )
+            variables.check(traced)
         finally:
             if outer is None:
                 del tracing[thread]
             else:
                 tracing[thread] = outer
         if cluster is None:
-            cluster = named.slices[0].cluster if named.slices else current()
-        return traced, cluster, named.slices
+            cluster = here.slices[0].cluster if here.slices else current()
+        return traced, cluster, here.slices
 
     def _closed_over(self, cluster: Session | None, value: Any) -> Argument | None:
         """What an array of this cluster is to a program that closes over it. Alone, a placed function has it moved."""
-        if type(value) is not Array or (cluster is not None and value.layout.slice.cluster is not cluster):
+        if type(value) is not Array:
+            return None
+        if value.raw_handle == 0:
+            variables.check_lives(value, cluster)
+        elif cluster is not None and value.layout.slice.cluster is not cluster:
             return None
         remember(value.layout.slice)
         argument = abstractify(value, "", value.layout.slice.cluster)

@@ -65,7 +65,7 @@ class Stage(Handle):
     @property
     def out_info(self) -> Any:
         """A `jax.ShapeDtypeStruct` for each result."""
-        return tree_unflatten(self._traced.out_tree, list(self._traced.results))
+        return tree_unflatten(self._traced.out_tree, list(self._traced.returned))
 
     @property
     def out_avals(self) -> Any:

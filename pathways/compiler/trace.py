@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -44,7 +44,8 @@ class Traced:
     """A traced program: its jaxpr, its pytrees and where its arguments are. Input of `compile_traced`.
 
     `in_tree` is the pytree of a call's arguments. In the jaxpr, the closed-over arrays come after these arguments;
-    `closed_over` has their values.
+    `closed_over` has their values. `out_tree` is the pytree of what the function returns. The results behind that are
+    new values of state: `updates` says of what.
     """
 
     name: str
@@ -57,11 +58,17 @@ class Traced:
     result_names: tuple[str, ...]
     donated: tuple[bool, ...]
     closed_over: tuple[Any, ...] = ()
+    updates: tuple[Any, ...] = ()
 
     @property
     def given(self) -> int:
         """How many arguments a call gives."""
         return len(self.arguments) - len(self.closed_over)
+
+    @property
+    def returned(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What the function returns, flat."""
+        return self.results[: len(self.results) - len(self.updates)]
 
     def in_order(self) -> Traced:
         """The same program with `ORDER` as one more argument, after the arguments that a call gives."""
@@ -72,6 +79,22 @@ class Traced:
             argument_names=(*self.argument_names[:at], "the order of callbacks", *self.argument_names[at:]),
             donated=(*self.donated[:at], False, *self.donated[at:]),
         )
+
+
+class State(Protocol):
+    """State that outlives the program, which the program reads and sets while it is traced."""
+
+    def begin(self) -> None:
+        """JAX traces the function now."""
+
+    def results(self) -> list[tuple[Any, str, Any]]:
+        """The function has returned: what it has set, with a name and the new value."""
+
+    def is_donated(self, value: Any) -> bool:
+        """Whether a closed-over value is the old value of something that is set."""
+
+    def name_of(self, value: Any) -> str | None:
+        """What a closed-over value is called; None: it is no state."""
 
 
 class _Nothing:
@@ -125,11 +148,13 @@ def trace(
     donate_argnames: str | Sequence[str] = (),
     name: str | None = None,
     closed_over: Callable[[Any], Argument | None] | None = None,
+    state: State | None = None,
 ) -> Traced:
     """Traces `fun(*args, **kwargs)`; calls of placed functions inside become its computations.
 
     Leaves of the arguments that are not static are `Argument`s, `jax.ShapeDtypeStruct`s, arrays or numbers.
     `closed_over(value)` returns the argument that a closed-over value becomes; None: the value stays a constant.
+    `state`: what the function sets becomes more results, and their old values are donated.
 
     Raises:
         ProgramError: an argument or a result is no array; the error names it.
@@ -163,6 +188,8 @@ def trace(
         merged = list(args)
         for number, value in zip(dynamic, dynamic_args, strict=True):
             merged[number] = value
+        if state is not None:
+            state.begin()
         result = jax.tree_util.tree_map(_without_float0, fun(*merged, **static_kwargs, **dynamic_kwargs))
         paths, out["tree"] = jax.tree_util.tree_flatten_with_path(result)
         out["names"] = tuple("result" + jax.tree_util.keystr(path) for path, _ in paths)
@@ -172,7 +199,10 @@ def trace(
                     f"{result_name} of {name!r} is {leaf!r} of type {type(leaf).__name__}; a "
                     "program returns arrays, numbers, None, or pytrees of them"
                 )
-        return [leaf for _, leaf in paths]
+        new = state.results() if state is not None else []
+        out["names"] += tuple(each for _, each, _ in new)
+        out["updates"] = tuple(what for what, _, _ in new)
+        return [*(leaf for _, leaf in paths), *(value for _, _, value in new)]
 
     flat.__name__ = flat.__qualname__ = name
     # With these two, JAX's messages name the user's function, file and arguments.
@@ -198,8 +228,9 @@ def trace(
             argument = closed_over(value)
             assert argument is not None
             arguments.append(argument)
-            names.append(f"closed-over array {len(names) - len(leaves)}")
-            donated.append(False)
+            known = state.name_of(value) if state is not None else None
+            names.append(known or f"closed-over array {len(names) - len(leaves)}")
+            donated.append(state is not None and state.is_donated(value))
     results = tuple(
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
         for aval in jaxpr.out_avals
@@ -215,6 +246,7 @@ def trace(
         out["names"],
         tuple(donated),
         tuple(values),
+        out["updates"],
     )
 
 

@@ -95,10 +95,10 @@ class AutoSuspension:
                 self._controller.refuse_room(client)
 
     def _idle(self, now: float) -> set[int]:
-        """Clients that had no work, under way or waiting, at each look of the last `IDLE_S`."""
+        """Clients that had no run, save or restore, under way or waiting, at each look of the last `IDLE_S`."""
         quiet: dict[int, tuple[int, float]] = {}
         for each in self._controller.clients():
-            if not any(each[name] for name in ("in_flight", "held", "has_unread", "is_waiting")):
+            if not any(each[name] for name in ("in_flight", "held", "has_unread", "is_waiting", "tasks")):
                 before, since = self._quiet.get(each["client"], (-1, now))
                 # Device time tells of runs that came and went between two looks.
                 quiet[each["client"]] = each["device_ns"], since if before == each["device_ns"] else now

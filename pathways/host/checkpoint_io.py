@@ -1,11 +1,11 @@
 """A host's tasks: the steps of checkpoints, done on threads beside the enqueue thread.
 
-A save is a *job*, in four steps. First the client stages each array, in the order: the host keeps the value, even if
-the client then drops its handle. Then the client asks the host to write the arrays, then to commit the job, and then it
-ends the job. Each distinct shard is written by one host: the host whose device holds its replica 0. With OCDBT the
-writes of a job are one transaction, so a job that is given up leaves only unreferenced bytes. A restore is a job too:
-its tasks read the regions of this host's own shards and make the array of them. The tasks of one job share what
-tensorstore caches.
+A save is a *job*, in four steps. First the client stages each array, in the order: the host keeps the value until the
+end of the job, even if the client then drops its handle. Then the client asks the host to write the arrays, then to
+commit the job, and then it ends the job. Each distinct shard is written by one host: the host whose device holds its
+replica 0. With OCDBT the writes of a job are one transaction, so a job that is given up leaves only unreferenced bytes.
+A restore is a job too: its tasks read the regions of this host's own shards and make the array of them. The tasks of
+one job share what tensorstore caches.
 
 The client decides how an array is laid out in files, and sends that as tensorstore specs (see
 `pathways.api.orbax_handler`). This module knows tensorstore only, and imports it when the first task comes.
@@ -13,6 +13,9 @@ The client decides how an array is laid out in files, and sends that as tensorst
 JOB-1 (nothing left under way): when a client gives up a job, it asks each host to end the job. A host answers when
 nothing of the job is under way there any more. Reason: a job's first error reaches the client while other hosts may
 still write. If the client did not wait for the answers, those writes could mix with its next writes to the same place.
+
+MEM-7: staging an array is a task that is answered at once and is over when the host keeps nothing of the array any
+more: the job has ended, and no task of it is under way.
 
 OWN-1: `forget` gives up every job of a client that is gone. Its running tasks still end, and nobody is notified.
 """
@@ -53,6 +56,7 @@ class _Job:
     def __init__(self, root: CheckpointRoot) -> None:
         self.root = root
         self.values: dict[int, jax.Array] = {}  # staged, by number
+        self.staging: list[int] = []  # the tasks that staged them; all are over at the end
         self.context: Any = None
         self.transaction: Any = None
 
@@ -70,7 +74,8 @@ class Tasks:
         #: Jobs that ended while tasks of them could still come, by client, the oldest first.
         self._given_up: dict[int, dict[int, None]] = {}
         self._running: dict[tuple[int, int], int] = {}  # number of tasks under way, by job
-        self._waiting: dict[tuple[int, int], list[int]] = {}  # end tasks, done when no task of the job is under way
+        #: Tasks that are over when no task of their job runs: ends of jobs, and the staging of jobs that have ended.
+        self._waiting: dict[tuple[int, int], list[int]] = {}
         self._gone: set[int] = set()
         self._budget = HostBudget(RESTORE_BYTES)
         self.bytes_written = 0
@@ -86,8 +91,13 @@ class Tasks:
 
     def stage(self, client: int, task: int, fields: dict[str, Any], value: Any) -> None:
         """Keeps a ready value for its job."""
-        self._job(client, fields["job"]).values[fields["number"]] = value
-        self._core.task_done(task, None, 0, None)
+        job = self._job(client, fields["job"])
+        with self._lock:
+            if self._jobs.get((client, fields["job"])) is not job:  # its client is gone since
+                raise errors.CheckpointError(f"on host {self._host}: the save was given up")
+            job.values[fields["number"]] = value
+            job.staging.append(task)
+        self._core.task_answered(task)
 
     def submit(self, client: int, task: int, fields: dict[str, Any]) -> None:
         """Writes staged arrays, or commits a job, on a worker thread."""
@@ -105,12 +115,7 @@ class Tasks:
     def end(self, client: int, task: int, fields: dict[str, Any]) -> None:
         """Gives a job up. The task is done when nothing of the job is under way (JOB-1)."""
         self.drop(client, fields["job"], True)
-        key = (client, fields["job"])
-        with self._lock:
-            if key in self._running:
-                self._waiting.setdefault(key, []).append(task)
-                return
-        self._core.task_done(task, None, 0, None)
+        self._end_when_quiet((client, fields["job"]), [task])
 
     def read(self, client: int, task: int, fields: dict[str, Any], target: LocalPlacement) -> None:
         """Makes an array of stored regions, on a worker thread."""
@@ -159,17 +164,31 @@ class Tasks:
                 if len(given_up) > GIVEN_UP:
                     del given_up[next(iter(given_up))]
             ended = self._jobs.pop((client, job), None)
-        _abort(ended)
+        self._end(client, job, ended)
 
     def forget(self, client: int) -> None:
         """Gives up all jobs of a client that is gone (OWN-1)."""
         with self._lock:
             self._gone.add(client)
             self._roots.pop(client, None)
-            ended = [self._jobs.pop(key) for key in list(self._jobs) if key[0] == client]
+            ended = {key: self._jobs.pop(key) for key in list(self._jobs) if key[0] == client}
             self._given_up.pop(client, None)
-        for job in ended:
+        for key, job in ended.items():
+            self._end(*key, job)
+
+    def _end(self, client: int, number: int, job: _Job | None) -> None:
+        if job is not None:
             _abort(job)
+            self._end_when_quiet((client, number), job.staging)
+
+    def _end_when_quiet(self, key: tuple[int, int], tasks: list[int]) -> None:
+        """Tasks are over, as soon as no task of their job runs."""
+        with self._lock:
+            if key in self._running:
+                self._waiting.setdefault(key, []).extend(tasks)
+                return
+        for task in tasks:
+            self._core.task_done(task, None, 0, None)
 
     def stop(self) -> None:
         """Ends each thread when its work is over."""

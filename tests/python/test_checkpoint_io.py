@@ -24,6 +24,10 @@ class Core:
 
     def __init__(self) -> None:
         self.done: list[tuple[Any, ...]] = []
+        self.answered: list[int] = []
+
+    def task_answered(self, task: int) -> None:
+        self.answered.append(task)
 
     def task_done(self, *answer: Any) -> None:
         self.done.append(answer)
@@ -83,6 +87,7 @@ def test_a_job_that_is_given_up_while_it_begins_holds_nothing(
     host._jobs[1, 1].values = Values(host._jobs[1, 1].values)
     host.submit(1, 2, fields)
     assert has_begun.wait(60)
+    assert (core.answered, core.done) == ([1], [])  # MEM-7: the host keeps what was staged
     del value
     may_go.set()
     deadline = time.monotonic() + 60
@@ -90,6 +95,7 @@ def test_a_job_that_is_given_up_while_it_begins_holds_nothing(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert taken == [0]
+    assert {task for task, *_ in core.done} == {1, 2}
     while seen() is not None:
         assert time.monotonic() < deadline, "the array is held"
         time.sleep(0.01)

@@ -25,6 +25,8 @@ import numpy as np
 import nursery
 
 import pathways as pw
+from pathways.api import orbax_handler
+from pathways.protocol import payloads
 from pathways.testing import stand_in
 
 STEP_US = 3000
@@ -82,6 +84,29 @@ class Hostile:
             del step
             gc.collect()
 
+    def save(self) -> None:
+        """Begins saves and drops the arrays. Some saves write what nobody can write, or write it twice; the last one
+        ends when the client ends, or some time later.
+        """
+        job = None
+        while True:
+            begun = orbax_handler._Job()
+            for number in range(HOARD_BYTES // PIECE_BYTES // 2):
+                array = pw.device_put(np.ones(PIECE_BYTES // 4, np.float32), self.slice)
+                group = begun.join(array)
+                begun.ask(group, payloads.task("stage", begun.number, number=number), array)
+                if self.random.random() < 0.5:
+                    array.delete()
+            for _ in range(self.random.randrange(3)):
+                arrays = [[number, "a", {"driver": self.random.choice(("zarr", "none"))}] for number in range(4)]
+                write = {"lead": 0, "arrays": arrays, "context": {}, "atomic": True}
+                begun.ask(group, payloads.task("write", begun.number, **write))
+            if job is not None:
+                job.end(early=self.random.random() < 0.5)
+            job = begun
+            del array
+            time.sleep(self.random.random() / 10)
+
     def garble(self) -> None:
         """Floods, and overwrites pieces of the memory that it shares with the controller and the hosts."""
         spans = [
@@ -100,7 +125,7 @@ class Hostile:
 
 
 MODES: dict[str, Callable[[Hostile], None]] = {
-    name: getattr(Hostile, name) for name in ("flood", "keep", "hoard", "programs", "garble")
+    name: getattr(Hostile, name) for name in ("flood", "keep", "hoard", "programs", "save", "garble")
 }
 
 

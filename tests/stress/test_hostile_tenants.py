@@ -1,10 +1,11 @@
-"""Sixteen clients, half of them hostile: they flood, keep results unread, fill memory, make programs without end,
-garble the memory that they share, stop in the midst of what they do, are killed and replaced (`hostile_client.py`).
+"""Sixteen clients, half of them hostile: they flood, keep results unread, fill memory, make programs without end, begin
+saves and drop the arrays, garble the memory that they share, stop in the midst of what they do, are killed and replaced
+(`hostile_client.py`).
 
 Meanwhile eight honest clients of weights 1 and 2 keep steps under way and check every value. They get their part of the
 devices; nobody but the hostile ends; the controller's and the hosts' memory and open files stay what they were.
 
-  SHARE-1, SHARE-2, FLOW-1, TRUST-1, OWN-1
+  SHARE-1, SHARE-2, FLOW-1, TRUST-1, OWN-1, MEM-7
 
 PATHWAYS_HOSTILE_SECONDS says for how long (5), PATHWAYS_SEED repeats what is drawn. Counts are printed.
 """
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -125,6 +127,19 @@ def sizes(pids: list[int]) -> tuple[list[int], list[int]]:
     return [each.memory_info().rss for each in found], [each.num_fds() for each in found]
 
 
+def what_is_left(told: dict[str, Any]) -> list[object]:
+    """Names of clients, and what the ledger and the hosts still keep of them."""
+    found: list[object] = [each["name"] for each in told["clients"] if each["name"]]
+    if any(told["controller"]["live_bytes"]):
+        found.append(("ledger", told["controller"]["live_bytes"]))
+    for host in told["hosts"]:
+        kept = {name: host[name] for name in ("objects", "tasks", "checkpoint_jobs") if host[name]}
+        devices = [device["bytes"] for device in host["memory"]["devices"] if device["bytes"]]
+        if kept or devices:
+            found.append((host["host"], kept, devices))
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.watchdog(300 + 2 * SECONDS)
 def test_hostile_clients_harm_nobody() -> None:
@@ -206,6 +221,6 @@ def test_hostile_clients_harm_nobody() -> None:
             child.ask("load", (STEP_US,), timeout=PATIENCE)  # all are still there
             child.end()
         deadline = time.monotonic() + 30
-        while (left := [each["name"] for each in operator.inspect(address)["clients"] if each["name"]]) != []:
+        while left := what_is_left(operator.inspect(address)):
             assert time.monotonic() < deadline, left
             time.sleep(0.1)

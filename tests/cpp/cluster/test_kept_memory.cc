@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <optional>
 #include <random>
+#include <thread>
 
 namespace pathways::test {
 namespace {
@@ -122,6 +123,129 @@ TEST_F(KeptMemory, ATaskDuringASuspension) {  // its buffer leaves the devices w
   put(kB, kBoth, set_of(kBoth), kWorth, {1, kWorth}, CommandKind::kTask);
   pass();
   suspend_and_resume([&] { expect_counted(); });
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, ASavedBufferIsReleased) {
+  put(kA, kBoth);
+  save(kA, kBoth);
+  save(kA, kFirst, Handle::make(31, 1));
+  release(kBoth, {kA});
+  put(kA, kFirst, set_of(kFirst), kWorth / 10, {1, kWorth / 10});
+  settle_but_saves();
+  expect_counted();
+  EXPECT_EQ(controller->stats().live_bytes[2], kWorth + innocent_bytes);
+  EXPECT_EQ(controller->client_uses().back().tasks, 2u);
+  EXPECT_TRUE(hosts[0]->end_task() && hosts[1]->end_task());
+  settle_but_saves();
+  EXPECT_EQ(controller->client_uses().back().tasks, 1u);
+  EXPECT_EQ(controller->stats().live_bytes[2], kWorth + innocent_bytes);  // a block counts on all its hosts
+  EXPECT_TRUE(hosts[0]->end_task());
+  settle_but_saves();
+  EXPECT_EQ(controller->stats().live_bytes[2], innocent_bytes);
+  expect_counted();
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, ASavedBufferIsDonatedOrRenamedOver) {
+  put(kA, kBoth);
+  save(kA, kBoth);
+  run(3, {kA}, kB);
+  put(kC, kBoth);
+  save(kB, kBoth, Handle::make(31, 1));
+  rename(kBoth, kB, kC);
+  settle_but_saves();
+  expect_counted();
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, ASavedBufferIsNotThere) {  // each host says at once that the task is over
+  put(kA, kFirst);
+  save(kA, kBoth);
+  save(kB, kBoth, Handle::make(31, 1));
+  hosts[0]->backend.fail_values = 1;
+  run(0, {}, kC);
+  save(kC, kFirst, Handle::make(32, 1));
+  release(kFirst, {kA, kC});
+  settle();
+  EXPECT_EQ(controller->client_uses().back().tasks, 0u);
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, ASaveDuringASuspension) {  // what it keeps stays on the devices
+  put(kA, kBoth);
+  save(kA, kBoth);
+  save(kA, kBoth, Handle::make(31, 1));
+  settle_but_saves();
+  const auto booked = [&] { return controller->stats().live_bytes[0] - innocent_bytes; };
+  const auto move = [&](CommandKind where) {
+    controller->command_for(client, where, {});
+    settle_but_saves();
+  };
+  for (int i = 0; i < 2; ++i) {
+    controller->suspend(client);
+    move(CommandKind::kOffload);
+    controller->offload(client);
+    expect_counted();
+    EXPECT_EQ(booked(), kWorth);
+    EXPECT_EQ(controller->restore(client), "");
+    move(CommandKind::kRestore);
+    controller->resume(client);
+    expect_counted();
+    EXPECT_EQ(booked(), 2 * kWorth);
+  }
+  settle();
+  EXPECT_EQ(booked(), kWorth);
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, ARestoredBufferIsReleased) {  // its hosts make it all the same
+  put(kA, kBoth, set_of(kBoth), kWorth, {1, kWorth}, CommandKind::kTask);
+  release(kBoth, {kA});
+  pass();
+  pass();
+  EXPECT_EQ(controller->stats().live_bytes[2], kWorth + innocent_bytes);
+  settle();
+  EXPECT_EQ(controller->stats().live_bytes[2], innocent_bytes);
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, ASaveOnALostHost) {
+  controller->remove_client(0);
+  innocent_bytes = 0;
+  put(kA, kBoth);
+  save(kA, kBoth);
+  settle_but_saves();
+  release(kBoth, {kA});
+  lose(1, [&] {
+    put(kB, kBoth);
+    save(kB, kBoth, Handle::make(31, 1));  // the successor gets it
+    settle_but_saves();
+    lose(0, [] {});
+  });
+  settle_but_saves();
+  expect_counted();
+  EXPECT_EQ(controller->client_uses().back().tasks, 1u);
+  expect_kept_and_counted();
+}
+
+TEST_F(KeptMemory, ARunWaitsForASave) {  // and the save goes on
+  put(kA, kFirst, 900);
+  save(kA, kFirst);
+  release(kFirst, {kA});
+  settle_but_saves();
+  run(0, {}, kB);
+  command(CommandKind::kTask, kFirst, {}, Handle::make(31, 1), {});  // "write"
+  command(CommandKind::kBackend, kFirst, {}, {}, {});                // "the save is over"
+  settle_but_saves();
+  std::this_thread::sleep_for(20ms);  // many graces
+  settle_but_saves();
+  EXPECT_EQ(controller->client_uses().back().held, 1u);
+  EXPECT_EQ(hosts[0]->backend.commands, 1u);
+  expect_counted();
+  settle();
+  EXPECT_EQ(controller->client_uses().back().held, 0u);
+  EXPECT_EQ(controller->stats().refused, 0u);
   expect_kept_and_counted();
 }
 
@@ -281,6 +405,7 @@ void Campaign::play(bool has_losses, int rounds) {
         }
         default:
           if (below(2) == 0) hosts[below(kHosts)]->end_task();
+          if (below(4) == 0) hosts[below(kHosts)]->answer_tasks();
           if (below(2) == 0) cancel(tag - std::min<uint64_t>(tag, below(4)));
           if (below(6) == 0 && is_there()) {
             suspend_and_resume([&] { expect_counted(); });
@@ -297,7 +422,11 @@ void Campaign::play(bool has_losses, int rounds) {
       }
       if (below(3) == 0) pass();
       if (below(8) == 0) {
-        settle();
+        if (below(2) == 0) {
+          settle();
+        } else {
+          settle_but_saves();
+        }
         ++checks;
         expect_counted();
         if (HasFatalFailure()) return;

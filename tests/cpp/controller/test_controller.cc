@@ -106,6 +106,9 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
   RunRecord strange = run;
   strange.header.detail = 256;
   const CommandRecord command{{RecordKind::kCommand, 1, 0}, 1, 0, 2, 64, 0, kNoSpaceSet, 0};
+  CommandRecord holding = command;
+  holding.bytes = 0;
+  holding.hold = 1;
   const std::vector<Raw> cases = {
       {"shorter", raw(run, 4)},
       {"has 16 bytes, expected 40", raw(run, 16)},
@@ -114,8 +117,9 @@ TEST_F(Senders, NonsensePutsTheSenderOut) {
       {"expected 64", raw(wanting, 56)},
       {"unknown flags 256", raw(strange, 56)},
       {"group 99", raw(nowhere, 56)},
-      {"expected 128", raw(command, 64)},
-      {"has 8 bytes, expected 64", raw(command, 8)},
+      {"expected 136", raw(command, 72)},
+      {"has 8 bytes, expected 72", raw(command, 8)},
+      {"has a hold", raw(holding, 72)},
       {"of kind 3", raw(CancelRecord{{RecordKind::kCancel, 0, 0}, 1}, 16)},  // it has a ring of its own
       {"of kind 5", raw(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, 1, 1, 1, 1, 0}, sizeof(RunDoneRecord))},
       {"of kind 999", raw(RecordHeader{static_cast<RecordKind>(999), 0, 0}, 8)},

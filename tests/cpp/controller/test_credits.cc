@@ -186,7 +186,7 @@ TEST_F(Flow, AReleaseComesThroughBehindManyThatWaitForMemory) {
   // Commands that wait behind the held ones are no reason to stop before the release.
   const std::vector<std::byte> payload(1000);
   for (uint64_t i = 0; i < 2 * kMostWaiting; ++i) {
-    while (good->command(CommandKind::kBackend, 1, {}, {}, payload) != Status::kOk) pass();
+    while (good->command(CommandKind::kBackend, 1, Handle{7}, {}, payload) != Status::kOk) pass();
   }
   pass();
   EXPECT_EQ(controller->stats().unread, 0u);

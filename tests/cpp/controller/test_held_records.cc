@@ -1,6 +1,7 @@
 // One client's held records: HeldRecords.
 //   MEM-2   a release takes effect behind the last held record that names the buffer, not behind all: Releases.*
 //   MEM-5   a fetch passes the line when nothing in it names its buffer, or the index of its token: Fetches.*
+//   MEM-7   the steps of a save that read no buffer pass the line, when no other step is in it: Steps.*
 //   ARENA-5 what leases memory is sent in the order of the stamps: Fetches.ThatLeaseDoNotPassWhatLeases
 //   FLOW-1  what is held is counted, also while a record is tried and put back: HeldRecords.CountsWhatItHolds
 #include "controller/held_records.h"
@@ -29,19 +30,19 @@ std::vector<std::byte> run_of(uint64_t tag, std::vector<uint64_t> arguments, std
   return bytes;
 }
 
-CommandRecord fetch_of(uint64_t buffer, uint64_t token) {
+std::vector<std::byte> command_of(CommandKind kind, uint64_t buffer, uint64_t token, uint64_t stamp = 0) {
   CommandRecord record{};
-  record.header = {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kFetch), 0};
+  record.header = {RecordKind::kCommand, static_cast<uint16_t>(kind), 0};
   record.handle = buffer;
   record.token = token;
-  return record;
-}
-
-std::vector<std::byte> bytes_of_fetch(uint64_t buffer, uint64_t token) {
-  const CommandRecord record = fetch_of(buffer, token);
+  record.lease_stamp = stamp;
   std::vector<std::byte> bytes(sizeof record);
   std::memcpy(bytes.data(), &record, sizeof record);
   return bytes;
+}
+
+std::vector<std::byte> fetch_of(uint64_t buffer, uint64_t token, uint64_t stamp = 0) {
+  return command_of(CommandKind::kFetch, buffer, token, stamp);
 }
 
 using Due = std::vector<std::pair<GroupId, uint64_t>>;
@@ -108,19 +109,12 @@ TEST(Releases, ComeSortedByGroup) {
 }
 
 std::vector<std::byte> put_of(uint64_t buffer, uint64_t stamp) {
-  CommandRecord record{};
-  record.header = {RecordKind::kCommand, static_cast<uint16_t>(CommandKind::kPut), 0};
-  record.handle = buffer;
-  record.lease_stamp = stamp;
-  std::vector<std::byte> bytes(sizeof record);
-  std::memcpy(bytes.data(), &record, sizeof record);
-  return bytes;
+  return command_of(CommandKind::kPut, buffer, 0, stamp);
 }
 
 TEST(Fetches, ThatLeaseDoNotPassWhatLeases) {
   const auto handle = [](uint32_t index) { return Handle::make(index, 1).raw; };
-  CommandRecord small = fetch_of(handle(20), handle(30)), big = small;
-  big.lease_stamp = 6;
+  const auto small = fetch_of(handle(20), handle(30)), big = fetch_of(handle(20), handle(30), 6);
   HeldRecords held;
   held.push(put_of(handle(10), 0));
   EXPECT_TRUE(held.lets_pass(small) && held.lets_pass(big));
@@ -148,7 +142,7 @@ TEST(Fetches, PassWhatDoesNotNameTheirBuffer) {
   EXPECT_FALSE(held.lets_pass(fetch_of(handle(11, 1), handle(30, 1))));  // it is not made yet
   EXPECT_FALSE(held.lets_pass(fetch_of(handle(20, 1), handle(11, 2))));  // the index means the run's result first
   EXPECT_FALSE(held.lets_pass(fetch_of(handle(20, 1), handle(10, 2))));
-  held.push(bytes_of_fetch(handle(11, 1), handle(30, 1)));
+  held.push(fetch_of(handle(11, 1), handle(30, 1)));
   EXPECT_FALSE(held.lets_pass(fetch_of(handle(20, 1), handle(30, 2))));
   held.validate();
   held.forget(held.take_front().record);
@@ -156,6 +150,29 @@ TEST(Fetches, PassWhatDoesNotNameTheirBuffer) {
   held.forget(held.take_front().record);
   EXPECT_TRUE(held.lets_pass(fetch_of(handle(20, 1), handle(30, 2))));
   held.validate();
+}
+
+TEST(Steps, PassUnlessOtherStepsAreInLine) {
+  const uint64_t token = Handle::make(30, 1).raw, other = Handle::make(31, 1).raw, array = Handle::make(10, 1).raw;
+  const auto write = command_of(CommandKind::kTask, 0, token), end = command_of(CommandKind::kBackend, 0, 0);
+  HeldRecords held;
+  held.push(run_of(1, {array}, {Handle::make(11, 1).raw}));
+  EXPECT_TRUE(held.lets_pass(write) && held.lets_pass(end));
+  EXPECT_FALSE(held.lets_pass(command_of(CommandKind::kTask, 0, Handle::make(11, 2).raw)));  // the index of the result
+  EXPECT_FALSE(held.lets_pass(command_of(CommandKind::kTask, Handle::make(12, 1).raw, token)));  // it reads a buffer
+  EXPECT_FALSE(held.lets_pass(command_of(CommandKind::kBackend, 0, 7)));  // a plan is dropped behind its last run
+  EXPECT_FALSE(held.lets_pass(command_of(CommandKind::kBackend, 7, 0)));  // a placement is described before its puts
+  EXPECT_FALSE(held.lets_pass(run_of(2, {}, {})));
+  for (const auto& before : {command_of(CommandKind::kTask, array, other), command_of(CommandKind::kTask, array, 0),
+                             command_of(CommandKind::kTask, 0, other), end}) {
+    held.push(before);
+    EXPECT_FALSE(held.lets_pass(write) || held.lets_pass(end));  // they may be of the same save
+    held.validate();
+    held.forget(held.take_front().record);
+    held.forget(held.take_front().record);
+    held.push(run_of(1, {array}, {}));
+    EXPECT_TRUE(held.lets_pass(write) && held.lets_pass(end));
+  }
 }
 
 }  // namespace

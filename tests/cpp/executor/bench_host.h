@@ -38,6 +38,7 @@ class RecordingLink final : public HostLink {
   void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime) override {
     runs[tag] = {gangs, expected};
   }
+  void hold_over(uint32_t, uint64_t hold) override { holds_over.push_back(hold); }
   void enqueued(uint32_t, uint64_t tag, uint32_t node) override { enqueued_calls.push_back({tag, node}); }
   void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
@@ -67,6 +68,7 @@ class RecordingLink final : public HostLink {
   std::set<uint64_t> refused;         ///< handles that nobody will read
   int writers = 0;
   std::map<std::pair<uint32_t, uint64_t>, std::string> failures;
+  std::vector<uint64_t> holds_over;
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;     ///< by tag: gangs launched, expected
   std::vector<std::pair<uint64_t, uint32_t>> enqueued_calls;  ///< tag and global node, of stepwise runs
   std::deque<Message> outgoing;
@@ -111,7 +113,10 @@ struct BenchHost {
                                static_cast<uint32_t>(payload.size()),
                                0,
                                kNoSpaceSet,
-                               0};
+                               0,
+                               0,
+                               0,
+                               hold};
     executor.on_command(record, payload);
   }
   void put(uint64_t handle, uint64_t hash, uint64_t devices = 1, uint32_t client = 0) {
@@ -152,6 +157,7 @@ struct BenchHost {
   ModelledBackend backend;
   Executor executor;
   std::optional<RunSwap> swap;
+  uint64_t hold = 0;  ///< of the tasks that come
 
  private:
   template <typename Record>

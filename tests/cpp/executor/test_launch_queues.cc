@@ -33,7 +33,10 @@ struct Queues {
   /// The calls that are ready now, in their order.
   std::vector<uint32_t> ready() {
     std::vector<uint32_t> calls;
-    queues.start_ready([&](NodeRef ref) { calls.push_back(ref.node - 1); });
+    queues.start_ready([&](NodeRef ref) {
+      calls.push_back(ref.node - 1);
+      return true;
+    });
     queues.validate();
     return calls;
   }
@@ -58,13 +61,32 @@ TEST(LaunchQueues, CallsOfADeviceGoInTheOrder) {
   EXPECT_EQ(host.ready(), Calls({3}));
 }
 
+TEST(LaunchQueues, WhatIsNotStartedStaysReady) {
+  Queues host({call({}, {0}, 0b01), call({}, {1}, 0b10)});
+  host.enter(0);
+  host.enter(1);
+  Calls calls;
+  host.queues.start_ready([&](NodeRef ref) {
+    calls.push_back(ref.node - 1);
+    return false;
+  });
+  EXPECT_EQ(calls, Calls({0}));
+  EXPECT_TRUE(host.queues.has_ready());
+  EXPECT_EQ(host.ready(), Calls({1}));
+  EXPECT_FALSE(host.queues.has_ready());
+}
+
 TEST(LaunchQueues, WhatIsThrottledIsTriedAgain) {
   Queues host({call({}, {0}, 0b01), call({}, {1}, 0b10)});
   host.enter(0);
   host.enter(1);
   host.queues.start_ready([&](NodeRef ref) {
     host.queues.throttle(ref);
-    host.queues.start_ready([](NodeRef) { ADD_FAILURE(); });  // it goes on to the next itself
+    host.queues.start_ready([](NodeRef) {  // it goes on to the next itself
+      ADD_FAILURE();
+      return true;
+    });
+    return true;
   });
   EXPECT_EQ(host.queues.throttled().size(), 2u);
   EXPECT_EQ(host.ready(), Calls{});

@@ -4,6 +4,10 @@
 //   ERR-1   Tasks.FailuresReachTheirOwnFuture, Tasks.AFailedMakerFailsItsReaders
 //   OWN-1   Tasks.AClientThatGoesTakesNothingAlong
 //   FUT-3   Tasks.ReleasedBeforeMade
+//   MEM-7   Tasks.KeepTheirValueUntilTheirEnd, Tasks.EachHoldIsOverOnce
+#include <algorithm>
+#include <numeric>
+
 #include "executor/bench_host.h"
 
 namespace pathways::test {
@@ -159,6 +163,67 @@ TEST_F(Tasks, AClientThatGoesTakesNothingAlong) {
   EXPECT_EQ(host.link.completions(B, 1), 0u);
   EXPECT_EQ(host.link.failures.size(), 0u);
   host.expect_empty();
+}
+
+TEST_F(Tasks, KeepTheirValueUntilTheirEnd) {
+  host.put(A, 7);
+  host.poll();
+  host.hold = 5;
+  task(A, T);
+  pass();
+  const uint64_t number = host.backend.tasks().at(0).number;
+  host.executor.on_task_answered(number);
+  host.executor.on_task_answered(number);
+  EXPECT_EQ(host.link.completions(T), 1u);
+  host.release(A);
+  host.executor.on_client_gone(0);
+  pass();
+  EXPECT_EQ(host.backend.live_values(), 1u);
+  EXPECT_TRUE(host.link.holds_over.empty());
+  end(nullptr, "too late to say");
+  EXPECT_EQ(host.link.holds_over, std::vector<uint64_t>{5});
+  EXPECT_EQ(host.link.completions(T), 1u);
+  EXPECT_EQ(host.link.failure(T), "");
+  host.expect_empty();
+}
+
+TEST_F(Tasks, EachHoldIsOverOnce) {
+  ModelledFaults faults;
+  faults.fail_value = 1;
+  host.backend.set_faults(faults);
+  host.executor.add_client(1, 4);
+  host.executor.add_client(2);
+  host.add_plan(0, plan_of({}, {call({}, {0})}, {0}, 1));
+  host.run(1, 0, {}, {A});  // its value fails
+  uint64_t holds = 0;
+  const auto next = [&](uint64_t reads, uint64_t token, uint32_t client = 0) {
+    host.hold = ++holds;
+    task(reads, token, client);
+  };
+  next(A, T);  // it waits for the value
+  pass();
+  next(A, T);             // of what has failed
+  next(handle(7), T);     // of what is not there
+  next(handle(9), 0, 1);  // it makes what its client cannot name
+  next(B, 0, 2);
+  host.put(handle(5), 7);
+  host.poll();
+  host.run(2, 0, {}, {handle(6)});
+  next(handle(6), T);  // its client is gone before the value is ready
+  host.executor.on_client_gone(0);
+  pass();
+  next(A, T);  // its client is gone
+  faults.fail_tasks = true;
+  host.backend.set_faults(faults);
+  next(handle(8), 0, 2);  // the backend refuses it
+  ASSERT_EQ(host.backend.tasks().size(), 1u);
+  EXPECT_EQ(host.link.holds_over.size(), holds - 1);
+  end();
+  auto over = host.link.holds_over;
+  std::sort(over.begin(), over.end());
+  std::vector<uint64_t> expected(holds);
+  std::iota(expected.begin(), expected.end(), 1);
+  EXPECT_EQ(over, expected);
 }
 
 TEST_F(Tasks, AnUnknownEndIsIgnored) {

@@ -6,7 +6,7 @@
 //   (peers) Pair.PeerThatMakesNoSense, Pair.LostPeers, Pair.RunThatThePeerRefuses
 //   (room)  Pair.RoomInOrder: a younger receive never takes room before an older one that waits
 //   (speed) SendsFirst: where a launch computes within the call, a send, and the record of it, do not
-//           wait for the next launch
+//           wait for the next launch, and records are read between launches that take long
 #include <random>
 
 #include "executor/bench_pair.h"
@@ -344,6 +344,7 @@ struct InlineDevice : StubBackend {
   Status launch(const NodeContext&, std::span<const Value>, std::span<Value> outputs) override {
     for (Value& output : outputs) output = &value;
     events += "launch ";
+    if (is_slow) std::this_thread::sleep_for(1ms);
     return Status::kOk;
   }
   void send(const NodeContext&, Value, std::span<const ReceiveBuffers>, uint64_t,
@@ -359,12 +360,15 @@ struct InlineDevice : StubBackend {
   uint64_t devices_of_put(uint32_t, std::span<const std::byte>) override { return 1; }
 
   int value = 0;
+  bool is_slow = false;
   std::string events;
 };
 
-/// Two calls that depend on the argument only. The first one's value goes to another host, which waits for it.
-std::string events_of(uint32_t devices, bool gangs_block) {
+/// Two calls that depend on the argument only. The first one's value goes to another host, which waits for it. A bar
+/// stands where the host would read records.
+std::string events_of(uint32_t devices, bool gangs_block, bool is_slow = false) {
   InlineDevice backend;
+  backend.is_slow = is_slow;
   RecordingLink link;
   link.on_leave = [&backend] { backend.events += "publish "; };
   Executor executor({0, devices, 0, 0, gangs_block}, backend, link);
@@ -383,8 +387,8 @@ std::string events_of(uint32_t devices, bool gangs_block) {
   run.arguments = run.results = 1;
   const uint64_t handles[] = {A, B};
   executor.on_run(run, handles);
-  while (executor.poll() != 0) {
-  }
+  backend.events += "| ";
+  while (executor.poll() != 0) backend.events += "| ";
   EXPECT_TRUE(link.failures.empty());
   EXPECT_EQ(link.completions(B), 1u);
   executor.clear();
@@ -392,9 +396,14 @@ std::string events_of(uint32_t devices, bool gangs_block) {
 }
 
 TEST(SendsFirst, WhereALaunchComputes) {
-  EXPECT_EQ(events_of(1, true), "publish launch send publish launch ");
-  EXPECT_EQ(events_of(2, true), "launch launch send ");
-  EXPECT_EQ(events_of(1, false), "launch launch send ");
+  EXPECT_EQ(events_of(1, true), "publish launch send publish launch | | ");
+  EXPECT_EQ(events_of(2, true), "launch launch | send | ");
+  EXPECT_EQ(events_of(1, false), "launch launch | send | ");
+}
+
+TEST(SendsFirst, RecordsAreReadBetweenLongLaunches) {
+  EXPECT_EQ(events_of(1, true, true), "publish launch | send publish launch | | ");
+  EXPECT_EQ(events_of(2, true, true), "launch launch | send | ");
 }
 
 }  // namespace

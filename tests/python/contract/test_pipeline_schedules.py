@@ -340,6 +340,28 @@ def test_a_schedule_within_a_loop_that_the_data_ends_is_refused(add: Any) -> Non
         pw.program(loop(model))(WEIGHTS[:2])
 
 
+def test_weights_that_are_variables(add: Any) -> None:
+    """Each run updates them in place, behind the pipeline."""
+    slices = [add(1), add(1)]
+    model = pw.pipeline(stages_on(slices, 2), microbatches=COUNT, loss=mse, schedule="ZeroBubbleH1")
+    weights = [pw.Variable(w, s) for w, s in zip(WEIGHTS, slices, strict=False)]
+
+    @pw.program
+    def step() -> Any:
+        value, grads = jax.value_and_grad(model)([w.value for w in weights], BATCH, TARGETS)
+        for w, g in zip(weights, grads, strict=True):
+            w.value -= 0.1 * g
+        return value
+
+    want = WEIGHTS[:2]
+    for _ in range(3):
+        value, grads = jax.value_and_grad(full)(want, BATCH, TARGETS)
+        want = [w - 0.1 * g for w, g in zip(want, grads, strict=True)]
+        close(step(), value)
+    close([w.value for w in weights], want)
+    assert units(step.lower(), 2) == expected("ZeroBubbleH1", 2, COUNT)
+
+
 # ------------------------------------------------------------------------------------------------- what is refused
 
 
