@@ -14,6 +14,7 @@ import pytest
 import pathways as pw
 from pathways import errors
 from pathways.api.auto_schedule import needed_bytes
+from pathways.compiler.schedule import model
 
 KiB = 1 << 10
 SIDE = 256  # an activation of a microbatch takes 256 KiB
@@ -109,6 +110,39 @@ def test_auto_keeps_to_the_memory_of_the_devices(start: Callable[..., Any]) -> N
             before = now
             kept.append(sum(now))
             check(step, slices, xs)
+    assert kept[0] > kept[1], kept
+
+
+@pytest.mark.slow
+def test_auto_of_a_pipeline_beside_another_schedule(start: Callable[..., Any]) -> None:
+    """`pw.pipeline(schedule="auto")` keeps to the memory; a second pipeline with 1F1B stays as it is."""
+    x = np.concatenate(batches(SIDE))
+    one = SIDE * SIDE * 4
+    kept = []
+    for activations in (96, 32):
+        with start(1, 3, 1, device_memory=activations * one) as cluster:
+            devices = pw.make_virtual_device_set(cluster)
+            stages = [pw.jit(layer, devices=devices.add_slice(devices=1), name=f"f{n}") for n in range(3)]
+            models = [
+                pw.pipeline(stages, microbatches=MICROBATCHES, loss=plain, schedule=schedule, lengths=FAR, reduce="sum")
+                for schedule in ("auto", "1F1B")
+            ]
+
+            def both(ws: Any, x: Any, models: Any = models) -> Any:
+                grads = jax.grad(models[0])(ws, x)
+                return grads, jax.grad(models[1])([w - 1e-4 * g for w, g in zip(ws, grads, strict=True)], x)
+
+            step = pw.program(both, name="step")
+            lowered = step.lower(WEIGHTS, x)
+            assert [each.is_searched for each in lowered.logical.pipelines] == [True, False]
+            assert max(needed_bytes(lowered.bound, {}, receives_on_host=True).values()) <= activations * one
+            first, second = model.stages_in_flight(lowered.logical)
+            assert second == [3, 2, 1]
+            kept.append(sum(first))
+            got = step(WEIGHTS, x)
+            want = both(WEIGHTS, x, [lambda ws, x: plain(layer(ws[2], layer(ws[1], layer(ws[0], x))))] * 2)
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                np.testing.assert_allclose(np.asarray(a), b, rtol=1e-3)
     assert kept[0] > kept[1], kept
 
 
