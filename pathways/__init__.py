@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathways.api.array import Array
     from pathways.api.cancel import cancel
     from pathways.api.connect import Cluster, LocalCluster, connect
+    from pathways.api.gradients import accumulate_gradients
+    from pathways.api.pipeline import pipeline
     from pathways.api.placed import jit
     from pathways.api.program import program
     from pathways.api.put import device_put
@@ -43,6 +45,7 @@ __all__ = [
     "Slice",
     "Variable",
     "VirtualDeviceSet",
+    "accumulate_gradients",
     "cancel",
     "checkpoint",
     "connect",
@@ -50,6 +53,7 @@ __all__ = [
     "errors",
     "jit",
     "make_virtual_device_set",
+    "pipeline",
     "program",
     "trace",
 ]
@@ -64,11 +68,13 @@ _PLACES = {
     "Slice": "slices",
     "Variable": "variables",
     "VirtualDeviceSet": "slices",
+    "accumulate_gradients": "gradients",
     "cancel": "cancel",
     "connect": "connect",
     "device_put": "put",
     "jit": "placed",
     "make_virtual_device_set": "session",
+    "pipeline": "pipeline",
     "program": "program",
     "trace": "recording",
 }

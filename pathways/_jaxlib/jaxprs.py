@@ -5,7 +5,9 @@ The compiler works on them. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +63,47 @@ def extend_jit(eqn: Any, inputs: Sequence[Any], more: Sequence[Any], closed: Any
     return eqn.replace(invars=[*inputs, *more], params=params)
 
 
+def jit_of(eqn: Any, closed: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """The jit equation `eqn` with the jaxpr `closed`, and with these arguments and results."""
+    unspecified = sharding_impls.UNSPECIFIED
+    params = dict(
+        eqn.params,
+        jaxpr=closed,
+        in_shardings=(unspecified,) * len(inputs),
+        out_shardings=(unspecified,) * len(outputs),
+        in_layouts=(None,) * len(inputs),
+        out_layouts=(None,) * len(outputs),
+        donated_invars=(False,) * len(inputs),
+    )
+    return eqn.replace(invars=list(inputs), outvars=list(outputs), params=params, effects=opened(closed)[0].effects)
+
+
+def scan_of(
+    eqn: Any, body: Any, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any]
+) -> tuple[Any, list[Any], Sequence[Any]]:
+    """A loop like that of the scan equation `eqn`, with the closed jaxpr `body`.
+
+    The body goes from (*consts, *carry, *row of xs) to (*carry, *row of ys). `consts`, `carry` and `xs` are the
+    variables or literals that the loop reads. Returns an open jaxpr, what it reads, and the values of its constants.
+    """
+    fun = as_function(body)
+
+    def run(*flat: Any) -> Any:
+        before = flat[: len(consts)]
+
+        def step(state: Any, x: Any) -> Any:
+            out = fun(*before, *state, *x)
+            return tuple(out[: len(carry)]), tuple(out[len(carry) :])
+
+        start, rows = flat[len(consts) : len(consts) + len(carry)], flat[len(consts) + len(carry) :]
+        loop = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+        return jax.tree.leaves(jax.lax.scan(step, start, rows, **loop))
+
+    arguments = [*consts, *carry, *xs]
+    jaxpr, values = opened(jax.make_jaxpr(run)(*(v.aval for v in arguments)))
+    return jaxpr, arguments, values
+
+
 def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
     """The jaxprs among an equation's parameters, open or closed."""
     for value in params.values():
@@ -70,6 +113,20 @@ def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
 def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
     """The jaxprs among an equation's parameters, without their constants."""
     return (opened(jaxpr)[0] for jaxpr in jaxprs_in(params))
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """Of the inputs of a scan equation: how many are the same in each iteration, and how many are carried."""
+    params = eqn.params
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].update(eqn.invars).unpack()  # since JAX 0.12
+    return len(list(constants)), len(list(carried))
+
+
+def new_literal(value: Any, aval: Any) -> core.Literal:
+    """A constant of a jaxpr, a scalar of the type `aval`."""
+    return core.Literal(value, aval)
 
 
 def is_jaxpr(value: Any) -> bool:
@@ -110,9 +167,36 @@ def equation_context(eqn: Any) -> tuple[Any, ...]:
     return str(eqn.source_info.name_stack), eqn.ctx
 
 
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """The microbatch of a pipeline, and perhaps its stage, to which the name of a scope says that a call belongs."""
+
+    pipeline: str
+    microbatch: int
+    stage: int | None = None
+
+
+_SCOPE = re.compile(r"(?<![\w.])pw\.(\w+)\.mb(\d+)(?:\.s(\d+))?(?![\w.])")
+
+
+def scope_of(eqn: Any) -> Scope | None:
+    """The innermost scope of an equation with a name such as `pw.p0.mb3` or `pw.p0.mb3.s1`."""
+    found = _SCOPE.findall(str(eqn.source_info.name_stack))
+    if not found:
+        return None
+    pipeline, microbatch, stage = found[-1]
+    return Scope(pipeline, int(microbatch), int(stage) if stage else None)
+
+
 def is_transposed(eqn: Any) -> bool:
     """True for an equation that reverse-mode differentiation made."""
     return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def is_derived(eqn: Any) -> bool:
+    """True for an equation that differentiation made or changed."""
+    stack = str(eqn.source_info.name_stack)
+    return "jvp(" in stack or "transpose(" in stack
 
 
 def transposed_times(eqn: Any) -> int:

@@ -46,7 +46,18 @@ class Lowering:
         return [find_slice(mesh) for mesh in self.program.meshes]
 
     def bind(self) -> BoundProgram:
-        """On the devices where its slices lie now."""
+        """On the devices where its slices lie now.
+
+        Raises:
+            ProgramError: it has loops or branches around placed functions.
+        """
+        if constructs := self.program.constructs:
+            raise errors.ProgramError(
+                f"program {self.program.name!r}: a placed function or device_put is called inside "
+                f"{' and '.join(constructs)}, which hosts do not run yet. A jax.lax.scan is unrolled up to the number "
+                "of iterations that pw.program(unroll=...) says. Call the function from the program itself (a Python "
+                "loop unrolls), or put the whole of it into one placed function"
+            )
         slices = self.slices()
         for slice_ in slices:
             if slice_.cluster is not self.cluster:
@@ -302,6 +313,11 @@ class Compiled(Handle):
     def cost_analysis(self) -> dict[str, float]:
         """XLA's estimate of one run, for one device of each slice ("flops", "bytes accessed", ...), from the hosts."""
         return cost_of(self.bound.program, self._analyze())
+
+    def flops(self) -> dict[int, float]:
+        """XLA's estimate of the floating-point operations of each computation on one device, by its number; 0 where XLA
+        has none. From the hosts."""
+        return {number: max(0.0, what["cost"].get("flops", 0.0)) for number, what in self._analyze().items()}
 
     def memory_analysis(self) -> MemoryAnalysis:
         """What XLA says of the memory of its computations on one device, from the hosts."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import threading
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,13 +20,16 @@ from pathways import _core, _jaxlib, errors
 from pathways._jaxlib import trace_modes
 from pathways.api import variables
 from pathways.api.array import Array
+from pathways.api.auto_schedule import lower_within_memory
 from pathways.api.compiled import Compiled, Lowering
 from pathways.api.lowered import Lowered, Tracing
+from pathways.api.schedule_plot import HasPath, SchedulePlot, make
 from pathways.api.session import Session, current
 from pathways.api.signature import LeafName, Split, abstractify, static_key
 from pathways.api.slices import Slice
 from pathways.api.stages import Handle
 from pathways.api.tracing import Interop, Trace, is_tracing, remember, tracing
+from pathways.compiler.lengths import Lengths
 from pathways.compiler.options import Options
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import (
@@ -227,6 +231,47 @@ class Program(Handle):
         """Traces, partitions and lowers for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing."""
         return self.trace(*args, **kwargs).lower()
 
+    def schedule_plot(
+        self,
+        *args: Any,
+        path: str | os.PathLike[str] | None = None,
+        measured: str | os.PathLike[str] | HasPath | None = None,
+        lengths: Any = None,
+        **kwargs: Any,
+    ) -> SchedulePlot:
+        """What each device does when, for these arguments (arrays, or `jax.ShapeDtypeStruct`s); runs nothing.
+
+        Before a run, a model gives the times, from the order of the plan and from lengths: `lengths`, else those given
+        to `pw.pipeline` or `pw.program`, else the flops that XLA counts for each computation (the hosts compile the
+        program for that), else forward = 1 and backward = 2 for each stage. The title says which of these it was.
+
+        Args:
+            path: an SVG file to write, too.
+            measured: a file of `pw.trace`, or the `pw.trace` itself when its block is over. The plot then has the times
+                of the last whole run of the program in it, for these arguments.
+            lengths: of one microbatch's steps on each stage, in seconds: `{"F": forward, "B": backward}`, or one such
+                per stage. "W" is the time for the gradients of the weights if "B" is without them, "T" the time of a
+                transfer to the next stage; both are 0 when missing. Sums of gradients, and what is no part of the
+                pipeline, take no time then.
+
+        Returns:
+            A plot to print; see `SchedulePlot` for its rows, its bubble, its bound and its lengths.
+
+        Raises:
+            OptionError: wrong `lengths`, or both `lengths` and `measured`; a path that does not end in ".svg".
+            TraceFileError: `measured` is no trace, or has no whole run of this program.
+            What `lower` raises.
+        """
+        if lengths is not None and measured is not None:
+            raise errors.OptionError("schedule_plot takes lengths= or measured=, got both")
+        lowered = self.lower(*args, **kwargs)
+        pipelines = lowered.bound.program.pipelines
+        if lengths is not None:
+            known = [Lengths.of(lengths)] * max(len(pipelines), 1)
+        else:
+            known = [each.lengths or self._options.lengths for each in pipelines] or [self._options.lengths]
+        return make(lowered, known, measured, path)
+
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The results' shapes and types for these arguments, as `jax.ShapeDtypeStruct`s; compiles nothing."""
         return self.trace(*args, **kwargs).out_info
@@ -351,7 +396,10 @@ class Program(Handle):
     def _partition(self, traced: Traced, cluster: Session, used: list[Slice]) -> Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
-        return Lowering(traced, compile_traced(traced, options, default_mesh=home), cluster, used)
+        program = compile_traced(traced, options, default_mesh=home)
+        if any(pipeline.is_searched for pipeline in program.pipelines):
+            return lower_within_memory(traced, program, options, home, cluster, used)
+        return Lowering(traced, program, cluster, used)
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
@@ -395,6 +443,10 @@ class TimedProgram(Handle):
         """As `Program.eval_shape`."""
         return self._program.eval_shape(*args, **kwargs)
 
+    def schedule_plot(self, *args: Any, **kwargs: Any) -> SchedulePlot:
+        """As `Program.schedule_plot`."""
+        return self._program.schedule_plot(*args, **kwargs)
+
     def clear_cache(self) -> None:
         """As `Program.clear_cache`."""
         self._program.clear_cache()
@@ -421,7 +473,9 @@ def program(
         fun: Python over placed functions (`pw.jit`), `pw.device_put` and JAX.
         name: shown in plans and errors.
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
-        **options: see `pathways.compiler.options.Options`: `schedule` ("none", "GPipe" or "1F1B"), `merge`.
+        **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
+            pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a
+            `jax.lax.scan` with placed calls inside is unrolled; 16).
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.

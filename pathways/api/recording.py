@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pathways import errors
 from pathways.api import session
@@ -53,7 +53,12 @@ class trace:
         self._file: TraceFile | None = None
         self._recording: Recording | None = None
 
-    def __enter__(self) -> None:
+    @property
+    def path(self) -> str | os.PathLike[str]:
+        """The file."""
+        return self._path
+
+    def __enter__(self) -> Self:
         """Begins the trace."""
         if self._recording is not None:
             raise errors.TraceFileError("this trace is on already: make another one, with a file of its own")
@@ -65,6 +70,7 @@ class trace:
             file.discard()
             raise
         self._file = file
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -1,14 +1,17 @@
-"""What each thread traces: the slices and the variables that its program uses."""
+"""What each thread traces: the slices, the variables and the pipelines that its program uses."""
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from pathways import _jaxlib, errors
+from pathways.compiler import pipeline_spec
 from pathways.compiler.ir import MeshSpec
+from pathways.compiler.pipeline_spec import PipelineSpec
 
 
 class Trace:
@@ -17,6 +20,7 @@ class Trace:
     def __init__(self, donates: bool) -> None:
         """`donates`: the old values of variables that it sets are donated."""
         self.slices: list[Any] = []  # that it has used
+        self.pipelines: collections.Counter[PipelineSpec] = collections.Counter()  # how often it has called each
         self.written: dict[Any, Any] = {}  # by variable: the traced value that it has from there on
         self._donates = donates
         self._level: Any = None  # JAX's trace of the program's own body
@@ -71,6 +75,16 @@ def remember(slice_: Any) -> None:
     _slices.setdefault(slice_.mesh_spec.name, slice_)
     if is_tracing():
         tracing[threading.get_ident()].slices.append(slice_)
+
+
+def call_pipeline(spec: PipelineSpec) -> str:
+    """The name for the scopes of one call of a pipeline. A program may call equal pipelines; each has its own name."""
+    trace = current_trace()
+    earlier = 0
+    if trace is not None:
+        earlier = trace.pipelines[spec]
+        trace.pipelines[spec] += 1
+    return pipeline_spec.register(spec, earlier)
 
 
 def find_slice(mesh: MeshSpec) -> Any:

@@ -8,6 +8,7 @@ class is a result, and no member is an argument that the user keeps.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -63,6 +64,25 @@ def finish(program: LogicalProgram) -> LogicalProgram:
     )
 
 
+def decide(program: LogicalProgram) -> LogicalProgram:
+    """`program` with each node's `donates` filled in; it may have loops and branches."""
+    return dataclasses.replace(program, nodes=tuple(_donate(program, list(program.nodes), program.results)))
+
+
+def own_results(program: LogicalProgram) -> list[bool]:
+    """Of each result: whether its buffer is a new one, which is no argument's and no other result's."""
+    source: dict[int, set[int]] = {v: {v} for v in program.arguments}
+    for node in program.nodes:
+        for v in node.outputs:
+            if node.kind is NodeKind.CALL:
+                source[v] = {v}
+            else:  # perhaps the buffer of one of the inputs
+                source[v] = set().union(*(source[i] for i in node.inputs))
+    counts = collections.Counter(s for v in program.results for s in source[v])
+    counts.update(program.arguments)
+    return [all(counts[s] == 1 and s not in program.arguments for s in source[v]) for v in program.results]
+
+
 def _shorten(nodes: Sequence[Node], values: Sequence[ArrayType]) -> tuple[list[Node], dict[int, int]]:
     """Makes a transfer of a transferred value read the original; drops a transfer that gives the original's type.
 
@@ -101,15 +121,31 @@ def _donate(program: LogicalProgram, nodes: list[Node], results: Sequence[int]) 
     family: dict[int, int] = {}
 
     def head(v: int) -> int:
-        return family.get(v, v)
+        while v in family:
+            v = family[v]
+        return v
+
+    def join(v: int, other: int) -> None:
+        if head(v) != head(other):
+            family[head(other)] = head(v)
 
     for node in nodes:
         if node.kind is NodeKind.TRANSFER:
-            family[node.outputs[0]] = head(node.inputs[0])
+            join(node.inputs[0], node.outputs[0])
+        elif node.kind is NodeKind.SELECT:  # its result is the buffer of one of its inputs
+            for v in node.inputs[1:]:
+                join(v, node.outputs[0])
+        elif node.kind is NodeKind.LOOP:  # so may each result of a loop be
+            for v in (*node.inputs, *node.outputs):
+                join(node.inputs[0], v)
     last_read: dict[int, int] = {}
     for number, node in enumerate(nodes):
         for v in node.inputs:
             last_read[head(v)] = number
+        predicate = node.predicate
+        while predicate >= 0:
+            last_read[head(program.predicates[predicate].value)] = number
+            predicate = program.predicates[predicate].parent
     kept = {head(v) for v in results}
     kept.update(head(v) for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if not donated)
     wanted: list[tuple[bool, ...]] = []

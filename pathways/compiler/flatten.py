@@ -1,91 +1,37 @@
 """From a traced jaxpr to a flat list of steps: placed calls, transfers, and plain operations between them.
 
-A plain jit, custom derivative, remat or closed call is inlined if it has placed calls inside. Placed calls inside
-loops, branches and shard_maps are refused; the error names the construct. `Step.calls` says whether a step calls the
-client back.
+`inlining` makes the steps; loops and branches with placed calls inside become control steps (`control.assembling`).
+Here the steps are checked, and get what later parts ask for. `Step.calls` says whether a step calls the client back.
 
 Pure: works on jaxprs only.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import itertools
 from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import meshes, placed
-from pathways.compiler.ir import Label, MeshSpec, Spec
+from pathways.compiler.inlining import Inliner, holds_slice_tag, read, slice_tag_of
+from pathways.compiler.ir import MeshSpec, Spec
+from pathways.compiler.options import UNROLL
 from pathways.compiler.primitives import as_transfers, transfer_p
+from pathways.compiler.steps import FlatProgram as FlatProgram
+from pathways.compiler.steps import Step as Step
+from pathways.compiler.steps import StepKind as StepKind
 from pathways.compiler.trace import Traced
 
-#: `closed_call` is `eval_jaxpr` since JAX 0.12.
-_INLINED = {"custom_jvp_call", "custom_vjp_call", "remat2", "closed_call", "eval_jaxpr"}
-_CONTROL = {
-    "scan": "jax.lax.scan",
-    "while": "jax.lax.while_loop",
-    "cond": "jax.lax.cond",
-    "shard_map": "jax.shard_map",
-    "custom_linear_solve": "jax.lax.custom_linear_solve",
-}
 
-
-class StepKind(enum.Enum):
-    """What a step is."""
-
-    PLACED = "placed"  # one call of a placed function
-    TRANSFER = "transfer"  # one device_put
-    PLAIN = "plain"  # an operation outside placed functions; the compiler chooses its mesh
-
-
-@dataclasses.dataclass
-class Step:
-    """One step of a flat program. Inputs are variables or literals; outputs are variables, each written once."""
-
-    kind: StepKind
-    eqn: Any
-    inputs: list[Any]
-    outputs: list[Any]
-    slice_tag: placed.SliceTag | None = None
-    transposes: int = 0
-    derivatives: int = 0  # how often reverse-mode differentiation was applied to make it, the calls around it included
-    mesh: MeshSpec | None = None
-    spec: Spec | None = None
-    calls: _jaxlib.CallsBack = _jaxlib.CallsBack.NOTHING
-    demands: tuple[meshes.Demand, ...] = ()  # what the operation needs of the slice that it runs on
-    label: Label | None = None  # its place in a pipeline, if the program has a schedule
-
-    @property
-    def reads(self) -> list[Any]:
-        """The variables among the inputs."""
-        return [v for v in self.inputs if not isinstance(v, _jaxlib.Literal)]
-
-
-@dataclasses.dataclass
-class FlatProgram:
-    """A flat program.
-
-    `constants` maps variables to the values that the program closes over. `declared` maps variables to the shardings
-    that the user wrote for them. `before` is one more argument, of a program with ordered callbacks only: its first
-    ordered callback comes after it.
-    """
-
-    invars: list[Any]
-    constants: dict[Any, Any]
-    steps: list[Step]
-    outvars: list[Any]
-    declared: dict[Any, Spec] = dataclasses.field(default_factory=dict)
-    before: Any = None
-
-
-def flatten(traced: Traced) -> FlatProgram:
+def flatten(traced: Traced, unroll: int = UNROLL) -> FlatProgram:
     """The flat program of a traced program, without dead steps.
 
+    A scan with placed calls inside is unrolled if it has at most `unroll` iterations. Other loops and branches with
+    placed calls inside are control steps.
+
     Raises:
-        CallbackError: a callback of a kind that hosts cannot make.
+        CallbackError: a callback of a kind that hosts cannot make, or in a control step.
         TraceError: a traced value escaped from its function.
-        ProgramError: a placed call or a device_put inside a loop, a branch or a shard_map.
+        ProgramError: a placed call or a device_put inside a shard_map, or inside a loop with a batched test.
     """
     closed = traced.jaxpr
     _refuse(closed, traced.name)
@@ -93,127 +39,53 @@ def flatten(traced: Traced) -> FlatProgram:
         list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [], []
     )
     env: dict[Any, Any] = {}
-    _inline(closed.jaxpr, env, program, traced.name, fresh=False)
-    program.outvars = [_read(env, v) for v in closed.jaxpr.outvars]
-    _drop_dead(program)
-    callers: dict[int, _jaxlib.CallsBack] = {}
-    for step in program.steps:
-        step.calls = _jaxlib.calls_back(step.eqn, callers)
-    memo: dict[int, list[Spec | None]] = {}
-    demands: dict[int, tuple[meshes.Demand, ...]] = {}
-    for step in program.steps:
-        if step.kind is not StepKind.TRANSFER:
-            step.demands = meshes.demands_of(step.eqn, demands)
-        if step.kind is StepKind.PLACED:
-            assert step.slice_tag is not None and step.mesh is not None
-            meshes.check(step.demands, step.mesh, f"placed function {step.slice_tag.name!r} of program {traced.name!r}")
-            if id(step.eqn.params["jaxpr"].jaxpr) not in memo:
-                _refuse_other_slices(step.eqn.params["jaxpr"].jaxpr, step.slice_tag)
-            specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)
-            program.declared.update((v, spec) for v, spec in zip(step.outputs, specs, strict=True) if spec is not None)
-    _send_cotangents_home(program, traced)
+    inliner = Inliner(program, traced.name, unroll)
+    inliner.inline(closed.jaxpr, env, fresh=False)
+    program.outvars = [inliner.whole(read(env, v)) for v in closed.jaxpr.outvars]
+    _finish(program, traced.name, {})
+    home = {
+        v: (argument.mesh, argument.spec)
+        for v, argument in zip(program.invars, traced.arguments, strict=True)
+        if argument.mesh is not None and argument.spec is not None
+    }
+    _send_cotangents_home(program, home, {})
     if any(step.calls is _jaxlib.CallsBack.IN_ORDER for step in program.steps):
         program.before = _jaxlib.order_var()
         program.invars.insert(traced.given, program.before)
     return program
 
 
-def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
-    """True if a placed call or a device_put to a slice is anywhere inside."""
-    memo = {} if memo is None else memo
-    known = memo.get(id(jaxpr))
-    if known is None:
-        known = memo[id(jaxpr)] = any(
-            any(each.primitive is transfer_p for each in as_transfers(eqn))
-            or _slice_tag(eqn) is not None
-            or any(holds_slice_tag(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return known
-
-
-def _slice_tag(eqn: Any) -> placed.SliceTag | None:
-    return placed.lookup(eqn.params["name"]) if eqn.primitive is _jaxlib.jit_p else None
-
-
-def _read(env: dict[Any, Any], atom: Any) -> Any:
-    return atom if isinstance(atom, _jaxlib.Literal) else env.get(atom, atom)
-
-
-def _inline(jaxpr: Any, env: dict[Any, Any], program: FlatProgram, name: str, fresh: bool, around: int = 0) -> None:
-    """Appends the steps of `jaxpr`; `env` maps its variables to the flat program's.
-
-    `fresh`: makes new variables, because `jaxpr` may be inlined more than once. `around`: the derivatives of the
-    equation that has `jaxpr` inside.
-    """
-    memo: dict[int, bool] = {}
-    for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
-        inputs = [_read(env, v) for v in eqn.invars]
-        slice_tag = _slice_tag(eqn)
-        derivatives = max(around, _jaxlib.transposed_times(eqn))
-        if slice_tag is None and any(holds_slice_tag(j, memo) for j in _jaxlib.sub_jaxprs(eqn.params)):
-            _inline_equation(eqn, inputs, env, program, name, derivatives)
-            continue
-        outputs = []
-        for v in eqn.outvars:
-            new = _jaxlib.new_var(v.aval) if fresh or isinstance(v, _jaxlib.DropVar) else v
-            if not isinstance(v, _jaxlib.DropVar):
-                env[v] = new
-            outputs.append(new)
-        if slice_tag is not None:
-            program.steps.append(
-                Step(
-                    StepKind.PLACED,
-                    eqn,
-                    inputs,
-                    outputs,
-                    slice_tag=slice_tag,
-                    mesh=slice_tag.mesh,
-                    transposes=int(_jaxlib.is_transposed(eqn)),
-                )
+def _finish(program: FlatProgram, name: str, memo: dict[int, list[Spec | None]]) -> None:
+    """Drops dead steps of a program and of the bodies in it, checks the others, and fills in what they need."""
+    for step in program.steps:
+        for body in step.control.bodies if step.control is not None else ():
+            _finish(body, name, memo)
+    _drop_dead(program)
+    callers: dict[int, _jaxlib.CallsBack] = {}
+    demands: dict[int, tuple[meshes.Demand, ...]] = {}
+    for step in program.steps:
+        step.calls = _jaxlib.calls_back(step.eqn, callers)
+        if step.control is not None and step.calls is not _jaxlib.CallsBack.NOTHING:
+            raise errors.CallbackError(
+                f"program {name!r}: {step.control.construct} has placed functions and a callback inside, which hosts "
+                "cannot run yet. Make the callback outside of it, or inside a placed function outside of it"
             )
-        elif eqn.primitive is transfer_p:
-            program.steps.append(
-                Step(
-                    StepKind.TRANSFER,
-                    eqn,
-                    inputs,
-                    outputs,
-                    mesh=eqn.params["mesh"],
-                    spec=eqn.params["spec"],
-                    transposes=int(eqn.params["back"]),
-                )
-            )
-        else:
-            program.steps.append(Step(StepKind.PLAIN, eqn, inputs, outputs))
-        program.steps[-1].derivatives = derivatives
-
-
-def _inline_equation(
-    eqn: Any, inputs: list[Any], env: dict[Any, Any], program: FlatProgram, name: str, derivatives: int
-) -> None:
-    primitive = eqn.primitive.name
-    if eqn.primitive is not _jaxlib.jit_p and primitive not in _INLINED:
-        construct = _CONTROL.get(primitive, primitive)
-        raise errors.ProgramError(
-            f"program {name!r}: a placed function or device_put is called inside {construct}, which runs inside one "
-            "computation. Call it from the program itself (a Python loop unrolls), or put the whole of it "
-            "into one placed function"
-        )
-    inner, consts = _jaxlib.opened(next(_jaxlib.jaxprs_in(eqn.params)))
-    inner_env = dict(zip(inner.invars, inputs, strict=True))
-    inner_env.update((v, _constant(program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
-    _inline(inner, inner_env, program, name, fresh=True, around=derivatives)
-    for v, result in zip(eqn.outvars, inner.outvars, strict=True):
-        if not isinstance(v, _jaxlib.DropVar):
-            env[v] = _read(inner_env, result)
+        if step.kind in (StepKind.PLACED, StepKind.PLAIN):
+            step.demands = meshes.demands_of(step.eqn, demands)
+        if step.kind is StepKind.PLACED:
+            assert step.slice_tag is not None and step.mesh is not None
+            meshes.check(step.demands, step.mesh, f"placed function {step.slice_tag.name!r} of program {name!r}")
+            if id(step.eqn.params["jaxpr"].jaxpr) not in memo:
+                _refuse_other_slices(step.eqn.params["jaxpr"].jaxpr, step.slice_tag)
+            specs = _declared(step.eqn.params["jaxpr"].jaxpr, memo)
+            program.declared.update((v, spec) for v, spec in zip(step.outputs, specs, strict=True) if spec is not None)
 
 
 def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
     """Refuses calls placed on another slice, and device_puts, inside a placed function: it runs on one slice only."""
     assert outer is not None
     for eqn in jaxpr.eqns:
-        inner = _slice_tag(eqn)
+        inner = slice_tag_of(eqn)
         where = f"placed function {outer.name!r} on slice {outer.mesh.name!r}"
         if inner is not None and inner.mesh != outer.mesh:
             raise errors.ProgramError(
@@ -246,15 +118,6 @@ def _declared(jaxpr: Any, memo: dict[int, list[Spec | None]]) -> list[Spec | Non
     return known
 
 
-def _constant(program: FlatProgram, v: Any, value: Any) -> Any:
-    for known, other in program.constants.items():
-        if other is value:
-            return known
-    new = _jaxlib.new_var(v.aval)
-    program.constants[new] = value
-    return new
-
-
 def _drop_dead(program: FlatProgram) -> None:
     live = {v for v in program.outvars if not isinstance(v, _jaxlib.Literal)}
     kept = []
@@ -265,17 +128,18 @@ def _drop_dead(program: FlatProgram) -> None:
     program.steps = kept[::-1]
 
 
-def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
-    """Points each transposed transfer back to the mesh and sharding that its forward transfer read from."""
-    home: dict[Any, tuple[MeshSpec, Spec]] = {}
-    for v, argument in zip(program.invars, traced.arguments, strict=True):
-        if argument.mesh is not None and argument.spec is not None:
-            home[v] = (argument.mesh, argument.spec)
-    sources: dict[int, tuple[MeshSpec, Spec]] = {}
+def _send_cotangents_home(
+    program: FlatProgram, home: dict[Any, tuple[MeshSpec, Spec]], sources: dict[Any, tuple[MeshSpec, Spec]]
+) -> None:
+    """Points each transposed transfer back to the mesh and sharding that its forward transfer read from.
+
+    `home` has where arguments are; `sources`, where forward transfers in other bodies read from. When JAX has moved a
+    forward transfer out of a loop, because no iteration changes the value, the iterations' cotangents go where it reads.
+    """
     kept: list[Step] = []
     renamed: dict[Any, Any] = {}
     for step in program.steps:
-        step.inputs = [_read(renamed, v) for v in step.inputs]
+        step.inputs = [read(renamed, v) for v in step.inputs]
         if step.kind is StepKind.PLACED:
             for v in step.outputs:
                 assert step.mesh is not None
@@ -283,7 +147,7 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
         elif step.kind is StepKind.TRANSFER:
             (source,), (result,), uid = step.inputs, step.outputs, step.eqn.params["uid"]
             if step.eqn.params["back"]:
-                target = sources.get(uid)
+                target = sources.get(uid, sources.get(_base(uid)))
                 if target is None:  # the compiler chose where the value came from, so it also chooses where this goes
                     renamed[result] = source
                     continue
@@ -291,12 +155,21 @@ def _send_cotangents_home(program: FlatProgram, traced: Traced) -> None:
                 step.spec = target[1] if len(target[1]) == len(step.spec or ()) else ((),) * len(step.spec or ())
             elif not isinstance(source, _jaxlib.Literal) and source in home:
                 sources[uid] = home[source]
+                sources.setdefault(_base(uid), home[source])
             assert step.mesh is not None and step.spec is not None
             home[result] = (step.mesh, step.spec)
             program.declared[result] = step.spec
+        elif step.control is not None:
+            for body in step.control.bodies:
+                _send_cotangents_home(body, {}, sources)
         kept.append(step)
     program.steps = kept
-    program.outvars = [_read(renamed, v) for v in program.outvars]
+    program.outvars = [read(renamed, v) for v in program.outvars]
+
+
+def _base(uid: Any) -> Any:
+    """The number of a transfer, whatever iterations of unrolled loops it is in."""
+    return uid[0] if isinstance(uid, tuple) else uid
 
 
 #: Callbacks that hosts cannot make: they are private to JAX, or ask for something that a host does not know.
@@ -329,6 +202,6 @@ def _refuse(jaxpr: Any, name: str, where: str = "", seen: set[tuple[int, str]] |
                 f"{place} calls {kind} ({_jaxlib.callback_name(eqn)}), with which a host cannot reach this process's "
                 "Python. Use jax.pure_callback, jax.experimental.io_callback or jax.debug.callback"
             )
-        slice_tag = _slice_tag(eqn)
+        slice_tag = slice_tag_of(eqn)
         for sub in _jaxlib.jaxprs_in(eqn.params):
             _refuse(sub, name, slice_tag.name if slice_tag else where, seen)

@@ -20,7 +20,7 @@ import numpy as np
 
 from pathways import _jaxlib
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
-from pathways.compiler.ir import Calls, MeshSpec
+from pathways.compiler.ir import Calls, Label, MeshSpec, Phase
 from pathways.compiler.meshes import check
 from pathways.compiler.trace import Argument
 
@@ -108,7 +108,7 @@ def group(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec
 
 def plain_slices(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> dict[int, MeshSpec]:
     """The slice of each plain operation, by the step's id; without cheap operations on constants only."""
-    return _infer(program, arguments, default, _cheap_constants(program))
+    return _infer(program, arguments, default, cheap_constants(program))
 
 
 def _passed_through(g: Group) -> dict[Any, Any]:
@@ -129,7 +129,7 @@ def _passed_through(g: Group) -> dict[Any, Any]:
 
 
 def _groups(program: FlatProgram, arguments: Sequence[Argument], default: MeshSpec) -> list[Group]:
-    cheap = _cheap_constants(program)
+    cheap = cheap_constants(program)
     meshes = _infer(program, arguments, default, cheap)
     readers = _readers(program, cheap)
     runs: list[list[Step]] = []
@@ -153,7 +153,7 @@ def _groups(program: FlatProgram, arguments: Sequence[Argument], default: MeshSp
             groups.append(_make(run[0].kind, run, run[0].mesh, cheap, program, readers))
     returned = list(dict.fromkeys(v for v in program.outvars if not isinstance(v, _jaxlib.Literal) and v in cheap))
     if returned:
-        steps = _ancestors(returned, cheap)
+        steps = ancestors(returned, cheap)
         groups.append(Group(StepKind.PLAIN, steps, default, [], returned, []))
     return groups
 
@@ -167,7 +167,7 @@ def _make(
     readers: Mapping[Any, set[int]],
 ) -> Group:
     read = [v for step in steps for v in step.reads]
-    repeated = [] if kind is StepKind.TRANSFER else _ancestors(read, cheap)
+    repeated = [] if kind is StepKind.TRANSFER else ancestors(read, cheap)
     written = {v for step in (*repeated, *steps) for v in step.outputs}
     inputs = [v for v in dict.fromkeys(read) if v not in written and v not in program.constants]
     inside = {id(step) for step in steps}
@@ -189,7 +189,7 @@ def _readers(program: FlatProgram, cheap: Mapping[Any, Step]) -> dict[Any, set[i
     return readers
 
 
-def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
+def cheap_constants(program: FlatProgram) -> dict[Any, Step]:
     """Variables made from constants by few plain operations, and the step that writes each.
 
     Variables that the user transfers are left out: such a value is made once, on the slice that it goes to.
@@ -210,7 +210,7 @@ def _cheap_constants(program: FlatProgram) -> dict[Any, Step]:
     return cheap
 
 
-def _ancestors(variables: Iterable[Any], cheap: Mapping[Any, Step]) -> list[Step]:
+def ancestors(variables: Iterable[Any], cheap: Mapping[Any, Step]) -> list[Step]:
     """The cheap steps behind those variables, in order."""
     found: dict[int, Step] = {}
 
@@ -284,12 +284,16 @@ def _fitting(step: Step, mesh: MeshSpec, others: Sequence[MeshSpec]) -> MeshSpec
     return mesh
 
 
+def _unit(label: Label) -> tuple[int, int, int, Phase]:
+    return label.pipeline, label.microbatch, label.chunk, label.phase
+
+
 def _split_by_mesh(run: Sequence[Step], meshes: Mapping[int, MeshSpec]) -> list[list[Step]]:
     """Splits a run of plain steps into few parts, each on one mesh, and each of one microbatch if there is a schedule.
 
     The parts are in an order in which each reads only earlier parts, and in which ordered callbacks keep their order.
     """
-    places = {id(step): (meshes[id(step)], step.label and (step.label.microbatch, step.label.phase)) for step in run}
+    places = {id(step): (meshes[id(step)], step.label and _unit(step.label)) for step in run}
     level: dict[Any, tuple[int, Any]] = {}
     order = (0, places[id(run[0])])
     pieces: dict[tuple[int, Any], list[Step]] = {}

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from pathways.compiler.lengths import Lengths
+
 Spec = tuple[tuple[str, ...], ...]
 
 
@@ -81,19 +83,41 @@ class Phase(enum.Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    WEIGHTS = "weights"  # makes gradients of weights, apart from the backward step that makes those of the input
     SUM = "sum"  # adds the microbatch's gradients to those of the microbatches before
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The place of a step in a pipeline: its stage, its microbatch (both from 0), and what it does for it."""
+    """The place of a step in a pipeline: its stage, its microbatch, what it does for it, and for which of the stage's
+    chunks. Stages, microbatches and chunks count from 0. `pipeline` is the number of the pipeline in the program.
+    """
 
     stage: int
     microbatch: int
     phase: Phase
+    chunk: int = 0
+    pipeline: int = 0
 
     def __str__(self) -> str:
-        return f"{self.phase.value}, microbatch {self.microbatch}"
+        chunk = f", chunk {self.chunk}" if self.chunk else ""
+        pipeline = f" of pipeline {self.pipeline}" if self.pipeline else ""
+        return f"{self.phase.value}, microbatch {self.microbatch}{chunk}{pipeline}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineInfo:
+    """What is known of a pipeline of a program; its number is its place in `LogicalProgram.pipelines`.
+
+    `title` says whose it is, for errors. `schedule` is the name of the schedule that the order of its nodes follows,
+    for "auto" with what was chosen; "none" if the order is the text's. `is_searched` is true for "auto". `lengths` are
+    those that the user gives for it, one item per stage (chunk c of stage s has item c * depth + s); () if none.
+    """
+
+    title: str
+    schedule: str
+    is_searched: bool = False
+    lengths: tuple[Lengths, ...] = ()
 
 
 class NodeKind(enum.Enum):
@@ -101,15 +125,18 @@ class NodeKind(enum.Enum):
 
     CALL = "call"  # runs a computation on its mesh
     TRANSFER = "transfer"  # moves one value to another mesh, or to another sharding
+    SELECT = "select"  # gives the result of the branch that was taken: of its inputs, the first is the branch's number
+    LOOP = "loop"  # runs a body again and again
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One step of a program. `computation` indexes `LogicalProgram.computations` and is -1 for a transfer.
+    """One step of a program. `computation` indexes `LogicalProgram.computations`, or `loops` for a loop; else it is -1.
 
     `name` is the call site's own name, `origin` the placed function's name. `transposes` is 0 for a forward step and 1
     for a backward step. `donates[i]` refines the computation's donation for this call site: true only if input i has no
-    later reader, is not an argument that the user keeps, and is not returned. `label` is set by a schedule.
+    later reader, is not an argument that the user keeps, and is not returned. `label` is set by a schedule. `predicate`
+    indexes `LogicalProgram.predicates`: the node is run only if that holds; -1: always.
     """
 
     kind: NodeKind
@@ -121,6 +148,34 @@ class Node:
     transposes: int = 0
     donates: tuple[bool, ...] = ()
     label: Label | None = None
+    predicate: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicate:
+    """Holds if the scalar `value` is `case`, and the enclosing predicate `parent` holds (-1: there is none).
+
+    `value` is not read if `parent` does not hold: perhaps it was never made.
+    """
+
+    value: int
+    case: int
+    parent: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop. It runs its body `count` times, or while the body says so if `count` is None.
+
+    The inputs of its node are, if `count` is None, whether to begin; then `constants` values, then the carry. The body
+    takes the constants and the carry, and gives, if `count` is None, whether to go on; then the new carry. A carried
+    value has one type from its start to its end. The results of the node are the last carry. The body may overwrite the
+    carry where its `donated_arguments` say so. So whoever runs the loop copies the first carry if others read it.
+    """
+
+    body: LogicalProgram
+    constants: int
+    count: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +201,11 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
+    `predicates` and `loops` are those of nodes. Hosts do not run programs that have them yet.
+
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
-    the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number.
+    the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
+    of nodes name.
     """
 
     name: str
@@ -162,3 +220,18 @@ class LogicalProgram:
     ifrt_text: str = ""
     calls: Calls = Calls()
     callbacks: Mapping[int, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    pipelines: tuple[PipelineInfo, ...] = ()
+    predicates: tuple[Predicate, ...] = ()
+    loops: tuple[Loop, ...] = ()
+
+    @property
+    def schedule(self) -> str:
+        """The names of the schedules that the order of the nodes follows; "none" if the order is the text's."""
+        names = dict.fromkeys(each.schedule for each in self.pipelines if each.schedule != "none")
+        return " and ".join(names) or "none"
+
+    @property
+    def constructs(self) -> tuple[str, ...]:
+        """JAX's names of the loops and branches in it that hosts cannot run yet."""
+        named = [node.origin for node in self.nodes if node.kind in (NodeKind.SELECT, NodeKind.LOOP)]
+        return tuple(dict.fromkeys(named or (["jax.lax.cond"] if self.predicates else [])))

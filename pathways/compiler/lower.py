@@ -17,7 +17,7 @@ from pathways._jaxlib import ir
 from pathways.compiler import donation, types
 from pathways.compiler.emit import Emitted, Site, symbol
 from pathways.compiler.flatten import FlatProgram, StepKind
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind, PipelineInfo
 from pathways.compiler.trace import Traced
 
 #: Arrays of more elements are elided in `mpmd_text` and `ifrt_text`.
@@ -107,12 +107,12 @@ def to_logical(
     emitted: Emitted,
     partitioned: Partitioned,
     ifrt: ir.Module,
-    schedule: str = "none",
+    pipelines: tuple[PipelineInfo, ...] = (),
 ) -> LogicalProgram:
-    """Makes the logical program; `ifrt` is the partitioned module after lowering.
+    """Makes the logical program; `ifrt` is the partitioned module after lowering. `pipelines` is from `schedule.apply`.
 
     Raises:
-        CompileError: the partitioner changed the order that `schedule` has made.
+        CompileError: the partitioner changed the order that a schedule has made.
     """
     builder = _Builder(emitted, partitioned, ifrt)
     positions = {v: n for n, v in enumerate(emitted.inputs)}
@@ -127,8 +127,8 @@ def to_logical(
             arguments.append(builder.value(ArrayType(shape, dtype, mesh, (*spec, *((),) * (len(shape) - len(spec))))))
     for op in partitioned.ops:
         builder.op(op)
-    if schedule != "none":
-        _check_order(emitted, partitioned, schedule)
+    if ordered := [each.title for each in pipelines if each.schedule != "none"]:
+        _check_order(emitted, partitioned, " and ".join(ordered))
     by_var = dict(zip(program.invars, arguments, strict=True))
     outputs = iter(partitioned.results)
     results: list[int] = []
@@ -153,6 +153,7 @@ def to_logical(
             _text(ifrt),
             emitted.calls,
             emitted.callbacks,
+            pipelines,
         )
     )
 
@@ -265,7 +266,7 @@ class _Builder:
         return loaded
 
 
-def _check_order(emitted: Emitted, partitioned: Partitioned, schedule: str) -> None:
+def _check_order(emitted: Emitted, partitioned: Partitioned, schedules: str) -> None:
     """Refuses a program in which the calls of a slice are in another order than the schedule's (SCHED-1)."""
     places = {name: n for n, name in enumerate(emitted.sites)}
     last: dict[str, str] = {}
@@ -277,7 +278,7 @@ def _check_order(emitted: Emitted, partitioned: Partitioned, schedule: str) -> N
                 before = last.get(op.mesh, name)
                 if name in seen or len(op.sites) > 1 or places[before] > places[name]:
                     raise errors.CompileError(
-                        f"jaxlib's compiler did not keep the order of schedule {schedule!r}: {name} ({site.label}) "
+                        f"jaxlib's compiler did not keep the order of {schedules}: {name} ({site.label}) "
                         f"comes behind {before} or is one computation with {op.sites}; give no schedule"
                     )
                 last[op.mesh] = name

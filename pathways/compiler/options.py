@@ -8,10 +8,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways import errors
+from pathways.compiler.lengths import Lengths
 
 #: The pipeline schedules that have a name here. Those in `BUILT` are followed, the others are refused.
-SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "ZeroBubbleH2ZeroTxLatency")
-BUILT = ("none", "GPipe", "1F1B")
+SCHEDULES = (
+    "none",
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "ZeroBubbleH1",
+    "Circular",
+    "ZeroBubbleH2ZeroTxLatency",
+    "auto",
+)
+BUILT = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZeroBubbleH1", "Circular", "auto")
+
+#: Why the other schedules are not built, and what to give instead.
+_NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches on S stages; give 'ZeroBubbleH1'"}
+
+#: How many iterations a scan with placed calls inside may have, to be unrolled.
+UNROLL = 16
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
@@ -31,14 +47,21 @@ class Options:
     """How to compile a program.
 
     `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
-    computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. `platforms` are
-    the platforms of the hosts, not of the client.
+    computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. A `jax.lax.scan`
+    (or `map`, or a `fori_loop` whose count is known) with placed calls inside is unrolled if it has at most `unroll`
+    iterations. `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
+    pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
+    microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if
+    there is no limit.
     """
 
     merge: bool = False
     schedule: str = "none"
+    unroll: int = UNROLL
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
+    lengths: tuple[Lengths, ...] = ()
+    limits: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | Options | None) -> Options:
@@ -51,7 +74,7 @@ class Options:
         if isinstance(options, Options):
             return options
         options = dict(options or {})
-        known = ("merge", "schedule", "platforms", *COMPILER_KEYS)
+        known = ("merge", "schedule", "lengths", "unroll", "platforms", *COMPILER_KEYS)
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -59,24 +82,43 @@ class Options:
                     f"unknown compiler option {key!r}; "
                     f"{f'did you mean {near[0]!r}? ' if near else ''}known options: {list(known)}"
                 )
-        merge, schedule = options.pop("merge", False), _schedule(options.pop("schedule", None))
+        merge, schedule = options.pop("merge", False), check_schedule(options.pop("schedule", None))
+        given = options.pop("lengths", None)
+        lengths = () if given is None else Lengths.of(given)
+        unroll = options.pop("unroll", UNROLL)
+        if isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 0:
+            raise errors.OptionError(
+                f"compiler option 'unroll': expected the number of iterations, 0 or more, up to which a scan with "
+                f"placed calls inside is unrolled, got {unroll!r}"
+            )
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
             if not isinstance(value, bool):
                 raise errors.OptionError(f"compiler option {key!r}: expected True or False, got {value!r}")
-        for key in ("merge", *_CHANGE_CALLS):
-            if schedule != "none" and (merge if key == "merge" else options.get(key, False)):
-                raise errors.OptionError(
-                    f"compiler option {key!r} makes other computations than schedule {schedule!r} puts in order; "
-                    "give one of the two"
-                )
         if len(platforms) != 1 or not isinstance(platforms[0], str):
             raise errors.OptionError(
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        return cls(merge, schedule, platforms, tuple(sorted(options.items())))
+        made = cls(merge, schedule, unroll, platforms, tuple(sorted(options.items())), lengths)
+        if schedule != "none":
+            made.check_keeps_calls(schedule)
+        return made
+
+    def check_keeps_calls(self, schedule: str) -> None:
+        """Checks that nothing here makes other computations than a schedule puts in order.
+
+        Raises:
+            OptionError: such an option.
+        """
+        given = {"merge": self.merge, **dict(self.compiler)}
+        for key in ("merge", *_CHANGE_CALLS):
+            if given.get(key, False):
+                raise errors.OptionError(
+                    f"compiler option {key!r} makes other computations than schedule {schedule!r} puts in order; "
+                    "give one of the two"
+                )
 
     def for_compiler(self) -> dict[str, Any]:
         """The MPMD compiler's own options. It keeps the order that it is given: the pass in `schedule` has made it."""
@@ -88,12 +130,16 @@ class Options:
         return not self.merge
 
 
-def _schedule(name: Any) -> str:
-    """The checked name of a schedule; None is "none"."""
+def check_schedule(name: Any) -> str:
+    """The checked name of a schedule; None is "none".
+
+    Raises:
+        OptionError: an unknown name, or one that is not built.
+    """
     if name is None or name in BUILT:
         return name or "none"
     if name in SCHEDULES:
-        raise errors.OptionError(f"schedule {name!r} is not built yet; expected one of {list(BUILT)}")
+        raise errors.OptionError(f"schedule {name!r} is not built: {_NOT_BUILT[name]}; expected one of {list(BUILT)}")
     near = [known for known in SCHEDULES if str(name).lower() == known.lower()]
     near = near or difflib.get_close_matches(str(name), SCHEDULES, 1)
     raise errors.OptionError(

@@ -1,17 +1,21 @@
 """All steps from a traced program to a `LogicalProgram`: flatten, schedule, emit, partition, lower.
 
+A program with loops or branches around placed functions goes through the last three in parts (`control.assembling`).
+
 `compile_traced` is what the runtime calls; it needs no device and initialises no backend.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import emit, lower, schedule
-from pathways.compiler.flatten import flatten
-from pathways.compiler.ir import LogicalProgram, MeshSpec
+from pathways.compiler.control.assembling import assemble, has_control
+from pathways.compiler.flatten import FlatProgram, flatten
+from pathways.compiler.ir import LogicalProgram, MeshSpec, PipelineInfo
 from pathways.compiler.memo import Memo, key_of
 from pathways.compiler.options import Options
 from pathways.compiler.trace import Traced
@@ -31,7 +35,7 @@ def compile_traced(
     `default_mesh` is the mesh of a program that names no slice at all.
 
     Raises:
-        OptionError: an unknown option or schedule.
+        OptionError: an unknown option or schedule, or lengths for another number of stages.
         PlacementError: no slice to run on, or two slices of one name.
         CallbackError, ProgramError: see `flatten`.
         ScheduleError: the program cannot follow its schedule.
@@ -51,11 +55,30 @@ def compile_traced(
 
 
 def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) -> LogicalProgram:
-    program = flatten(traced)
+    program = flatten(traced, options.unroll)
     if program.before is not None:
         traced = traced.in_order()
-    if options.schedule != "none":
-        schedule.apply(program, traced, options.schedule)
+    if has_control(program):
+        if title := schedule.title_of(program, traced, options):
+            constructs = [step.control.construct for step in program.steps if step.control is not None]
+            raise errors.ScheduleError(
+                f"{title}: {constructs[0]} has placed functions inside, and a schedule orders only what is known when "
+                "the program is compiled. Give the program a larger unroll= if it is a loop of a known count, or give "
+                "no schedule"
+            )
+        return assemble(program, traced, functools.partial(_partition, options), default_mesh)
+    pipelines = schedule.apply(program, traced, options)
+    return _partition(options, traced, program, default_mesh, pipelines)
+
+
+def _partition(
+    options: Options,
+    traced: Traced,
+    program: FlatProgram,
+    default_mesh: MeshSpec | None,
+    pipelines: tuple[PipelineInfo, ...] = (),
+) -> LogicalProgram:
+    """Partitions and lowers a program without control steps. `pipelines` is from `schedule.apply`."""
     meshes = emit.collect_meshes(traced, program, default_mesh)
     pinned: frozenset[str] = frozenset()
     for _ in range(_MAX_ROUNDS):
@@ -77,7 +100,7 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
                     raise
                 raise errors.CompileError(f"jaxlib's MPMD compiler refused program {traced.name!r}: {error}") from error
             if lowered.split_axes <= pinned:
-                return lower.to_logical(traced, program, emitted, lowered, module, options.schedule)
+                return lower.to_logical(traced, program, emitted, lowered, module, pipelines)
             pinned |= lowered.split_axes
     raise errors.ShardingError(
         f"program {traced.name!r}: the compiler keeps cutting values by part of a mesh axis at {sorted(pinned)}; give "

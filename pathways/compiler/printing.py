@@ -28,6 +28,8 @@ def logical_text(program: LogicalProgram) -> str:
         )
     for node in program.nodes:
         lines.append("  " + _node_text(program, node))
+        if node.kind is NodeKind.LOOP:
+            lines += ["    | " + line for line in logical_text(program.loops[node.computation].body).splitlines()]
     lines.append(f"  return {', '.join(f'%{n}' for n in program.results)}")
     return "\n".join(lines)
 
@@ -39,12 +41,25 @@ def _node_text(program: LogicalProgram, node: Node) -> str:
         for n, donated in zip(node.inputs, node.donates or (False,) * len(node.inputs), strict=True)
     )
     types = ", ".join(type_text(program, program.values[n]) for n in node.outputs)
+    when = "" if node.predicate < 0 else f" if {_predicate_text(program, node.predicate)}"
+    if node.kind is NodeKind.SELECT:
+        return f"{outputs} = select {node.name} of {node.origin}({inputs}) : {types}{when}"
+    if node.kind is NodeKind.LOOP:
+        loop = program.loops[node.computation]
+        often = "while its first result is true" if loop.count is None else f"{loop.count} times"
+        return f"{outputs} = {node.name} of {node.origin}({inputs}), {often} : {types}{when}"
     if node.kind is NodeKind.TRANSFER:
         source = program.meshes[program.values[node.inputs[0]].mesh].name
-        return f"{outputs} = transfer {node.name}({inputs}) from {source} : {types}"
+        return f"{outputs} = transfer {node.name}({inputs}) from {source} : {types}{when}"
     computation = program.computations[node.computation]
     backward = f" {node.label}" if node.label is not None else " backward" if node.transposes else ""
     return (
         f"{outputs} = call {node.name}({inputs}) on {program.meshes[computation.mesh].name}{backward} "
-        f"#{computation.fingerprint[:8]} : {types}"
+        f"#{computation.fingerprint[:8]} : {types}{when}"
     )
+
+
+def _predicate_text(program: LogicalProgram, number: int) -> str:
+    predicate = program.predicates[number]
+    outer = f" and {_predicate_text(program, predicate.parent)}" if predicate.parent >= 0 else ""
+    return f"%{predicate.value} is {predicate.case}{outer}"

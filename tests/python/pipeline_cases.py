@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from reference import Reference
 
-from pathways.compiler.ir import LogicalProgram, MeshSpec, NodeKind
+from pathways.compiler.ir import LogicalProgram, MeshSpec, NodeKind, Phase
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument, trace
@@ -96,6 +97,11 @@ def batches(count: int) -> list[np.ndarray]:
     return [draw.normal(size=(2, SIZE)).astype(np.float32) for _ in range(count)]
 
 
+def unit_name(phase: Phase, microbatch: int, chunk: int = 0) -> str:
+    """A unit in short: `F0`, `B0`, `W0`; `F0.1` for chunk 1."""
+    return f"{phase.name[0]}{microbatch}" + (f".{chunk}" if chunk else "")
+
+
 def orders(program: LogicalProgram) -> dict[str, list[str]]:
     """Per slice, the units in the order of the program: `F0` for forward of microbatch 0, `B0` for backward.
 
@@ -104,36 +110,61 @@ def orders(program: LogicalProgram) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in program.nodes:
         if node.kind is NodeKind.CALL and node.origin and node.label is not None:
-            unit = f"{node.label.phase.name[0]}{node.label.microbatch}"
+            unit = unit_name(node.label.phase, node.label.microbatch, node.label.chunk)
             row = found.setdefault(program.meshes[program.computations[node.computation].mesh].name, [])
             if not row or row[-1] != unit:
                 row.append(unit)
     return found
 
 
-def expected(schedule: str, stages: int, microbatches: int) -> list[list[str]]:
+def expected(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> list[list[str]]:
     """The order on each stage, by the rule that each stage follows when all stages step in turn.
 
-    GPipe: backward only when every microbatch went forward. 1F1B: a backward step as soon as there is one; else a
-    forward step, if fewer microbatches than there are stages from here on are on the way.
+    GPipe and Circular: backward only when every microbatch went forward. 1F1B: a backward step as soon as there is one;
+    else a forward step, if fewer microbatches than there are stages from here on are on the way. Interleaved1F1B: a
+    forward step if fewer chunks of microbatches than the limit are on the way, else a backward step. ZeroBubbleH1: the
+    weights, if more microbatches than there are stages before this one have them to come; else a forward step, if
+    fewer microbatches than in 1F1B are on the way; else a backward step. The first stage has its weights within its
+    backward step.
+
+    Steps of chunks come in groups of as many microbatches as there are stages. Each step waits for its input.
     """
-    done = [{"F": 0, "B": 0} for _ in range(stages)]
+    every = [(m, c) for m in range(microbatches) for c in range(chunks)]
+    forward = sorted(every, key=lambda unit: (unit[0] // stages if chunks > 1 else 0, unit[1], unit[0]))
+    backward = sorted(every, key=lambda unit: (unit[0] // stages if chunks > 1 else 0, -unit[1], unit[0]))
+    done = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
     order: list[list[str]] = [[] for _ in range(stages)]
-    while any(stage["B"] < microbatches for stage in done):
-        before = [dict(stage) for stage in done]
-        for s, stage in enumerate(before):
-            came = before[s - 1]["F"] if s else microbatches
-            returned = before[s + 1]["B"] if s + 1 < stages else stage["F"]
-            backward = stage["B"] < min(returned, stage["F"])
-            forward = stage["F"] < came
-            if schedule == "GPipe":
-                backward &= stage["F"] == microbatches
+    finished: set[tuple[str, int, int]] = set()  # phase, microbatch, part of the model
+    splits = schedule == "ZeroBubbleH1"
+    while any(stage["B"] < len(every) or (splits and stage["W"] < len(every)) for stage in done):
+        now = []
+        for s, stage in enumerate(done):
+            going = stage["F"] < len(every)
+            m, c = forward[stage["F"]] if going else (0, 0)
+            forth = going and (c * stages + s == 0 or ("F", m, c * stages + s - 1) in finished)
+            returning = stage["B"] < len(every)
+            n, d = backward[stage["B"]] if returning else (0, 0)
+            back = returning and ("F", n, d * stages + s) in finished
+            back = back and (d * stages + s == chunks * stages - 1 or ("B", n, d * stages + s + 1) in finished)
+            flying, held = stage["F"] - stage["B"], stage["B"] - stage["W"]
+            limit = 2 * (stages - s - 1) + (chunks - 1) * stages + 1 if chunks > 1 else stages - s
+            if schedule in ("GPipe", "Circular"):
+                what = "F" if forth else "B" if back and not going else ""
+            elif splits and (held > s or not returning):
+                what = "W" if held else ""
+            elif schedule == "1F1B":
+                what = "B" if back else "F" if forth and flying < limit else ""
             else:
-                forward &= stage["F"] - stage["B"] < stages - s
-            what = "B" if backward else "F" if forward else ""
+                what = ("F" if forth else "") if going and flying < limit else ("B" if back else "")
             if what:
-                order[s].append(f"{what}{stage[what]}")
-                done[s][what] += 1
+                m, c = {"F": (m, c), "B": (n, d), "W": (stage["W"], 0)}[what]
+                now.append((s, what, m, c))
+        assert now, f"{schedule} with {stages} stages and {microbatches} microbatches waits for ever"
+        for s, what, m, c in now:
+            if what != "W" or s:
+                order[s].append(f"{what}{m}" + (f".{c}" if c else ""))
+            done[s][what] += 1
+            finished.add((what, m, c * stages + s))
     return order
 
 
@@ -151,6 +182,74 @@ def place(x: Any, mesh: MeshSpec) -> Argument:
     return Argument(x.shape, x.dtype, False, mesh, ((),) * x.ndim)
 
 
-def follows(program: LogicalProgram, schedule: str, stages: int, microbatches: int) -> None:
+def follows(program: LogicalProgram, schedule: str, stages: int, microbatches: int, chunks: int = 1) -> None:
     """Asserts that the program has the order of a schedule on each stage."""
-    assert list(orders(program).values()) == expected(schedule, stages, microbatches)
+    assert list(orders(program).values()) == expected(schedule, stages, microbatches, chunks)
+
+
+def check(
+    fun: Callable[..., Any],
+    plain: Callable[..., Any],
+    schedule: str,
+    stages: int = 3,
+    microbatches: int = 4,
+    *,
+    exact: bool = False,
+    batch: Any = None,
+    meshes: Sequence[MeshSpec] | None = None,
+    params: Sequence[Any] | None = None,
+    tolerance: float = 2e-5,
+) -> LogicalProgram:
+    """Compiles and runs a step in the reference interpreter; its results are plain JAX's. Returns the program.
+
+    `params` has the weights of the stages, each a tree; `meshes` has the slice of each.
+    """
+    meshes = meshes or slices(stages)
+    ws, xs = weights(len(meshes)) if params is None else params, batches(microbatches) if batch is None else batch
+    traced = trace(
+        fun,
+        [
+            [jax.tree.map(lambda w, m=m: place(w, m), tree) for tree, m in zip(ws, meshes, strict=True)],
+            jax.tree.map(lambda x: place(x, meshes[0]), xs),
+        ],
+    )
+    program = compile_traced(traced, {"schedule": schedule})
+    got = Reference(program)(*jax.tree.leaves((ws, xs)))
+    for a, b in zip(got, jax.tree.leaves(plain(ws, xs)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    if exact:
+        for a, b in zip(got, Reference(compile_traced(traced))(*jax.tree.leaves((ws, xs))), strict=True):
+            np.testing.assert_array_equal(a, b)
+    return program
+
+
+def scan_around(one: Callable[..., Any]) -> Callable[..., Any]:
+    """A scan over the microbatches of one array, inside of the differentiation."""
+    return jax.value_and_grad(lambda ws, xs: jax.lax.scan(lambda c, x: (c + one(ws, x), None), 0.0, xs)[0])
+
+
+def map_around(one: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.lax.map` over the microbatches, inside of the differentiation."""
+    return jax.value_and_grad(lambda ws, xs: jnp.sum(jax.lax.map(lambda x: one(ws, x), xs)))
+
+
+def _step(one: Callable[..., Any], ws: Any, x: Any, carry: Any) -> Any:
+    loss, grads = jax.value_and_grad(one)(ws, x)
+    return carry[0] + loss, jax.tree.map(jnp.add, carry[1], grads)
+
+
+def scan_inside(one: Callable[..., Any]) -> Callable[..., Any]:
+    """The differentiation inside of a scan."""
+    return lambda ws, xs: jax.lax.scan(
+        lambda c, x: (_step(one, ws, x, c), None), (0.0, jax.tree.map(jnp.zeros_like, ws)), xs
+    )[0]
+
+
+def fori_inside(one: Callable[..., Any]) -> Callable[..., Any]:
+    """The differentiation inside of a loop that reads its microbatch by number."""
+    return lambda ws, xs: jax.lax.fori_loop(
+        0,
+        xs.shape[0],
+        lambda i, c: _step(one, ws, jnp.asarray(xs)[i], c),
+        (0.0, jax.tree.map(jnp.zeros_like, ws)),
+    )

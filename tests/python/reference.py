@@ -15,10 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways import _jaxlib
 from pathways.compiler import specs
-from pathways.compiler.ir import ArrayType, LogicalProgram, MeshSpec, NodeKind
+from pathways.compiler.control.segments import Run, segments
+from pathways.compiler.ir import ArrayType, LogicalProgram, Loop, MeshSpec, NodeKind
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.trace import as_argument, trace
 from pathways.host.executables import ExecutableCache
+
+#: What a node that is not run makes.
+DEAD = object()
 
 
 class Reference:
@@ -35,6 +39,7 @@ class Reference:
         if devices is None:
             devices = _spread(program)
         self.devices = devices
+        self.in_segments = False
         self.launches = 0
 
     def sharding(self, type: ArrayType) -> NamedSharding:
@@ -49,15 +54,33 @@ class Reference:
     def __call__(self, *leaves: Any) -> list[jax.Array]:
         """Flat arguments (physical: a PRNG key is its words) to flat results."""
         program = self.program
-        values: dict[int, jax.Array] = {}
+        values: dict[int, Any] = {}
         for number, leaf in zip(program.arguments, leaves, strict=True):
             type = program.values[number]
             array = np.asarray(leaf)
             if array.shape != type.shape:
                 raise ValueError(f"expected shape {type.shape}, got {array.shape}")
             values[number] = jax.device_put(array.astype(type.dtype), self.sharding(type))
+        return self.run_segments(values) if self.in_segments else self.run(values)
+
+    def run(self, values: dict[int, Any], dead: bool = False) -> list[Any]:
+        """The results for the values of the arguments; `dead`: some may be `DEAD`, made by a node that is not run."""
+        program = self.program
         for node in program.nodes:
+            if not self._is_run(node.predicate, values):
+                values.update((n, DEAD) for n in node.outputs)
+                continue
             inputs = [values[n] for n in node.inputs]
+            if node.kind is NodeKind.SELECT:
+                (result,) = node.outputs
+                values[result] = inputs[1 + self._case(inputs[0], len(inputs) - 1)]
+                self.check(values[result], program.values[result])
+                continue
+            assert not any(value is DEAD for value in inputs), f"{node.name} reads what was not made"
+            if node.kind is NodeKind.LOOP:
+                results = self._loop(program.loops[node.computation], inputs)
+                values.update(zip(node.outputs, results, strict=True))
+                continue
             if node.kind is NodeKind.TRANSFER:
                 values[node.outputs[0]] = jax.device_put(inputs[0], self.sharding(program.values[node.outputs[0]]))
                 continue
@@ -65,7 +88,63 @@ class Reference:
             executable = self.cache.load(computation, self.devices[computation.mesh], node.donates)
             self.launches += 1
             values.update(zip(node.outputs, executable.call(*inputs), strict=True))
+        assert dead or not any(values[n] is DEAD for n in program.results)
         return [values[n] for n in program.results]
+
+    def run_segments(self, values: dict[int, Any]) -> list[Any]:
+        """As `run`, segment by segment."""
+        for segment in segments(self.program):
+            inputs = [values[v] for v in segment.inputs]
+            if isinstance(segment, Run):
+                part = Reference(segment.program, self.devices, self.cache)
+                results = part.run(dict(zip(segment.program.arguments, inputs, strict=True)), dead=True)
+            elif self._is_run(segment.predicate, values):
+                results = self._loop(segment.loop, inputs)
+            else:
+                results = [DEAD] * len(segment.outputs)
+            values.update(zip(segment.outputs, results, strict=True))
+        return [values[n] for n in self.program.results]
+
+    def check(self, array: Any, type: ArrayType) -> None:
+        """Asserts that an array is of a type, and lives where the type says."""
+        assert array is not DEAD, "a dead value is read"
+        assert (array.shape, array.dtype) == (type.shape, type.dtype)
+        assert array.sharding.is_equivalent_to(self.sharding(type), array.ndim), (array.sharding, type)
+
+    def _is_run(self, number: int, values: dict[int, Any]) -> bool:
+        if number < 0:
+            return True
+        predicate = self.program.predicates[number]
+        if not self._is_run(predicate.parent, values):
+            return False
+        cases = [p.case for p in self.program.predicates if (p.value, p.parent) == (predicate.value, predicate.parent)]
+        return self._case(values[predicate.value], 1 + max(cases)) == predicate.case
+
+    @staticmethod
+    def _case(value: Any, count: int) -> int:
+        assert value is not DEAD and value.shape == ()
+        assert 0 <= int(value) < count, int(value)
+        return int(value)
+
+    def _loop(self, loop: Loop, inputs: list[Any]) -> list[Any]:
+        names = [mesh.name for mesh in self.program.meshes]
+        body = Reference(loop.body, [self.devices[names.index(mesh.name)] for mesh in loop.body.meshes], self.cache)
+        body.in_segments = self.in_segments
+        decides = int(loop.count is None)
+        constants, carry = inputs[decides : decides + loop.constants], inputs[decides + loop.constants :]
+        carry = [value.copy() for value in carry]  # the body may overwrite it
+        going = bool(inputs[0]) if decides else loop.count != 0
+        iteration = 0
+        while going:
+            values = dict(zip(loop.body.arguments, (*constants, *carry), strict=True))
+            for number, value in values.items():
+                body.check(value, loop.body.values[number])
+            carry = body.run_segments(values) if self.in_segments else body.run(values)
+            iteration += 1
+            going = bool(carry.pop(0)) if decides else iteration < loop.count
+            assert iteration < 1000, "the loop does not end"
+        self.launches += body.launches
+        return carry
 
 
 def _spread(program: LogicalProgram) -> list[list[jax.Device]]:
@@ -88,11 +167,13 @@ def run(
     devices: Sequence[Sequence[jax.Device]] | None = None,
     static_argnums: Sequence[int] = (),
     donate_argnums: Sequence[int] = (),
+    in_segments: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, LogicalProgram]:
     """Traces, compiles and runs `fun(*args, **kwargs)`; returns its result as a pytree, and the program.
 
     `at` gives, per positional argument, None or (mesh, pytree prefix of PartitionSpecs): where it lives.
+    `in_segments`: a program with loops runs segment by segment.
     """
     abstract = list(args)
     for number, place in enumerate(at):
@@ -102,7 +183,9 @@ def run(
     program = compile_traced(traced, options, default_mesh=default_mesh)
     dynamic = tuple(x for n, x in enumerate(args) if n not in static_argnums)
     leaves = [_words(leaf) for leaf in jax.tree_util.tree_leaves((dynamic, kwargs))]
-    out = Reference(program, devices)(*leaves)
+    reference = Reference(program, devices)
+    reference.in_segments = in_segments
+    out = reference(*leaves)
     results = [_wrap(array, aval) for array, aval in zip(out, traced.results, strict=True)]
     return jax.tree_util.tree_unflatten(traced.out_tree, results), program
 

@@ -161,22 +161,28 @@ def check_microbatches(steps: Sequence[Step], roles: Roles, microbatches: int) -
 
 
 def check_plain_stages(
-    steps: Sequence[Step], stages: Mapping[MeshSpec, int], feeds: set[int], slices: Mapping[int, MeshSpec]
+    steps: Sequence[Step],
+    stages: Mapping[MeshSpec, int],
+    feeds: set[int],
+    slices: Mapping[int, MeshSpec],
+    pipeline: int = 0,
 ) -> None:
     """Finds plain operations of the pipeline on a slice that has no placed function of it. All labels are set.
 
     They would be a stage that follows no schedule. Operations behind which there is no placed call of the pipeline,
-    such as metrics, may run anywhere. `slices` has the slices of plain operations, by the step's id.
+    such as metrics, may run anywhere. `slices` has the slices of plain operations, by the step's id; `pipeline` is the
+    number of the pipeline.
 
     Raises:
         Doubt: such an operation.
     """
     needed: set[Any] = set()
     for step in reversed(steps):
-        if (step.kind is StepKind.PLACED and step.label is not None) or not needed.isdisjoint(step.outputs):
+        mine = step.label is not None and step.label.pipeline == pipeline
+        if (step.kind is StepKind.PLACED and mine) or not needed.isdisjoint(step.outputs):
             needed.update(step.reads)
             mesh = slices.get(id(step))
-            if mesh is None or mesh in stages or step.label is None or id(step) in feeds:
+            if mesh is None or mesh in stages or step.label is None or not mine or id(step) in feeds:
                 continue
             if step.kind is StepKind.PLAIN and step.label.phase is Phase.FORWARD:
                 raise Doubt(

@@ -24,8 +24,11 @@ from typing import Any
 
 from pathways import errors
 from pathways.compiler.flatten import FlatProgram, Step, StepKind
-from pathways.compiler.ir import Label, MeshSpec, Phase
+from pathways.compiler.ir import Label, MeshSpec, Phase, PipelineInfo
+from pathways.compiler.lengths import Lengths
 from pathways.compiler.schedule import doubts
+from pathways.compiler.schedule.chunks import Chunks
+from pathways.compiler.schedule.orders import Unit
 from pathways.compiler.schedule.roles import BACK, READINGS, Roles, describe, is_forward, names_of
 
 _NAMED = 6  # so many functions are named in an error
@@ -36,18 +39,37 @@ class Pipeline:
     """The pipeline of a program.
 
     `stages` gives the stage of each slice; slices that work side by side have one stage. `depth` is the number of
-    stages. `feeds` has the ids of labelled steps that need no result of the pipeline, such as the slicing of a batch
-    into microbatches: they run just before their first reader.
+    stages, `chunks` the number of parts of the model that each stage has. `feeds` has the ids of labelled steps that
+    need no result of the pipeline, such as the slicing of a batch into microbatches: they run just before their first
+    reader.
+
+    `number` is the pipeline's number in the program. `title` begins each error. `sequences` has the order of the units
+    on each stage; if not `ordered`, it is the order of the text, and the steps stay where they are. `schedule`,
+    `is_searched` and `lengths` are those of `PipelineInfo`.
     """
 
     stages: dict[MeshSpec, int]
     depth: int
     microbatches: int
+    chunks: int
     feeds: set[int]
+    number: int = 0
+    title: str = ""
+    sequences: list[Sequence[Unit]] = dataclasses.field(default_factory=list)
+    ordered: bool = True
+    schedule: str = "none"
+    is_searched: bool = False
+    lengths: tuple[Lengths, ...] = ()
+
+    def info(self) -> PipelineInfo:
+        """What the compiled program knows of the pipeline."""
+        return PipelineInfo(self.title, self.schedule, self.is_searched, self.lengths)
 
 
-def find(program: FlatProgram, title: str) -> Pipeline:
+def find(program: FlatProgram, title: str, *, chunked: bool = False) -> Pipeline:
     """Finds the pipeline of a program and sets the labels of its steps. `title` begins each error.
+
+    `chunked`: a stage may have several chunks; else a microbatch visits each slice once.
 
     Raises:
         ScheduleError: there is no pipeline, or a step's microbatch cannot be told for certain.
@@ -58,7 +80,7 @@ def find(program: FlatProgram, title: str) -> Pipeline:
         for step in program.steps:
             step.label = None
         try:
-            return _Finder(program.steps, Roles(program.steps, names, reading), title).find()
+            return _Finder(program.steps, Roles(program.steps, names, reading), title, chunked).find()
         except errors.ScheduleError as error:
             refused = refused or error
     assert refused is not None
@@ -67,22 +89,21 @@ def find(program: FlatProgram, title: str) -> Pipeline:
 
 @dataclasses.dataclass
 class _Origin:
-    """Where a value comes from. `microbatches` and `slices` are sets as bits, of the nearest labelled steps behind it.
+    """Where a value comes from. `microbatches` is a set as bits, of the nearest labelled steps behind it.
 
     `late` means that an unlabelled placed call which reads results of the pipeline is behind it.
     """
 
     microbatches: int = 0
-    slices: int = 0
     backward: bool = False
     late: bool = False
     stage: int = 0
+    chunk: int = 0
 
     def merge(self, other: _Origin) -> None:
         if not self.microbatches:
-            self.stage = other.stage
+            self.stage, self.chunk = other.stage, other.chunk
         self.microbatches |= other.microbatches
-        self.slices |= other.slices
         self.backward |= other.backward
         self.late |= other.late
 
@@ -90,16 +111,19 @@ class _Origin:
 class _Finder:
     """One search. The steps are read in the order of the text, so what a step reads has been seen before it."""
 
-    def __init__(self, steps: Sequence[Step], roles: Roles, title: str) -> None:
+    def __init__(self, steps: Sequence[Step], roles: Roles, title: str, chunked: bool) -> None:
         self.steps = steps
         self.title = title
         self.roles = roles
+        self.chunked = chunked
         self.microbatches = 1
+        self.chunks = 1
         self.members: set[int] = set()  # ids of the forward steps of the pipeline
         self.numbers: dict[MeshSpec, int] = {}  # its slices, in order of first appearance
-        self.edges: set[tuple[int, int]] = set()  # from slice to slice
-        # The microbatches (as bits) whose forward steps on a slice read or make a variable.
+        # The microbatches and the chunks (as bits) whose forward steps on a slice read or make a variable.
         self.owners: dict[tuple[MeshSpec, Any], int] = collections.defaultdict(int)
+        self.chunk_owners: dict[tuple[MeshSpec, Any], int] = collections.defaultdict(int)
+        self.chunks_of: dict[Any, set[int]] = collections.defaultdict(set)  # those of each function's forward calls
         # How often each function is called that has no forward calls.
         self.custom = collections.Counter(
             step.slice_tag for step in steps if step.kind is StepKind.PLACED and not roles.calls[step.slice_tag]
@@ -114,20 +138,16 @@ class _Finder:
                 doubts.check_one_microbatch(self.steps, self.roles)
             self._label_forward()
             doubts.check_microbatches(self.steps, self.roles, self.microbatches)
+            stages = self._stages()
         except doubts.Doubt as doubt:
             raise self.refuse(str(doubt)) from None
-        stages = self._stages()
-        for step in self.steps:
-            if step.label is not None:
-                assert step.mesh is not None
-                step.label = dataclasses.replace(step.label, stage=stages[step.mesh])
         self._label_rest(stages)
         if unbound := [step for step in self.steps if id(step) in self.unbound]:
             self._label_unbound(unbound, stages)
             self._label_rest(stages)
         feeds = self._label_feeds()
         self._check_backward()
-        return Pipeline(stages, 1 + max(stages.values()), self.microbatches, feeds)
+        return Pipeline(stages, 1 + max(stages.values()), self.microbatches, self.chunks, feeds)
 
     def refuse(self, why: str) -> errors.ScheduleError:
         return errors.ScheduleError(f"{self.title}: {why}")
@@ -164,7 +184,7 @@ class _Finder:
         return forward
 
     def _label_forward(self) -> None:
-        """Labels the forward steps. Their stages are not known yet: they are set to 0. It fills `owners`."""
+        """Labels the forward steps. Stages and chunks are not known yet: they are set to 0. It fills `owners`."""
         origins: dict[Any, _Origin] = {}
         met: dict[int, set[int]] = {}
         for step in self.steps:
@@ -187,34 +207,35 @@ class _Finder:
                     )
                 numbers.add(number)
                 step.label = Label(0, number, Phase.FORWARD)
-                here = self.numbers[step.mesh]
-                self.edges |= {(n, here) for n in _bits(origin.slices) if n != here}
                 for v in (*step.reads, *step.outputs):
                     self.owners[step.mesh, v] |= 1 << number
-                origin = _Origin(1 << number, 1 << here)
+                origin = _Origin(1 << number)
             elif step.kind is StepKind.PLACED and origin.microbatches:
                 origin.late = True
             for v in step.outputs:
                 origins[v] = origin
 
     def _stages(self) -> dict[MeshSpec, int]:
-        """The stage of each slice: the longest way to it through other slices."""
-        names = list(self.numbers)
-        if self.microbatches == 1:
-            return dict(self.numbers)
-        before = {n: {a for a, b in self.edges if b == n} for n in range(len(names))}
-        stage: dict[int, int] = {}
-        while len(stage) < len(names):
-            ready = [n for n in before if n not in stage and before[n] <= stage.keys()]
-            if not ready:
-                circle = [names[n].name for n in before if n not in stage]
-                raise self.refuse(
-                    f"microbatches visit slices {circle} more than once, but the schedule has one stage per slice. "
-                    "Interleaved1F1B and Circular, which have several, are not built yet; give each stage a slice"
-                )
-            for n in ready:
-                stage[n] = 1 + max((stage[a] for a in before[n]), default=-1)
-        return {mesh: stage[n] for mesh, n in self.numbers.items()}
+        """Finds the stage of each slice, and sets stages and chunks in the labels of the forward steps.
+
+        Raises:
+            Doubt: microbatches visit slices more often than the schedule allows, or in another order.
+        """
+        if self.microbatches == 1 and not self.chunked:  # it may come back to a slice: there is one order only
+            chunks, stages = None, dict(self.numbers)
+        else:
+            chunks = Chunks(self.steps)
+            stages = chunks.stages_in_turn() if self.chunked else chunks.stages()
+            self.chunks = chunks.count
+        for step in self.steps:
+            if step.label is not None:
+                assert step.mesh is not None
+                chunk = chunks.of[id(step)] if chunks else 0
+                step.label = dataclasses.replace(step.label, stage=stages[step.mesh], chunk=chunk)
+                self.chunks_of[step.slice_tag].add(chunk)
+                for v in (*step.reads, *step.outputs):
+                    self.chunk_owners[step.mesh, v] |= 1 << chunk
+        return stages
 
     def _label_rest(self, stages: Mapping[MeshSpec, int]) -> None:
         """Labels the backward steps, and the plain steps that read results of one microbatch.
@@ -241,13 +262,14 @@ class _Finder:
             elif step.kind is StepKind.PLAIN and origin.microbatches.bit_count() == 1 and not origin.late:
                 back = origin.backward or step.derivatives > 0
                 phase = Phase.BACKWARD if back else Phase.FORWARD
-                step.label = Label(origin.stage, origin.microbatches.bit_length() - 1, phase)
+                step.label = Label(origin.stage, origin.microbatches.bit_length() - 1, phase, origin.chunk)
                 origin.backward = back
             if step.label is not None and step.kind is StepKind.PLACED:
                 origin = _Origin(
                     1 << step.label.microbatch,
                     backward=step.label.phase is Phase.BACKWARD,
                     stage=step.label.stage,
+                    chunk=step.label.chunk,
                 )
             elif step.kind is StepKind.PLACED and origin.microbatches:
                 origin.late = True
@@ -268,7 +290,24 @@ class _Finder:
             raise self.refuse(
                 f"{describe(step)} reads what several microbatches have made; expected one backward step per microbatch"
             )
-        return Label(stages[step.mesh], numbers[0], Phase.BACKWARD)
+        return Label(stages[step.mesh], numbers[0], Phase.BACKWARD, self._chunk(step))
+
+    def _chunk(self, step: Step) -> int:
+        """The chunk of a backward step: that of its function, or that of the forward steps with which it shares
+        weights, residuals or inputs.
+        """
+        if self.chunks == 1:
+            return 0
+        found = self.chunks_of.get(step.slice_tag, set())
+        if len(found) != 1:
+            owners = (self.chunk_owners.get((step.mesh, v), 0) for v in step.reads if step.mesh is not None)
+            found = {bits.bit_length() - 1 for bits in owners if bits.bit_count() == 1}
+        if len(found) != 1:
+            raise self.refuse(
+                f"{describe(step)} shares nothing with one chunk of its slice alone; expected each chunk to be a "
+                "function with a name= of its own"
+            )
+        return next(iter(found))
 
     def _custom_backward(self, step: Step, stages: Mapping[MeshSpec, int], origin: _Origin) -> Label | None:
         """The label of a call that a custom derivative makes, of a function that has no forward calls.
@@ -321,7 +360,7 @@ class _Finder:
                 raise self.refuse(
                     f"{describe(step)} belongs to no microbatch alone; expected one backward step per microbatch"
                 )
-            step.label = Label(stages[step.mesh], bits.bit_length() - 1, Phase.BACKWARD)
+            step.label = Label(stages[step.mesh], bits.bit_length() - 1, Phase.BACKWARD, self._chunk(step))
 
     def _label_feeds(self) -> set[int]:
         """Labels steps that read no result of the pipeline and are read by one microbatch; returns their ids."""
@@ -344,11 +383,11 @@ class _Finder:
 
     def _check_backward(self) -> None:
         """Refuses a slice that has backward steps for some microbatches only, or more of them than are labelled."""
-        seen: dict[MeshSpec, set[int]] = {}
+        seen: dict[tuple[MeshSpec, int], set[int]] = {}
         for step in self.steps:
             if step.kind is StepKind.PLACED and step.label is not None and step.label.phase is Phase.BACKWARD:
                 assert step.mesh is not None
-                seen.setdefault(step.mesh, set()).add(step.label.microbatch)
+                seen.setdefault((step.mesh, step.label.chunk), set()).add(step.label.microbatch)
             elif id(step) in self.unbound and step.label is None:
                 raise self.refuse(
                     f"{describe(step)} belongs to no microbatch; expected one backward step per microbatch"
@@ -363,16 +402,12 @@ class _Finder:
                     f"{describe(step)} is called {counts[step.slice_tag]} times, and its forward calls are no part of "
                     "the pipeline; expected a custom derivative to call a placed function with a name= of its own"
                 )
-        for mesh, numbers in seen.items():
+        for (mesh, _), numbers in seen.items():
             if len(numbers) != self.microbatches:
                 raise self.refuse(
                     f"slice {mesh.name!r} has backward steps for microbatches {sorted(numbers)} only; expected one "
                     f"for each of {self.microbatches}"
                 )
-
-
-def _bits(number: int) -> Iterable[int]:
-    return (n for n in range(number.bit_length()) if number >> n & 1)
 
 
 def _origin(reads: Iterable[Any], origins: Mapping[Any, _Origin]) -> _Origin:

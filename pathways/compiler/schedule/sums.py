@@ -30,13 +30,13 @@ from pathways.compiler.schedule.orders import Unit
 
 
 def sum_where_made(
-    program: FlatProgram,
-    pipeline: Pipeline,
-    sequences: Sequence[Sequence[Unit]],
-    homes: Mapping[Any, MeshSpec],
+    program: FlatProgram, pipelines: Sequence[Pipeline], homes: Mapping[Any, MeshSpec], *, at_once: bool = False
 ) -> None:
-    """Replaces each chain of additions of gradients in `program`. `homes` has the slice of each argument."""
-    _Sums(program, pipeline, sequences, homes).replace()
+    """Replaces each chain of additions of gradients in `program`. `homes` has the slice of each argument.
+
+    With `at_once`, each new addition stands behind what it adds; else where the last one of its chain stood.
+    """
+    _Sums(program, pipelines, homes).replace(at_once)
 
 
 @dataclasses.dataclass
@@ -57,16 +57,18 @@ class _Sums:
     def __init__(
         self,
         program: FlatProgram,
-        pipeline: Pipeline,
-        sequences: Sequence[Sequence[Unit]],
+        pipelines: Sequence[Pipeline],
         homes: Mapping[Any, MeshSpec],
     ) -> None:
         self.program = program
         self.homes = homes
         self.place = {
-            (mesh, unit): n for mesh, stage in pipeline.stages.items() for n, unit in enumerate(sequences[stage])
+            (pipeline.number, mesh, unit): n
+            for pipeline in pipelines
+            for mesh, stage in pipeline.stages.items()
+            for n, unit in enumerate(pipeline.sequences[stage])
         }
-        self.stages = pipeline.stages
+        self.stages = {pipeline.number: pipeline.stages for pipeline in pipelines}
         self.made = {v: step for step in program.steps for v in step.outputs}
         self.readers: dict[Any, list[Step]] = {}
         for step in program.steps:
@@ -78,7 +80,7 @@ class _Sums:
         self.behind = self._behind()
         self.arguments = self._arguments()
 
-    def replace(self) -> None:
+    def replace(self, at_once: bool) -> None:
         """Finds the last addition of each chain, and puts the new chain into its place."""
         steps: list[Step] = []
         gone: set[int] = set()
@@ -92,6 +94,9 @@ class _Sums:
                     chains[id(step)] = self._chain(step, leaves, inner)
         for step in self.program.steps:
             steps += chains.get(id(step), [] if id(step) in gone else [step])
+        if at_once:
+            moved = {id(step) for chain in chains.values() for step in chain}
+            steps = _behind_what_they_read(steps, moved)
         self.program.steps = steps
 
     def _meshes(self) -> dict[int, MeshSpec]:
@@ -102,9 +107,10 @@ class _Sums:
         meshes: dict[int, MeshSpec] = {}
         for step in self.program.steps:
             label = step.label
-            if step.kind is StepKind.TRANSFER and label is None and step.mesh in self.stages:
+            if step.kind is StepKind.TRANSFER and label is None and step.mesh is not None:
                 label = next((self.labels[id(self.made[v])] for v in step.reads if v in self.made), None)
-                label = label and dataclasses.replace(label, stage=self.stages[step.mesh])
+                stages = self.stages[label.pipeline] if label is not None else {}
+                label = label and (dataclasses.replace(label, stage=stages[step.mesh]) if step.mesh in stages else None)
             self.labels[id(step)] = label
             if label is not None:
                 makers = (meshes.get(id(self.made[v])) for v in step.reads if v in self.made)
@@ -176,14 +182,16 @@ class _Sums:
 
     def _chain(self, root: Step, leaves: Sequence[_Leaf], inner: Sequence[Step]) -> list[Step]:
         """The additions in their new order; the last one makes what `root` made."""
-        by_mesh: dict[MeshSpec | None, list[_Leaf]] = {}
+        others = [leaf for leaf in leaves if leaf.label is None]
+        by_place: dict[tuple[int, MeshSpec], list[_Leaf]] = {}  # by pipeline and slice
         for leaf in leaves:
-            by_mesh.setdefault(leaf.mesh, []).append(leaf)
-        others = by_mesh.pop(None, [])
+            if leaf.label is not None:
+                assert leaf.mesh is not None
+                by_place.setdefault((leaf.label.pipeline, leaf.mesh), []).append(leaf)
         first = [leaf for leaf in others if not leaf.last]
-        meshes = sorted(by_mesh, key=lambda mesh: self.stages.get(mesh, 0) if mesh is not None else 0)
-        home = self._home(root.outputs[0].aval, [mesh for mesh in meshes if mesh is not None])
-        meshes.sort(key=lambda mesh: mesh != home)
+        places = sorted(by_place, key=lambda place: (place[0], self.stages[place[0]].get(place[1], 0)))
+        home = self._home(root.outputs[0].aval, [mesh for _, mesh in places])
+        places.sort(key=lambda place: place[1] != home)
         equations = iter(reversed(inner))
         chain: list[Step] = []
 
@@ -195,11 +203,10 @@ class _Sums:
             return result
 
         total: Any = None
-        for mesh in meshes:
-            mine = sorted(by_mesh[mesh], key=lambda leaf: self._turn(mesh, leaf))
+        for place in places:
+            mine = sorted(by_place[place], key=self._turn)
             subtotal: Any = None
             for leaf in [*first, *mine]:
-                assert leaf.label is None or leaf.mesh is not None
                 label = None if leaf.label is None else dataclasses.replace(leaf.label, phase=Phase.SUM)
                 subtotal = leaf.value if subtotal is None else add(subtotal, leaf.value, label)
             first = []
@@ -209,9 +216,10 @@ class _Sums:
                 total = add(total, leaf.value, None)
         return chain
 
-    def _turn(self, mesh: MeshSpec | None, leaf: _Leaf) -> int:
-        assert mesh is not None and leaf.label is not None
-        return self.place.get((mesh, (Phase.BACKWARD, leaf.label.microbatch)), 0)
+    def _turn(self, leaf: _Leaf) -> int:
+        assert leaf.mesh is not None and leaf.label is not None
+        unit = Unit(leaf.label.phase, leaf.label.microbatch, leaf.label.chunk)
+        return self.place.get((leaf.label.pipeline, leaf.mesh, unit), 0)
 
     def _home(self, aval: Any, meshes: Sequence[MeshSpec]) -> MeshSpec | None:
         """The slice of the argument that could have this gradient: all these slices read it, and its type fits."""
@@ -224,11 +232,23 @@ class _Sums:
         return homes[0] if homes else None
 
 
+def _behind_what_they_read(steps: Sequence[Step], moved: set[int]) -> list[Step]:
+    """The steps, with those in `moved` (ids) directly behind the last step whose result they read."""
+    made: dict[Any, int] = {}
+    places: list[tuple[int, int]] = []
+    for n, step in enumerate(steps):
+        place = max((made[v] for v in step.reads if v in made), default=-1) if id(step) in moved else n
+        made.update((v, place) for v in step.outputs)
+        places.append((place, n))
+    return [steps[n] for _, n in sorted(places)]
+
+
 def _are_gradients(leaves: Sequence[_Leaf], shape: tuple[int, ...]) -> bool:
     """True if microbatches made two of the leaves or more, as gradients, and any order of additions has this shape."""
     made = [leaf.label for leaf in leaves if leaf.label is not None]
     scalars = [leaf for leaf in leaves if leaf.value.aval.shape != shape]
-    return len(made) >= 2 and len(scalars) <= 1 and all(label.phase is Phase.BACKWARD for label in made)
+    phases = {label.phase for label in made}
+    return len(made) >= 2 and len(scalars) <= 1 and phases <= {Phase.BACKWARD, Phase.WEIGHTS}
 
 
 def _is_sum(step: Step) -> bool:

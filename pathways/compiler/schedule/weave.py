@@ -9,6 +9,7 @@ Pure.
 
 from __future__ import annotations
 
+import collections
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,58 +22,106 @@ from pathways.compiler.schedule.labels import Pipeline
 from pathways.compiler.schedule.orders import Unit
 from pathways.compiler.schedule.roles import describe
 
-#: How long a unit takes in the model. Only what orders steps that the schedule leaves free depends on it.
-_LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 2.0}
+#: How long a unit takes in the model; a backward step that makes weight gradients, too, takes the sum. Only what orders
+#: steps that the schedule leaves free depends on it.
+_LENGTHS = {Phase.FORWARD: 1.0, Phase.BACKWARD: 1.0, Phase.WEIGHTS: 1.0}
 
 #: From how many steps a shortest cycle is searched.
 _SEARCHED = 64
 
 Edges = list[dict[int, str]]  # per step: the later steps, each with the reason
+_Units = dict[tuple[int, str, Unit], list[int]]  # the steps of each unit, by pipeline and slice
+_Sequence = list[list[int]]
 
 
-def weave(
-    steps: Sequence[Step],
-    pipeline: Pipeline,
-    sequences: Sequence[Sequence[Unit]],
-    slices: Mapping[int, MeshSpec],
-    what: str,
-) -> list[Step]:
-    """The steps in an order that follows `sequences[stage]` on each slice of the pipeline (SCHED-1).
+def weave(steps: Sequence[Step], pipelines: Sequence[Pipeline], slices: Mapping[int, MeshSpec]) -> list[Step]:
+    """The steps in an order that follows `sequences[stage]` on each slice of each pipeline (SCHED-1).
+
+    The calls of a pipeline without a schedule stay in the order of the text on each slice. Pipelines that the text
+    calls one after the other, each as a whole, have their turns on a slice one after the other: else all of them would
+    keep their activations at the same time.
 
     `slices` has the slices of plain steps, by the step's id.
 
     Raises:
         ScheduleError: the dataflow contradicts the sequences; the message has the cycle.
     """
-    units: dict[tuple[str, Unit], list[int]] = {}
+    units: _Units = {}
     for number, step in enumerate(steps):
         if step.kind is StepKind.PLACED and step.label is not None:
             assert step.mesh is not None
-            unit = (step.label.phase, step.label.microbatch)
-            units.setdefault((step.mesh.name, unit), []).append(number)
+            unit = Unit(step.label.phase, step.label.microbatch, step.label.chunk)
+            units.setdefault((step.label.pipeline, step.mesh.name, unit), []).append(number)
     edges = _dataflow(steps)
-    for mesh, stage in pipeline.stages.items():
-        present = [units[mesh.name, unit] for unit in sequences[stage] if (mesh.name, unit) in units]
-        for earlier, later in itertools.pairwise(present):
+    for sequence in _sequences(pipelines, units):
+        for earlier, later in itertools.pairwise(sequence):
             for a in earlier:
                 for b in later:
                     edges[a].setdefault(b, "by the schedule")
     lengths = [0.0] * len(steps)
-    for (_, (phase, _)), members in units.items():
+    for (number, name, unit), members in units.items():
+        length = _LENGTHS[unit.phase]
+        if unit.phase is Phase.BACKWARD and (number, name, unit._replace(phase=Phase.WEIGHTS)) not in units:
+            length += _LENGTHS[Phase.WEIGHTS]
         for n in members:
-            lengths[n] = _LENGTHS[phase] / len(members)
+            lengths[n] = length / len(members)
     starts = _starts(edges, lengths)
     if starts is None:
-        raise errors.ScheduleError(f"{what} cannot be followed: {_circle(steps, edges)}")
-    _delay(steps, pipeline.feeds, {key: min(starts[n] for n in units[key]) for key in units}, slices, edges, starts)
+        titles = " and ".join(pipeline.title for pipeline in pipelines if pipeline.ordered)
+        raise errors.ScheduleError(f"{titles} cannot be followed: {_circle(steps, edges)}{_advice(steps)}")
+    first = {key: min(starts[n] for n in members) for key, members in units.items()}
+    _delay(steps, pipelines, first, slices, edges, starts)
     # At one time, what takes no time goes first: it frees memory, and makes what a transfer waits for.
     return [steps[n] for n in _in_order(edges, [(starts[n], lengths[n] > 0, n) for n in range(len(steps))])]
 
 
+def _sequences(pipelines: Sequence[Pipeline], units: Mapping[tuple[int, str, Unit], list[int]]) -> list[_Sequence]:
+    """What follows one another on a slice: the steps of each unit.
+
+    Raises:
+        ScheduleError: the order of a stage lacks a unit.
+    """
+    rows: dict[str, list[_Sequence]] = {}
+    for pipeline in pipelines:
+        for mesh, stage in pipeline.stages.items():
+            mine = {key[2] for key in units if key[:2] == (pipeline.number, mesh.name)}
+            order = [unit for unit in pipeline.sequences[stage] if unit in mine]
+            if len(order) != len(mine) or set(order) != mine:
+                raise errors.ScheduleError(
+                    f"{pipeline.title}: the order of stage {stage} has not each step of slice {mesh.name!r} once; it "
+                    f"misses {[str(unit) for unit in mine - set(order)]} and has {len(order)} of {len(mine)} steps"
+                )
+            present = [units[pipeline.number, mesh.name, unit] for unit in order]
+            if not pipeline.ordered:
+                present = [[n] for n in sorted(itertools.chain.from_iterable(present))]
+            rows.setdefault(mesh.name, []).append(present)
+    spans: dict[int, list[int]] = {}  # the places of each pipeline's steps in the text
+    for (number, _, _), members in units.items():
+        spans.setdefault(number, []).extend(members)
+    if all(max(spans[a]) < min(spans[b]) for a, b in itertools.pairwise(sorted(spans, key=lambda n: min(spans[n])))):
+        return [list(itertools.chain.from_iterable(row)) for row in rows.values()]
+    return [sequence for row in rows.values() for sequence in row]
+
+
+def _advice(steps: Sequence[Step]) -> str:
+    """What to do if a program calls one `pw.pipeline` several times through one `jax.jit`: all calls share a trace."""
+    calls = collections.Counter(
+        step.scope
+        for step in steps
+        if step.kind is StepKind.PLACED
+        and not step.derivatives
+        and step.scope is not None
+        and step.scope.stage is not None
+    )
+    if max(calls.values(), default=0) < 2:
+        return ""
+    return ". If it is called several times through one jax.jit, call it without jax.jit: each call is a pipeline then"
+
+
 def _delay(
     steps: Sequence[Step],
-    feeds: set[int],
-    units: Mapping[tuple[str, Unit], float],
+    pipelines: Sequence[Pipeline],
+    units: Mapping[tuple[int, str, Unit], float],
     slices: Mapping[int, MeshSpec],
     edges: Edges,
     starts: list[float],
@@ -83,14 +132,19 @@ def _delay(
     on its slice, or its first reader elsewhere: what it reads comes from another slice, and whatever stands behind it
     in the queue of its device waits for that, too.
     """
+    feeds = set().union(*(pipeline.feeds for pipeline in pipelines))
+    count = {pipeline.number: pipeline.chunks for pipeline in pipelines}
     for n in reversed(_in_order(edges, range(len(steps)))):
         step = steps[n]
         needed = min((starts[reader] for reader in edges[n]), default=starts[n])
         if id(step) in feeds:
             starts[n] = needed
         elif step.kind is StepKind.PLAIN and step.label is not None and id(step) in slices:
-            unit = units.get((slices[id(step)].name, (step.label.phase, step.label.microbatch)), starts[n])
-            starts[n] = max(starts[n], min(unit, needed))
+            number, name, chunks = step.label.pipeline, slices[id(step)].name, range(count[step.label.pipeline])
+            mine = (Unit(step.label.phase, step.label.microbatch, chunk) for chunk in chunks)
+            turns = (units.get((number, name, unit), starts[n]) for unit in mine)
+            turn = min((start for start in turns if start >= starts[n]), default=starts[n])
+            starts[n] = max(starts[n], min(turn, needed))
 
 
 def _dataflow(steps: Sequence[Step]) -> Edges:

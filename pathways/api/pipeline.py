@@ -1,0 +1,228 @@
+"""`pw.pipeline`: a model in stages, each on a slice, whose microbatches follow a schedule.
+
+A call is ordinary Python that a program traces: for each microbatch, in the scope of that microbatch, the stages one
+after the other. `pathways/compiler/schedule` reads the scopes and puts the steps into order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from pathways import errors
+from pathways.api.microbatches import add_up, check_reduce, checked_count, cut, scoped
+from pathways.api.placed import PlacedFunction, jit
+from pathways.api.program import Program
+from pathways.api.tracing import call_pipeline, is_tracing
+from pathways.compiler.ir import MeshSpec
+from pathways.compiler.lengths import Lengths, per_stage
+from pathways.compiler.options import check_schedule
+from pathways.compiler.pipeline_spec import OwnSchedule, PipelineSpec
+from pathways.compiler.placed import function_name
+from pathways.compiler.schedule.orders import CHUNKED
+
+
+class Pipeline(Program):
+    """A model in stages. Made by `pipeline`."""
+
+    def __init__(self, model: _Model) -> None:
+        self._model = model
+        super().__init__(model.run, name=model.name)
+        self.__name__ = self.__qualname__ = model.name
+
+    def __call__(self, params: Any, batch: Any, *targets: Any) -> Any:
+        """Inside a program's trace: the calls of its stages. Alone: one run of a program of its own."""
+        if is_tracing():
+            return self._model.run(params, batch, *targets)
+        return super().__call__(params, batch, *targets)
+
+    def __repr__(self) -> str:
+        return f"<pw.pipeline {self._model.name!r} of {self._model.depth} stages>"
+
+
+class _Model:
+    """What a call of a pipeline calls."""
+
+    def __init__(
+        self, stages: Sequence[PlacedFunction], loss: PlacedFunction | None, reduce: str, spec: PipelineSpec
+    ) -> None:
+        self._stages = tuple(stages)
+        self._loss = loss
+        self._reduce = reduce
+        self._spec = spec
+        self.name = spec.name
+        self.depth = len(stages)
+
+    def run(self, params: Any, batch: Any, *targets: Any) -> Any:
+        """The calls of all microbatches, and what the pipeline returns."""
+        self._check_arguments(params, targets)
+        count = self._spec.microbatches
+        size, part_of = cut({"batch": batch, "targets": targets}, count, f"pipeline {self._spec.name!r}")
+        name = call_pipeline(self._spec)
+        outputs: list[Any] = []
+        more: list[Any] = []  # what the loss returns beside the scalar, per microbatch; empty if that is nothing
+        for number in range(count):
+            with scoped(name, number):
+                part = part_of(number)
+                x = part["batch"]
+                for stage, function in enumerate(self._stages):
+                    with scoped(name, number, stage):
+                        x = function(params[stage], x)
+                if self._loss is not None:
+                    with scoped(name, number, len(self._stages)):
+                        x = self._scalar(self._loss(x, *part["targets"]), more)
+            outputs.append(x)
+        if self._loss is None:
+            return self._join(outputs, size)
+        total = add_up(outputs, self._reduce)
+        return (total, jax.tree.map(lambda *leaves: jnp.stack(leaves), *more)) if more else total
+
+    def _check_arguments(self, params: Any, targets: tuple[Any, ...]) -> None:
+        name, count = self._spec.name, len(self._stages)
+        if not isinstance(params, list | tuple):
+            raise errors.ProgramError(
+                f"params of pipeline {name!r}: expected a list or tuple with one pytree per stage, {count} in all, got "
+                f"an object of type {type(params).__name__}"
+            )
+        if len(params) != count:
+            raise errors.ProgramError(
+                f"params of pipeline {name!r}: expected one pytree per stage, {count} in all, got {len(params)}"
+            )
+        if targets and self._loss is None:
+            raise errors.ProgramError(
+                f"pipeline {name!r} has no loss, so it takes (params, batch), got {len(targets)} more arguments; give "
+                "pw.pipeline a loss="
+            )
+
+    def _scalar(self, result: Any, more: list[Any]) -> Any:
+        """The loss of a microbatch. What else the loss function returns is appended to `more`."""
+        pair = isinstance(result, tuple) and len(result) == 2
+        value = result[0] if pair else result
+        if pair:
+            more.append(result[1])
+        if jax.tree.structure(value) != jax.tree.structure(0) or jnp.shape(value) != ():
+            raise errors.ProgramError(
+                f"loss of pipeline {self._spec.name!r}: expected it to return a scalar, or (scalar, more), got "
+                f"{jax.tree.map(lambda x: jax.typeof(x).str_short(), result)}"
+            )
+        return value
+
+    def _join(self, outputs: Sequence[Any], size: int) -> Any:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(outputs[0]):
+            if jnp.shape(leaf)[:1] != (size,):
+                raise errors.ProgramError(
+                    f"result{jax.tree_util.keystr(path)} of the last stage of pipeline {self._spec.name!r}: expected "
+                    f"the microbatch's {size} examples as its first dimension, because the microbatches are joined "
+                    f"there, got {jax.typeof(leaf).str_short()}"
+                )
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
+
+
+def pipeline(
+    stages: Sequence[PlacedFunction],
+    *,
+    microbatches: int,
+    schedule: str | OwnSchedule = "1F1B",
+    loss: Callable[..., Any] | None = None,
+    reduce: str = "mean",
+    lengths: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
+    name: str | None = None,
+) -> Pipeline:
+    """A model in stages, whose microbatches follow a schedule: `model(params, batch, *targets)`.
+
+    `params` is a list with one pytree per stage. If an array is in two of them, the stages share it. The leaves of
+    `batch` and `targets` have the batch as their first dimension. The model returns the reduced loss, or the last
+    stage's output if there is no loss. It may be called in a program or alone, and `jax.value_and_grad`, `jax.grad`
+    and `jax.vmap` may be around it in a program.
+
+    Args:
+        stages: placed functions `stage(params, x) -> x`, in order. `params` and `x` are any pytrees. Neighbours on one
+            slice are one stage of the schedule.
+        microbatches: into how many equal parts the batch is cut.
+        schedule: "1F1B", "GPipe", "ZeroBubbleH1", "auto", or "none" (the order of the text: one microbatch after the
+            other); with stages on the slices in turn, several per slice, "Interleaved1F1B" or "Circular". Or an order
+            of your own, `order(stage, stages, microbatches, chunks) -> [(phase, microbatch, chunk), ...]` with phase
+            "F" (forward), "B" (backward) and, if backward steps are to be divided, "W" (gradients of weights); all of
+            them for each stage. `stages` is then the number of slices, and `chunks` the number of stages on each.
+        loss: `loss(output, *targets)` returns a scalar, or a scalar and more. A plain function runs on the last stage's
+            slice. What else it returns is stacked: its leaves get a first dimension of `microbatches`, and the model
+            returns (loss, more).
+        reduce: "mean" or "sum" of the microbatches' losses.
+        lengths: how long a stage takes for one microbatch, in seconds: `{"F": 0.01, "B": 0.02}`, with "W" if "B" is
+            without the weights' gradients, and "T" for a transfer to the next stage; or a list with one of these per
+            stage, and one more for a loss on a slice of its own. "auto" and `schedule_plot` use them.
+        name: shown in plans and errors.
+
+    Raises:
+        ProgramError: an argument is not as described; when called, also a batch that does not divide. It names the
+            argument.
+        OptionError: an unknown schedule, or wrong lengths.
+        ScheduleError: when called, if the calls cannot follow the schedule; it says why.
+    """
+    name = str(name or "pipeline")
+    what = f"pipeline {name!r}"
+    if not isinstance(stages, list | tuple) or not stages:
+        raise errors.ProgramError(f"stages of {what}: expected a list of placed functions, got {stages!r}")
+    for number, stage in enumerate(stages):
+        if not isinstance(stage, PlacedFunction):
+            raise errors.ProgramError(
+                f"stages[{number}] of {what}: expected a placed function, pw.jit(fun, devices=slice), got {stage!r} of "
+                f"type {type(stage).__name__}"
+            )
+    microbatches = checked_count(microbatches, what)
+    check_reduce(reduce, what)
+    if not callable(schedule):
+        schedule = check_schedule(schedule)
+    if not (loss is None or callable(loss)):
+        raise errors.ProgramError(f"loss of {what}: expected a function loss(output, *targets), got {loss!r}")
+    placed: PlacedFunction | None = None
+    if loss is not None:
+        if not isinstance(loss, PlacedFunction):
+            loss = jit(loss, devices=stages[-1].slice, name=function_name(loss))
+        placed = cast(PlacedFunction, loss)
+    used = [*stages, placed] if placed is not None else [*stages]
+    meshes = tuple(function.slice.mesh_spec for function in used)
+    spec = PipelineSpec(name, schedule, microbatches, meshes, _lengths(lengths, len(stages), meshes, what))
+    _check_slices(spec, what)
+    return Pipeline(_Model(stages, placed, reduce, spec))
+
+
+def _check_slices(spec: PipelineSpec, what: str) -> None:
+    """Refuses stages that come back to a slice, unless the schedule has several chunks per slice.
+
+    Then the stages must visit the slices in turn, because the schedules are defined for that.
+    """
+    if spec.schedule == "none":
+        return
+    places = spec.places()
+    back = next((n for n, (_, chunk) in enumerate(places) if chunk), None)
+    if back is None:
+        return
+    first = spec.meshes.index(spec.meshes[back])
+    where = f"stages[{first}] and stages[{back}] of {what} are on slice {spec.meshes[back].name!r}, with another slice "
+    if isinstance(spec.schedule, str) and spec.schedule not in CHUNKED:
+        raise errors.ProgramError(
+            f"{where}between them; expected one stage per slice under {spec.schedule!r}. Give 'Interleaved1F1B' or "
+            "'Circular', which have several, or give each stage a slice"
+        )
+    depth, chunks = (1 + max(column) for column in zip(*places, strict=True))
+    if list(dict.fromkeys(places)) != [(stage, chunk) for chunk in range(chunks) for stage in range(depth)]:
+        way = [spec.meshes[places.index(place)].name for place in dict.fromkeys(places)]
+        raise errors.ProgramError(
+            f"{where}between them, and {what} visits slices in the order {way}; expected each of the {depth} slices in "
+            "turn, the same number of times"
+        )
+
+
+def _lengths(given: Any, stages: int, meshes: Sequence[MeshSpec], what: str) -> tuple[Lengths, ...]:
+    """The checked lengths, one per entry of `meshes`; empty if none are given. A loss on the last stage's slice is part
+    of the last stage.
+    """
+    if given is None:
+        return ()
+    count = stages if len(meshes) == stages or meshes[-1] == meshes[-2] else len(meshes)
+    each = per_stage(Lengths.of(given, f"lengths of {what}"), count, f"lengths of {what}")
+    return (*each, *(Lengths(0.0, 0.0) for _ in meshes[count:]))

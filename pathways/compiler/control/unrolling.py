@@ -1,0 +1,82 @@
+"""A scan of few iterations as plain steps: the body once per iteration.
+
+What a scan stacks stays a list of values, one per iteration (`Stacked`). The backward scan of a gradient reads the list
+directly; whatever needs one array reads their concatenation.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pathways import _jaxlib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stacked:
+    """An array that a scan stacks, as its rows: variables or literals. `aval` is the array's."""
+
+    rows: tuple[Any, ...]
+    aval: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """A scan equation, read. `consts`, `carry` and `xs` are counts of its inputs, in this order.
+
+    `body` is its closed jaxpr: it takes the constants, the carry, and one row of each of `xs`. It gives the new carry
+    and one row of each result that is stacked.
+    """
+
+    body: Any
+    consts: int
+    carry: int
+    length: int
+    reverse: bool
+
+    @classmethod
+    def of(cls, eqn: Any) -> Scan:
+        """Reads an equation of the primitive `scan`."""
+        consts, carry = _jaxlib.scan_counts(eqn)
+        return cls(eqn.params["jaxpr"], consts, carry, eqn.params["length"], eqn.params["reverse"])
+
+    @property
+    def positions(self) -> range:
+        """The rows in the order in which the iterations read and write them."""
+        return range(self.length - 1, -1, -1) if self.reverse else range(self.length)
+
+
+def row(aval: Any, position: int) -> Any:
+    """A closed jaxpr from an array to its row `position`."""
+    return operations(lambda x: jax.lax.squeeze(jax.lax.slice_in_dim(x, position, position + 1), (0,)), [aval])
+
+
+def stack(rows: Sequence[Any], aval: Any) -> Any:
+    """A closed jaxpr from the rows (their types are given) to the array of type `aval`."""
+    if not rows:
+        return operations(functools.partial(_empty, aval), [])
+    return operations(lambda *xs: jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0), rows)
+
+
+def _empty(aval: Any) -> Any:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        words, dtype = _jaxlib.physical(aval)
+        return _jaxlib.from_physical(jax.lax.full(words, 0, dtype), aval.dtype)
+    return jax.lax.full(aval.shape, 0, aval.dtype)
+
+
+def operations(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """The closed jaxpr of a function of values of those types."""
+    structs = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)) for aval in avals
+    ]
+    # As in `trace`: jit is on and no mesh is set, because the mesh of this process is not that of a slice.
+    with jax.disable_jit(False), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.make_jaxpr(fun)(*structs)

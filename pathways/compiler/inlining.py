@@ -1,0 +1,280 @@
+"""Appends what a jaxpr does to a flat program, step by step.
+
+What only groups equations (a plain jit, a custom derivative, remat) is opened if it has placed calls inside. So are a
+scan of few iterations (`control.unrolling`) and a branch that is known to be taken. Other loops and branches with
+placed calls inside become control steps, whose bodies are flat programs of their own.
+
+Pure: works on jaxprs only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from pathways import _jaxlib, errors
+from pathways.compiler import placed
+from pathways.compiler.control.folding import fold
+from pathways.compiler.control.unrolling import Scan, Stacked, row, stack
+from pathways.compiler.pipeline_spec import iteration_name
+from pathways.compiler.primitives import as_transfers, transfer_p
+from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
+
+#: `closed_call` is `eval_jaxpr` since JAX 0.12.
+_INLINED = {"custom_jvp_call", "custom_vjp_call", "remat2", "closed_call", "eval_jaxpr"}
+_REFUSED = {
+    "shard_map": "jax.shard_map",
+    "custom_linear_solve": "jax.lax.custom_linear_solve",
+}
+
+
+def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
+    """True if a placed call or a device_put to a slice is anywhere inside."""
+    memo = {} if memo is None else memo
+    known = memo.get(id(jaxpr))
+    if known is None:
+        known = memo[id(jaxpr)] = any(
+            any(each.primitive is transfer_p for each in as_transfers(eqn))
+            or slice_tag_of(eqn) is not None
+            or any(holds_slice_tag(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return known
+
+
+def slice_tag_of(eqn: Any) -> placed.SliceTag | None:
+    """The slice tag of an equation that calls a placed function; None for any other."""
+    return placed.lookup(eqn.params["name"]) if eqn.primitive is _jaxlib.jit_p else None
+
+
+def read(env: dict[Any, Any], atom: Any) -> Any:
+    """What an environment has for a variable; a variable that it does not have, and a literal, stand for themselves."""
+    return atom if isinstance(atom, _jaxlib.Literal) else env.get(atom, atom)
+
+
+class Inliner:
+    """Appends the steps of jaxprs to a program. An environment maps a jaxpr's variables to the program's.
+
+    An environment may have a literal, or what a scan has stacked, in the place of a variable. A step reads variables
+    and literals only.
+    """
+
+    def __init__(self, program: FlatProgram, name: str, unroll: int, rows: Sequence[int] = ()) -> None:
+        self.program = program
+        self.name = name
+        self.unroll = unroll
+        self._whole: dict[int, tuple[Stacked, Any]] = {}  # what is stacked as one array, by the id of the `Stacked`
+        self._parts: dict[tuple[Any, int], Any] = {}  # rows of arrays
+        self._holds: dict[int, bool] = {}
+        self._derived = False  # whether differentiation made an equation around
+        self._rows = [*rows]  # of the unrolled scans around: which rows the iteration reads
+        self._scope: _jaxlib.Scope | None = None  # that of the equation around
+
+    def inline(self, jaxpr: Any, env: dict[Any, Any], *, fresh: bool, around: int = 0, base: int = 0) -> None:
+        """Appends the steps of `jaxpr`; `env` maps its arguments and gets its other variables.
+
+        `fresh`: makes new variables, because `jaxpr` may be inlined more than once. `around`: the derivatives of the
+        equation that has `jaxpr` inside. `base`: those of the scans around, in whose bodies JAX counts from 0.
+        """
+        for eqn in itertools.chain.from_iterable(map(as_transfers, jaxpr.eqns)):
+            inputs = [read(env, v) for v in eqn.invars]
+            slice_tag = slice_tag_of(eqn)
+            derivatives = max(around, base + _jaxlib.transposed_times(eqn))
+            if slice_tag is None:
+                if any(holds_slice_tag(j, self._holds) for j in _jaxlib.sub_jaxprs(eqn.params)):
+                    self._open(eqn, inputs, env, derivatives, base)
+                    continue
+                known = fold(eqn, inputs)
+                if known is not None:
+                    env.update(zip(eqn.outvars, known, strict=True))
+                    continue
+            inputs = [self.whole(v) for v in inputs]
+            outputs = []
+            for v in eqn.outvars:
+                new = _jaxlib.new_var(v.aval) if fresh or isinstance(v, _jaxlib.DropVar) else v
+                if not isinstance(v, _jaxlib.DropVar):
+                    env[v] = new
+                outputs.append(new)
+            step = Step(StepKind.PLAIN, eqn, inputs, outputs, derivatives=derivatives, scope=self._scope_of(eqn))
+            if slice_tag is not None:
+                step.kind, step.slice_tag, step.mesh = StepKind.PLACED, slice_tag, slice_tag.mesh
+                step.transposes = int(base > 0 or _jaxlib.is_transposed(eqn))
+            elif eqn.primitive is transfer_p:
+                step.kind, step.mesh, step.spec = StepKind.TRANSFER, eqn.params["mesh"], eqn.params["spec"]
+                step.transposes = int(eqn.params["back"])
+                if self._rows:  # an iteration's cotangent goes back to where that iteration's value came from
+                    step.eqn = eqn.replace(params={**eqn.params, "uid": (eqn.params["uid"], *self._rows)})
+            self.program.steps.append(step)
+
+    def whole(self, value: Any) -> Any:
+        """`value` as a variable or a literal."""
+        if not isinstance(value, Stacked):
+            return value
+        if id(value) not in self._whole:
+            (whole,) = self.operate(stack([v.aval for v in value.rows], value.aval), value.rows)
+            self._whole[id(value)] = value, whole
+        return self._whole[id(value)][1]
+
+    def _row(self, array: Any, position: int) -> Any:
+        """Row `position` of an array; the backward scan of a gradient reads the rows that the forward scan has made."""
+        if isinstance(array, Stacked):
+            return array.rows[position]
+        key = (array, position)
+        if isinstance(array, _jaxlib.Literal) or key not in self._parts:
+            (part,) = self.operate(row(array.aval, position), [array])
+            if isinstance(array, _jaxlib.Literal):
+                return part
+            self._parts[key] = part
+        return self._parts[key]
+
+    def operate(self, closed: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Appends the steps of a small jaxpr of plain operations; returns its results."""
+        return self._inlined(closed, inputs, 0, 0)
+
+    def _open(self, eqn: Any, inputs: list[Any], env: dict[Any, Any], derivatives: int, base: int) -> None:
+        """Appends the steps of an equation that has placed calls inside."""
+        before = self._derived, self._scope
+        self._derived, self._scope = self._derived or _jaxlib.is_derived(eqn), self._scope_of(eqn)
+        results = self._results(eqn, inputs, derivatives, base)
+        env.update((v, r) for v, r in zip(eqn.outvars, results, strict=True) if type(v) is not _jaxlib.DropVar)
+        self._derived, self._scope = before
+
+    def _scope_of(self, eqn: Any) -> _jaxlib.Scope | None:
+        """The scope of an equation. Each iteration of a scan has pipelines of its own."""
+        scope = _jaxlib.scope_of(eqn)
+        if scope is not None and self._rows:
+            return dataclasses.replace(scope, pipeline=iteration_name(scope.pipeline, self._rows))
+        return scope or self._scope
+
+    def _results(self, eqn: Any, inputs: list[Any], derivatives: int, base: int) -> list[Any]:
+        primitive = eqn.primitive.name
+        if primitive == "scan":
+            scan = Scan.of(eqn)
+            if scan.length <= self.unroll:
+                return self._unrolled(scan, eqn, inputs, derivatives)
+            return self._loop(scan, eqn, [self.whole(v) for v in inputs], derivatives)
+        if primitive == "while":
+            return self._while(eqn, [self.whole(v) for v in inputs], derivatives)
+        if primitive == "cond":
+            branches = eqn.params["branches"]
+            if isinstance(inputs[0], _jaxlib.Literal):  # it is known which branch is taken
+                known = min(max(int(inputs[0].val), 0), len(branches) - 1)
+                return self._inlined(branches[known], inputs[1:], derivatives, derivatives)
+            return self._branch(eqn, [self.whole(v) for v in inputs], derivatives)
+        if eqn.primitive is _jaxlib.jit_p or primitive in _INLINED:
+            return self._inlined(next(_jaxlib.jaxprs_in(eqn.params)), inputs, derivatives, base)
+        construct = _REFUSED.get(primitive, primitive)
+        raise errors.ProgramError(
+            f"program {self.name!r}: a placed function or device_put is called inside {construct}, which runs inside "
+            "one computation. Call it from the program itself (a Python loop unrolls), or put the whole of it into one "
+            "placed function"
+        )
+
+    def _branch(self, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
+        bodies = []
+        for branch in eqn.params["branches"]:
+            nested, arguments = self._nested(inputs[1:])
+            bodies.append(nested._body(nested._inlined(branch, arguments, derivatives, derivatives)))
+        control = Control(ControlKind.BRANCH, "jax.lax.cond", bodies)
+        return self._control(eqn, control, [inputs[0], *_variables(inputs[1:])], derivatives)
+
+    def _while(self, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
+        """A loop whose test stands before it, for the first iteration, and at the end of its body, for the next one."""
+        test, once = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        tested = eqn.params["cond_nconsts"]
+        constants = inputs[: tested + eqn.params["body_nconsts"]]
+        carry = inputs[len(constants) :]
+        if _jaxlib.opened(test)[0].outvars[0].aval.shape:
+            raise errors.ProgramError(
+                f"program {self.name!r}: jax.vmap batches the test of a jax.lax.while_loop with placed functions "
+                "inside; expected one test for the whole batch. Call the loop once per element, or put the whole of it "
+                "into one placed function"
+            )
+        (go,) = self._inlined(test, [*constants[:tested], *carry], derivatives, derivatives)
+        if isinstance(go, _jaxlib.Literal) and not go.val:
+            return carry
+        nested, arguments = self._nested(constants, [v.aval for v in carry])
+        given = arguments[len(constants) :]
+        results = nested._inlined(once, [*arguments[tested : len(constants)], *given], derivatives, derivatives)
+        again = nested._inlined(test, [*arguments[:tested], *results], derivatives, derivatives)
+        fixed = _variables(constants)
+        body = nested._body([*again, *results])
+        control = Control(ControlKind.WHILE, "jax.lax.while_loop", [body], len(fixed), len(carry))
+        return self._control(eqn, control, [go, *fixed, *carry], derivatives)
+
+    def _loop(self, scan: Scan, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
+        avals = [v.aval for v in _jaxlib.opened(scan.body)[0].invars[scan.consts :]]
+        nested, arguments = self._nested(inputs[: scan.consts], avals)
+        body = nested._body(nested._inlined(scan.body, arguments, derivatives, derivatives))
+        fixed = _variables(inputs[: scan.consts])
+        control = Control(
+            ControlKind.FOR,
+            f"jax.lax.scan (or map, fori_loop) of {scan.length} iterations",
+            [body],
+            len(fixed),
+            scan.carry,
+            scan.length,
+            scan.reverse,
+        )
+        return self._control(eqn, control, [*fixed, *inputs[scan.consts :]], derivatives)
+
+    def _nested(self, inputs: Sequence[Any], avals: Sequence[Any] = ()) -> tuple[Inliner, list[Any]]:
+        """An inliner of a body, and the body's arguments: those for `inputs`, then those of types `avals`.
+
+        A literal among `inputs` is no argument; the body reads it itself.
+        """
+        arguments = [v if isinstance(v, _jaxlib.Literal) else _jaxlib.new_var(v.aval) for v in inputs]
+        arguments += map(_jaxlib.new_var, avals)
+        nested = Inliner(FlatProgram(_variables(arguments), {}, [], []), self.name, self.unroll, self._rows)
+        nested._derived, nested._scope = self._derived, self._scope
+        return nested, arguments
+
+    def _body(self, results: Sequence[Any]) -> FlatProgram:
+        self.program.outvars = [self.whole(v) for v in results]
+        return self.program
+
+    def _control(self, eqn: Any, control: Control, inputs: list[Any], derivatives: int) -> list[Any]:
+        outputs = [_jaxlib.new_var(v.aval) for v in eqn.outvars]
+        control.derived = self._derived
+        step = Step(StepKind.CONTROL, eqn, inputs, outputs, derivatives=derivatives, control=control)
+        self.program.steps.append(step)
+        return outputs
+
+    def _inlined(self, closed: Any, inputs: Sequence[Any], around: int, base: int) -> list[Any]:
+        inner, consts = _jaxlib.opened(closed)
+        env = dict(zip(inner.invars, inputs, strict=True))
+        env.update((v, _constant(self.program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
+        self.inline(inner, env, fresh=True, around=around, base=base)
+        return [read(env, v) for v in inner.outvars]
+
+    def _unrolled(self, scan: Scan, eqn: Any, inputs: Sequence[Any], derivatives: int) -> list[Any]:
+        """Appends the iterations of a scan one after the other; returns its results."""
+        constants = list(inputs[: scan.consts])
+        carry = list(inputs[scan.consts : scan.consts + scan.carry])
+        arrays = inputs[scan.consts + scan.carry :]
+        stacked: list[list[Any]] = [[None] * scan.length for _ in eqn.outvars[scan.carry :]]
+        for position in scan.positions:
+            rows = [self._row(array, position) for array in arrays]
+            self._rows.append(position)
+            results = self._inlined(scan.body, [*constants, *carry, *rows], derivatives, derivatives)
+            self._rows.pop()
+            carry = results[: scan.carry]
+            for list_, value in zip(stacked, results[scan.carry :], strict=True):
+                list_[position] = self.whole(value)
+        outvars = eqn.outvars[scan.carry :]
+        return [*carry, *(Stacked(tuple(list_), v.aval) for list_, v in zip(stacked, outvars, strict=True))]
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [v for v in atoms if not isinstance(v, _jaxlib.Literal)]
+
+
+def _constant(program: FlatProgram, v: Any, value: Any) -> Any:
+    for known, other in program.constants.items():
+        if other is value:
+            return known
+    new = _jaxlib.new_var(v.aval)
+    program.constants[new] = value
+    return new

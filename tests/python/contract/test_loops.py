@@ -1,0 +1,110 @@
+"""Short loops of JAX around placed functions run on the hosts, unrolled: values and gradients are plain JAX's.
+
+The cases are those of `control_cases`; here they run on every kind of cluster. Longer loops, and branches that only the
+data decides, are in `test_control_flow.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from control_cases import CASES, HOMES, Placed
+
+import pathways as pw
+
+RUN = (
+    "scan",
+    "scan_reverse",
+    "keys",
+    "nested_scan",
+    "mixed_dtypes",
+    "fori_loop",
+    "put_in_the_body",
+    "map",
+    "remat_body",
+)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_values_and_gradients(add: Any, name: str) -> None:
+    case = CASES[name]
+    slices = {where: add(1) for where in "abc"}
+    placed = Placed.by(
+        lambda fun, where, label: pw.jit(fun, devices=slices[where], name=label),
+        lambda x, where: pw.device_put(x, slices[where]),
+    )
+    args = [pw.device_put(x, slices[HOMES[n]]) for n, x in zip(case.names, case.values(), strict=True)]
+    for make in ("forward", "backward"):
+        got = pw.program(getattr(case, make)(placed))(*args)
+        expected = getattr(case, make)(Placed())(*map(jnp.asarray, case.values()))
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            a, b = (np.asarray(leaf).astype(np.float64) for leaf in (a, b))
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_weight_put_in_the_body_gets_its_gradient_where_it_lives(add: Any, length: int) -> None:
+    """JAX takes the forward transfer out of the loop, and leaves the cotangents' transfers in it."""
+    here, there = add(1), add(1)
+    mix = pw.jit(lambda w, c: jnp.tanh(c @ w), devices=there)
+
+    def loss(w: Any, x: Any, put: Any, mix: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (mix(put(w), c), None), x, None, length=length)[0].sum()
+
+    random = np.random.default_rng(2)
+    w, x = (random.normal(size=(3, 3)).astype(np.float32) for _ in range(2))
+    step = pw.program(jax.grad(lambda w, x: loss(w, x, lambda w: pw.device_put(w, there), mix)))
+    got = step(pw.device_put(w, here), pw.device_put(x, there))
+    expected = jax.grad(lambda w, x: loss(w, x, lambda w: w, lambda w, c: jnp.tanh(c @ w)))(w, x)
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=2e-5, atol=2e-5)
+    assert got.slice is here
+
+
+def test_an_index_beyond_the_cases_is_clamped(add: Any) -> None:
+    f = pw.jit(lambda x: x * 2, devices=add(1))
+    fun = lambda f: (
+        lambda x: jax.lax.fori_loop(-1, 3, lambda i, c: f(c) + jax.lax.select_n(i, jnp.int32(10), jnp.int32(20)), x)
+    )
+    x = np.ones(3, np.float32)
+    np.testing.assert_array_equal(np.asarray(pw.program(fun(f))(x)), fun(lambda x: x * 2)(x))
+
+
+def test_a_pipeline_written_as_a_scan_follows_its_schedule(add: Any) -> None:
+    first, second = add(1), add(1)
+    f = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=first)
+    g = pw.jit(lambda w, y: jnp.sum(y @ w), devices=second)
+    plain = lambda w, v, xs: jax.lax.scan(lambda c, x: (c + jnp.sum(jnp.tanh(x @ w) @ v), None), 0.0, xs)[0]
+
+    @pw.program(schedule="1F1B")
+    def step(w: Any, v: Any, xs: Any) -> Any:
+        def loss(w: Any, v: Any) -> Any:
+            return jax.lax.scan(lambda c, x: (c + g(v, f(w, x)), None), 0.0, xs)[0]
+
+        return jax.value_and_grad(loss, (0, 1))(w, v)
+
+    random = np.random.default_rng(1)
+    w, v, xs = (random.normal(size=shape).astype(np.float32) for shape in ((3, 3), (3, 2), (4, 5, 3)))
+    placed = pw.device_put(w, first), pw.device_put(v, second)
+    for a, b in zip(
+        jax.tree.leaves(step(*placed, xs)),
+        jax.tree.leaves(jax.value_and_grad(plain, (0, 1))(w, v, xs)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=2e-5, atol=2e-5)
+    labels = [line for line in step.lower(*placed, xs).as_text("program").splitlines() if "microbatch" in line]
+    assert any("backward, microbatch 0" in line for line in labels)
+
+
+def test_a_loop_that_only_the_data_ends_is_refused_and_shown(add: Any) -> None:
+    f = pw.jit(lambda x: x * 2, devices=add(1), name="f")
+    program = pw.program(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x))
+    x = np.ones(3, np.float32)
+    for run in (lambda: program(x), lambda: program.lower(x).compile()):
+        with pytest.raises(pw.errors.ProgramError, match=r"inside jax.lax.while_loop, which hosts do not run yet"):
+            run()
+    text = program.lower(x).as_text("plan")
+    assert "of jax.lax.while_loop(%1, %0), while its first result is true" in text and "call f." in text
