@@ -134,7 +134,8 @@ def _send_cotangents_home(
     """Points each transposed transfer back to the mesh and sharding that its forward transfer read from.
 
     `home` has where arguments are; `sources`, where forward transfers in other bodies read from. When JAX has moved a
-    forward transfer out of a loop, because no iteration changes the value, the iterations' cotangents go where it reads.
+    forward transfer out of a loop, because no iteration changes the value, the iterations' cotangents go to where that
+    one reads.
     """
     kept: list[Step] = []
     renamed: dict[Any, Any] = {}
