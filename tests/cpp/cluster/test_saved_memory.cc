@@ -1,5 +1,5 @@
-// What hosts keep for saves and make for restores is in the ledger until the save or restore is over: a real controller,
-// real executors, and a backend that counts the bytes that it keeps.
+// What hosts keep for saves and make for restores is in the ledger until the save or restore is over: a real
+// controller, real executors, and a backend that counts the bytes that it keeps.
 //
 //   MEM-7   SavedMemory.*: on each device, the hosts keep at most the bytes that the ledger books
 //   MEM-3   SavedMemory.ARun*, SavedMemory.ASaveWhoseStepsWaitBehindARestore: what waits for a save ends
