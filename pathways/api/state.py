@@ -57,11 +57,13 @@ class State:
 
     def look(self) -> None:
         """Takes the variables' arrays of now."""
+        # Each array is read once, because somebody may set the variable meanwhile.
+        arrays = {variable: variable._array for variable in (*self._written, *(each for _, each in self._read))}
         self._call.written = self._written
-        self._call.taken = [variable._array for variable in self._written]
+        self._call.taken = [arrays[variable] for variable in self._written]
         for at, variable in self._read:
             layout = self._call.layouts[len(self._call.inputs) + at]
-            self._call.closed_over[at] = variable.array_for(layout, at in self._donated)
+            self._call.closed_over[at] = variable.array_for(arrays[variable], layout, at in self._donated)
 
     def take(self, out: list[Array]) -> list[Array]:
         """The results that are no new values of variables."""

@@ -192,13 +192,12 @@ class Variable:
         layout = self._array.layout
         return device_put(new, self.slice, specs.to_partition_spec(layout.spec[: len(layout.shape)]))
 
-    def array_for(self, layout: Any, is_donated: bool) -> Array:
-        """Its array for a run that takes it as `layout`. `is_donated`: the run takes it over.
+    def array_for(self, array: Array, layout: Any, is_donated: bool) -> Array:
+        """What a run takes as `layout` of `array`, its array now. `is_donated`: the run takes it over.
 
         Raises:
             DeletedArrayError: it was deleted.
         """
-        array = self._array
         if array.is_deleted():
             raise errors.DeletedArrayError(f"{self!r} was deleted: set it before a program reads it")
         if is_donated and (array.shared or array.cached is not None):  # somebody reads it (MEM-4)

@@ -241,6 +241,35 @@ def test_threads_lose_nothing(v: pw.Variable) -> None:
     same(w.value, ONES * 3 * 101)
 
 
+def test_set_while_runs_are_submitted(v: pw.Variable) -> None:
+    """Each set comes before or behind each run; no array is lost."""
+
+    @pw.program
+    def step() -> None:
+        v.value += 1
+
+    step()
+    ends = threading.Event()
+    failed: list[BaseException] = []
+
+    def submit() -> None:
+        try:
+            while not ends.is_set():
+                step()
+        except BaseException as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    for i in range(200):
+        v.value = ONES * 10_000 * i
+        got = float(v.value[0])
+        assert 10_000 * i <= got < 10_000 * (i + 1), (i, got)
+    ends.set()
+    thread.join()
+    assert not failed, failed
+
+
 def test_sharded_and_from_another_slice(add: Any) -> None:
     wide, far = add(2), add(1)
     value = np.arange(8, dtype=np.float32).reshape(4, 2)
