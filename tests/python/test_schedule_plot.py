@@ -7,7 +7,7 @@ import json
 import pathlib
 import re
 import xml.etree.ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -58,6 +58,13 @@ class Case:
 
     def run(self) -> None:
         jax.tree.map(lambda x: x.block_until_ready(), self.train(*self.arguments))
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[Any]:
+    """A cluster of two hosts of two devices each, on which nobody else has slices: those of a test share no device."""
+    with pw.connect(pw.LocalCluster(islands=1, hosts_per_island=2, devices_per_host=2)) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -240,10 +247,10 @@ def test_bad_input(case: Callable[..., Case], tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_measured_run_on_two_hosts(local_cluster: Any, tmp_path: pathlib.Path) -> None:
-    of = Case(local_cluster, [1, 1, 2], 4, schedule="1F1B")
+def test_a_measured_run_on_two_hosts(two_hosts: Any, tmp_path: pathlib.Path) -> None:
+    of = Case(two_hosts, [1, 1, 2], 4, schedule="1F1B")
     of.run()
-    tracing = pw.trace(tmp_path / "step.json.gz", cluster=local_cluster)
+    tracing = pw.trace(tmp_path / "step.json.gz", cluster=two_hosts)
     with tracing as same:
         of.run()
         of.run()
@@ -263,18 +270,18 @@ def test_a_measured_run_on_two_hosts(local_cluster: Any, tmp_path: pathlib.Path)
     assert again.lengths == plot.lengths
     assert xml.etree.ElementTree.fromstring(plot.svg()) is not None
     with pytest.raises(errors.TraceFileError, match="no whole run of program 'train' for these arguments and this"):
-        Case(local_cluster, [1, 1, 2], 5, schedule="1F1B").plot(measured=tracing)
+        Case(two_hosts, [1, 1, 2], 5, schedule="1F1B").plot(measured=tracing)
     other = pw.program(lambda x: x + 1, name="other")
     with pytest.raises(errors.TraceFileError, match=r"no run of program 'other'; it has 'train' \(2 runs\)"):
         other.schedule_plot(of.arguments[0][0], measured=tracing.path)
 
 
 @pytest.mark.slow
-def test_a_run_that_failed_or_is_not_over_is_not_plotted(local_cluster: Any, tmp_path: pathlib.Path) -> None:
-    of = Case(local_cluster, [1, 1], 2, schedule="GPipe")
+def test_a_run_that_failed_or_is_not_over_is_not_plotted(two_hosts: Any, tmp_path: pathlib.Path) -> None:
+    of = Case(two_hosts, [1, 1], 2, schedule="GPipe")
     of.run()
     path = tmp_path / "step.json"
-    with pw.trace(path, cluster=local_cluster):
+    with pw.trace(path, cluster=two_hosts):
         of.run()
     assert [(run.program, run.is_whole) for run in read_runs(path)] == [("train", True)]
     trace = json.loads(path.read_text())
