@@ -23,7 +23,7 @@ from pathways.api.program import Program
 from pathways.api.session import Session
 from pathways.api.signature import argument_of
 from pathways.api.slices import Slice
-from pathways.api.tracing import remember
+from pathways.api.tracing import refuse_stand_in, remember
 from pathways.compiler import specs
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import Argument
@@ -92,11 +92,13 @@ def run(
     Raises:
         DeletedArrayError: an argument was deleted or donated.
         PlacementError: arrays of two clusters.
+        ProgramError: it reads a variable, which only programs may.
     """
     arrays = [arg for arg in args if type(arg) is Array]
     for array in arrays:
         if array.is_deleted():
             raise errors.DeletedArrayError(f"{name}: the array {array!r} was deleted, or donated to a program")
+        refuse_stand_in(array)
     home = home or _home(name, arrays)
     table = operations(home.cluster)
     shapes: list[Hashable] = []
@@ -118,6 +120,8 @@ def run(
         known = table.known.get(key)
     if known is None:
         home.cluster.control()
+        for value in closed.consts:
+            refuse_stand_in(value)
         with table.lock:
             known = table.known.get(key)
             if known is None:

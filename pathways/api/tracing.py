@@ -111,6 +111,19 @@ def living(array: Any) -> Any:
     return variable
 
 
+def refuse_stand_in(value: Any) -> None:
+    """Refuses what stands for a variable, where no program takes the variable's array instead.
+
+    Raises:
+        ProgramError: it is that.
+    """
+    if (variable := _variables.get(id(value))) is not None:
+        raise errors.ProgramError(
+            f"{variable!r} is read by a function that is in no pw.program (jax.grad or jax.vmap of a placed function). "
+            "Put the derivative into a pw.program, or read the value before and pass it as an argument"
+        )
+
+
 def variable_of(array: Any) -> Any:
     """The variable that a closed-over array stands for; else None."""
     return _variables.get(id(array))
