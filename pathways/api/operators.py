@@ -98,7 +98,8 @@ def run(
     for array in arrays:
         if array.is_deleted():
             raise errors.DeletedArrayError(f"{name}: the array {array!r} was deleted, or donated to a program")
-        refuse_stand_in(array)
+        if array.raw_handle == 0:
+            refuse_stand_in(array)
     home = home or _home(name, arrays)
     table = operations(home.cluster)
     shapes: list[Hashable] = []
