@@ -79,7 +79,9 @@ class Session:
         self.forgotten: collections.deque[tuple[int, int]] = collections.deque()
         self.effects = Effects()
         self.compiled: weakref.WeakSet[Any] = weakref.WeakSet()  # guarded by `steady`
-        self.state_lock = threading.RLock()  # held while a run that uses variables is submitted: see `compiled.State`
+        self.state_lock = (
+            threading.RLock()
+        )  # held while a run that uses variables is submitted: see `pathways.api.state`
         self.steady = threading.RLock()  # bindings of slices change under it, and only in `remap.remap`
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
 

@@ -119,8 +119,8 @@ def refuse_stand_in(value: Any) -> None:
     """
     if (variable := _variables.get(id(value))) is not None:
         raise errors.ProgramError(
-            f"{variable!r} is read by a function that is in no pw.program (jax.grad or jax.vmap of a placed function). "
-            "Put the derivative into a pw.program, or read the value before and pass it as an argument"
+            f"{variable!r} is read by a function that is in no pw.program (jax.grad or jax.vmap of a placed function, "
+            "jax.jit, jax.eval_shape). Put it into a pw.program, or read the value before and pass it as an argument"
         )
 
 

@@ -23,7 +23,7 @@ from pathways.api.compiled import copy, move
 from pathways.api.put import device_put
 from pathways.api.session import Session
 from pathways.api.slices import Slice, SliceSharding
-from pathways.api.tracing import current_trace, living, stands_for, variable_of
+from pathways.api.tracing import current_trace, living, refuse_stand_in, stands_for, variable_of
 from pathways.compiler import specs
 from pathways.compiler.trace import Traced
 
@@ -117,16 +117,13 @@ class Variable:
         """Its value now. In a program: a traced value. Else a `pw.Array`, which later changes do not change.
 
         Raises:
-            ProgramError: read in a loop, branch or placed function of a program that sets it.
+            ProgramError: read in a loop, branch or placed function of a program that sets it; or while JAX traces a
+                function that is in no program.
         """
         trace = current_trace()
         if trace is None:
             if _jaxlib.is_staging():
-                raise errors.ProgramError(
-                    f"{self!r} is read while JAX traces a function that is in no pw.program (jax.grad or jax.vmap of "
-                    "a placed function, jax.jit, jax.eval_shape). Put the derivative into a pw.program, or read the "
-                    "value before and pass it as an argument"
-                )
+                refuse_stand_in(self._stand_ins[1])
             return self._array_now()
         if _jaxlib.staging_level() is None:
             raise errors.ProgramError(f"{self!r} is read under jax.ensure_compile_time_eval: it has no value yet")

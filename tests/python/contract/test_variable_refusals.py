@@ -6,29 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from variables import ONES, same
 
 import pathways as pw
 
-ONES = np.ones(4, np.float32)
 
-
-def same(got: Any, expected: Any) -> None:
-    np.testing.assert_array_equal(np.asarray(got), np.asarray(expected, np.float32))
-
-
-@pytest.fixture
-def here(add: Any) -> Any:
-    return add(1)
-
-
-@pytest.fixture
-def v(here: Any) -> pw.Variable:
-    return pw.Variable(ONES, here, name="v")
-
-
-def test_refusals(v: pw.Variable, here: Any) -> None:
+def test_refusals(add: Any) -> None:
+    here = add(1)
+    v = pw.Variable(ONES, here, name="v")
     inside = pw.jit(lambda x: x + v.value, devices=here)
     x = pw.device_put(ONES, here)
     same(inside(x), ONES * 2)  # JAX has traced it now

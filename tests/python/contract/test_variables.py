@@ -15,14 +15,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import PartitionSpec as P
+from variables import ONES, same
 
 import pathways as pw
-
-ONES = np.ones(4, np.float32)
-
-
-def same(got: Any, expected: Any) -> None:
-    np.testing.assert_array_equal(np.asarray(got), np.asarray(expected, np.float32))
 
 
 @pytest.fixture
