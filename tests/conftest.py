@@ -7,6 +7,8 @@
   must fail, not hang. `@pytest.mark.watchdog(seconds)` changes the limit of one test. It is a thread of the
   interpreter's own (faulthandler), so it also works while the GIL is held for ever.
 * When the session is over, no process that it started may be left.
+* A test with the mark `sampled(share)` plays a share of its cases, drawn anew in each session; the seed is printed
+  (`pytest_collection_modifyitems`). `make stress` plays all.
 * `cluster` is a connected cluster: embedded, and two islands of host processes on this machine, in turn; `make stress`
   adds one island. So a test that takes it holds for each. `embedded_cluster`, `local_cluster`, `islands_cluster` are
   one of them; `machines_cluster` is as if its hosts were on two machines, for what travels between them.
@@ -23,9 +25,12 @@ os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', QUICK_XLA)} --xla_force_host_platform_device_count={DEVICES}".strip()
 )
 
+import collections  # noqa: E402
 import faulthandler  # noqa: E402
 import gc  # noqa: E402
+import math  # noqa: E402
 import pathlib  # noqa: E402
+import random  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
@@ -48,12 +53,22 @@ hypothesis.settings.register_profile("pathways", deadline=None, derandomize=True
 hypothesis.settings.load_profile("pathways")
 
 _stderr_fd = -1
+#: "all", or the seed by which cases are drawn. The processes of pytest-xdist inherit it: all must draw the same.
+SAMPLE = "PATHWAYS_SAMPLE"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the terminal's stderr for the watchdog: during a test, file descriptor 2 is pytest's capture."""
     global _stderr_fd
     _stderr_fd = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+    if os.environ.get("PATHWAYS_THOROUGHNESS", "1") != "1":
+        os.environ[SAMPLE] = "all"
+    os.environ.setdefault(SAMPLE, str(random.SystemRandom().getrandbits(32)))
+
+
+def pytest_report_header() -> str:
+    """Says how to draw the same cases again."""
+    return f"{SAMPLE}={os.environ[SAMPLE]} (cases of tables; `all` plays all)"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -69,6 +84,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kinds.append("islands")
     values = [pytest.param(kind, marks=() if kind == "embedded" else pytest.mark.slow) for kind in kinds]
     metafunc.parametrize("kind_of_cluster", values, scope="function")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that are not drawn of each test with the mark `sampled`."""
+    if os.environ[SAMPLE] == "all":
+        return
+    tables: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            tables[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for name, cases in tables.items():
+        share = cases[0].get_closest_marker("sampled").args[0]
+        generator = random.Random(f"{os.environ[SAMPLE]} {name}")  # its own: the files that are run do not matter
+        left_out |= set(cases) - set(drawn_cases(cases, math.ceil(share * len(cases)), generator))
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+
+
+def drawn_cases(cases: list[Any], count: int, generator: random.Random) -> list[Any]:
+    """So many of the cases of one test; their parameters have as many of their values as so many cases can show."""
+    rest = {n: set(cases[n].callspec.indices.items()) for n in generator.sample(range(len(cases)), len(cases))}
+    drawn: list[Any] = []
+    seen: set[tuple[str, int]] = set()
+    while rest and len(drawn) < count:
+        best = max(rest, key=lambda n: len(rest[n] - seen))  # the first of equals, and so by chance
+        drawn.append(cases[best])
+        seen |= rest.pop(best)
+    return drawn
 
 
 @pytest.hookimpl(wrapper=True)

@@ -74,6 +74,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_jax_run_on_the_slice(x: pw.Array, name: str) -> None:
     fun = FUNCTIONS[name]
@@ -199,6 +200,7 @@ def test_random_keys(x: pw.Array) -> None:
     np.testing.assert_array_equal(jax.jit(lambda k: jax.random.bits(k, (2,)))(key), jax.random.bits(theirs, (2,)))
 
 
+@pytest.mark.sampled(0.35)
 @pytest.mark.parametrize("name", ["bool", "uint8", "int16", "bfloat16", "float16", "float8_e4m3fn"])
 def test_narrow_types(x: pw.Array, name: str) -> None:
     value = np.array([0, 1, 1, 0]).astype(jnp.dtype(name))

@@ -55,6 +55,7 @@ def same(got: Any, want: Any) -> None:
         np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=1e-6)
 
 
+@pytest.mark.sampled(0.4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
 def test_binary_operators_with_arrays_and_numbers(slice_: Any, dtype: str) -> None:
     ours, theirs = pw.device_put(VALUES.astype(dtype), slice_, P("x")), jnp.asarray(VALUES.astype(dtype))

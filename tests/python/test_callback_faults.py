@@ -69,6 +69,7 @@ def other() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield begin
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("how", ["kill", "interrupt", "close"])
 def test_a_client_that_goes_leaves_nobody_waiting(other: Any, local_cluster: Any, devices: int, how: str) -> None:

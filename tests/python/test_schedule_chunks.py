@@ -47,6 +47,7 @@ FEW = [
 PLAIN = network([layer] * 4, square)
 
 
+@pytest.mark.sampled(0.35)
 @pytest.mark.parametrize(("schedule", "stages", "microbatches", "chunks"), SIZES if THOROUGHNESS > 1 else FEW)
 def test_the_order_on_the_plan(schedule, stages, microbatches, chunks):
     meshes = slices(stages) * chunks
@@ -102,6 +103,7 @@ PLAIN_FORMS = {
 }
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("form", [inside, around])
 @pytest.mark.parametrize("make", [placed_network, one_function, linear, plain_between, skip])
@@ -111,6 +113,7 @@ def test_values_of_two_chunks_per_slice(make, form, schedule):
     follows(program, schedule, 2, 4, 2)
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tied_weights_of_two_chunks_are_added_on_their_slice(schedule):
     meshes = slices(2) * 2

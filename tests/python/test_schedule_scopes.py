@@ -108,6 +108,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_of_the_loop_has_its_order_and_right_values(form, schedule):
@@ -168,6 +169,7 @@ def layers(stages, loss):
     return one
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("model", [towers, layers])
 def test_what_is_doubtful_without_scopes_is_followed_with_them(model, schedule):

@@ -129,6 +129,7 @@ def test_two_halves_make_what_the_whole_makes(name):
     assert products(cut.first) + layers == products(halves(whole, [True, True]).first)
 
 
+@pytest.mark.sampled(0.2)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("form", [inside, around])
 def test_stages(name, form):

@@ -81,6 +81,7 @@ def test_the_definitions(schedule):
             assert got == want, (stages, microbatches, chunks)
 
 
+@pytest.mark.sampled(0.35)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("stages", "microbatches"), SIZES if THOROUGHNESS > 1 else FEW)
 def test_the_order_on_the_plan(schedule, stages, microbatches):
@@ -101,6 +102,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_of_the_loop_has_the_same_order_and_right_values(form, schedule):
@@ -112,6 +114,7 @@ def test_each_form_of_the_loop_has_the_same_order_and_right_values(form, schedul
 LOOPS = {"scan_around": scan_around, "map_around": map_around, "scan_inside": scan_inside, "fori_inside": fori_inside}
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("form", LOOPS)
 def test_loops_of_jax_over_microbatches_have_the_same_order_and_right_values(form, schedule):
@@ -120,6 +123,7 @@ def test_loops_of_jax_over_microbatches_have_the_same_order_and_right_values(for
     follows(program, schedule, 3, 4)
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_microbatches_of_one_array_are_cut_off_as_they_are_needed(schedule):
     program = check(sliced(placed_network(slices(3))), sliced(PLAIN), schedule, batch=np.stack(batches(4)), exact=True)
@@ -200,6 +204,7 @@ def layers_of_one_weight(make):
     return lambda ws, x: loss(stages[2](stages[1](stages[0](stages[0](x, ws[0]), ws[0]), ws[1]), ws[2]))
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("make", [tied, skip, linear, constant_gradients, biases, plain_between, layers_of_one_weight])
 def test_networks(make, schedule):
@@ -219,6 +224,7 @@ def test_networks(make, schedule):
         assert sum(node.label is not None and node.label.phase is Phase.FORWARD for node in plain) == 24
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_loop_per_stage_with_plain_operations_between_them(schedule):
     """Plain operations of several microbatches stand together in the text; they are not one computation."""
@@ -238,6 +244,7 @@ def test_a_loop_per_stage_with_plain_operations_between_them(schedule):
     follows(program, schedule, 3, 4)
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_comes_before_and_behind_a_pipeline_has_no_label(schedule):
     meshes = slices(3)
@@ -263,7 +270,9 @@ def test_what_comes_before_and_behind_a_pipeline_has_no_label(schedule):
     assert [node.label for node in program.nodes if node.origin in ("double", "update")] == [None] * 6
 
 
-def test_stages_of_several_devices_and_puts_by_the_user():
+@pytest.mark.sampled(0.25)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stages_of_several_devices_and_puts_by_the_user(schedule):
     meshes = [MeshSpec("a", (("x", 2),)), MeshSpec("b", (("x", 4),)), MeshSpec("c", (("x", 1),))]
     stages = [
         placed(layer, mesh, in_shardings=(P("x"), P()), out_shardings=P("x"), name=f"f{n}")
@@ -278,9 +287,8 @@ def test_stages_of_several_devices_and_puts_by_the_user():
 
     draw = np.random.default_rng(0)
     xs = [draw.normal(size=(4, 4)).astype(np.float32) for _ in range(3)]
-    for schedule in SCHEDULES:
-        program = check(inside(one), inside(PLAIN), schedule, meshes=meshes, batch=xs, exact=True)
-        follows(program, schedule, 3, 3)
+    program = check(inside(one), inside(PLAIN), schedule, meshes=meshes, batch=xs, exact=True)
+    follows(program, schedule, 3, 3)
 
 
 def test_forward_only_and_frozen_stages():
@@ -295,6 +303,7 @@ def test_forward_only_and_frozen_stages():
     assert set(map(tuple, orders(outputs).values())) == {tuple(forward)}
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("form", [around, inside])
 def test_gradients_are_added_in_place_right_behind_their_backward_step(form, schedule):

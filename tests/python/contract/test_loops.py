@@ -29,6 +29,7 @@ RUN = (
 )
 
 
+@pytest.mark.sampled(0.35)
 @pytest.mark.parametrize("name", RUN)
 def test_values_and_gradients(add: Any, name: str) -> None:
     case = CASES[name]

@@ -161,6 +161,7 @@ def close(got: Any, want: Any, rtol: float) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(1e-2, float(np.abs(b).max())))
 
 
+@pytest.mark.sampled(0.3)
 @pytest.mark.parametrize("kind", MODELS)
 def test_values_and_gradients_are_those_of_plain_jax(add: Any, kind: str) -> None:
     model = MODELS[kind]
@@ -169,6 +170,7 @@ def test_values_and_gradients_are_those_of_plain_jax(add: Any, kind: str) -> Non
     close(step(model.params), want, model.rtol)
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.one_process
 @pytest.mark.parametrize("schedule", ["none", "GPipe"])
 @pytest.mark.parametrize("kind", ["tanh", "tied", "skip", "dropout"])
@@ -275,6 +277,7 @@ def units(text: str, pipeline: int = 0) -> dict[str, list[str]]:
     return rows
 
 
+@pytest.mark.sampled(0.4)
 @pytest.mark.one_process
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 6), (3, 2), (4, 8), (8, 5)])

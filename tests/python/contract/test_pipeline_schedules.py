@@ -97,6 +97,7 @@ def piped(add: Any, case: str) -> Any:
     return pw.pipeline(stages, microbatches=COUNT, loss=mse, schedule=schedule)
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_order(add: Any, case: str) -> None:
     _, depth, count, definition = CASES[case]
@@ -276,6 +277,7 @@ def test_pipelines_that_run_at_the_same_time(add: Any) -> None:
 # ------------------------------------------------------------------------------------------------- loops
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleH1", "auto"])
 def test_each_iteration_of_a_loop_is_a_pipeline_of_its_own(add: Any, schedule: str) -> None:
     """Training steps in a `jax.lax.scan`: its body is traced once, so all iterations have the names of one pipeline."""

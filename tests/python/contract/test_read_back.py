@@ -55,6 +55,7 @@ def test_a_call_learns_and_forgets(add: Any, cluster: Any) -> None:
     assert program(x)[0].is_inline == carries(cluster)
 
 
+@pytest.mark.sampled(0.35)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(add: Any, dtype: str) -> None:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
@@ -68,6 +69,7 @@ def test_every_dtype(add: Any, dtype: str) -> None:
                 same(f(value), value)
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("spec", [P(), P("x"), P("y"), P(None, "x"), P("x", "y"), P("y", "x"), P(("y", "x"))], ids=str)
 def test_every_sharding(add: Any, cluster: Any, spec: P) -> None:
     f = pw.jit(lambda x, n: x + n, devices=add((2, 2)), out_shardings=spec)

@@ -66,6 +66,7 @@ def same(got: Any, want: Any) -> None:
     assert got.tobytes() == want.tobytes()
 
 
+@pytest.mark.sampled(0.35)
 @pytest.mark.one_island
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_comes_back(add: Any, dtype: str) -> None:
@@ -90,6 +91,7 @@ def test_64_bits_with_x64(add: Any, dtype: str) -> None:
     assert pw.device_put(value, array.slice).dtype == jnp.asarray(value).dtype != dtype
 
 
+@pytest.mark.sampled(0.35)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_goes_through_a_computation_and_a_transfer(add: Any, dtype: str) -> None:
     one, two = add(2), add(1)
