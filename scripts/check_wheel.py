@@ -44,12 +44,15 @@ def say(text: str) -> None:
 
 def build(scratch: pathlib.Path, python: str) -> pathlib.Path:
     """Build the wheel from what git tracks or would track; return its path in `scratch`."""
+    # ccache writes paths relative to the build's folder, and so knows the system's headers again only if both sources
+    # lie equally deep.
+    source = scratch.joinpath(*["source"] * max(1, len(ROOT.parts) - len(scratch.parts)))
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     for name in filter(None, listed):
         if (ROOT / name).is_file():
-            (scratch / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, scratch / "source" / name)
-    run(python, "-m", "build", "--wheel", "--no-isolation", "--outdir", scratch / "built", cwd=scratch / "source")
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    run(python, "-m", "build", "--wheel", "--no-isolation", "--outdir", scratch / "built", cwd=source)
     (wheel,) = (scratch / "built").glob("*.whl")
     return wheel
 
