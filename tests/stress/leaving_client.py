@@ -180,9 +180,10 @@ class Guest:
         self.saver = ocp.StandardCheckpointer()
         target = pathlib.Path(self.cell.folder) / "checkpoint"
         self.saver.save(target, state)  # goes on in the background
-        # A program that ends before orbax has made its folder waits ten minutes at its end, with plain JAX too: orbax
-        # makes it with threads that Python refuses to a program at its end. So hosts must have begun to write.
-        while not target.exists() and not any(host["checkpoint_jobs"] for host in self.cluster.stats()["hosts"]):
+        # orbax makes its folders on threads that Python refuses to a program at its end: a program that ends before the
+        # folders are there waits for them for ten minutes, with plain JAX too. So hosts must write, which they do in
+        # folders of their own in orbax's. That hosts have the job says nothing: they have it from the staging on.
+        while not target.exists() and not any(target.parent.rglob("ocdbt.process_*")):
             time.sleep(0.001)
         self.wait = self.saver.wait_until_finished
 
@@ -298,4 +299,5 @@ def enter(fields: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # a client that does not end is asked where it stands: `Player.stacks`
     nursery.serve(enter)

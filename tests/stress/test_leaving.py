@@ -339,11 +339,30 @@ class Player:
 
     def log(self) -> str:
         with contextlib.suppress(OSError):
-            return (self.folder / "log").read_text()[-4000:]
+            return (self.folder / "log").read_text()[-8000:]
         return ""
 
     def ended(self) -> bool:
         return self.stage.status(self.pid) is not None
+
+    def wait_for_end(self, how: str) -> None:
+        """Fails with the stacks of the client's threads if it does not end."""
+        try:
+            until(self.ended, f"the client ends by {how}")
+        except AssertionError as late:
+            raise AssertionError(f"{late}; where it stands, after what it wrote:\n{self.stacks()}") from None
+
+    def stacks(self) -> str:
+        """What the client has written, with the stacks of its threads behind it."""
+        path = self.folder / "log"
+        before = path.stat().st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+            deadline = time.monotonic() + 5.0
+            while path.stat().st_size == before and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(0.1)  # to the end of what it writes
+        return self.log()
 
     def close(self) -> None:
         if not self.ended():
@@ -373,7 +392,7 @@ def play(stage: Stage, state: str, leave: str, generator: random.Random) -> None
         if leave == "close":
             player.hear("left")
         else:
-            until(player.ended, f"the client ends by {how}")
+            player.wait_for_end(how)
         if not stage.base:
             return
         gone = time.monotonic()
@@ -390,7 +409,7 @@ def play(stage: Stage, state: str, leave: str, generator: random.Random) -> None
         took = time.monotonic() - gone
         if leave == "close":
             player.say("end")
-            until(player.ended, "the client ends")
+            player.wait_for_end(f"{how} and then by exit")
         status = stage.status(player.pid)
         # CPython before 3.13, interrupted in `Thread.join`, takes that thread for ended. Here it is orbax's, and may be
         # in jaxlib when the interpreter goes: then the process aborts with these words, after all it had to say.
