@@ -87,7 +87,7 @@ model: ## the model tests: every interleaving of small cases
 
 STRESS := tests/stress --ignore tests/stress/test_fuzz.py
 THOROUGH := $(addprefix tests/python/test_,compiler_programs.py array_functions.py array_indexing.py array_operators.py \
-    callback_faults.py control_flow.py) $(wildcard tests/python/test_schedule*.py) \
+    callback_faults.py control_flow.py examples.py) $(wildcard tests/python/test_schedule*.py) \
     tests/python/contract
 stress: $(BUILT) ## the stress tests at full size; ten minutes of fuzzing
 	@$(MAKE) --no-print-directory cpp-dev CTEST_ARGS="-R stress --repeat until-fail:5"

@@ -11,13 +11,17 @@ import sys
 import pytest
 
 LIMIT_S = 150
+#: Where most of the time is XLA's: without its optimizations, as in `tests/conftest.py`.
+QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 CLUSTERS = pytest.mark.parametrize("cluster", ["embedded", pytest.param("local", marks=pytest.mark.slow)])
 
 
-def run_example(root: pathlib.Path, folder: pathlib.Path, name: str, *arguments: str) -> str:
-    """Run an example from another folder, as a user with no JAX settings would; return what it prints."""
+def run_example(root: pathlib.Path, folder: pathlib.Path, name: str, *arguments: str, xla: str = "") -> str:
+    """Run an example from another folder, as a user with no JAX settings but `xla` would; return what it prints."""
     environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")}
     environment["COLUMNS"] = "120"
+    if xla:
+        environment["XLA_FLAGS"] = xla
     command = [sys.executable, "-W", "error", str(root / "examples" / name), *arguments]
     done = subprocess.run(
         command,
@@ -45,6 +49,32 @@ def test_figure2_is_four_dispatches_or_one_traced(root: pathlib.Path, tmp_path: 
 def test_data_parallel_training_equals_one_device(root: pathlib.Path, tmp_path: pathlib.Path, cluster: str) -> None:
     output = run_example(root, tmp_path, "data_parallel.py", "--cluster", cluster, "--steps", "60")
     assert re.search(r"60 steps on 4 devices: loss \S+, within \S+ of one device", output)
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(LIMIT_S + 60)
+@pytest.mark.sampled(0.25)
+@pytest.mark.parametrize("schedules", ["none,1F1B", "GPipe,ZeroBubbleH1", "1F1B,auto", "Interleaved1F1B,Circular"])
+def test_a_transformer_learns_the_same_under_each_schedule(
+    root: pathlib.Path, tmp_path: pathlib.Path, schedules: str
+) -> None:
+    arguments = ("--cluster", "local", "--steps", "4", "--schedules", schedules)
+    lines = run_example(root, tmp_path, "transformer_pipeline.py", *arguments, xla=QUICK_XLA).splitlines()
+    assert len(lines) == 3, lines
+    losses = [re.fullmatch(r"(\w+) +loss (\S+) -> (\S+)", line) for line in lines[:2]]
+    assert [match and match[1] for match in losses] == schedules.split(","), lines
+    assert len({(match[2], match[3]) for match in losses if match}) == 1, lines
+    assert all(match and float(match[3]) < float(match[2]) - 0.3 for match in losses), lines
+    assert re.fullmatch(r"2 schedules, 4 steps: all losses within \S+e-0[5-9] of plain JAX", lines[2]), lines
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(LIMIT_S + 60)
+def test_two_islands_that_exchange_gradients_have_the_same_bits(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    arguments = ("--cluster", "local", "--steps", "4")
+    output = run_example(root, tmp_path, "transformer_islands.py", *arguments, xla=QUICK_XLA)
+    assert re.search(r"^loss \S+ -> \S+, within \S+e-0[5-9] of plain JAX", output, re.MULTILINE), output
+    assert "bit-equal on both islands after 4 of 4 steps\n" in output, output
 
 
 def check_digits(output: str, steps: int, least_accuracy: float) -> None:
