@@ -321,14 +321,24 @@ class Player:
         address = stage.cluster.address
         assert address is not None
         self.pid = stage.fork(Cell(address, path, state, leave, islands, seed, str(self.folder)))
-        self.link, _ = listener.accept()
-        listener.close()
+        try:
+            self.link, _ = listener.accept()
+        except TimeoutError:
+            raise AssertionError(
+                f"not so after {LIMIT_S:g} s: a client connects to its link; {self.stacks()}"
+            ) from None
+        finally:
+            listener.close()
         self.link.settimeout(LIMIT_S)
         self.lines = self.link.makefile("r")
 
     def hear(self, event: str) -> dict[str, Any]:
         """The next that it says, which must be this."""
-        line = self.lines.readline()
+        try:
+            line = self.lines.readline()
+        except TimeoutError:
+            words = f"not so after {LIMIT_S:g} s: the client is {event}; where it stands, after what it wrote"
+            raise AssertionError(f"{words}:\n{self.stacks()}") from None
         assert line, f"it ended before it was {event}: {self.stage.status(self.pid)}; it wrote:\n{self.log()}"
         said: dict[str, Any] = json.loads(line)
         assert said["event"] == event, f"{said} instead of {event}"
@@ -355,8 +365,8 @@ class Player:
     def stacks(self) -> str:
         """What the client has written, with the stacks of its threads behind it."""
         path = self.folder / "log"
-        before = path.stat().st_size
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended; or it has not begun
+            before = path.stat().st_size
             os.kill(self.pid, signal.SIGUSR1)
             deadline = time.monotonic() + 5.0
             while path.stat().st_size == before and time.monotonic() < deadline:
