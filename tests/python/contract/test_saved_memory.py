@@ -56,10 +56,9 @@ def test_a_put_waits_for_a_save_of_a_deleted_array(slice_: Any) -> None:
     np.testing.assert_array_equal(np.asarray(other), value_of(10, 4))
 
 
-def test_a_training_loop_waits_for_its_save(
-    slice_: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The save asks for its writes when a run already waits for the memory that the save keeps."""
+@pytest.fixture
+def may_go(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Saves ask for their writes when this is set, and not before."""
     may_go = threading.Event()
     paths = orbax_handler._Save.paths
 
@@ -68,6 +67,42 @@ def test_a_training_loop_waits_for_its_save(
         await asyncio.get_running_loop().run_in_executor(None, may_go.wait, 60)
 
     monkeypatch.setattr(orbax_handler._Save, "paths", late)
+    return may_go
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_client_is_suspended_amid_its_save(
+    slice_: Any, tmp_path: pathlib.Path, may_go: threading.Event, is_deleted: bool
+) -> None:
+    """The suspension waits for the save, whose array may be deleted. Then all goes on, also a save after it."""
+    cluster = slice_.cluster
+    array = pw.device_put(value_of(6, 1), slice_, P("x")).block_until_ready()
+    other = pw.device_put(value_of(2, 2), slice_, P("x")).block_until_ready()
+    moved: list[int] = []
+    with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "a", args=ocp.args.StandardSave({"a": array}))
+        if is_deleted:
+            array.delete()
+        suspends = threading.Thread(target=lambda: moved.append(cluster.suspend()))
+        suspends.start()
+        time.sleep(2 * GRACE_S)
+        assert not moved
+        may_go.set()
+        suspends.join(30)
+        assert moved == [2 * (2 if is_deleted else 8) * MiB]
+        cluster.resume()
+        np.testing.assert_array_equal(np.asarray(other), value_of(2, 2))
+        checkpointer.save(tmp_path / "b", args=ocp.args.StandardSave({"a": other}))
+    targets = {"a": (6, 1), "b": (2, 2)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        for name, (size, number) in targets.items():
+            target = jax.ShapeDtypeStruct(value_of(size, number).shape, np.float32, sharding=slice_.sharding(P("x")))
+            back = checkpointer.restore(tmp_path / name, {"a": target})
+            np.testing.assert_array_equal(np.asarray(back["a"]), value_of(size, number))
+
+
+def test_a_training_loop_waits_for_its_save(slice_: Any, tmp_path: pathlib.Path, may_go: threading.Event) -> None:
+    """The save asks for its writes when a run already waits for the memory that the save keeps."""
     make = pw.jit(lambda x, n: x * 0 + n, devices=slice_, in_shardings=(P("x"), P()), out_shardings=P("x"))
     small = pw.device_put(value_of(6, 0), slice_, P("x"))
     make.lower(small, 5.0).compile()
