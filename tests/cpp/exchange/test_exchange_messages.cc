@@ -84,6 +84,9 @@ TEST(ExchangeMessages, AnyReport) {
   const HostReport other{0, {}, {{0, 0, 2}}, {{2, 5, 6}, {3, 7, 8}}};
   const std::vector<uint64_t> words = encode(good);
   size_t taken = 0, refused = 0;
+  HostReport without_memory = good;
+  without_memory.rooms.pop_back();
+  EXPECT_THROW(ExchangeCoordinator(shape).take(without_memory), Error);
   for (int round = 0; round < 20000; ++round) {
     ExchangeCoordinator coordinator(shape);
     coordinator.take(other);
