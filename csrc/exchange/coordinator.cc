@@ -51,6 +51,14 @@ void ExchangeCoordinator::check(const HostReport& report) const {
       refuse("names a shard that is not the host's, or is not there");
     }
   }
+  if (!ascends(report.expected, by_target)) refuse("has what it expects out of order");
+  if (shape_.routes == Routes::kChosen && !report.expected.empty()) refuse("expects rows, and does not know which");
+  for (const Batch& batch : report.expected) {
+    if (batch.rows == 0 || batch.source >= shape_.sources.shards() || batch.target >= shape_.targets.shards() ||
+        shape_.targets.host_of(batch.target) != report.host) {
+      refuse("expects rows at a shard that is not the host's, or from one that is not there");
+    }
+  }
   if (report.rooms.size() != target_shards_[index] ||
       !ascends(report.rooms, [](const Room& a, const Room& b) { return a.target < b.target; })) {
     refuse("does not give memory for each target shard");
@@ -95,6 +103,27 @@ std::vector<std::pair<uint32_t, HostDecision>> ExchangeCoordinator::decide() {
   return decisions;
 }
 
+/// Known routes: where what is sent is not what is expected. `sent`: by target.
+ExchangeFault ExchangeCoordinator::difference(std::vector<Batch> sent) const {
+  std::vector<Batch> expected;
+  for (const HostReport& report : reports_) {
+    expected.insert(expected.end(), report.expected.begin(), report.expected.end());
+  }
+  std::sort(expected.begin(), expected.end(), by_target);
+  sent.push_back({UINT32_MAX, UINT32_MAX, 0});  // behind all others
+  expected.push_back(sent.back());
+  const auto at = std::mismatch(sent.begin(), sent.end(), expected.begin(), expected.end());
+  if (at.first == sent.end()) return {};
+  const Batch& first = by_target(*at.second, *at.first) ? *at.second : *at.first;
+  const auto rows = [&](const Batch& batch) {
+    return std::to_string(batch.source == first.source && batch.target == first.target ? batch.rows : 0);
+  };
+  return {ExchangeFault::Kind::kBadRoutes, first.target, 0, 0,
+          "pw.exchange: source shard " + std::to_string(first.source) + " sends " + rows(*at.first) +
+              " rows to target shard " + std::to_string(first.target) + ", which expects " + rows(*at.second) +
+              ": expected the routes of one exchange, unchanged"};
+}
+
 /// Returns false, and sets `fault`, if a target shard overflows and may not.
 bool ExchangeCoordinator::give_slots(std::vector<std::pair<uint32_t, HostDecision>>& decisions, ExchangeFault* fault) {
   const auto decision_of = [&](uint32_t host) -> HostDecision& { return decisions[index_of(host)].second; };
@@ -105,14 +134,16 @@ bool ExchangeCoordinator::give_slots(std::vector<std::pair<uint32_t, HostDecisio
     for (const Room& room : report.rooms) room_of.emplace(room.target, room);
   }
   std::sort(batches.begin(), batches.end(), by_target);
+  const bool is_known = shape_.routes == Routes::kKnown;
+  if (is_known && (*fault = difference(batches)).is_there()) return false;
   for (size_t i = 0; i < batches.size();) {
     const uint32_t target = batches[i].target;
     HostDecision& here = decision_of(shape_.targets.host_of(target));
     uint64_t offered = 0;
     for (; i < batches.size() && batches[i].target == target; ++i) {
       const Batch& batch = batches[i];
-      const auto first = static_cast<uint32_t>(std::min<uint64_t>(offered, shape_.capacity));
-      const uint32_t rows = std::min(batch.rows, shape_.capacity - first);
+      const auto first = is_known ? 0 : static_cast<uint32_t>(std::min<uint64_t>(offered, shape_.capacity));
+      const uint32_t rows = is_known ? batch.rows : std::min(batch.rows, shape_.capacity - first);
       offered += batch.rows;
       if (rows == 0) continue;
       const uint32_t host = shape_.sources.host_of(batch.source);

@@ -6,8 +6,8 @@
 ///   EXCH-2 (slots)  the slots that the decisions give to a target shard's rows follow each other from 0, in the order
 ///                   of the source shards; the order of the reports changes nothing.
 ///   EXCH-4 (whole)  the exchange fails on all hosts or on none. Of several faults, the first of this list is told: a
-///                   failed value, at the lowest host; a bad destination, in the lowest shard; an overflow, of the
-///                   lowest shard.
+///                   failed value, at the lowest host; a bad destination, in the lowest shard; routes that do not
+///                   agree; an overflow, of the lowest shard.
 ///
 /// Pure. Threading: one owner.
 #pragma once
@@ -36,6 +36,7 @@ class ExchangeCoordinator {
   size_t index_of(uint32_t host) const;
   void check(const HostReport& report) const;
   ExchangeFault first_fault() const;
+  ExchangeFault difference(std::vector<Batch> sent) const;
   bool give_slots(std::vector<std::pair<uint32_t, HostDecision>>& decisions, ExchangeFault* fault);
 
   const ExchangeShape& shape_;

@@ -17,7 +17,11 @@ HostExchange::HostExchange(const ExchangeShape& shape, uint32_t host)
 void HostExchange::add_source(ShardRouting routing) {
   PW_CHECK(shape_.sources.host_of(routing.source()) == host_);
   PW_CHECK(routings_.empty() || routings_.back().source() < routing.source());
-  if (routing.bad().has_value() && !fault_.has_value()) {
+  if (routing.bad().has_value() && !fault_.has_value() && shape_.routes == Routes::kKnown) {
+    bad_route(routing.source(), "row " + std::to_string(routing.bad()->row) + " of source shard " +
+                                    std::to_string(routing.source()) + " goes to slot " +
+                                    std::to_string(routing.bad()->destination));
+  } else if (routing.bad().has_value() && !fault_.has_value()) {
     fault_ = {ExchangeFault::Kind::kBadDestination, routing.source(), routing.bad()->row, routing.bad()->destination};
   }
   routings_.push_back(std::move(routing));
@@ -32,8 +36,38 @@ void HostExchange::add_rooms(std::vector<Room> rooms) {
   rooms_ = std::move(rooms);
 }
 
+void HostExchange::bad_route(uint32_t shard, const std::string& what) {
+  fault_ = {ExchangeFault::Kind::kBadRoutes, shard, 0, 0,
+            "pw.exchange: " + what + ", which is not there: expected the routes of one exchange, unchanged"};
+}
+
+void HostExchange::expect(uint32_t target, std::span<const int32_t> origins) {
+  PW_CHECK(shape_.routes == Routes::kKnown && shape_.targets.host_of(target) == host_);
+  PW_CHECK(origins.size() == shape_.capacity);
+  ++expecting_;
+  std::vector<uint32_t> sources;
+  for (size_t slot = 0; slot < origins.size(); ++slot) {
+    const int32_t number = *static_cast<const volatile int32_t*>(&origins[slot]);
+    if (number == -1) continue;
+    if (number < 0 || static_cast<uint64_t>(number) >= uint64_t{shape_.sources.shards()} * shape_.source_rows) {
+      if (!fault_.has_value()) {
+        bad_route(target, "slot " + std::to_string(slot) + " of target shard " + std::to_string(target) +
+                              " expects row " + std::to_string(number));
+      }
+      return;
+    }
+    sources.push_back(static_cast<uint32_t>(number) / shape_.source_rows);
+  }
+  std::sort(sources.begin(), sources.end());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (i == 0 || sources[i] != sources[i - 1]) expected_.push_back({sources[i], target, 0});
+    ++expected_.back().rows;
+  }
+}
+
 bool HostExchange::can_report() const {
   if (fault_.has_value() && fault_->kind == ExchangeFault::Kind::kSourceFailed) return true;
+  if (shape_.routes == Routes::kKnown && expecting_ != target_shards_) return false;
   return routings_.size() == source_shards_ && rooms_.size() == target_shards_;
 }
 
@@ -48,6 +82,7 @@ HostReport HostExchange::report() const {
     report.batches.insert(report.batches.end(), routing.batches().begin(), routing.batches().end());
   }
   report.rooms = rooms_;
+  report.expected = expected_;
   return report;
 }
 
@@ -77,6 +112,9 @@ void HostExchange::check(const HostDecision& decision) const {
     require(routing != nullptr && range.target < shape_.targets.shards() && range.rows != 0 &&
                 range.rows <= routing->rows_for(range.target).size(),
             " moves rows that it has not");
+    require(
+        shape_.routes == Routes::kChosen || (range.first == 0 && range.rows == routing->rows_for(range.target).size()),
+        " leaves known routes");
     require(uint64_t{range.first} + range.rows <= shape_.capacity, " goes beyond the capacity");
     const auto room = std::lower_bound(decision.rooms.begin(), decision.rooms.end(), range.target,
                                        [](const Room& each, uint32_t wanted) { return each.target < wanted; });
@@ -108,9 +146,10 @@ std::vector<HostExchange::Move> HostExchange::moves(uint32_t target_host) const 
   std::vector<Move> moves;
   for (const SlotRange& range : decision_->ranges) {
     if (shape_.targets.host_of(range.target) != target_host) continue;
-    const auto rows = routing_of(range.source)->rows_for(range.target);
+    const ShardRouting& routing = *routing_of(range.source);
+    const auto rows = routing.rows_for(range.target), slots = routing.slots_for(range.target);
     for (uint32_t i = 0; i < range.rows; ++i) {
-      moves.push_back({range.source, rows[i], range.target, range.first + i});
+      moves.push_back({range.source, rows[i], range.target, slots.empty() ? range.first + i : slots[i]});
     }
   }
   return moves;

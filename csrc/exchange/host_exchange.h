@@ -41,6 +41,9 @@ class HostExchange {
   void fail_source(std::string text);
   /// The host's target shards have memory; ascending by shard.
   void add_rooms(std::vector<Room> rooms);
+  /// Known routes: what the next target shard of the host expects; ascending by shard. `origins`: for each of its slots
+  /// the number of the row, source shard * rows of a shard + row, or -1.
+  void expect(uint32_t target, std::span<const int32_t> origins);
   /// All that the report needs is there. A failed value needs nothing more: the exchange fails.
   bool can_report() const;
   /// Call it once.
@@ -53,11 +56,13 @@ class HostExchange {
   std::span<const uint32_t> target_hosts() const { return target_hosts_; }
   /// All moves to one host; by source shard, target shard, and slot.
   std::vector<Move> moves(uint32_t target_host) const;
-  /// Where each row of a source shard of the host goes: target * capacity + slot, or -1 if it goes nowhere.
+  /// Routes that were chosen: where each row of a source shard of the host goes: target * capacity + slot, or -1 if it
+  /// goes nowhere.
   std::vector<int64_t> slots_of(uint32_t source) const;
 
  private:
   const ShardRouting* routing_of(uint32_t source) const;
+  void bad_route(uint32_t shard, const std::string& what);
   void check(const HostDecision& decision) const;
 
   const ExchangeShape& shape_;
@@ -66,6 +71,8 @@ class HostExchange {
   std::vector<ShardRouting> routings_;
   std::optional<ExchangeFault> fault_;
   std::vector<Room> rooms_;
+  std::vector<Batch> expected_;
+  uint32_t expecting_ = 0;  ///< target shards of expect()
   std::optional<HostDecision> decision_;
   std::vector<uint32_t> target_hosts_;
 };

@@ -9,6 +9,9 @@ namespace {
 
 constexpr uint64_t kMostText = 4096;
 
+uint32_t high(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+uint32_t low(uint64_t word) { return static_cast<uint32_t>(word); }
+
 [[noreturn]] void refuse() { throw Error(Status::kInvalid, "a message of an exchange is malformed"); }
 
 class Writer {
@@ -72,6 +75,14 @@ class Reader {
     fault.text = text();
     return fault;
   }
+  std::vector<Batch> batches() {
+    std::vector<Batch> out(count(2));
+    for (Batch& batch : out) {
+      const uint64_t pair = word();
+      batch = {high(pair), low(pair), small()};
+    }
+    return out;
+  }
   std::vector<Room> rooms() {
     std::vector<Room> out(count(3));
     for (Room& room : out) {
@@ -89,8 +100,13 @@ class Reader {
   std::span<const uint64_t> words_;
 };
 
-uint32_t high(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
-uint32_t low(uint64_t word) { return static_cast<uint32_t>(word); }
+void put_batches(Writer& out, const std::vector<Batch>& batches) {
+  out.put(batches.size());
+  for (const Batch& batch : batches) {
+    out.put(batch.source, batch.target);
+    out.put(batch.rows);
+  }
+}
 
 void put_rooms(Writer& out, const std::vector<Room>& rooms) {
   out.put(rooms.size());
@@ -109,6 +125,7 @@ std::string ExchangeFault::describe(uint32_t targets) const {
     case Kind::kNone:
       return {};
     case Kind::kSourceFailed:
+    case Kind::kBadRoutes:
       return text;
     case Kind::kBadDestination:
       return "pw.exchange: row " + std::to_string(rows) + " of source " + where + " has destination " +
@@ -124,12 +141,9 @@ std::vector<uint64_t> encode(const HostReport& report) {
   Writer out;
   out.put(report.host);
   out.put(report.fault);
-  out.put(report.batches.size());
-  for (const Batch& batch : report.batches) {
-    out.put(batch.source, batch.target);
-    out.put(batch.rows);
-  }
+  put_batches(out, report.batches);
   put_rooms(out, report.rooms);
+  put_batches(out, report.expected);
   return std::move(out.words);
 }
 
@@ -138,12 +152,9 @@ HostReport parse_report(std::span<const uint64_t> words) {
   HostReport report;
   report.host = in.small();
   report.fault = in.fault();
-  report.batches.resize(in.count(2));
-  for (Batch& batch : report.batches) {
-    const uint64_t pair = in.word();
-    batch = {high(pair), low(pair), in.small()};
-  }
+  report.batches = in.batches();
   report.rooms = in.rooms();
+  report.expected = in.batches();
   in.end();
   return report;
 }

@@ -17,11 +17,11 @@ namespace pathways {
 
 /// Why an exchange fails. It fails as a whole: on all hosts, and nothing is written (EXCH-4).
 struct ExchangeFault {
-  enum class Kind : uint8_t { kNone, kSourceFailed, kBadDestination, kOverflow } kind = Kind::kNone;
+  enum class Kind : uint8_t { kNone, kSourceFailed, kBadDestination, kBadRoutes, kOverflow } kind = Kind::kNone;
   uint32_t shard = 0;  ///< kBadDestination: the source shard; kOverflow: the target shard
   uint64_t rows = 0;   ///< kBadDestination: the row; kOverflow: how many rows go to the shard
   int64_t limit = 0;   ///< kBadDestination: the destination; kOverflow: the capacity
-  std::string text{};  ///< kSourceFailed: the error of the value
+  std::string text{};  ///< kSourceFailed: the error of the value; kBadRoutes: what does not fit
 
   bool operator==(const ExchangeFault&) const = default;
   bool is_there() const { return kind != Kind::kNone; }
@@ -40,8 +40,9 @@ struct Room {
 struct HostReport {
   uint32_t host = 0;
   ExchangeFault fault{};
-  std::vector<Batch> batches{};  ///< of its source shards; by source, then by target
-  std::vector<Room> rooms{};     ///< of its target shards
+  std::vector<Batch> batches{};   ///< of its source shards; by source, then by target
+  std::vector<Room> rooms{};      ///< of its target shards
+  std::vector<Batch> expected{};  ///< known routes: what its target shards expect; by target, then by source
   bool operator==(const HostReport&) const = default;
 };
 

@@ -4,6 +4,9 @@
 /// result is defined by the order of the rows alone: of the rows that go to a target shard, ordered by source shard and
 /// then by row, number n gets slot n; rows beyond the capacity are an overflow. So the hosts' timing changes nothing.
 ///
+/// Rows may also go along known routes, for example back to where they came from. Then each row names its slot, each
+/// slot names its row, and both sides must agree.
+///
 /// Threading: immutable once it is made.
 #pragma once
 
@@ -72,11 +75,16 @@ class ShardHosts {
 /// What happens to rows beyond the capacity: they fail the exchange, or they stay where they are.
 enum class Overflow : uint8_t { kError, kDrop };
 
+/// kChosen: rows name shards. kKnown: rows name slots, and slots name rows.
+enum class Routes : uint8_t { kChosen, kKnown };
+
 struct ExchangeShape {
   ShardHosts sources, targets;
   uint32_t capacity;  ///< rows of a target shard
   Overflow overflow;
   std::optional<int32_t> unsent = {};  ///< the destination of rows that go nowhere
+  Routes routes = Routes::kChosen;
+  uint32_t source_rows = 0;  ///< kKnown: rows of each source shard
 
   bool has_part(uint32_t host) const { return sources.count_on(host) + targets.count_on(host) != 0; }
   /// The hosts of both slices, ascending.
