@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathways.api.cancel import cancel
     from pathways.api.connect import Cluster, LocalCluster, connect
     from pathways.api.gradients import accumulate_gradients
+    from pathways.api.host_callbacks import HostObject, host_callback
     from pathways.api.pipeline import pipeline
     from pathways.api.placed import jit
     from pathways.api.program import program
@@ -41,6 +42,7 @@ __all__ = [
     "Array",
     "Cluster",
     "Device",
+    "HostObject",
     "LocalCluster",
     "Slice",
     "Variable",
@@ -51,6 +53,7 @@ __all__ = [
     "connect",
     "device_put",
     "errors",
+    "host_callback",
     "jit",
     "make_virtual_device_set",
     "pipeline",
@@ -64,6 +67,7 @@ _PLACES = {
     "Array": "array",
     "Cluster": "connect",
     "Device": "slices",
+    "HostObject": "host_callbacks",
     "LocalCluster": "connect",
     "Slice": "slices",
     "Variable": "variables",
@@ -72,6 +76,7 @@ _PLACES = {
     "cancel": "cancel",
     "connect": "connect",
     "device_put": "put",
+    "host_callback": "host_callbacks",
     "jit": "placed",
     "make_virtual_device_set": "session",
     "pipeline": "pipeline",

@@ -27,14 +27,14 @@ def connect_callbacks(ctx: Any, module: ir.Module, ask: Callable[..., Sequence[n
     and with whole arrays; in a shard_map, each device makes a call.
     """
     for op in list(callback_operations(module)):
-        number, how, tokens = ir.StringAttr(op.attributes["backend_config"]).value.split()
+        number, how, tokens, count = ir.StringAttr(op.attributes["backend_config"]).value.split()
         has_side_effect = "has_side_effect" in op.attributes and ir.BoolAttr(op.attributes["has_side_effect"]).value
         inputs, outputs = (
             [core.ShapedArray(*shape_and_dtype(value.type)) for value in values]
             for values in (op.operation.operands, op.operation.results)
         )
         call = functools.partial(
-            _answer, ask, int(number), int(tokens), [(o.shape, np.dtype(o.dtype)) for o in outputs]
+            _answer, ask, int(number), int(tokens), int(count), [(o.shape, np.dtype(o.dtype)) for o in outputs]
         )
         if how == "each":
             sharding = jax_callback._get_sdy_array_list_for_callbacks(outputs)
@@ -51,12 +51,13 @@ def _answer(
     ask: Callable[..., Sequence[np.ndarray]],
     number: int,
     tokens: int,
+    count: int,
     results: Sequence[tuple[tuple[int, ...], np.dtype]],
     *arrays: Any,
 ) -> tuple[Any, ...]:
     """XLA calls this function, on a thread of XLA's."""
     arrays = tuple(np.asarray(each) for each in arrays)
-    return (*arrays[:tokens], *ask(number, arrays[tokens:], results[tokens:]))
+    return (*arrays[:tokens], *ask(number, arrays[tokens : tokens + count], results[tokens:]))
 
 
 def _emit_callback(

@@ -57,6 +57,8 @@ class Callback:
     call: Callable[..., Sequence[Any]]
     results: tuple[tuple[tuple[int, ...], np.dtype], ...]
     x64: bool
+    #: What `pw.host_callback` has made of the function, which hosts call. None: they ask the client to call it.
+    host: Any = None
 
     def __call__(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Calls the user's function as JAX would, and checks its results.
@@ -138,19 +140,27 @@ def lower_callback(kind: _Kind, number: Callable[[Callback], int], ctx: Any, *ar
         raise NotImplementedError(
             f"{kind.name} inside a shard_map that leaves some axes of the slice to the compiler; make all axes manual"
         )
-    what = (
-        f"{kind.name} ({params['fmt']!r})" if "fmt" in params else f"{kind.name} ({_function_name(params['callback'])})"
-    )
+    users = _users_function(params.get("callback"))
+    host = users if getattr(type(users), "is_host_function", False) else None
+    if host is not None:
+        what = host.what
+    elif "fmt" in params:
+        what = f"{kind.name} ({params['fmt']!r})"
+    else:
+        what = f"{kind.name} ({_function_name(params['callback'])})"
     results = tuple((tuple(aval.shape), np.dtype(aval.dtype)) for aval in ctx.avals_out)
-    own = number(Callback(what, functools.partial(kind.call, **params), results, bool(config.enable_x64.value)))
+    own = number(Callback(what, functools.partial(kind.call, **params), results, bool(config.enable_x64.value), host))
     effect = params.get("effect", kind.effect if params.get("ordered") else None)
     effect = effect if isinstance(effect, ORDERED_EFFECTS) else None
     tokens = [] if effect is None else [ctx.tokens_in.get(effect)]
+    # jaxlib's partitioner repeats an operation without operands in each computation that reads it, as it does with
+    # constants. A callback must be made once, so it has at least one operand.
+    more = [] if tokens or args else [jax_mlir.ir_constant(np.bool_(False))]
     call = jax_mlir.custom_call(
         CALLBACK,
         result_types=[*(token.type for token in tokens), *(tensor_type(*result) for result in results)],
-        operands=[*tokens, *args],
-        backend_config=f"{own} {'each' if is_manual else 'once'} {len(tokens)}",
+        operands=[*tokens, *args, *more],
+        backend_config=f"{own} {'each' if is_manual else 'once'} {len(tokens)} {len(args)}",
         has_side_effect=kind.name != "jax.pure_callback",
         api_version=1,
     )

@@ -279,13 +279,17 @@ class Cluster(session.Session):
 
         `dispatches`: runs this client submitted. `launches`: XLA launches, summed over hosts. `bytes_moved`: bytes that
         transfers brought from slice to slice. `compiles`: XLA compilations, by host. Hosts count from their last
-        start; `restarts` under `hosts` says how many of those there were after losses. The rest under `controller`,
-        `hosts`.
+        start; `restarts` under `hosts` says how many of those there were after losses. `variables`: the name, type,
+        slice and bytes on each device of this client's variables, the biggest first. The rest under `controller`,
+        `hosts`, `clients`.
         """
         if self.native.orphaned is not None:
             self.native.check_alive()
         if self.is_open:
             self.sweep()
+        variables = self.variables.now()
+        if variables:
+            self.variables.tell()
         stats = dict(self._control.cluster_stats())
         hosts = [host.get("driver", host) if isinstance(host, dict) else {} for host in stats.get("hosts", ())]
         return {
@@ -296,6 +300,7 @@ class Cluster(session.Session):
             "gangs": [int(host.get("gangs", 0)) for host in hosts],
             "bytes_moved": sum(int(host.get("bytes_moved", 0)) for host in hosts),
             "compiles": [int(host.get("compiles", 0)) for host in hosts],
+            "variables": [dataclasses.asdict(each) for each in variables],
             **stats,
         }
 
@@ -410,6 +415,7 @@ class Cluster(session.Session):
                     self.native.flush()
             except errors.PathwaysError:
                 pass
+            self.variables.stop()
             self.native.close()
             if _live.get(self._target) is self:
                 del _live[self._target]

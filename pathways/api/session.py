@@ -16,6 +16,7 @@ from pathways.api.effects import Effects
 from pathways.api.host_transfer import HostTransfer, InProcess, KnownPlacement, SharedMemory
 from pathways.api.slices import Device, Slice, VirtualDeviceSet
 from pathways.api.tracing import remember
+from pathways.api.variable_list import VariableList
 from pathways.cluster.arena_trimming import ArenaTrimmer
 from pathways.compiler.ir import ArrayType, MeshSpec
 from pathways.plan.topology import SliceBinding
@@ -82,6 +83,7 @@ class Session:
         self.state_lock = (
             threading.RLock()
         )  # held while a run that uses variables is submitted: see `pathways.api.state`
+        self.variables = VariableList(control.name_variables)
         self.steady = threading.RLock()  # bindings of slices change under it, and only in `remap.remap`
         self.operations: Any = None  # what ordinary use of arrays has compiled: see `operators`
 

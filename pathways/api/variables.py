@@ -52,7 +52,7 @@ class Variable:
             value: the first value: an array of any kind, or a number. It is copied.
             devices: the slice, or a sharding over one (`slice.sharding(spec)`). None: where `value`, a `pw.Array`, is.
             spec: for a slice, the `PartitionSpec`; None replicates.
-            name: for messages.
+            name: for messages, and for those who look at the cluster.
 
         Raises:
             SliceError: nothing says on which slice it is.
@@ -81,6 +81,7 @@ class Variable:
         self._stand_ins = [array.client.stand_in(self._array.layout) for _ in range(2)]
         for stand_in in self._stand_ins:
             stands_for(stand_in, self)
+        self.slice.cluster.variables.add(self)
 
     # ---- what it is
 
@@ -105,6 +106,11 @@ class Variable:
         """How it lies there."""
         found: SliceSharding = self._array.sharding
         return found
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on each device of its slice."""
+        return int(self._array.layout.space_bytes)
 
     def __repr__(self) -> str:
         dims = ",".join(map(str, self.shape))

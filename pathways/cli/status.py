@@ -112,6 +112,7 @@ def _show(stats: dict[str, Any]) -> None:
         )
     console.print(clients)
     _show_holders(console, stats["hosts"])
+    _show_variables(console, stats["clients"])
 
 
 def _what_is_special(client: dict[str, Any]) -> list[str]:
@@ -169,3 +170,23 @@ def _show_holders(console: Any, hosts: list[dict[str, Any]]) -> None:
         console.print(
             f"and {len(rows) - _HOLDERS_SHOWN} more with {bytes_text(sum(c for _, (c, _) in rows[_HOLDERS_SHOWN:]))}"
         )
+
+
+def _show_variables(console: Any, clients: list[dict[str, Any]]) -> None:
+    """The clients' variables, the biggest first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    known = [(each, client["client"]) for client in clients for each in client["variables"]]
+    known.sort(key=lambda row: (-row[0]["device_bytes"], row[1]))
+    if not known:
+        return
+    table = Table("client", "variable", "type", "slice", box=None)
+    table.add_column("on each device", justify="right")
+    for variable, client in known[:_HOLDERS_SHOWN]:
+        texts = (variable["name"], variable["type"], variable["slice"])
+        table.add_row(str(client), *map(escape, texts), bytes_text(variable["device_bytes"]))
+    console.print(table)
+    more = sum(client["variable_count"] for client in clients) - min(len(known), _HOLDERS_SHOWN)
+    if more > 0:
+        console.print(f"and {more} more variables")

@@ -13,6 +13,7 @@ from pathways._jaxlib import Callback
 from pathways.cluster.tracing import Recording
 from pathways.compiler.ir import LogicalProgram
 from pathways.plan.topology import SliceBinding, Topology
+from pathways.protocol.wire import Variable
 
 
 class ControlPlane(Protocol):
@@ -51,6 +52,9 @@ class ControlPlane(Protocol):
 
     def forget_programs(self, numbers: Sequence[int]) -> None:
         """Removes programs from the controller's records. The hosts get a command that names them, in the order."""
+
+    def name_variables(self, variables: Sequence[Variable], count: int) -> None:
+        """Says which variables this client has, to those who look at the cluster: the biggest, and how many in all."""
 
     def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
         """Answers the calls of hosts from now on, with these functions by number. The mapping may grow later."""

@@ -29,7 +29,7 @@ from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import environment
 from pathways.process.client_terms import ClientTerms
-from pathways.protocol import payloads
+from pathways.protocol import payloads, wire
 
 _has_warned = False
 
@@ -177,6 +177,9 @@ class EmbeddedControl:
         for number in numbers:
             self._errors.pop(number, None)
         self.controller.take_forgotten()  # no host has a successor here
+
+    def name_variables(self, variables: Sequence[wire.Variable], count: int) -> None:
+        """See `ControlPlane`. Nobody else looks at this cluster."""
 
     def serve_callbacks(self, callbacks: Mapping[int, _jaxlib.Callback]) -> None:
         """See `ControlPlane`."""

@@ -237,6 +237,10 @@ class RemoteControl:
         """See `ControlPlane`."""
         self._call(self._stub.ForgetPrograms, pb.ForgetProgramsRequest(program_ids=numbers))
 
+    def name_variables(self, variables: Sequence[wire.Variable], count: int) -> None:
+        """See `ControlPlane`."""
+        self._call(self._stub.NameVariables, wire.name_variables(variables, count))
+
     def serve_callbacks(self, callbacks: Mapping[int, Callback]) -> None:
         """See `ControlPlane`."""
         with self._lock:

@@ -65,7 +65,7 @@ class Computation:
     `module` is StableHLO as portable bytecode; its function `main` takes and returns *logical* (global) shapes.
     Equal modules have equal bytes, so a host compiles each `fingerprint` once.
     `donated[i]` says that input i may be donated to the outputs; each node still decides (MEM-4).
-    `callbacks` are the numbers of the client's functions that it calls.
+    `callbacks` are the numbers of the client's functions that it calls, and of its host functions.
     """
 
     name: str
@@ -76,6 +76,21 @@ class Computation:
     outputs: tuple[ArrayType, ...]
     donated: tuple[bool, ...]
     callbacks: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFunction:
+    """A function that computations call on hosts (`pw.host_callback`). `number` is in `Computation.callbacks`.
+
+    `function` are the bytes of it that `pathways.process.host_functions` reads, and `path` the folders where the client
+    finds modules. A call may take `deadline_s` seconds; 0: any time. `what` is its name, for errors.
+    """
+
+    number: int
+    what: str
+    function: bytes
+    deadline_s: float
+    path: tuple[str, ...]
 
 
 class Phase(enum.Enum):
@@ -216,6 +231,7 @@ class LogicalProgram:
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
     `predicates`, `loops` and `exchanges` are those of nodes. Hosts do not run programs that have them yet.
+    `host_functions`: those that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
@@ -238,6 +254,7 @@ class LogicalProgram:
     predicates: tuple[Predicate, ...] = ()
     loops: tuple[Loop, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    host_functions: tuple[HostFunction, ...] = ()
 
     @property
     def schedule(self) -> str:

@@ -17,7 +17,7 @@ from pathways._jaxlib import ir
 from pathways.compiler import donation, types
 from pathways.compiler.emit import Emitted, Site, symbol
 from pathways.compiler.flatten import FlatProgram, StepKind
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind, PipelineInfo
+from pathways.compiler.ir import ArrayType, Computation, HostFunction, LogicalProgram, Node, NodeKind, PipelineInfo
 from pathways.compiler.trace import Traced
 
 #: Arrays of more elements are elided in `mpmd_text` and `ifrt_text`.
@@ -152,8 +152,13 @@ def to_logical(
             partitioned.text,
             _text(ifrt),
             emitted.calls,
-            emitted.callbacks,
+            {number: each for number, each in emitted.callbacks.items() if each.host is None},
             pipelines,
+            host_functions=tuple(
+                HostFunction(number, each.host.what, each.host.data, each.host.deadline_s, each.host.path)
+                for number, each in emitted.callbacks.items()
+                if each.host is not None
+            ),
         )
     )
 

@@ -102,6 +102,7 @@ class ClientRecord:
     programs: set[int] = dataclasses.field(default_factory=set)
     suspended: bool = False
     stays_away: bool = False  # somebody asked for it to be suspended, and has not asked for it to be resumed
+    variables: pb.VariablesRequest = dataclasses.field(default_factory=pb.VariablesRequest)  # as it has named them
     #: Calls from hosts to the client's functions, while its stream of callbacks is open. An item None ends the stream.
     questions: asyncio.Queue[pb.CallbackPart | None] | None = None
     #: Held while the client is being suspended or resumed.

@@ -159,6 +159,11 @@ class ControllerService(rpc.ControllerServicer):
         return pb.AnalyzeReply(host_json=await self._programs.analyze(self._caller(context), request.program_id))
 
     @_refusing
+    async def NameVariables(self, request: pb.VariablesRequest, context: Any) -> Empty:  # noqa: D102
+        self._caller(context).variables = wire.checked_variables(request)
+        return Empty()
+
+    @_refusing
     async def ForgetPrograms(self, request: pb.ForgetProgramsRequest, context: Any) -> Empty:  # noqa: D102
         self._programs.forget(self._caller(context), request.program_ids)
         return Empty()

@@ -7,7 +7,8 @@ wait as long as the client takes. Meanwhile the host launches nothing else on th
 on the host goes on. The computation's results exist only when it is over, so a failed call fails exactly what depends
 on the computation (ERR-1).
 
-A client's Python runs in the client's own process, never in a host. The host checks each answer against the shapes and
+A client's Python runs in the client's own process, never in a host. Functions of `pw.host_callback` are answered by the
+client's process on this host: see `pathways.host.sidecars`. The host checks each answer against the shapes and
 dtypes that the computation was compiled for. The controller checks, by the client's own stream, what a client may
 answer. When a client is gone, each of its calls fails: the open ones now, and later ones at once (OWN-1).
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pathways import errors
+from pathways.host.sidecars import Sidecars
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.callback_messages import Kind, chunks, pack, unpack
 
@@ -41,8 +43,9 @@ class _Question:
 class Questions:
     """One host's open calls. Any thread may use it."""
 
-    def __init__(self, host: int) -> None:
+    def __init__(self, host: int, sidecars: Sidecars) -> None:
         self._host = host
+        self._sidecars = sidecars
         #: Sends a chunk of a call to the client. None: the client is this process, and `local` calls its functions.
         self.send: Callable[[pb.CallbackPart], None] | None = None
         self.local: Callable[[int, Sequence[np.ndarray]], list[np.ndarray]] | None = None
@@ -57,6 +60,8 @@ class Questions:
         Raises:
             CallbackFailedError: the function failed, gave something else, or its client is gone.
         """
+        if self._sidecars.has(client, number):
+            return self._sidecars.ask(client, number, arrays, kinds)
         if self.send is None:
             assert self.local is not None, "an embedded cluster sets it before the first program"
             return self.local(number, arrays)

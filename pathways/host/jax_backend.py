@@ -26,6 +26,7 @@ from pathways.host.devices import HostDevices
 from pathways.host.failures import Failures
 from pathways.host.placements import Placements
 from pathways.host.programs import OnCompiled, Programs
+from pathways.host.sidecars import Sidecars
 from pathways.host.tracing import HostTrace
 from pathways.host.transfers import Transfers
 from pathways.host.watchers import Watchers
@@ -74,13 +75,14 @@ class JaxBackend:
             gangs_block=here.is_cpu,
             swap_every_for_testing=swap_every_for_testing,
         )
-        self.callbacks = Questions(host)
+        self.sidecars = Sidecars(host)
+        self.callbacks = Questions(host, self.sidecars)
         #: Called with the reason when a computation cannot come to its end; may end the process.
         self.give_up: Callable[[str], None] = lambda why: None
         #: Called after each offload or restore: (request, error or None, bytes that left the devices or came back).
         self.on_offloaded: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
         self._placements = Placements(here)
-        self.programs = Programs(self.core, here)
+        self.programs = Programs(self.core, here, self.sidecars)
         self.transfers = Transfers(self.core, here, self.programs.by_number, transfer_bytes)
         self._tasks = Tasks(self.core, host)
         self.watchers = Watchers(self.core)
@@ -148,7 +150,7 @@ class JaxBackend:
         for account in stats["memory"]["accounts"]:
             account["program"] = self.programs.name_of(account["plan"])
         moved = stats["bytes_sent"] + stats["bytes_shipped"] + stats["bytes_kept"] + self.transfers.local_bytes
-        return {**stats, "bytes_moved": moved, **self.programs.stats(), **self._tasks.stats()}
+        return {**stats, "bytes_moved": moved, **self.programs.stats(), **self._tasks.stats(), **self.sidecars.stats()}
 
     def stop(self) -> None:
         """Makes `run` return."""
@@ -169,6 +171,7 @@ class JaxBackend:
         self.watchers.stop()
         self.transfers.stop()
         self._tasks.stop()
+        self.sidecars.stop()
         self.attendants.stop()
         self.programs.stop()
         self.core.clear()
@@ -185,5 +188,6 @@ class JaxBackend:
         """
         self._tasks.forget(client)
         self.callbacks.forget(client)
+        self.sidecars.forget(client)
         self.programs.forget(client)
         self._placements.forget(client)

@@ -20,6 +20,7 @@ from pathways.host.all_dtypes import all_dtypes
 from pathways.host.callbacks import Asker
 from pathways.host.devices import HostDevices
 from pathways.host.host_buffers import LocalPlacement
+from pathways.host.sidecars import Sidecars
 from pathways.plan.binding import Bindings, BoundProgram, host_plan
 from pathways.plan.host_resharding import host_reshard_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
@@ -67,9 +68,10 @@ class Program:
 class Programs:
     """Stores, compiles and drops a host's programs."""
 
-    def __init__(self, core: Any, devices: HostDevices) -> None:
+    def __init__(self, core: Any, devices: HostDevices, sidecars: Sidecars) -> None:
         self._core = core
         self._devices = devices
+        self._sidecars = sidecars
         self.by_number: dict[int, Program] = {}
         self._executables = executables.ExecutableCache()
         self._compiler = WorkerThreads("pw-compile", most=1)
@@ -91,13 +93,14 @@ class Programs:
         bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local))
         registered = Program(client, bound, devices, asker)
         self.by_number[program_id] = registered
+        self._sidecars.add(client, program.host_functions)
         try:
             for route, plan_here in enumerate(registered.host_reshard_plans):
                 for destination, words in plan_here.copy_plans.items():
                     self._core.add_copy_plan(program_id, route, destination, words)
             self._core.add_plan(program_id, registered.plan.block, client)
         except BaseException:
-            del self.by_number[program_id]
+            self.drop(program_id)
             raise
         self._compiler.do(lambda: self._compile(program_id, registered, on_compiled), client)
 
@@ -173,7 +176,9 @@ class Programs:
 
     def drop(self, program_id: int) -> None:
         """Drops a removed program, because its last run is over."""
-        self.by_number.pop(program_id, None)
+        registered = self.by_number.pop(program_id, None)
+        if registered is not None:
+            self._sidecars.drop(registered.client, registered.bound.program.host_functions)
 
     def forget(self, client: int) -> None:
         """Drops what calls a client that is gone. Its programs go when their last runs are over."""

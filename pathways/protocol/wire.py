@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -20,6 +22,8 @@ ERROR_KEY = "pathways-error"
 #: connection of the caller's own.
 TOKEN_KEY = "pathways-token"
 _MAX_METADATA_BYTES = 1 << 20
+#: So many variables of a client are named at most, in texts of so many characters.
+MOST_VARIABLES, MOST_CHARS = 100, 200
 _MAX_ERROR_CHARS = 1 << 16
 
 # Programs contain their modules, so messages may be as long as protobuf allows. Error texts are sent as metadata.
@@ -83,6 +87,35 @@ def make_error(kind: str, message: str) -> errors.PathwaysError:
     return errors.PathwaysError(f"{kind}: {message}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A `pw.Variable` as others see it. `device_bytes`: on each device of its slice."""
+
+    name: str
+    type: str
+    slice: str
+    device_bytes: int
+
+
+def name_variables(variables: Sequence[Variable], count: int) -> pb.VariablesRequest:
+    """A client's list of variables; `count` is the number of all."""
+    return pb.VariablesRequest(variables=[pb.Variable(**dataclasses.asdict(each)) for each in variables], count=count)
+
+
+def checked_variables(request: pb.VariablesRequest) -> pb.VariablesRequest:
+    """A client's list as the controller keeps it: no longer than `MOST_VARIABLES`, with short texts (TRUST-1)."""
+    kept = [
+        pb.Variable(
+            name=each.name[:MOST_CHARS],
+            type=each.type[:MOST_CHARS],
+            slice=each.slice[:MOST_CHARS],
+            device_bytes=each.device_bytes,
+        )
+        for each in request.variables[:MOST_VARIABLES]
+    ]
+    return pb.VariablesRequest(variables=kept, count=request.count)
+
+
 def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
     """The statistics of a cluster as plain data, with those of host drivers and the native controller merged in."""
     topology = load(reply.topology, Topology)
@@ -111,6 +144,8 @@ def load_stats(reply: pb.StatsReply) -> dict[str, Any]:
             {
                 **{field.name: getattr(client, field.name) for field in pb.ClientStats.DESCRIPTOR.fields},
                 "limits": {field.name: getattr(client.limits, field.name) for field in client.limits.DESCRIPTOR.fields},
+                "variables": [dataclasses.asdict(load(each, Variable)) for each in client.variables.variables],
+                "variable_count": client.variables.count,
             }
             for client in reply.clients
         ],

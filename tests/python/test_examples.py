@@ -92,3 +92,9 @@ def test_training_goes_on_in_the_same_process_when_a_host_is_killed(root: pathli
     ], output
     assert "went on from step " in output, output
     assert "bit-equal to an undisturbed training: True\n" in output, output
+
+
+@pytest.mark.slow
+def test_actors_and_learner_reach_their_goal(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    output = run_example(root, tmp_path, "actor_learner.py", "--cluster", "local", "--goal", "120")
+    assert re.search(r"^goal reached: mean return \d+\.\d of 200, expected 120$", output, re.MULTILINE), output

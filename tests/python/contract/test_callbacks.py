@@ -275,3 +275,26 @@ def test_everything_comes_back(add: Any, quiet: Callable[[], dict[str, Any]]) ->
     run()
     slice_.cluster.effects.forget()
     quiet(back_to=before)
+
+
+def test_a_callback_without_arguments_is_made_once_per_run(add: Any) -> None:
+    """Also if several computations read its result: jaxlib's partitioner would copy it into each of them."""
+    work = pw.jit(lambda w, x: jnp.sum(jnp.tanh(x * w)), devices=add(1))
+    numbers = np.random.default_rng(3)
+    drawn: list[Any] = []
+
+    def draw() -> Any:
+        drawn.append(numbers.normal(size=4).astype(np.float32))
+        return drawn[-1]
+
+    @pw.program
+    def step(w: Any) -> Any:
+        x = io_callback(draw, jax.ShapeDtypeStruct((4,), np.float32))
+        return x, jax.grad(work)(w, x)
+
+    for n in range(2):
+        x, grad = step(np.float32(0.5))
+        np.testing.assert_array_equal(np.asarray(x), drawn[n])
+        want = jax.grad(lambda w, x=drawn[n]: jnp.sum(jnp.tanh(x * w)))(0.5)
+        np.testing.assert_allclose(np.asarray(grad), want, 1e-4)
+    assert len(drawn) == 2

@@ -1,0 +1,118 @@
+"""Processes of host functions: each client has its own on each host, and none outlives its client or its host.
+
+OWN-1  when a client goes, its process goes, and nobody else's
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+
+import pathways as pw
+from pathways import errors
+
+NUMBER = jax.ShapeDtypeStruct((), np.float32)
+
+GUEST = """
+import sys, time
+import jax, numpy as np
+import pathways as pw
+cluster = pw.connect(sys.argv[1])
+one = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+kinds = jax.ShapeDtypeStruct((), np.float32)
+add = pw.jit(lambda x: pw.host_callback(lambda v: v + 1, kinds, x), devices=one)
+assert float(add(np.float32(1))) == 2
+hang = pw.jit(lambda x: pw.host_callback(lambda v: time.sleep(600), kinds, x, deadline=None), devices=one)
+out = hang(np.float32(1))
+print("hangs", flush=True)
+out.block_until_ready()
+"""
+
+
+def lives(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so after 30 s: {what}"
+        time.sleep(0.01)
+
+
+def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
+    with pw.connect(pw.LocalCluster(islands=2, hosts_per_island=1, devices_per_host=1)) as cluster:
+        devices = pw.make_virtual_device_set(cluster)
+        slices = [devices.add_slice(devices=1, island=n) for n in range(2)]
+        adds = [pw.jit(lambda x: pw.host_callback(lambda v: v + 1, NUMBER, x), devices=s) for s in slices]
+        doubles = [pw.jit(lambda x: 2 * x, devices=s) for s in slices]
+        assert [float(add(np.float32(1))) for add in adds] == [2, 2]
+
+        def pids(client: int) -> list[int | None]:
+            return [host.get("sidecars", {}).get(str(client)) for host in cluster.stats()["hosts"]]
+
+        mine = pids(cluster.client_id)
+        script = tmp_path / "guest.py"
+        script.write_text(GUEST)
+        guest = subprocess.Popen([sys.executable, str(script), cluster.address], stdout=subprocess.PIPE, text=True)
+        assert guest.stdout is not None and guest.stdout.readline() == "hangs\n"
+        (other,) = (each["client"] for each in cluster.stats()["clients"] if each["client"] != cluster.client_id)
+        (theirs,) = (pid for pid in pids(other) if pid is not None)
+        assert theirs not in mine and lives(theirs)
+        guest.kill()  # while its function runs, without a deadline
+        guest.wait()
+        guest.stdout.close()
+        until(lambda: not lives(theirs), "the process of the client that was killed is gone")
+        until(lambda: pids(other) == [None, None], "no host has it any more")
+        assert pids(cluster.client_id) == mine
+        assert [float(each(np.float32(3))) for each in (*adds, *doubles)] == [4, 4, 6, 6]
+
+        os.kill(cluster.stats()["hosts"][1]["pid"], signal.SIGKILL)
+        assert mine[1] is not None
+        until(lambda: not lives(mine[1]), "the process of the host that was killed is gone")
+        assert float(adds[0](np.float32(5))) == 6 and pids(cluster.client_id)[0] == mine[0]
+
+        def is_back() -> bool:
+            try:
+                return float(adds[1](np.float32(7))) == 8
+            except errors.HostLostError:
+                return False
+
+        until(is_back, "the host's successor calls functions")
+        last = [pid for pid in pids(cluster.client_id) if pid is not None]
+        assert len(last) == 2
+    until(lambda: not any(map(lives, last)), "the processes of a closed cluster are gone")
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_function_that_nobody_calls_any_more_is_dropped(embedded: bool) -> None:
+    """With what it closes over."""
+    with pw.connect(
+        None if embedded else pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=1)
+    ) as cluster:
+        one = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+
+        def resident() -> int:
+            (pid,) = (pid for host in cluster.stats()["hosts"] for pid in host["sidecars"].values())
+            return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        sizes = []
+        for n in range(12):
+            big = np.full(4 << 20, n, np.uint8)
+            f = pw.jit(lambda x, big=big: pw.host_callback(lambda v: v + big[-1], NUMBER, x), devices=one)
+            assert float(f(np.float32(1))) == 1 + n
+            del f, big
+            sizes.append(resident())
+        assert sizes[-1] - sizes[3] < 16 << 20, sizes
