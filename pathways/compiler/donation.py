@@ -74,7 +74,7 @@ def own_results(program: LogicalProgram) -> list[bool]:
     source: dict[int, set[int]] = {v: {v} for v in program.arguments}
     for node in program.nodes:
         for v in node.outputs:
-            if node.kind is NodeKind.CALL:
+            if node.kind in (NodeKind.CALL, NodeKind.EXCHANGE, NodeKind.PERMUTE):
                 source[v] = {v}
             else:  # perhaps the buffer of one of the inputs
                 source[v] = set().union(*(source[i] for i in node.inputs))

@@ -12,6 +12,7 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import meshes, placed
+from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.inlining import Inliner, holds_slice_tag, read, slice_tag_of
 from pathways.compiler.ir import MeshSpec, Spec
 from pathways.compiler.options import UNROLL
@@ -97,6 +98,8 @@ def _refuse_other_slices(jaxpr: Any, outer: placed.SliceTag | None) -> None:
                 f"{where} calls device_put; use jax.lax.with_sharding_constraint inside, or call "
                 "device_put from the program"
             )
+        if eqn.primitive in PRIMITIVES:
+            raise errors.ProgramError(f"{where} calls pw.exchange; call it from the program, before or after")
         for sub in _jaxlib.sub_jaxprs(eqn.params):
             if holds_slice_tag(sub):
                 _refuse_other_slices(sub, outer)
@@ -160,12 +163,25 @@ def _send_cotangents_home(
             assert step.mesh is not None and step.spec is not None
             home[result] = (step.mesh, step.spec)
             program.declared[result] = step.spec
+        elif step.kind is StepKind.EXCHANGE:
+            _find_exchanged(step, home)
         elif step.control is not None:
             for body in step.control.bodies:
                 _send_cotangents_home(body, {}, sources)
         kept.append(step)
     program.steps = kept
     program.outvars = [read(renamed, v) for v in program.outvars]
+
+
+def _find_exchanged(step: Step, home: dict[Any, tuple[MeshSpec, Spec]]) -> None:
+    """Notes where the results of an exchange or a permute live."""
+    beside = home.get(step.inputs[2 if step.mesh is None else 0])  # the last result of an exchange is with its values
+    for v in step.outputs:
+        mesh = step.mesh
+        if beside is not None and (mesh is None or v is step.outputs[-1]):
+            mesh = beside[0]
+        if mesh is not None:
+            home[v] = (mesh, (tuple(name for name, _ in mesh.axes), *((),) * (len(v.aval.shape) - 1)))
 
 
 def _base(uid: Any) -> Any:

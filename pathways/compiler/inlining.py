@@ -18,6 +18,7 @@ from pathways import _jaxlib, errors
 from pathways.compiler import placed
 from pathways.compiler.control.folding import fold
 from pathways.compiler.control.unrolling import Scan, Stacked, row, stack
+from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.pipeline_spec import iteration_name
 from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
@@ -31,13 +32,14 @@ _REFUSED = {
 
 
 def holds_slice_tag(jaxpr: Any, memo: dict[int, bool] | None = None) -> bool:
-    """True if a placed call or a device_put to a slice is anywhere inside."""
+    """True if a placed call, a device_put to a slice or a pw.exchange is anywhere inside."""
     memo = {} if memo is None else memo
     known = memo.get(id(jaxpr))
     if known is None:
         known = memo[id(jaxpr)] = any(
             any(each.primitive is transfer_p for each in as_transfers(eqn))
             or slice_tag_of(eqn) is not None
+            or eqn.primitive in PRIMITIVES
             or any(holds_slice_tag(sub, memo) for sub in _jaxlib.sub_jaxprs(eqn.params))
             for eqn in jaxpr.eqns
         )
@@ -106,6 +108,8 @@ class Inliner:
                 step.transposes = int(eqn.params["back"])
                 if self._rows:  # an iteration's cotangent goes back to where that iteration's value came from
                     step.eqn = eqn.replace(params={**eqn.params, "uid": (eqn.params["uid"], *self._rows)})
+            elif eqn.primitive in PRIMITIVES:
+                step.kind, step.mesh = StepKind.EXCHANGE, eqn.params.get("mesh")
             self.program.steps.append(step)
 
     def whole(self, value: Any) -> Any:

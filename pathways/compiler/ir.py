@@ -142,11 +142,14 @@ class NodeKind(enum.Enum):
     TRANSFER = "transfer"  # moves one value to another mesh, or to another sharding
     SELECT = "select"  # gives the result of the branch that was taken: of its inputs, the first is the branch's number
     LOOP = "loop"  # runs a body again and again
+    EXCHANGE = "exchange"  # sends rows to shards chosen at run time; see `pathways.compiler.exchange`
+    PERMUTE = "permute"  # sends rows along the routes of an exchange, or back
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One step of a program. `computation` indexes `LogicalProgram.computations`, or `loops` for a loop; else it is -1.
+    """One step of a program. `computation` indexes `LogicalProgram.computations`, or `loops` for a loop, or `exchanges`
+    for an exchange; else it is -1.
 
     `name` is the call site's own name, `origin` the placed function's name. `transposes` is 0 for a forward step and 1
     for a backward step. `donates[i]` refines the computation's donation for this call site: true only if input i has no
@@ -194,6 +197,17 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How an exchange sends: a shard of the target has room for `capacity` rows; `drops`: more are left, else they fail
+    the run; rows whose destination is `unsent` go nowhere.
+    """
+
+    capacity: int
+    drops: bool
+    unsent: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Calls:
     """The results by which a client knows that its program's callbacks are over.
 
@@ -216,8 +230,8 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
-    `predicates` and `loops` are those of nodes. Hosts do not run programs that have them yet. `host_functions`: those
-    that its computations call.
+    `predicates`, `loops` and `exchanges` are those of nodes. Hosts do not run programs that have them yet.
+    `host_functions`: those that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
@@ -239,6 +253,7 @@ class LogicalProgram:
     pipelines: tuple[PipelineInfo, ...] = ()
     predicates: tuple[Predicate, ...] = ()
     loops: tuple[Loop, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
     host_functions: tuple[HostFunction, ...] = ()
 
     @property
@@ -249,6 +264,7 @@ class LogicalProgram:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops and branches in it that hosts cannot run yet."""
-        named = [node.origin for node in self.nodes if node.kind in (NodeKind.SELECT, NodeKind.LOOP)]
+        """JAX's names of the loops and branches in it, and other constructs, that hosts cannot run yet."""
+        plain = (NodeKind.CALL, NodeKind.TRANSFER)
+        named = [node.origin for node in self.nodes if node.kind not in plain]
         return tuple(dict.fromkeys(named or (["jax.lax.cond"] if self.predicates else [])))

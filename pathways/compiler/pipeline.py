@@ -60,9 +60,9 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
         traced = traced.in_order()
     if has_control(program):
         if title := schedule.title_of(program, traced, options):
-            constructs = [step.control.construct for step in program.steps if step.control is not None]
+            beyond = next(filter(None, (step.beyond for step in program.steps)))
             raise errors.ScheduleError(
-                f"{title}: {constructs[0]} has placed functions inside, and a schedule orders only what is known when "
+                f"{title}: {beyond}, and a schedule orders only what is known when "
                 "the program is compiled. Give the program a larger unroll= if it is a loop of a known count, or give "
                 "no schedule"
             )

@@ -48,6 +48,11 @@ def _node_text(program: LogicalProgram, node: Node) -> str:
         loop = program.loops[node.computation]
         often = "while its first result is true" if loop.count is None else f"{loop.count} times"
         return f"{outputs} = {node.name} of {node.origin}({inputs}), {often} : {types}{when}"
+    if node.kind in (NodeKind.EXCHANGE, NodeKind.PERMUTE):
+        source, target = (program.meshes[program.values[n].mesh].name for n in (node.inputs[0], node.outputs[0]))
+        how = program.exchanges[node.computation] if node.kind is NodeKind.EXCHANGE else None
+        room = f", {how.capacity} rows per shard, {'dropping' if how.drops else 'failing with'} more" if how else ""
+        return f"{outputs} = {node.name}({inputs}) from {source} to {target}{room} : {types}{when}"
     if node.kind is NodeKind.TRANSFER:
         source = program.meshes[program.values[node.inputs[0]].mesh].name
         return f"{outputs} = transfer {node.name}({inputs}) from {source} : {types}{when}"

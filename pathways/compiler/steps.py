@@ -21,6 +21,7 @@ class StepKind(enum.Enum):
     TRANSFER = "transfer"  # one device_put
     PLAIN = "plain"  # an operation outside placed functions; the compiler chooses its mesh
     CONTROL = "control"  # a loop or a branch with placed calls inside
+    EXCHANGE = "exchange"  # sends rows to shards chosen at run time, or along the routes of such an exchange
 
 
 class ControlKind(enum.Enum):
@@ -68,6 +69,13 @@ class Step:
     scope: _jaxlib.Scope | None = None  # the microbatch that the program's text gives it
     label: Label | None = None  # its place in a pipeline
     control: Control | None = None  # of a control step
+
+    @property
+    def beyond(self) -> str:
+        """Why jaxlib's compiler does not know the step, for messages; "" if it does."""
+        if self.control is not None:
+            return f"{self.control.construct} has placed functions inside"
+        return "pw.exchange sends rows where the data says" if self.kind is StepKind.EXCHANGE else ""
 
     @property
     def reads(self) -> list[Any]:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pathways import _jaxlib
 from pathways.compiler import specs
 from pathways.compiler.control.segments import Run, segments
-from pathways.compiler.ir import ArrayType, LogicalProgram, Loop, MeshSpec, NodeKind
+from pathways.compiler.ir import ArrayType, LogicalProgram, Loop, MeshSpec, Node, NodeKind
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.trace import as_argument, trace
 from pathways.host.executables import ExecutableCache
@@ -81,6 +81,13 @@ class Reference:
                 results = self._loop(program.loops[node.computation], inputs)
                 values.update(zip(node.outputs, results, strict=True))
                 continue
+            if node.kind in (NodeKind.EXCHANGE, NodeKind.PERMUTE):
+                arrays = [np.asarray(x) for x in inputs]
+                made = _permuted(*arrays) if node.kind is NodeKind.PERMUTE else self._exchanged(node, *arrays)
+                for n, array in zip(node.outputs, made, strict=True):
+                    values[n] = jax.device_put(array, self.sharding(program.values[n]))
+                    self.check(values[n], program.values[n])
+                continue
             if node.kind is NodeKind.TRANSFER:
                 values[node.outputs[0]] = jax.device_put(inputs[0], self.sharding(program.values[node.outputs[0]]))
                 continue
@@ -110,6 +117,28 @@ class Reference:
         assert array is not DEAD, "a dead value is read"
         assert (array.shape, array.dtype) == (type.shape, type.dtype)
         assert array.sharding.is_equivalent_to(self.sharding(type), array.ndim), (array.sharding, type)
+
+    def _exchanged(self, node: Node, values: np.ndarray, destinations: np.ndarray) -> list[np.ndarray]:
+        """Row by row."""
+        how, into = self.program.exchanges[node.computation], self.program.values[node.outputs[0]]
+        shards = self.program.meshes[into.mesh].size
+        of_shard = len(destinations) // self.program.meshes[self.program.values[node.inputs[0]].mesh].size
+        rows, numbers = np.zeros(into.shape, into.dtype), np.full(into.shape[0], -1, np.int32)
+        count, offered = np.zeros(shards, np.int32), np.zeros(shards, np.int32)
+        slots = np.full(len(destinations), -1, np.int32)
+        for n, shard in enumerate(destinations):
+            if shard == how.unsent:
+                continue
+            if not 0 <= shard < shards:
+                raise ValueError(f"row {n % of_shard} of source shard {n // of_shard} has destination {shard}")
+            offered[shard] += 1
+            if count[shard] < how.capacity:
+                slots[n] = shard * how.capacity + count[shard]
+                numbers[slots[n]], rows[slots[n]] = n, values[n]
+                count[shard] += 1
+            elif not how.drops:
+                raise ValueError(f"more than {how.capacity} rows go to target shard {shard}")
+        return [rows, numbers, count, offered, slots]
 
     def _is_run(self, number: int, values: dict[int, Any]) -> bool:
         if number < 0:
@@ -145,6 +174,16 @@ class Reference:
             assert iteration < 1000, "the loop does not end"
         self.launches += body.launches
         return carry
+
+
+def _permuted(x: np.ndarray, to: np.ndarray, origins: np.ndarray) -> list[np.ndarray]:
+    out = np.zeros((len(origins), *x.shape[1:]), x.dtype)
+    for n, slot in enumerate(to):
+        if slot >= 0:
+            assert origins[slot] == n
+            out[slot] = x[n]
+    assert np.count_nonzero(origins >= 0) == np.count_nonzero(to >= 0)
+    return [out]
 
 
 def _spread(program: LogicalProgram) -> list[list[jax.Device]]:

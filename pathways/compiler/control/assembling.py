@@ -25,6 +25,7 @@ import numpy as np
 from pathways import _jaxlib, errors
 from pathways.compiler import donation
 from pathways.compiler.control.counting import counted_body, renamed
+from pathways.compiler.control.exchanging import add_exchange
 from pathways.compiler.control.splicing import Home, Whole, home_of, padded, sent_before
 from pathways.compiler.control.unrolling import operations, stack
 from pathways.compiler.groups import ancestors, cheap_constants
@@ -39,8 +40,8 @@ Partition = Callable[[Traced, FlatProgram, MeshSpec], LogicalProgram]
 
 
 def has_control(program: FlatProgram) -> bool:
-    """Whether a program has loops or branches."""
-    return any(step.kind is StepKind.CONTROL for step in program.steps)
+    """Whether a program has loops, branches or exchanges."""
+    return any(step.beyond for step in program.steps)
 
 
 def assemble(program: FlatProgram, traced: Traced, partition: Partition, default: MeshSpec | None) -> LogicalProgram:
@@ -53,9 +54,9 @@ def assemble(program: FlatProgram, traced: Traced, partition: Partition, default
     """
     for step in program.steps:
         if step.calls is not _jaxlib.CallsBack.NOTHING:
-            constructs = [other.control.construct for other in program.steps if other.control is not None]
+            beyond = next(filter(None, (other.beyond for other in program.steps)))
             raise errors.CallbackError(
-                f"program {traced.name!r} makes a callback and has {constructs[0]} with placed functions inside; hosts "
+                f"program {traced.name!r} makes a callback, and {beyond}; hosts "
                 "cannot run both in one program yet. Make two programs of it"
             )
     meshes = [*(a.mesh for a in traced.arguments), *_meshes(program), default]
@@ -136,11 +137,14 @@ class _Level:
         """The program."""
         pending: list[Step] = []
         for n, step in enumerate(self.program.steps):
-            if step.control is not None:
+            if step.beyond:
                 self._straight(pending, self.program.steps[n:])
                 pending = []
                 self._readers = self.program.steps[n + 1 :]
-                if step.control.kind is ControlKind.BRANCH:
+                if step.control is None:
+                    results = add_exchange(self.whole, step, lambda v: self._at_home(v, (self.compiler.default, ())))
+                    self.numbers.update(zip(step.outputs, results, strict=True))
+                elif step.control.kind is ControlKind.BRANCH:
                     self._branch(step, step.control)
                 else:
                     self._loop(step, step.control)

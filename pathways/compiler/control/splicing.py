@@ -14,7 +14,18 @@ from typing import Any
 
 from pathways import errors
 from pathways.compiler import donation
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Loop, MeshSpec, Node, NodeKind, Predicate, Spec
+from pathways.compiler.ir import (
+    ArrayType,
+    Computation,
+    Exchange,
+    LogicalProgram,
+    Loop,
+    MeshSpec,
+    Node,
+    NodeKind,
+    Predicate,
+    Spec,
+)
 
 #: Where a value lives: its slice, and how it is cut. Dimensions beyond the spec (a key's words) are not cut.
 Home = tuple[MeshSpec, Spec]
@@ -60,6 +71,7 @@ class Whole:
         self.nodes: list[Node] = []
         self.predicates: list[Predicate] = []
         self.loops: list[Loop] = []
+        self.exchanges: list[Exchange] = []
         self._computations: dict[Any, tuple[int, Computation]] = {}
         self._texts: list[tuple[str, str]] = []
 
@@ -113,6 +125,9 @@ class Whole:
             elif node.kind is NodeKind.LOOP:
                 self.loops.append(part.loops[computation])
                 computation = len(self.loops) - 1
+            elif node.kind is NodeKind.EXCHANGE:
+                self.exchanges.append(part.exchanges[computation])
+                computation = len(self.exchanges) - 1
             self._add(
                 dataclasses.replace(
                     node,
@@ -130,6 +145,16 @@ class Whole:
         result = self.value(self.values[cases[0]], self.home(cases[0]))
         self._add(Node(NodeKind.SELECT, "select.", -1, (which, *cases), (result,), construct))
         return result
+
+    def exchange(
+        self, kind: NodeKind, inputs: Sequence[int], results: list[int], construct: str, how: Exchange | None = None
+    ) -> list[int]:
+        """Appends an exchange, or a permute, that makes `results`; returns them."""
+        if how is not None:
+            self.exchanges.append(how)
+        number = len(self.exchanges) - 1 if how is not None else -1
+        self._add(Node(kind, f"{kind.value}.", number, tuple(inputs), tuple(results), construct))
+        return results
 
     def loop(self, loop: Loop, inputs: Sequence[int], construct: str) -> list[int]:
         """Appends a loop; returns the last carry."""
@@ -157,6 +182,7 @@ class Whole:
             "\n".join(ifrt for _, ifrt in self._texts),
             predicates=tuple(self.predicates),
             loops=tuple(self.loops),
+            exchanges=tuple(self.exchanges),
         )
         return donation.decide(program)
 

@@ -1,0 +1,207 @@
+// Exchanges on modelled hosts, whose records come late and in any order, against a dense reference.
+//
+//   EXCH-1  AnyExchange: when a host goes on, everything is there; and the records are counted. Records: the same count
+//           from 4 to 4,096 shards
+//   EXCH-2  AnyExchange: slots, numbers of rows and counts are the dense reference's; the seed is printed
+//           KnownRoutes: the same along known routes, forward and back
+//   EXCH-4  AnyExchange: all hosts fail with one text and nothing is written, or all succeed; FirstFault; KnownRoutes:
+//           routes that do not agree
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "exchange/exchange_model.h"
+#include "support.h"
+
+namespace pathways {
+namespace {
+
+using test::along;
+using test::any_case;
+using test::Case;
+using test::Cluster;
+using test::Dense;
+using test::Kind;
+using test::Random;
+
+TEST(Exchange, AnyExchange) {
+  Random random(test::seed());
+  std::map<Kind, int> ends;
+  size_t dropped = 0, moved = 0;
+  for (int round = 0; round < 1500; ++round) {
+    std::vector<Case> cases;
+    while (cases.size() < 1 + random() % 3) cases.push_back(any_case(random));
+    SCOPED_TRACE("round " + std::to_string(round));
+    Cluster cluster(cases, random);
+    cluster.play();
+    if (HasFailure()) return;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Dense& dense = cluster.run(i).dense;
+      ++ends[dense.fault.kind];
+      if (dense.fault.is_there()) continue;
+      for (size_t target = 0; target < dense.kept.size(); ++target) {
+        moved += dense.kept[target].size();
+        dropped += dense.offered[target] - dense.kept[target].size();
+      }
+    }
+  }
+  for (const Kind kind : {Kind::kNone, Kind::kSourceFailed, Kind::kBadDestination, Kind::kOverflow}) {
+    EXPECT_GT(ends[kind], 20);
+  }
+  EXPECT_GT(dropped, 500u);
+  EXPECT_GT(moved, 5000u);
+}
+
+/// Routes forward and back, as a derivative and its transpose use them.
+TEST(Exchange, KnownRoutes) {
+  Random random(test::seed() + 5);
+  size_t moved = 0, changed = 0;
+  for (int round = 0; round < 600; ++round) {
+    const Case made = any_case(random);
+    const Dense dense(made);
+    if (dense.fault.is_there() || made.shape.capacity == 0 || made.destinations[0].empty()) continue;
+    SCOPED_TRACE("round " + std::to_string(round));
+    std::vector<Case> cases{along(made, false), along(made, true)};
+    Cluster cluster(cases, random);
+    cluster.play();
+    if (HasFailure()) return;
+    for (const auto& shard : dense.kept) moved += shard.size();
+
+    // One end of one route is changed: no host waits for ever, and all say the same.
+    Case& broken = cases[random() % 2];
+    auto& side = random() % 2 == 0 ? broken.destinations : broken.origins;
+    auto& shard = side[random() % side.size()];
+    int32_t& end = shard[random() % shard.size()];
+    const int32_t wrong[] = {-1, -2, INT32_MAX};
+    const int32_t other = wrong[random() % 3];
+    if (end == other) continue;
+    end = other;
+    ExchangeCoordinator coordinator(broken.shape);
+    for (const uint32_t host : broken.shape.hosts()) {
+      HostExchange part(broken.shape, host);
+      std::vector<Room> rooms;
+      for (uint32_t source = 0; source < broken.shape.sources.shards(); ++source) {
+        if (broken.shape.sources.host_of(source) != host) continue;
+        part.add_source(ShardRouting::along(source, broken.destinations[source], broken.shape.targets.shards(),
+                                            broken.shape.capacity));
+      }
+      for (uint32_t target = 0; target < broken.shape.targets.shards(); ++target) {
+        if (broken.shape.targets.host_of(target) != host) continue;
+        part.expect(target, broken.origins[target]);
+        rooms.push_back({target, 0, 0});
+      }
+      part.add_rooms(rooms);
+      ASSERT_TRUE(part.can_report());
+      coordinator.take(parse_report(encode(part.report())));
+    }
+    std::set<std::string> texts;
+    for (const auto& decision : coordinator.decide()) {
+      ASSERT_EQ(decision.second.fault.kind, Kind::kBadRoutes);
+      ASSERT_TRUE(decision.second.ranges.empty());
+      texts.insert(decision.second.fault.text);
+    }
+    ASSERT_EQ(texts.size(), 1u);
+    ASSERT_NE(texts.begin()->find("expected the routes of one exchange, unchanged"), std::string::npos);
+    ++changed;
+  }
+  EXPECT_GT(moved, 1000u);
+  EXPECT_GT(changed, 100u);
+}
+
+Case modelled(uint32_t shards, uint32_t per_host, uint32_t rows, Random& random) {
+  std::vector<ShardHosts::Range> from, to;
+  for (uint32_t shard = 0; shard < shards; shard += per_host) {
+    from.push_back({shard, shard / per_host});
+    to.push_back({shard, (shards + shard) / per_host});
+  }
+  Case made{{{shards, from}, {shards, to}, shards * rows, Overflow::kError}, {}};
+  for (uint32_t source = 0; source < shards; ++source) {
+    auto& row = made.destinations.emplace_back();
+    while (row.size() < rows) row.push_back(static_cast<int32_t>(random() % shards));
+  }
+  return made;
+}
+
+/// The records of one exchange between two slices of so many shards, with two rows for chosen shards in each shard.
+TEST(Exchange, Records) {
+  Random random(test::seed() + 2);
+  std::printf("shards  per host  hosts  pairs that send  records  2 * (pairs + hosts)  shards^2\n");
+  for (const uint32_t per_host : {1u, 8u}) {
+    for (uint32_t shards = 4 * per_host; shards <= 4096; shards *= 4) {
+      const Case made = modelled(shards, per_host, 2, random);
+      ExchangeCoordinator coordinator(made.shape);
+      std::map<uint32_t, HostExchange> parts;
+      for (const uint32_t host : made.shape.hosts()) parts.emplace(host, HostExchange(made.shape, host));
+      for (uint32_t source = 0; source < shards; ++source) {
+        parts.at(made.shape.sources.host_of(source)).add_source({source, made.destinations[source], shards});
+      }
+      uint64_t words = 0, pairs = 0, records = 0;
+      for (auto& part : parts) {
+        std::vector<Room> rooms;
+        const uint32_t first = (part.first - shards / per_host) * per_host;
+        for (uint32_t n = 0; n < made.shape.targets.count_on(part.first); ++n) rooms.push_back({first + n, 0, 0});
+        part.second.add_rooms(rooms);
+        const std::vector<uint64_t> report = encode(part.second.report());
+        words += report.size();
+        records += part.first == 0 ? 0 : 1;
+        coordinator.take(parse_report(report));
+      }
+      for (const auto& decision : coordinator.decide()) {
+        const std::vector<uint64_t> encoded = encode(decision.second);
+        words += encoded.size();
+        records += decision.first == 0 ? 0 : 1;
+        HostExchange& part = parts.at(decision.first);
+        part.decide(parse_decision(encoded));
+        pairs += part.target_hosts().size();
+      }
+      records += pairs;
+      const uint64_t hosts = parts.size();
+      std::printf("%6u  %8u  %5lu  %15lu  %7lu  %19lu  %8lu\n", shards, per_host, hosts, pairs, records,
+                  2 * (pairs + hosts), uint64_t{shards} * shards);
+      EXPECT_EQ(records, pairs + 2 * (hosts - 1));
+      EXPECT_LE(pairs, uint64_t{2} * shards);
+      // What is said grows with the rows and the hosts, not with the pairs of shards.
+      EXPECT_LE(words, 20 * hosts + 2 * shards * 12 + 8 * shards);
+    }
+  }
+}
+
+TEST(Exchange, FirstFault) {
+  const ExchangeShape shape{{2, {{0, 0}, {1, 1}}}, {1, {{0, 2}}}, 4, Overflow::kError};
+  const auto decided = [&](const HostReport& first, const HostReport& second) {
+    ExchangeCoordinator coordinator(shape);
+    coordinator.take(second);
+    coordinator.take({2, {}, {}, {{0, 0, 0}}});
+    coordinator.take(first);
+    return coordinator.decide()[1].second.fault;
+  };
+  const HostReport good{0, {}, {{0, 0, 3}}};
+  const HostReport bad{0, {Kind::kBadDestination, 0, 7, -2}};
+  EXPECT_EQ(decided(good, {1, {}, {{1, 0, 1}}}), ExchangeFault{});
+  EXPECT_EQ(decided(good, {1, {}, {{1, 0, 2}}}).describe(1),
+            "pw.exchange: 5 rows go to target shard 0, whose capacity is 4: give a greater capacity, or "
+            "overflow=\"drop\"");
+  EXPECT_EQ(decided(bad, {1, {Kind::kBadDestination, 1, 0, 9}}).describe(1),
+            "pw.exchange: row 7 of source shard 0 has destination -2: expected a target shard from 0 to 0");
+  EXPECT_EQ(decided(bad, {1, {Kind::kSourceFailed, 0, 0, 0, "no value"}}).describe(1), "no value");
+}
+
+TEST(Exchange, ShardsOfHosts) {
+  using Ranges = std::vector<ShardHosts::Range>;
+  const ShardHosts hosts(6, {{0, 3}, {2, 1}, {5, 3}});
+  const uint32_t expected[] = {3, 3, 1, 1, 1, 3};
+  for (uint32_t shard = 0; shard < 6; ++shard) EXPECT_EQ(hosts.host_of(shard), expected[shard]);
+  EXPECT_EQ(hosts.count_on(3), 3u);
+  EXPECT_EQ(hosts.count_on(2), 0u);
+  for (const Ranges& ranges : {Ranges{}, Ranges{{1, 0}}, Ranges{{0, 0}, {0, 1}}, Ranges{{0, 0}, {6, 1}}}) {
+    EXPECT_THROW(ShardHosts(6, ranges), Error);
+  }
+}
+
+}  // namespace
+}  // namespace pathways
