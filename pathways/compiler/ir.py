@@ -25,6 +25,9 @@ from pathways.compiler.lengths import Lengths
 
 Spec = tuple[tuple[str, ...], ...]
 
+#: The most cases of one branch, so that a host's work for a program grows with the program's size only.
+MOST_CASES = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshSpec:

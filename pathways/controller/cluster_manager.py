@@ -258,6 +258,7 @@ class ClusterManager:
             machine=self.topology.machine_of(number),
             stream=self.stream_of(number, incarnation) if self.config.options.machines > 1 else "",
             streams=tuple(self._streams_for(number, segments, incarnation)),
+            islands=self.topology.island_of_hosts,
         )
         suffix = f".{incarnation}" if incarnation else ""
         log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")

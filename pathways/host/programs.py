@@ -67,8 +67,10 @@ class Program:
 class Programs:
     """Stores, compiles and drops a host's programs."""
 
-    def __init__(self, core: Any, devices: HostDevices) -> None:
+    def __init__(self, core: Any, devices: HostDevices, islands: tuple[int, ...] = ()) -> None:
+        """`islands`: the island of each host; empty: all are in one."""
         self._core = core
+        self._islands = islands
         self._devices = devices
         self.by_number: dict[int, Program] = {}
         self._executables = executables.ExecutableCache()
@@ -88,7 +90,7 @@ class Programs:
     ) -> None:
         """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
         devices = self._devices
-        bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local))
+        bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local), self._islands)
         registered = Program(client, bound, devices, asker)
         self.by_number[program_id] = registered
         try:
