@@ -421,6 +421,11 @@ class ClusterManager:
         """
         if self.config.options.sequential:
             logical = load_program(program.request.store_program.program)
+            if logical.predicates:
+                raise errors.PlanError(
+                    f"program {program.name!r} has branches around placed functions, which a cluster with "
+                    'dispatch="sequential" does not run: start it with dispatch="parallel"'
+                )
             bound = BoundProgram(logical, program.bindings, self.topology.devices_per_host)
             self.controller.add_plan(program.number, concerned(bound))
         used = sorted({device for binding in program.bindings for device in binding})
