@@ -204,7 +204,7 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
-    `predicates` and `loops` are those of nodes. Hosts do not run programs that have them yet.
+    `predicates` and `loops` are those of nodes. Hosts do not run programs that have loops yet.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
@@ -235,6 +235,5 @@ class LogicalProgram:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops and branches in it that hosts cannot run yet."""
-        named = [node.origin for node in self.nodes if node.kind in (NodeKind.SELECT, NodeKind.LOOP)]
-        return tuple(dict.fromkeys(named or (["jax.lax.cond"] if self.predicates else [])))
+        """JAX's names of the loops in it that hosts cannot run yet."""
+        return tuple(dict.fromkeys(node.origin for node in self.nodes if node.kind is NodeKind.LOOP))

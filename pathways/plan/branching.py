@@ -1,9 +1,10 @@
 """What the hosts of a bound program must know of its branches: which scalar decides, who reads it, and who is told.
 
-A *choice* is a scalar of the program that says which case of a branch is taken. Its owner, the lowest host that holds
-the scalar, reads it when it is computed. All other hosts are told, because copies of a computed value need not be equal
-on all hosts. In the owner's island, the owner tells each host; in each other island it tells the lowest host concerned,
-the relay host, which tells its island. So the hosts of a gang hear one decision from one host (GANG-1).
+CTL-1: a branch never asks the client. A *choice* is a scalar of the program that says which case of a branch is taken.
+Its owner, the lowest host that holds the scalar, reads it when it is computed. All other hosts are told, because copies
+of a computed value need not be equal on all hosts. In the owner's island, the owner tells each host; in each other
+island it tells the lowest host concerned, the relay host, which tells its island. So the hosts of a gang hear one
+decision from one host (GANG-1).
 
 A host is concerned if it has a node that depends on the choice (nobody else needs to know), or if it owns a
 choice that is made in a case of this one, or hands such a choice on.
