@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 NO_VALUE: int
+NO_PREDICATE: int
+NO_BIT: int
+PREDICATE_BITS: int
 
 class Segment:
     @staticmethod
@@ -53,7 +56,14 @@ class PlanBuilder:
     def set_results(self, values: Sequence[int]) -> None: ...
     def set_donated(self, positions: Sequence[int]) -> None: ...
     def call(
-        self, computation: int, node: int, inputs: Sequence[int], outputs: Sequence[int], devices: int, gang: bool
+        self,
+        computation: int,
+        node: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        devices: int,
+        gang: bool,
+        predicate: int = ...,
     ) -> None: ...
     def transfer(
         self,
@@ -66,11 +76,28 @@ class PlanBuilder:
         sources: Sequence[int],
         destinations: Sequence[int],
         spread: bool,
+        predicate: int = ...,
     ) -> None: ...
+    def select(
+        self, choice: int, node: int, inputs: Sequence[int], output: int, devices: int, predicate: int = ...
+    ) -> None: ...
+    def choice(
+        self,
+        number: int,
+        owner: int,
+        source: int,
+        value: int,
+        cases: int,
+        first_node: int,
+        told: Sequence[int],
+        scope: int = ...,
+    ) -> int: ...
+    def predicate(self, choice: int, which: int, parent: int = ..., bit: int = ...) -> int: ...
     def finish(self) -> bytes: ...
 
 def check_plan(block: bytes) -> None: ...
 def describe_plan(block: bytes) -> list[dict[str, Any]]: ...
+def describe_branches(block: bytes) -> dict[str, list[dict[str, Any]]]: ...
 
 class Policy:
     fifo: Policy

@@ -34,6 +34,8 @@ const char* kind_name(NodeKind kind) {
       return "transfer";
     case NodeKind::kResult:
       return "result";
+    case NodeKind::kSelect:
+      return "select";
   }
   return "?";
 }
@@ -45,15 +47,33 @@ py::list describe(const Plan& plan) {
     nodes.append(py::dict("kind"_a = kind_name(n.kind), "computation"_a = n.computation, "node"_a = n.global_node,
                           "inputs"_a = list(plan.inputs(n)), "outputs"_a = list(plan.outputs(n)),
                           "sources"_a = list(plan.sources(n)), "destinations"_a = list(plan.destinations(n)),
-                          "devices"_a = n.devices, "input_devices"_a = n.input_devices, "gang"_a = n.gang != 0));
+                          "devices"_a = n.devices, "input_devices"_a = n.input_devices, "gang"_a = n.gang != 0,
+                          "predicate"_a = n.predicate));
   }
   return nodes;
+}
+
+py::dict describe_branches(const Plan& plan) {
+  py::list choices, predicates;
+  for (const ChoiceRecord& c : plan.branches().choices()) {
+    const auto told = plan.told(c);
+    choices.append(py::dict("number"_a = c.number, "owner"_a = c.owner, "source"_a = c.source, "value"_a = c.value,
+                            "cases"_a = c.cases, "scope"_a = c.scope, "first_node"_a = c.first_node,
+                            "told"_a = std::vector<uint32_t>(told.begin(), told.end())));
+  }
+  for (const PredicateRecord& p : plan.branches().predicates()) {
+    predicates.append(py::dict("choice"_a = p.choice, "which"_a = p.which, "parent"_a = p.parent, "bit"_a = p.bit));
+  }
+  return py::dict("choices"_a = choices, "predicates"_a = predicates);
 }
 
 }  // namespace
 
 void register_plans(py::module_& m) {
   m.attr("NO_VALUE") = kNoValue;
+  m.attr("NO_PREDICATE") = kNoPredicate;
+  m.attr("NO_BIT") = kNoBit;
+  m.attr("PREDICATE_BITS") = kPredicateBits;
   py::class_<PlanBuilder>(m, "PlanBuilder", "Writes one host's plan; argument and result nodes are added by itself.")
       .def(py::init<uint32_t, uint32_t, uint32_t>(), "host"_a, "devices"_a, "values"_a)
       .def("set_arguments", &PlanBuilder::set_arguments, "values"_a)
@@ -62,7 +82,7 @@ void register_plans(py::module_& m) {
       .def(
           "call",
           [](PlanBuilder& b, uint32_t computation, uint32_t node, std::vector<uint32_t> inputs,
-             std::vector<uint32_t> outputs, uint64_t devices, bool gang) {
+             std::vector<uint32_t> outputs, uint64_t devices, bool gang, uint32_t predicate) {
             PlanBuilder::Node n;
             n.kind = NodeKind::kCall;
             n.computation = computation;
@@ -71,14 +91,15 @@ void register_plans(py::module_& m) {
             n.outputs = std::move(outputs);
             n.devices = devices;
             n.gang = gang;
+            n.predicate = predicate;
             b.add(std::move(n));
           },
-          "computation"_a, "node"_a, "inputs"_a, "outputs"_a, "devices"_a, "gang"_a)
+          "computation"_a, "node"_a, "inputs"_a, "outputs"_a, "devices"_a, "gang"_a, "predicate"_a = kNoPredicate)
       .def(
           "transfer",
           [](PlanBuilder& b, uint32_t route, uint32_t node, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs,
              uint64_t input_devices, uint64_t devices, std::vector<uint32_t> sources,
-             std::vector<uint32_t> destinations, bool spread) {
+             std::vector<uint32_t> destinations, bool spread, uint32_t predicate) {
             PlanBuilder::Node n;
             n.kind = NodeKind::kTransfer;
             n.computation = route;
@@ -90,10 +111,42 @@ void register_plans(py::module_& m) {
             n.sources = std::move(sources);
             n.destinations = std::move(destinations);
             n.spread = spread;
+            n.predicate = predicate;
             b.add(std::move(n));
           },
           "route"_a, "node"_a, "inputs"_a, "outputs"_a, "input_devices"_a, "devices"_a, "sources"_a, "destinations"_a,
-          "spread"_a)
+          "spread"_a, "predicate"_a = kNoPredicate)
+      .def(
+          "select",
+          [](PlanBuilder& b, uint32_t choice, uint32_t node, std::vector<uint32_t> inputs, uint32_t output,
+             uint64_t devices, uint32_t predicate) {
+            PlanBuilder::Node n;
+            n.kind = NodeKind::kSelect;
+            n.computation = choice;
+            n.global_node = node;
+            n.inputs = std::move(inputs);
+            n.outputs = {output};
+            n.devices = devices;
+            n.predicate = predicate;
+            b.add(std::move(n));
+          },
+          "choice"_a, "node"_a, "inputs"_a, "output"_a, "devices"_a, "predicate"_a = kNoPredicate,
+          "Gives the input of the case that the choice took; one input per case.")
+      .def(
+          "choice",
+          [](PlanBuilder& b, uint32_t number, uint32_t owner, uint32_t source, uint32_t value, uint32_t cases,
+             uint32_t first_node, std::vector<uint32_t> told, uint32_t scope) {
+            return b.add(PlanBuilder::Choice{number, owner, source, value, cases, scope, first_node, std::move(told)});
+          },
+          "number"_a, "owner"_a, "source"_a, "value"_a, "cases"_a, "first_node"_a, "told"_a, "scope"_a = kNoPredicate,
+          "A scalar that decides; returns its index. csrc/plan/branches.h has the fields.")
+      .def(
+          "predicate",
+          [](PlanBuilder& b, uint32_t choice, uint32_t which, uint32_t parent, uint32_t bit) {
+            return b.add(PredicateRecord{choice, which, parent, bit});
+          },
+          "choice"_a, "which"_a, "parent"_a = kNoPredicate, "bit"_a = kNoBit,
+          "Holds if the choice took case `which` and the parent holds; returns its index.")
       .def("finish", [](const PlanBuilder& b) { return to_bytes(b.finish()); }, "The encoded plan.");
   m.def(
       "check_plan", [](const py::bytes& block) { (void)from_bytes(block); }, "block"_a,
@@ -101,6 +154,9 @@ void register_plans(py::module_& m) {
   m.def(
       "describe_plan", [](const py::bytes& block) { return describe(from_bytes(block)); }, "block"_a,
       "The nodes of an encoded plan, as dictionaries.");
+  m.def(
+      "describe_branches", [](const py::bytes& block) { return describe_branches(from_bytes(block)); }, "block"_a,
+      "The choices and predicates of an encoded plan, as dictionaries.");
 }
 
 }  // namespace pathways::bind

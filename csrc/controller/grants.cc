@@ -1,6 +1,7 @@
 #include "controller/grants.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <numeric>
@@ -163,6 +164,9 @@ void Grants::run_done(uint32_t h, const RunDoneRecord& record) {
     entry.counted = true;
     entry.ganged = ganged;
   }
+  if (((entry.chosen ^ record.chosen) & entry.known & record.known) != 0) branches_broken(h, entry, record);
+  entry.known |= record.known;
+  entry.chosen |= record.chosen & record.known;
   const uint32_t client = entry.client;
   if (times_.is_other_look(h, record.look)) settle_times();
   times_.run_done(id, h, client, record.busy_ns, record.look);
@@ -197,6 +201,14 @@ void Grants::gangs_broken(uint32_t h, const Entry& entry, const RunDoneRecord& r
   end_.fail("GANG-1 broken: host " + std::to_string(h) + " launched " + (ganged ? "the" : "no") + " gangs of run " +
             std::to_string(entry.order) + ", another of its hosts " + (ganged ? "none" : "did") +
             "; results can no longer be trusted");
+}
+
+void Grants::branches_broken(uint32_t h, const Entry& entry, const RunDoneRecord& record) {
+  const uint64_t wrong = (entry.chosen ^ record.chosen) & entry.known & record.known;
+  const bool holds = (record.chosen & wrong & ~(wrong - 1)) != 0;
+  end_.fail("GANG-1 broken: host " + std::to_string(h) + (holds ? " took" : " did not take") + " a branch of run " +
+            std::to_string(entry.order) + " (predicate bit " + std::to_string(std::countr_zero(wrong)) +
+            "), another of its hosts " + (holds ? "did not" : "did") + "; results can no longer be trusted");
 }
 
 void Grants::retire(EntryId id, uint32_t of_client) {

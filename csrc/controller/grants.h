@@ -6,10 +6,11 @@
 /// ControllerOptions::sequential, granted entries leave through SequentialDispatchForTesting.
 ///
 /// GANG-1: Grants checks it. Each host of a run reports whether the host launched all gangs of the run or none, and all
-/// hosts must report the same. Otherwise Grants fails the cluster, because the results can no longer be trusted. A
-/// granted run finishes on all its hosts: only a run that waits can be dropped, and it is dropped for all.
-/// COST-3: for each run, the controller sends one record to each host and takes one record from it.
-/// ERR-1, FUT-3: the hosts of a dropped run get, in the run's place, the failure of its results (`instead_`).
+/// hosts must report the same; and what two hosts know of the branches that a run took must agree. Otherwise Grants
+/// fails the cluster, because the results can no longer be trusted. A granted run finishes on all its hosts: only a run
+/// that waits can be dropped, and it is dropped for all. COST-3: for each run, the controller sends one record to each
+/// host and takes one record from it. ERR-1, FUT-3: the hosts of a dropped run get, in the run's place, the failure of
+/// its results (`instead_`).
 ///
 /// Invariants: an entry has a record in `kept_` exactly while it waits or is dropped in its place; an entry with
 /// something in `instead_` is dropped and has a record in `kept_`.
@@ -124,6 +125,7 @@ class Grants {
   void release_donated(EntryId id);
   void retire(EntryId id, uint32_t client);
   void gangs_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
+  void branches_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
   void sort_youngest_first(std::vector<EntryId>& entries) const;
 
   HostRings& hosts_;

@@ -20,6 +20,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "executor/error_table.h"
 #include "futures/read_back.h"
 #include "messages/records.h"
 
@@ -77,6 +78,9 @@ class Backend {
   /// type, as a new reference.
   virtual Value placeholder(const NodeContext& context, uint32_t input) = 0;
   virtual Readiness readiness(Value value) = 0;
+  /// The number that a ready scalar holds (a truth value is 0 or 1): which branch to take. `value` has a copy of it on
+  /// some local device.
+  virtual Status read_scalar(Value value, int64_t* out) = 0;
   virtual Value retain(Value value) = 0;
   virtual void drop(Value value) = 0;
 
@@ -150,6 +154,28 @@ struct DeviceTime {
   uint32_t look = 0;    ///< runs whose ends were noticed together have the same number
 };
 
+/// What was chosen between the cases of a branch: the case `taken`, or why there is none; or it is dead, because the
+/// branch in which the scalar is computed was not taken.
+struct Decision {
+  Outcome outcome = Outcome::kDone;
+  uint32_t taken = 0;
+  std::string_view text = {};
+};
+
+/// Which predicates of a run are known on a host, by their bits, and which of them hold (GANG-1). A bit that several
+/// predicates share is known if all of them are, and stands for the parity of those that hold.
+struct TakenBranches {
+  uint64_t known = 0, chosen = 0, failed = 0;
+  /// `verdict`: 0 if it holds, kDead if not, or an error.
+  void add(uint32_t bit, uint32_t verdict) {
+    const uint64_t mask = uint64_t{1} << bit;
+    known |= mask;
+    if (verdict == 0) chosen ^= mask;
+    if (verdict != 0 && verdict != kDead) failed |= mask;
+  }
+  uint64_t sure() const { return known & ~failed; }
+};
+
 /// What the executor reports to the rest of the cluster. `host/host.h` implements it over rings.
 class HostLink {
  public:
@@ -162,7 +188,9 @@ class HostLink {
   virtual bool begin_read_back(uint32_t /*client*/, Handle /*future*/, ReadBackSlot* /*place*/) { return false; }
   virtual void end_read_back(uint32_t /*client*/, Handle /*future*/) {}
   /// A run is over here: this host launched `gangs` of the `expected` gangs that the run has on it (GANG-1).
-  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) = 0;
+  /// Gangs of branches that were not taken are not among the expected ones; `taken`: which were.
+  virtual void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,
+                        const TakenBranches& taken) = 0;
   /// A command of the client, in a record of so many bytes, is done here, and this host keeps nothing of it.
   virtual void command_done(uint32_t /*client*/, uint64_t /*bytes*/) {}
   /// MEM-7: this host keeps nothing for a task of the client any more; `hold` is that of its record, and not 0.
@@ -179,7 +207,9 @@ class HostLink {
   virtual void leave() {}
   virtual void come_back() {}
   virtual void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
-  virtual void receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) = 0;
+  virtual void receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) = 0;
+  /// Tells `host` what was chosen: `choice` is its number in the program.
+  virtual void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) = 0;
 };
 
 }  // namespace pathways

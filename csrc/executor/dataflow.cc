@@ -43,6 +43,7 @@ void Dataflow::define(uint32_t slot, uint32_t value, Value ref, uint64_t devices
   bool is_ours = run.readers[value] == 0;  // else the readers have it, and the last one drops it
   if (!is_ours) run.values[value] = ref;
   run.ages[value] = age;
+  if (!plan.branches().empty()) dispatcher_.value_there(slot, value, ref, devices);
   const auto results = plan.results_of(value);
   for (uint32_t i = 0; i < results.size(); ++i) {
     const bool is_last = is_ours && i + 1 == results.size();
@@ -67,12 +68,14 @@ void Dataflow::propagate_error(uint32_t slot, uint32_t value, uint32_t error) {
   Run& run = runs_[slot];
   const Plan& plan = run.plan->plan;
   run.errors[value] = error;
+  PW_DCHECK(error != kDead || plan.results_of(value).empty());  // PLAN-5
   for (uint32_t result : plan.results_of(value))
     objects_.fail(run.client, Handle{run.results[result]}, run.order, error);
   for (uint32_t consumer : plan.consumers(value)) {
     if (run.input_errors[consumer] == 0) run.input_errors[consumer] = error;
     queues_.satisfy({slot, consumer});
   }
+  if (!plan.branches().empty()) dispatcher_.value_there(slot, value, nullptr, 0);
 }
 
 void Dataflow::read_done(Run& run, std::span<const uint32_t> values) {
@@ -86,7 +89,8 @@ void Dataflow::close_step(uint32_t slot) {
   PW_DCHECK(run.open > 0);
   if (--run.open != 0) return;
   if (run.is_traced()) trace_.over(run, clock_.now_ns());
-  link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count(), {run.busy_ns, clock_.look()});
+  link_.run_done(run.client, run.tag, run.gangs, run.plan->plan.gang_count() - run.untaken_gangs,
+                 {run.busy_ns, clock_.look()}, run.taken);
   plans_.end_run(*run.plan);
   runs_.release(slot);
 }

@@ -35,6 +35,13 @@ std::string Executor::describe_run(uint32_t slot) const {
     if (transfers_.is_stalled(key)) text += ", no room to receive";
     if (exchange->sends_left != 0 && exchange->source_ready) text += ", nobody has said where to write";
   }
+  for (uint32_t i = 0; i < run.choices.size(); ++i) {
+    if (run.choices[i].is_decided()) continue;
+    const ChoiceRecord& choice = plan.branches().choice(i);
+    text += "; choice " + std::to_string(choice.number) +
+            (choice.source == options_.host ? run.choices[i].is_enqueued ? " is computed" : " has no value yet"
+                                            : " is to come from host " + std::to_string(choice.source));
+  }
   return text;
 }
 

@@ -16,6 +16,7 @@ uint32_t ErrorTable::add(std::string text) {
 }
 
 std::string_view ErrorTable::text(uint32_t error) const {
+  if (error == kDead) return "it belongs to a branch that was not taken";
   if (error < first_) return "the error's text is no longer kept";
   return texts_[error - first_];
 }

@@ -15,6 +15,10 @@
 
 namespace pathways {
 
+/// The error of what a node would have made that was not taken (csrc/plan/branches.h). It has no text, and no result of
+/// a client has it (PLAN-5).
+inline constexpr uint32_t kDead = 0xffffffffu;
+
 class ErrorTable {
  public:
   /// Returns the number of the new error, never 0.

@@ -27,12 +27,13 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       objects_(part_),
       flow_(part_, plans_, objects_),
       transfers_(part_, memory_, flow_),
-      launcher_(part_, memory_, flow_, transfers_),
+      decisions_(part_, flow_),
+      launcher_(part_, memory_, flow_, transfers_, decisions_),
       puts_(part_, objects_, memory_, options.longest_put_wait),
       tasks_(part_, objects_),
       fetches_(part_, objects_, tasks_),
       commands_(part_, objects_, puts_, fetches_, tasks_),
-      settler_(part_, objects_, flow_, transfers_, fetches_),
+      settler_(part_, objects_, flow_, transfers_, decisions_, fetches_),
       sequential_(part_, flow_) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
@@ -44,6 +45,7 @@ void Executor::clear() {
   runs_.clear(refs_);
   tracker_.clear();
   transfers_.clear();
+  decisions_.clear();
   objects_.clear();
   errors_.forget_launches();
   sequential_.clear();
@@ -118,7 +120,14 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
 }
 
 void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
+  decisions_.on_hosts_lost(hosts, text);
   transfers_.on_hosts_lost(hosts, text);
+  drain();
+}
+
+void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
+  decisions_.lose_peer(host, text);
+  transfers_.lose_peer(host, text, state);
   drain();
 }
 
@@ -130,9 +139,11 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles, int64_t 
     for (uint32_t i = 0; i < record.results; ++i) {
       link_.failed(record.header.client, Handle{handles[record.arguments + i]}, why);
     }
-    if (PlanEntry* entry = plans_.find(record.plan)) release_donated(record, handles, entry->plan);
+    const PlanEntry* entry = plans_.find(record.plan);
+    if (entry != nullptr) release_donated(record, handles, entry->plan);
     transfers_.refuse_run(record.order, why);
-    link_.run_done(record.header.client, record.tag, 0, 1, {});  // it has launched none of its gangs
+    decisions_.refuse_run(record.order, entry == nullptr ? nullptr : &entry->plan, why);
+    link_.run_done(record.header.client, record.tag, 0, 1, {}, {});  // it has launched none of its gangs
     return;
   }
   prepare(record, handles, read_ns);
@@ -197,6 +208,7 @@ void Executor::prepare(const RunRecord& record, const uint64_t* handles, int64_t
   } else {
     for (uint32_t i = 1; i + 1 < nodes.size(); ++i) prepare_node({slot, i}, nodes[i]);  // PLAN-3
   }
+  decisions_.begin(slot);
   const auto arguments = plan.arguments();
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] != kNoValue) flow_.bind_argument(slot, arguments[i], Handle{handles[i]});
@@ -229,12 +241,17 @@ void Executor::prepare_node(NodeRef ref, const NodeRecord& node) {
 void Executor::drain() {
   if (is_paused_) return;
   queues_.start_ready([&](NodeRef ref) {
-    if (runs_[ref.run].plan->plan.node(ref.node).kind == NodeKind::kCall) {
+    const NodeKind kind = runs_[ref.run].plan->plan.node(ref.node).kind;
+    if (kind == NodeKind::kCall) {
       is_paused_ = !launcher_.launch(ref);
-    } else {
+    } else if (kind == NodeKind::kTransfer) {
       transfers_.start(ref);
-      if (queues_.computes_in_launch() && !is_looking_) look();  // the next launch would delay the send
+    } else {
+      decisions_.select(ref);
     }
+    // The next launch would delay the send, or the decision.
+    const bool is_due = decisions_.take_enqueued() || kind == NodeKind::kTransfer;
+    if (is_due && queues_.computes_in_launch() && !is_looking_) look();
     return !is_paused_;
   });
 }
@@ -270,7 +287,8 @@ uint32_t Executor::poll() {
   if (queues_.has_ready()) ++done;  // it goes on in the next call
   const bool is_busy = done != 0 || tracker_.waiting() != 0 || launcher_.attended() != 0 ||
                        launcher_.launches() + transfers_.started() != starts;
-  const bool is_stuck = !is_busy && (puts_.is_waiting() || (is_throttled() && transfers_.count() == 0));
+  const bool is_stuck =
+      !is_busy && (puts_.is_waiting() || (is_throttled() && transfers_.count() + decisions_.count() == 0));
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;
@@ -315,6 +333,7 @@ void Executor::validate() const {
   tracker_.validate();
   objects_.validate();
   transfers_.validate();
+  decisions_.validate();
 }
 
 }  // namespace pathways

@@ -11,6 +11,7 @@
 ///   Launcher, LaunchMemory   launch calls; what they need of the memory (GANG-1, MEM-1)
 ///   Dataflow                 values and errors go from node to node (ERR-1, MEM-4)
 ///   TransferManager          transfers between hosts (GANG-2, ERR-2)
+///   Decisions                which branches are taken (GANG-1, GANG-2, ERR-2)
 ///   ReadinessTracker         values that XLA has not computed yet (LOOK-1)
 ///   ValueSettler             what follows when it has computed them (READ-1)
 ///   ClientObjects            the clients and their buffers (OWN-1)
@@ -28,8 +29,7 @@
 ///           client, or the client itself, may be registered later, because registrations do not go through the order;
 ///           such a registration has no effect.
 ///
-/// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state (runs, their
-/// tables and the queues are reused).
+/// Threading: one thread at a time (the owner); no locks. Allocation: none per node in the steady state.
 #pragma once
 
 #include <chrono>
@@ -46,6 +46,7 @@
 #include "executor/client_commands.h"
 #include "executor/client_objects.h"
 #include "executor/dataflow.h"
+#include "executor/decisions.h"
 #include "executor/error_table.h"
 #include "executor/executor_part.h"
 #include "executor/fetch_table.h"
@@ -129,21 +130,24 @@ class Executor final : private OutputFinder, private Dispatcher {
   Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets) {
     return transfers_.on_receive_ready(order, node, host, offsets);
   }
-  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text) {
-    return transfers_.on_receive_done(order, node, host, failed, text);
+  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text) {
+    return transfers_.on_receive_done(order, node, host, outcome, text);
+  }
+  Status on_decision(uint64_t order, uint32_t choice, uint32_t host, const Decision& decision) {
+    return decisions_.on_decision(order, choice, host, decision);
   }
   /// The executor takes nothing more from peer `host`. Whatever is still missing from the peer fails with `text`, in
   /// present runs and in later ones. The peer is notified, as it is of every failed transfer. A peer that is alive may
   /// still write into receive buffers that were announced to it, so their memory is never returned.
   using LostPeer = pathways::LostPeer;
-  void lose_peer(uint32_t host, std::string_view text, LostPeer state) { transfers_.lose_peer(host, text, state); }
+  void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   /// The backend has done a task, or the task failed with `error`. Takes over `made`, the buffer that the task made on
   /// `devices`; nullptr: it made none.
   void on_task_done(uint64_t task, Value made, uint64_t devices, const std::optional<std::string>& error) {
     tasks_.on_done(task, made, devices, error);
     commands_.task_over();
   }
-  /// The backend keeps a task's value for longer, but the client need not wait for that.
+  /// The backend keeps a task's value for longer, but the client need not wait.
   void on_task_answered(uint64_t task) { tasks_.on_answered(task); }
   /// An attended launch is over (Backend::launch, kPending). Takes over `made`, its outputs, which are ready; or the
   /// launch failed with `error`. No output of such a launch has taken over an input.
@@ -197,6 +201,9 @@ class Executor final : private OutputFinder, private Dispatcher {
     return settler_.another_output(item, taken);
   }
   void wake(const ObjectWaiter& waiter, const Object& object) override;
+  void value_there(uint32_t slot, uint32_t value, Value ref, uint64_t devices) override {
+    decisions_.value_there(slot, value, ref, devices);
+  }
   void prepare_node(NodeRef ref, const NodeRecord& node) override;
   void drain() override;
   /// Settles the values that have become ready. Returns how many there were.
@@ -223,6 +230,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   ClientObjects objects_;
   Dataflow flow_;
   TransferManager transfers_;
+  Decisions decisions_;
   Launcher launcher_;
   PutQueue puts_;
   TaskTable tasks_;

@@ -30,6 +30,8 @@ class Dispatcher {
   virtual void drain() = 0;
   /// `object` is defined or has failed, and `waiter` goes on.
   virtual void wake(const ObjectWaiter& waiter, const Object& object) = 0;
+  /// A value of a run of a plan with choices exists on `devices`, or has failed (`ref` is nullptr).
+  virtual void value_there(uint32_t slot, uint32_t value, Value ref, uint64_t devices) = 0;
 
  protected:
   ~Dispatcher() = default;

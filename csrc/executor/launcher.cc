@@ -12,21 +12,25 @@ constexpr int64_t kLongLaunchNs = 100'000;
 
 bool Launcher::must_wait(const Run& run, const NodeRecord& node) {
   return queues_.is_full(node) || !memory_.has_room(*run.plan, node) || transfers_.owes_before(run, node) ||
-         queues_.conflicts_with_running_gang(node);
+         decisions_.owes_before(run, node) || queues_.conflicts_with_running_gang(node);
 }
 
 /// For a trace: what `must_wait` found.
 uint8_t Launcher::why_it_waits(const Run& run, const NodeRecord& node) {
-  return static_cast<uint8_t>((queues_.is_full(node) ? kThrottledByBound : 0) |
-                              (memory_.has_room(*run.plan, node) ? 0 : kThrottledByMemory) |
-                              (transfers_.owes_before(run, node) ? kThrottledByTransfers : 0) |
-                              (queues_.conflicts_with_running_gang(node) ? kThrottledByGang : 0));
+  return static_cast<uint8_t>(
+      (queues_.is_full(node) ? kThrottledByBound : 0) | (memory_.has_room(*run.plan, node) ? 0 : kThrottledByMemory) |
+      (transfers_.owes_before(run, node) || decisions_.owes_before(run, node) ? kThrottledByTransfers : 0) |
+      (queues_.conflicts_with_running_gang(node) ? kThrottledByGang : 0));
 }
 
 bool Launcher::launch(NodeRef ref) {
   Run& run = runs_[ref.run];
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
+  if (const uint32_t verdict = run.verdict(node); verdict != 0) {
+    skip(ref, verdict);
+    return true;
+  }
   if (must_wait(run, node)) {
     if (run.is_traced()) trace_.throttled(run, ref.node, why_it_waits(run, node));
     queues_.throttle(ref);
@@ -62,6 +66,17 @@ bool Launcher::launch(NodeRef ref) {
   const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
   finish(ref, error, counts, counts || !taken.empty(), launched_ns);
   return !is_launched || !queues_.computes_in_launch() || monotonic_ns() - launched_ns < kLongLaunchNs;
+}
+
+/// The call is not taken, or its predicate failed. It leaves its FIFOs at its turn like every other (ORD-1), and drops
+/// what it would have taken over (MEM-4).
+void Launcher::skip(NodeRef ref, uint32_t verdict) {
+  Run& run = runs_[ref.run];
+  const Plan& plan = run.plan->plan;
+  const NodeRecord& node = plan.node(ref.node);
+  outputs_.assign(plan.outputs(node).size(), nullptr);
+  run.untaken_gangs += node.gang;
+  finish(ref, verdict, false, false, 0);
 }
 
 /// Gives the call to the backend, with a placeholder for each input that failed.
@@ -110,7 +125,9 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
   const NodeRecord& node = plan.node(ref.node);
   const auto inputs = plan.inputs(node), outputs = plan.outputs(node);
   Readiness seen = Readiness::kPending;  // of the first output, if a trace has looked at it
-  if (run.is_traced()) {
+  if (run.is_traced() && error == kDead) {
+    run.times[ref.node].is_over = true;  // there is nothing to show
+  } else if (run.is_traced()) {
     seen = trace_launch(run, ref.node, error, counts, launched_ns);
     is_watched = is_watched || (seen == Readiness::kPending && error == 0);
   }

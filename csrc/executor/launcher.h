@@ -5,8 +5,9 @@
 /// in flight, where memory is missing (MEM-1), and where a gang may not start yet (GANG-2, GANG-3).
 ///
 ///   GANG-1  a call of a gang is launched exactly once, also when some of its inputs failed: placeholders then replace
-///           the failed inputs. `gangs` counts these launches, per run and in all. Only a plan that could not be
-///           compiled is not launched.
+///           the failed inputs. `gangs` counts these launches, per run and in all. Only these are not
+///           launched: a call of a plan that could not be compiled, and a call that is not taken or whose predicate
+///           failed. All of its hosts know that (Decisions).
 ///   ERR-1   a call that was not launched, or whose launch failed, fails its outputs with that error. The error of a
 ///           failed input comes first.
 ///
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "executor/dataflow.h"
+#include "executor/decisions.h"
 #include "executor/executor_part.h"
 #include "executor/launch_memory.h"
 #include "executor/transfer_manager.h"
@@ -33,8 +35,9 @@ namespace pathways {
 
 class Launcher : private ExecutorPart {
  public:
-  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers)
-      : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers) {}
+  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers,
+           Decisions& decisions)
+      : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers), decisions_(decisions) {}
 
   /// Launches a call that is ready, fails it, or throttles it. False: the launch took long, because it computed within
   /// the call; other hosts' records may have come meanwhile.
@@ -56,6 +59,7 @@ class Launcher : private ExecutorPart {
   Readiness trace_launch(Run& run, uint32_t index, uint32_t error, bool counts, int64_t launched_ns);
   Status enqueue(const Run& run, uint32_t index, const NodeRecord& node);
   void book(Run& run, const NodeRecord& node);
+  void skip(NodeRef ref, uint32_t verdict);
   void finish(NodeRef ref, uint32_t error, bool counts, bool is_watched, int64_t launched_ns);
 
   struct Attended {
@@ -66,6 +70,7 @@ class Launcher : private ExecutorPart {
   LaunchMemory& memory_;
   Dataflow& flow_;
   TransferManager& transfers_;
+  Decisions& decisions_;
   std::unordered_map<uint64_t, Attended> attended_;  ///< by order and node
   std::vector<Value> inputs_, outputs_;              ///< scratch: of the call that is being launched
   std::vector<uint64_t> input_ages_;                 ///< the same

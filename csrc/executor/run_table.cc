@@ -20,6 +20,17 @@ void Run::begin(const Plan& of) {
   std::fill(values.begin(), values.end(), nullptr);
   std::fill(errors.begin(), errors.end(), 0u);
   std::fill(input_errors.begin(), input_errors.end(), 0u);
+  if (!of.branches().empty() || !choices.empty()) begin_branches(of.branches());
+}
+
+void Run::begin_branches(const Branches& branches) {
+  choices.assign(branches.choices().size(), {});
+  predicates.resize(branches.predicates().size());
+  for (uint32_t i = 0; i < predicates.size(); ++i) {
+    predicates[i] = {branches.predicate(i).parent == kNoPredicate ? 1u : 2u, 0};
+  }
+  taken = {};
+  untaken_gangs = 0;
 }
 
 uint32_t RunTable::acquire() {
@@ -50,7 +61,9 @@ void RunTable::clear(ValueRefs& refs) {
 
 size_t RunTable::run_bytes(const Plan& plan) {
   return sizeof(Run) + plan.value_count() * (sizeof(Value) + 2 * sizeof(uint32_t)) +
-         plan.nodes().size() * 2 * sizeof(uint32_t) + plan.result_count() * sizeof(uint64_t);
+         plan.nodes().size() * 2 * sizeof(uint32_t) + plan.result_count() * sizeof(uint64_t) +
+         plan.branches().choices().size() * sizeof(ChoiceState) +
+         plan.branches().predicates().size() * sizeof(PredicateState);
 }
 
 void RunTable::validate() const {

@@ -53,6 +53,22 @@ struct ExchangeTimes {
   bool was_stalled = false;     ///< there was no memory to receive into at first
 };
 
+/// A choice of a run on this host.
+struct ChoiceState {
+  static constexpr uint32_t kUndecided = 0xffffffffu, kFailed = 0xfffffffeu;
+  uint32_t taken = kUndecided;  ///< the case
+  uint32_t error = 0;           ///< why there is none
+  bool is_enqueued = false;     ///< on its owner: the scalar exists as a value
+
+  bool is_decided() const { return taken != kUndecided; }
+  bool is_case() const { return is_decided() && taken != kFailed; }
+};
+
+struct PredicateState {
+  uint32_t missing = 0;  ///< its choice and its parent, as far as they are not settled
+  uint32_t verdict = 0;  ///< when it is settled: 0 if it holds, kDead if not, or an error
+};
+
 struct Run {
   PlanEntry* plan = nullptr;  ///< nullptr: the slot is free
   uint64_t order = 0;
@@ -67,18 +83,27 @@ struct Run {
   bool is_stepwise = false;
   uint32_t prepared = 0;  ///< stepwise: how many nodes of the plan have had their go
   std::vector<Value> values;
-  std::vector<uint64_t> ages;          ///< per value, valid once the value exists
-  std::vector<uint32_t> errors;        ///< per value: 0, or its error
-  std::vector<uint32_t> readers;       ///< per value: readers that are not launched yet
-  std::vector<uint32_t> missing;       ///< per node: how many things it still waits for
-  std::vector<uint32_t> input_errors;  ///< per node: error of a failed input
-  std::vector<uint64_t> results;       ///< handles
-  std::vector<uint64_t> wanted;        ///< READ-1: a bit per result, or empty
-  std::vector<NodeTimes> times;        ///< per node, while the run is traced
+  std::vector<uint64_t> ages;              ///< per value, valid once the value exists
+  std::vector<uint32_t> errors;            ///< per value: 0, or its error
+  std::vector<uint32_t> readers;           ///< per value: readers that are not launched yet
+  std::vector<uint32_t> missing;           ///< per node: how many things it still waits for
+  std::vector<uint32_t> input_errors;      ///< per node: error of a failed input
+  std::vector<uint64_t> results;           ///< handles
+  std::vector<uint64_t> wanted;            ///< READ-1: a bit per result, or empty
+  std::vector<ChoiceState> choices;        ///< per choice
+  std::vector<PredicateState> predicates;  ///< per predicate
+  TakenBranches taken;                     ///< what is known of its predicates
+  uint32_t untaken_gangs = 0;              ///< that nobody launches
+  std::vector<NodeTimes> times;            ///< per node, while the run is traced
 
+  void begin_branches(const Branches& branches);
   bool is_traced() const { return dispatched_ns != 0; }
   /// Resets the run to the state before any node of the plan: no value exists.
   void begin(const Plan& of);
+  /// Of a node whose predicate is settled: 0 if it is taken, kDead if not, or the error of its predicate.
+  uint32_t verdict(const NodeRecord& node) const {
+    return node.predicate == kNoPredicate ? 0 : predicates[node.predicate].verdict;
+  }
   NodeContext context(uint32_t node) const {
     return {order, client, plan->id, node, plan->plan.node(node).computation};
   }

@@ -46,7 +46,8 @@ void TransferManager::start(NodeRef ref) {
   const Plan& plan = run.plan->plan;
   const NodeRecord& node = plan.node(ref.node);
   const uint32_t input = plan.inputs(node)[0];
-  const uint32_t error = run.input_errors[ref.node];
+  const uint32_t verdict = run.verdict(node);
+  const uint32_t error = verdict != 0 ? verdict : run.input_errors[ref.node];
   if (is_local(plan, node)) {
     start_local(ref, run, node, error);
     return;
@@ -74,18 +75,19 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
   const Plan& plan = run.plan->plan;
   const uint32_t input = plan.inputs(node)[0], output = plan.outputs(node)[0];
   Value moved = nullptr;
-  if (run.is_traced()) trace_.launched(run, ref.node, monotonic_ns());
+  const bool is_traced = run.is_traced() && error != kDead;
+  if (is_traced) trace_.launched(run, ref.node, monotonic_ns());
   if (error != 0) {
     flow_.propagate_error(ref.run, output, error);
   } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
     memory_.book(run, node, moved);
     const uint64_t age = tracker_.next_age();
-    if (run.is_traced()) trace_move(ref, run, node, moved);
+    if (is_traced) trace_move(ref, run, node, moved);
     flow_.deliver(ref.run, output, moved, node.devices, age);
   } else {
     flow_.propagate_error(ref.run, output, errors_.add(std::string(backend_.last_error())));
   }
-  if (run.is_traced() && moved == nullptr) trace_.ended(run, ref.node, monotonic_ns(), true, true);
+  if (is_traced && moved == nullptr) trace_.ended(run, ref.node, monotonic_ns(), true, true);
   flow_.read_done(run, plan.inputs(node));
   flow_.close_step(ref.run);
 }
@@ -149,7 +151,7 @@ Status TransferManager::on_receive_ready(uint64_t order, uint32_t node, uint32_t
   const auto refused =
       std::find_if(refused_.begin(), refused_.end(), [&](const auto& run) { return run.first == order; });
   if (refused != refused_.end()) {
-    link_.receive_done(host, order, node, true, refused->second);
+    link_.receive_done(host, order, node, Outcome::kFailed, refused->second);
     return Status::kOk;
   }
   Exchange& exchange = exchanges_[key];
@@ -170,7 +172,7 @@ void TransferManager::refuse_run(uint64_t order, const std::string& why) {
       continue;
     }
     const auto node = node_of(at->first);
-    for (const uint32_t host : at->second.announced) link_.receive_done(host, order, node, true, why);
+    for (const uint32_t host : at->second.announced) link_.receive_done(host, order, node, Outcome::kFailed, why);
     at = exchanges_.erase(at);
   }
   refused_.emplace_back(order, why);
@@ -192,9 +194,10 @@ void TransferManager::try_send(uint64_t key) {
   exchange.ready_receives.clear();
   std::vector<SendState> states(ready_receives.size(), SendState::kFailed);
   std::string text;
-  if (exchange.source_error != 0) {
+  const Outcome failure = exchange.source_error == kDead ? Outcome::kDead : Outcome::kFailed;
+  if (failure == Outcome::kFailed && exchange.source_error != 0) {
     text = errors_.text(exchange.source_error);
-  } else {
+  } else if (failure == Outcome::kFailed) {
     if (runs_[exchange.run].is_traced()) exchange.times.send_ns = monotonic_ns();
     // One call sends to all hosts that have announced. The reference to the value stays until the last send is over.
     backend_.send(runs_[exchange.run].context(exchange.node), exchange.source, ready_receives, key, states);
@@ -206,30 +209,32 @@ void TransferManager::try_send(uint64_t key) {
       continue;
     }
     const bool failed = states[i] == SendState::kFailed;
-    end_send(key, ready_receives[i].source, failed, failed ? std::string_view(text) : std::string_view());
+    end_send(key, ready_receives[i].source, failed ? failure : Outcome::kDone,
+             failed ? std::string_view(text) : std::string_view());
   }
 }
 
 /// A send is over: everything is written to `destination`, or never will be. Notifies the destination.
-void TransferManager::end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text) {
+void TransferManager::end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.sends_left > 0);
-  if (const Run& run = runs_[exchange.run]; run.is_traced()) {
+  if (const Run& run = runs_[exchange.run]; run.is_traced() && outcome != Outcome::kDead) {
+    const bool failed = outcome == Outcome::kFailed;
     trace_.exchanged(run, exchange.node, TraceKind::kSend, destination, exchange.times, monotonic_ns(), failed);
   }
   if (--exchange.sends_left == 0 && exchange.source_ready) refs_.reset(exchange.source);
   if (destination == host_) {
-    source_done(key, destination, failed, text);
+    source_done(key, destination, outcome, text);
   } else if (std::find(exchange.dead.begin(), exchange.dead.end(), destination) != exchange.dead.end()) {
     finish(key);
   } else {
     const Run& run = runs_[exchange.run];
-    link_.receive_done(destination, run.order, run.plan->plan.node(exchange.node).global_node, failed, text);
+    link_.receive_done(destination, run.order, run.plan->plan.node(exchange.node).global_node, outcome, text);
     finish(key);
   }
 }
 
-Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed,
+Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome,
                                         std::string_view text) {
   const uint64_t key = node_key(order, node);
   const auto at = exchanges_.find(key);
@@ -237,20 +242,27 @@ Status TransferManager::on_receive_done(uint64_t order, uint32_t node, uint32_t 
   if (at == exchanges_.end() || !at->second.is_prepared || host == host_ || !has_part(at->second, host, true)) {
     return Status::kInvalid;
   }
+  const Run& run = runs_[at->second.run];
+  if (outcome == Outcome::kDead && run.plan->plan.node(at->second.node).predicate == kNoPredicate) {
+    return Status::kInvalid;  // PLAN-5: what is always taken is never dead
+  }
   const auto& heard = at->second.done_sources;
   if (std::find(heard.begin(), heard.end(), host) != heard.end()) return Status::kInvalid;
-  source_done(key, host, failed, text);
+  source_done(key, host, outcome, text);
   return Status::kOk;
 }
 
-void TransferManager::source_done(uint64_t key, uint32_t host, bool failed, std::string_view text) {
+void TransferManager::source_done(uint64_t key, uint32_t host, Outcome outcome, std::string_view text) {
   Exchange& exchange = exchanges_.at(key);
   PW_CHECK(exchange.receives_left > 0);
-  if (const Run& run = runs_[exchange.run]; run.is_traced()) {
+  if (const Run& run = runs_[exchange.run]; run.is_traced() && outcome != Outcome::kDead) {
+    const bool failed = outcome == Outcome::kFailed;
     trace_.exchanged(run, exchange.node, TraceKind::kReceive, host, exchange.times, monotonic_ns(), failed);
   }
   exchange.done_sources.push_back(host);
-  if (failed && exchange.receive_error == 0) exchange.receive_error = errors_.add(std::string(text));
+  if (outcome != Outcome::kDone && exchange.receive_error == 0) {
+    exchange.receive_error = outcome == Outcome::kDead ? kDead : errors_.add(std::string(text));
+  }
   if (--exchange.receives_left == 0) finish_receive(key);
   finish(key);
   dispatcher_.drain();
@@ -287,14 +299,14 @@ void TransferManager::miss_peer(uint64_t key, uint32_t host, bool was_told) {
       std::find(exchange.done_sources.begin(), exchange.done_sources.end(), host) == exchange.done_sources.end()) {
     exchange.is_written |= was_told && exchange.has_room && state == LostPeer::kAlive;
     if (exchange.receives_left == 1) std::erase(stalled_receives_, key);  // it needs no memory any more
-    source_done(key, host, true, text);
+    source_done(key, host, Outcome::kFailed, text);
     at = exchanges_.find(key);
     if (at == exchanges_.end()) return;
   }
   if (has_part(at->second, host, false) &&
       std::find(at->second.announced.begin(), at->second.announced.end(), host) == at->second.announced.end()) {
     at->second.announced.push_back(host);
-    end_send(key, host, true, text);
+    end_send(key, host, Outcome::kFailed, text);
   }
 }
 
@@ -381,7 +393,7 @@ void TransferManager::forget_receives(uint64_t key, uint32_t host) {
     return;
   }
   exchange.dead.push_back(host);
-  if (std::erase_if(exchange.ready_receives, is_its) != 0) end_send(key, host, true, {});
+  if (std::erase_if(exchange.ready_receives, is_its) != 0) end_send(key, host, Outcome::kFailed, {});
 }
 
 uint32_t TransferManager::poll() {
@@ -390,7 +402,7 @@ uint32_t TransferManager::poll() {
   backend_.take_sent(&sent_);
   for (const Sent& sent : sent_) {
     --under_way_[sent.destination];
-    end_send(sent.key, sent.destination, !sent.error.empty(), sent.error);
+    end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error);
     ++done;
   }
   while (!stalled_receives_.empty() && announce_receive(stalled_receives_.front())) {

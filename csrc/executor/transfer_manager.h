@@ -16,7 +16,9 @@
 ///           - A launch on several local devices returns at once. But XLA runs all such launches of a process one after
 ///             the other, whatever their devices. The host makes it when the source of every earlier send is enqueued.
 ///             The sends themselves go on beside the launch.
-///   ERR-1   a host that refuses a run tells those that wait for its part of the run's transfers why.
+///   ERR-1   a transfer that is not taken (Decisions) ends like one whose value failed: its sources tell its
+///           destinations that the value is dead. The destinations announce it as ever, since they cannot know.
+///           A host that refuses a run tells those that wait for its part of the run's transfers why.
 ///   ERR-2   a transfer that waits until a lost host announces a receive, or reports it done, fails with the failure
 ///           reason of that host. A host is notified of a loss after every run that it was granted together with the
 ///           lost host. So each exchange with the lost host is prepared, and what the lost host has not announced or
@@ -84,7 +86,7 @@ class TransferManager : private ExecutorPart {
 
   // Executor has the contracts of these.
   Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
-  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, bool failed, std::string_view text);
+  Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text);
   void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
   uint32_t sends_under_way(uint32_t host) const;
@@ -121,8 +123,8 @@ class TransferManager : private ExecutorPart {
   void trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved);
   bool announce_receive(uint64_t key);
   void try_send(uint64_t key);
-  void end_send(uint64_t key, uint32_t destination, bool failed, std::string_view text);
-  void source_done(uint64_t key, uint32_t host, bool failed, std::string_view text);
+  void end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text);
+  void source_done(uint64_t key, uint32_t host, Outcome outcome, std::string_view text);
   void finish_receive(uint64_t key);
   void finish(uint64_t key);
   void miss_peer(uint64_t key, uint32_t host, bool was_told);

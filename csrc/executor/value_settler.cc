@@ -39,6 +39,9 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
       }
       transfers_.source_settled(item.key, error);
       break;
+    case PendingValue::Kind::kDecision:
+      decisions_.read(item, error);
+      break;
     case PendingValue::Kind::kFetch:
       if (error != 0) {
         fetches_.refuse(item.index, errors_.text(error));
@@ -109,13 +112,13 @@ Status ValueSettler::read_back(const Run& run, uint32_t result) {
 /// The error of a value that has failed: that of a failed input of its maker, if there is one, else its maker's own.
 uint32_t ValueSettler::failure(const PendingValue& item) {
   if (const uint32_t known = errors_.of_launch(item.age)) return known;
-  if (item.kind != PendingValue::Kind::kNode && item.kind != PendingValue::Kind::kSend) {
+  if (item.kind == PendingValue::Kind::kFetch || item.kind == PendingValue::Kind::kPut ||
+      item.kind == PendingValue::Kind::kMove) {
     return errors_.add(std::string(backend_.last_error()));
   }
   Run& run = runs_[item.run];
-  const NodeRecord& node = run.plan->plan.node(item.index);
   const Plan& plan = run.plan->plan;
-  const uint32_t maker = item.kind == PendingValue::Kind::kNode ? item.index : maker_of(plan, plan.inputs(node)[0]);
+  const uint32_t maker = maker_of(run, item);
   uint32_t error = maker == kNone ? 0 : run.errors[plan.outputs(plan.node(maker))[0]];
   if (maker != kNone) {
     for (uint32_t input : plan.inputs(plan.node(maker))) {
@@ -136,23 +139,50 @@ uint32_t ValueSettler::failure(const PendingValue& item) {
 
 /// The call of the plan that made a value, also when transfers within the host come between. kNone: the value is an
 /// argument, or was received.
-uint32_t ValueSettler::maker_of(const Plan& plan, uint32_t value) {
+uint32_t ValueSettler::maker_of(const Run& run, uint32_t value) {
+  const Plan& plan = run.plan->plan;
   const auto nodes = plan.nodes();
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     const auto outputs = plan.outputs(nodes[i]);
     if (std::find(outputs.begin(), outputs.end(), value) == outputs.end()) continue;
     if (nodes[i].kind == NodeKind::kCall) return i;
     if (nodes[i].kind == NodeKind::kTransfer && nodes[i].input_count != 0) {
-      return maker_of(plan, plan.inputs(nodes[i])[0]);
+      return maker_of(run, plan.inputs(nodes[i])[0]);
+    }
+    if (nodes[i].kind == NodeKind::kSelect) {
+      const ChoiceState& chosen = run.choices[nodes[i].computation];
+      return chosen.is_case() ? maker_of(run, plan.inputs(nodes[i])[chosen.taken]) : kNone;
     }
   }
   return kNone;
 }
 
+/// The launch whose failure the item shows. A value that was moved within the host, but not selected, has the error of
+/// its move.
+uint32_t ValueSettler::maker_of(const Run& run, const PendingValue& item) {
+  const Plan& plan = run.plan->plan;
+  switch (item.kind) {
+    case PendingValue::Kind::kNode:
+      return item.index;
+    case PendingValue::Kind::kSend:
+      return maker_of(run, plan.inputs(plan.node(item.index))[0]);
+    case PendingValue::Kind::kDecision:
+      return maker_of(run, plan.branches().choice(item.index).value);
+    default:
+      break;
+  }
+  if (plan.branches().empty()) return kNone;
+  const auto nodes = plan.nodes();
+  const bool is_selected = std::any_of(nodes.begin(), nodes.end(), [&](const NodeRecord& node) {
+    return node.kind == NodeKind::kSelect && plan.outputs(node)[0] == item.index;
+  });
+  return is_selected ? maker_of(run, item.index) : kNone;
+}
+
 /// Why a value of a run failed, as far as is known now; 0 if it did not.
 uint32_t ValueSettler::cause(uint32_t slot, uint32_t value) {
   const Plan& plan = runs_[slot].plan->plan;
-  const uint32_t maker = maker_of(plan, value);
+  const uint32_t maker = maker_of(runs_[slot], value);
   const uint64_t age = runs_[slot].ages[value];
   if (maker == kNone) {  // made by another run
     if (const uint32_t known = errors_.of_launch(age)) return known;

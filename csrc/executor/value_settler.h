@@ -14,6 +14,7 @@
 
 #include "executor/client_objects.h"
 #include "executor/dataflow.h"
+#include "executor/decisions.h"
 #include "executor/executor_part.h"
 #include "executor/fetch_table.h"
 #include "executor/transfer_manager.h"
@@ -23,8 +24,13 @@ namespace pathways {
 class ValueSettler : private ExecutorPart {
  public:
   ValueSettler(const ExecutorPart& part, ClientObjects& objects, Dataflow& flow, TransferManager& transfers,
-               FetchTable& fetches)
-      : ExecutorPart(part), objects_(objects), flow_(flow), transfers_(transfers), fetches_(fetches) {}
+               Decisions& decisions, FetchTable& fetches)
+      : ExecutorPart(part),
+        objects_(objects),
+        flow_(flow),
+        transfers_(transfers),
+        decisions_(decisions),
+        fetches_(fetches) {}
 
   /// Takes over the item's reference.
   void settle(const PendingValue& item, Readiness readiness);
@@ -41,11 +47,13 @@ class ValueSettler : private ExecutorPart {
   Status read_back(const Run& run, uint32_t result);
   uint32_t failure(const PendingValue& item);
   uint32_t cause(uint32_t slot, uint32_t value);
-  static uint32_t maker_of(const Plan& plan, uint32_t value);
+  static uint32_t maker_of(const Run& run, uint32_t value);
+  static uint32_t maker_of(const Run& run, const PendingValue& item);
 
   ClientObjects& objects_;
   Dataflow& flow_;
   TransferManager& transfers_;
+  Decisions& decisions_;
   FetchTable& fetches_;
 };
 

@@ -88,6 +88,13 @@ void Host::add_plan(uint32_t id, Plan plan, uint32_t client) {
       }
     }
   }
+  for (const ChoiceRecord& choice : plan.branches().choices()) {
+    const auto told = plan.told(choice);
+    const uint32_t furthest = told.empty() ? choice.source : std::max(choice.source, *std::ranges::max_element(told));
+    if (furthest == options_.host || furthest < to_peers_.size()) continue;
+    throw Error(Status::kInvalid, name + " tells of branches between host " + std::to_string(options_.host) +
+                                      " and host " + std::to_string(furthest) + ", which it has no ring to");
+  }
   {
     const std::lock_guard lock(mutex_);
     if (!plans_.insert(id).second) throw Error(Status::kInvalid, name + " is registered already");
@@ -245,9 +252,17 @@ void Host::failed(uint32_t client, Handle future, std::string_view text) {
        FailedRecord{{RecordKind::kFailed, 0, client}, future.raw, static_cast<uint32_t>(bytes.size()), 0}, bytes);
 }
 
-void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) {
-  send(to_controller_,
-       RunDoneRecord{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, options_.host, time.look, time.busy_ns});
+void Host::run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,
+                    const TakenBranches& taken) {
+  send(to_controller_, RunDoneRecord{{RecordKind::kRunDone, 0, client},
+                                     tag,
+                                     gangs,
+                                     expected,
+                                     options_.host,
+                                     time.look,
+                                     time.busy_ns,
+                                     taken.sure(),
+                                     taken.chosen & taken.sure()});
 }
 
 void Host::command_done(uint32_t client, uint64_t bytes) {
@@ -280,12 +295,21 @@ void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span
   } while (!offsets.empty());
 }
 
-void Host::receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) {
+void Host::receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) {
   Outbox& peer = to_peers_.at(host);
   if (!peer.is_connected()) return;  // the peer is lost
   const auto bytes = cut<ReceiveDoneRecord>(peer, text);
-  const RecordHeader header{RecordKind::kReceiveDone, static_cast<uint16_t>(failed ? 1 : 0), 0};
+  const RecordHeader header{RecordKind::kReceiveDone, static_cast<uint16_t>(outcome), 0};
   send(peer, ReceiveDoneRecord{header, order, node, options_.host, static_cast<uint32_t>(bytes.size()), 0}, bytes);
+}
+
+void Host::decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) {
+  Outbox& peer = to_peers_.at(host);
+  if (!peer.is_connected()) return;  // the peer is lost
+  const auto bytes = cut<DecisionRecord>(peer, decision.text);
+  const RecordHeader header{RecordKind::kDecision, static_cast<uint16_t>(decision.outcome), 0};
+  send(peer, DecisionRecord{header, order, choice, options_.host, decision.taken, static_cast<uint32_t>(bytes.size())},
+       bytes);
 }
 
 }  // namespace pathways

@@ -94,20 +94,23 @@ class Host : private HostLink {
   void failed(uint32_t client, Handle future, std::string_view text) override;
   bool begin_read_back(uint32_t client, Handle future, ReadBackSlot* slot) override;
   void end_read_back(uint32_t client, Handle future) override;
-  void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time) override;
+  void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime time,
+                const TakenBranches& taken) override;
   void command_done(uint32_t client, uint64_t bytes) override;
   void hold_over(uint32_t client, uint64_t hold) override;
   void enqueued(uint32_t client, uint64_t tag, uint32_t node) override;
   void leave() override;
   void come_back() override;
   void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
-  void receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override;
+  void receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) override;
+  void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) override;
 
   bool flush_peers();
   std::chrono::nanoseconds overflow_look() const;
   void forget_client(uint32_t client);
   uint32_t drain_peer(uint32_t peer);
   std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
+  std::string take_decision(uint32_t peer, std::span<const std::byte> bytes);
   void close_peer(uint32_t peer, const std::string& fault);
   void lose_peers(std::span<const std::byte> record);
   void replace_peers();

@@ -101,11 +101,29 @@ std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
     if (bytes.size() != expected) return sizes("a receive-done record", bytes.size(), expected);
     if (record.host != peer) return "a receive-done record names host " + std::to_string(record.host);
     const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
-    if (executor_.on_receive_done(record.order, record.node, peer, header.detail != 0, text) == Status::kOk) return {};
+    if (header.detail > static_cast<uint16_t>(Outcome::kDead)) return "a receive-done record has an unknown outcome";
+    if (executor_.on_receive_done(record.order, record.node, peer, Outcome{header.detail}, text) == Status::kOk) {
+      return {};
+    }
     return "a receive-done record for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
            ", in which it has no such part";
   }
+  if (header.kind == RecordKind::kDecision) return take_decision(peer, bytes);
   return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
+}
+
+std::string Host::take_decision(uint32_t peer, std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(DecisionRecord)) return sizes("a decision", bytes.size(), sizeof(DecisionRecord));
+  const auto record = read_record<DecisionRecord>(bytes);
+  const uint64_t expected = sizeof record + padded(uint64_t{record.bytes});
+  if (bytes.size() != expected) return sizes("a decision", bytes.size(), expected);
+  if (record.host != peer) return "a decision names host " + std::to_string(record.host);
+  if (record.header.detail > static_cast<uint16_t>(Outcome::kDead)) return "a decision has an unknown outcome";
+  const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
+  const Decision decision{Outcome{record.header.detail}, record.taken, text};
+  if (executor_.on_decision(record.order, record.choice, peer, decision) == Status::kOk) return {};
+  return "a decision about choice " + std::to_string(record.choice) + " of run " + std::to_string(record.order) +
+         ", in which it has no such part";
 }
 
 /// PEER-1: closes the channel only. What the peer still owes fails with the reason, and so does what later runs expect

@@ -4,9 +4,9 @@
 /// of fixed width, 8-aligned, and in the machine's byte order, because rings never leave the machine. Directions:
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
 ///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost; kGo
-///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued. kGo and kEnqueued: only in
-///   sequential dispatch controller -> client   kFailed, kReclaim host -> host           kReceiveReady (where to
-///   write), kReceiveDone (it is written)
+///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued (as kGo, in sequential dispatch)
+///   controller -> client   kFailed, kReclaim
+///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision
 #pragma once
 
 #include <concepts>
@@ -33,9 +33,13 @@ enum class RecordKind : uint16_t {
   kReclaim = 12,
   kCommandsDone = 13,
   kHoldOver = 14,
+  kDecision = 15,
 };
 
-/// A flag in a run's `detail`, from the controller to hosts: a host prepares the run's nodes only as gos come.
+/// How something ended that one host tells another. kDead: it belongs to a branch that was not taken.
+enum class Outcome : uint16_t { kDone = 0, kFailed = 1, kDead = 2 };
+
+/// A flag in a run's `detail`, from the controller to hosts: nodes are prepared only as gos come.
 inline constexpr uint16_t kRunStepwise = 4;
 
 /// What a command asks of the hosts. Its payload follows the record.
@@ -115,14 +119,16 @@ struct RunDoneRecord {
   RecordHeader header;
   uint64_t tag;       ///< the entry's id
   uint32_t gangs;     ///< gang launches of this run on this host (GANG-1)
-  uint32_t expected;  ///< gang launches of this run in the host's plan: the host launches all of them or none
+  uint32_t expected;  ///< those in the host's plan, in branches that are taken: it launches all of them or none
   uint32_t host;
   uint32_t look = 0;    ///< runs of this host whose ends it noticed together have the same number
   int64_t busy_ns = 0;  ///< time in which some device of this host was busy for the run
+  uint64_t known = 0;   ///< the predicates that this host knows, by their bits (GANG-1, plan/branches.h)
+  uint64_t chosen = 0;  ///< those of them that hold
 };
 
-/// A host is done with `count` commands of the client, whose records have `bytes` bytes: it has read and answered them,
-/// and keeps nothing of them. A host reports many commands at once: see messages/credits.h.
+/// A host has answered `count` commands of the client, whose records have `bytes` bytes, and keeps nothing of them. It
+/// reports many at once: see messages/credits.h.
 struct CommandsDoneRecord {
   RecordHeader header;
   uint64_t count;
@@ -168,14 +174,23 @@ struct ReceiveReadyRecord {
   uint32_t reserved;
 };
 
-/// When the source value failed, nothing was written, and `bytes` bytes of text follow, padded to 8.
+/// When the source value failed or is dead, nothing was written, and `bytes` bytes of text follow, padded to 8.
 struct ReceiveDoneRecord {
-  RecordHeader header;  ///< detail: 1 when the source failed
+  RecordHeader header;  ///< detail: Outcome
   uint64_t order;
   uint32_t node;
   uint32_t host;  ///< the host that has written
   uint32_t bytes;
   uint32_t reserved;
+};
+
+/// What was chosen between cases. When there is no case, `bytes` bytes of text say why, padded to 8.
+struct DecisionRecord {
+  RecordHeader header;  ///< detail: Outcome
+  uint64_t order;
+  uint32_t choice, host;  ///< its number in the program; the host that tells
+  uint32_t taken;         ///< the case
+  uint32_t bytes;
 };
 
 /// Hosts that are lost, at this point of the order (ERR-2). Followed by their numbers, 4 bytes each, padded to 8, and

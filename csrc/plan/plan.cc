@@ -11,7 +11,7 @@ namespace pathways {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4c5750;  // "PWLN"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(Status::kInvalid, "malformed plan: " + what); }
 
@@ -32,13 +32,21 @@ Plan Plan::parse(std::vector<std::byte> block) {
   if (header.version != kVersion) {
     refuse("version " + std::to_string(header.version) + ", this runtime reads " + std::to_string(kVersion));
   }
-  const size_t expected = sizeof(PlanHeader) + size_t{header.nodes} * sizeof(NodeRecord) + size_t{header.words} * 4;
+  const size_t expected = sizeof(PlanHeader) + size_t{header.nodes} * sizeof(NodeRecord) +
+                          size_t{header.choices} * sizeof(ChoiceRecord) +
+                          size_t{header.predicates} * sizeof(PredicateRecord) + size_t{header.words} * 4;
   if (header.total_bytes != plan.block_.size() || expected != plan.block_.size()) {
     refuse("has " + std::to_string(plan.block_.size()) + " bytes, its tables need " + std::to_string(expected));
   }
   const std::byte* tables = plan.block_.data() + sizeof(PlanHeader);
   plan.nodes_ = reinterpret_cast<const NodeRecord*>(tables);
-  plan.words_ = reinterpret_cast<const uint32_t*>(tables + size_t{header.nodes} * sizeof(NodeRecord));
+  tables += size_t{header.nodes} * sizeof(NodeRecord);
+  const auto* choices = reinterpret_cast<const ChoiceRecord*>(tables);
+  tables += size_t{header.choices} * sizeof(ChoiceRecord);
+  const auto* predicates = reinterpret_cast<const PredicateRecord*>(tables);
+  tables += size_t{header.predicates} * sizeof(PredicateRecord);
+  plan.branches_.set({choices, header.choices}, {predicates, header.predicates});
+  plan.words_ = reinterpret_cast<const uint32_t*>(tables);
   plan.validate();
   plan.derive();
   return plan;
@@ -70,7 +78,7 @@ void Plan::validate() const {
   for (uint32_t i = 0; i < h.nodes; ++i) {
     const NodeRecord& n = nodes_[i];
     const bool first = i == 0, last = i + 1 == h.nodes;
-    if (n.kind > NodeKind::kResult) refuse(at("node", i) + " is of an unknown kind");
+    if (n.kind > NodeKind::kSelect) refuse(at("node", i) + " is of an unknown kind");
     if ((n.kind == NodeKind::kArgument) != first || (n.kind == NodeKind::kResult) != last) {
       refuse(at("node", i) + ": PLAN-3, arguments come first, results last, each once");
     }
@@ -102,6 +110,9 @@ void Plan::validate() const {
   for (uint32_t value = 0; value < h.values; ++value) {
     if (!written[value]) refuse(at("value", value) + ": PLAN-1, nobody writes it");
   }
+  for (const ChoiceRecord& c : branches_.choices()) {
+    require(next_range(c.told_begin, c.told_count), "PLAN-4, the hosts that a choice tells leave the table of words");
+  }
   require(next_range(h.argument_begin, h.arguments) && next_range(h.result_begin, h.results) &&
               next_range(h.donated_begin, h.donated) && cursor == h.words,
           "PLAN-4, the tables do not fill the table of words");
@@ -116,6 +127,8 @@ void Plan::validate() const {
   require(repeats(outputs(head), arguments()) && head.input_count == 0,
           "the argument node and the argument table differ");
   require(repeats(inputs(tail), results()) && tail.output_count == 0, "the result node and the result table differ");
+  branches_.validate(*this);
+  branches_.validate_nodes(*this);
 }
 
 void Plan::validate_transfer(uint32_t index) const {
@@ -149,6 +162,7 @@ void Plan::derive() {
   };
   build(consumer_begin_, consumers_, [&](auto&& put) {
     for (uint32_t i = 0; i + 1 < h.nodes; ++i) {
+      if (nodes_[i].kind == NodeKind::kSelect) continue;
       for (uint32_t value : inputs(nodes_[i])) put(value, i);
     }
   });
@@ -159,13 +173,23 @@ void Plan::derive() {
   });
   readers_.resize(h.values);
   for (uint32_t v = 0; v < h.values; ++v) readers_[v] = static_cast<uint32_t>(consumers(v).size());
-  missing_.resize(h.nodes);
-  steps_ = gangs_ = 0;
-  for (uint32_t i = 0; i < h.nodes; ++i) {
+  derive_waiting();
+  branches_.derive(*this);
+}
+
+void Plan::derive_waiting() {
+  missing_.resize(nodes().size());
+  steps_ = static_cast<uint32_t>(branches_.choices().size());
+  gangs_ = 0;
+  for (uint32_t i = 0; i < missing_.size(); ++i) {
     const NodeRecord& n = nodes_[i];
     const auto held = n.kind == NodeKind::kCall ? static_cast<uint32_t>(__builtin_popcountll(n.devices)) : 0u;
-    missing_[i] = n.input_count + held;
-    if (n.kind == NodeKind::kCall || n.kind == NodeKind::kTransfer) ++steps_;
+    missing_[i] = n.input_count + held + (waits_for_predicate(n) ? 1u : 0u);
+    if (n.kind == NodeKind::kSelect) {
+      missing_[i] = 2;
+      for (uint32_t value : inputs(n)) ++readers_[value];
+    }
+    if (n.kind != NodeKind::kArgument && n.kind != NodeKind::kResult) ++steps_;
     gangs_ += n.gang;
   }
 }
@@ -202,6 +226,7 @@ std::vector<std::byte> PlanBuilder::finish() const {
     r.destination_count = static_cast<uint32_t>(n.destinations.size());
     r.devices = n.devices;
     r.input_devices = n.input_devices;
+    r.predicate = n.predicate;
     records.push_back(r);
   };
   Node head, tail;
@@ -212,6 +237,11 @@ std::vector<std::byte> PlanBuilder::finish() const {
   record(head);
   for (const Node& n : nodes_) record(n);
   record(tail);
+  std::vector<ChoiceRecord> choices;
+  for (const Choice& c : choices_) {
+    choices.push_back({c.number, c.owner, c.source, c.value, c.cases, c.scope, c.first_node, append(c.told),
+                       static_cast<uint32_t>(c.told.size()), 0});
+  }
 
   PlanHeader h{};
   h.magic = kMagic;
@@ -227,15 +257,20 @@ std::vector<std::byte> PlanBuilder::finish() const {
   h.donated = static_cast<uint32_t>(donated_.size());
   h.donated_begin = append(donated_);
   h.words = static_cast<uint32_t>(words.size());
-  const size_t bytes = sizeof h + records.size() * sizeof(NodeRecord) + words.size() * sizeof(uint32_t);
-  h.total_bytes = static_cast<uint32_t>(bytes);
-  std::vector<std::byte> block(bytes);
-  std::byte* out = block.data();
-  std::memcpy(out, &h, sizeof h);
-  out += sizeof h;
-  std::memcpy(out, records.data(), records.size() * sizeof(NodeRecord));
-  out += records.size() * sizeof(NodeRecord);
-  if (!words.empty()) std::memcpy(out, words.data(), words.size() * sizeof(uint32_t));
+  h.choices = static_cast<uint32_t>(choices.size());
+  h.predicates = static_cast<uint32_t>(predicates_.size());
+  std::vector<std::byte> block;
+  const auto write = [&](const auto* items, size_t count) {
+    const auto bytes = std::as_bytes(std::span(items, count));
+    block.insert(block.end(), bytes.begin(), bytes.end());
+  };
+  write(&h, 1);
+  write(records.data(), records.size());
+  write(choices.data(), choices.size());
+  write(predicates_.data(), predicates_.size());
+  write(words.data(), words.size());
+  const auto total = static_cast<uint32_t>(block.size());
+  std::memcpy(block.data() + offsetof(PlanHeader, total_bytes), &total, sizeof total);
   return block;
 }
 

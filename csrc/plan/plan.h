@@ -1,10 +1,10 @@
 /// The flat plan of one host: the nodes of a program as that host runs them.
 ///
 /// A plan is encoded once (`PlanBuilder`) and validated once (`Plan::parse`). Then it is const, and all its runs share
-/// it. It is one block of bytes: a header, the table of nodes, and the table of words, to whose ranges the header and
-/// the nodes refer. Records have a fixed width, so reading costs an index, and the block can be sent as it is.
-/// Everything else here (readers, consumers, initial counters) is derived from the tables when they are parsed, and
-/// never sent.
+/// it. It is one block of bytes: a header, the tables of nodes, choices and predicates, and the table of words, to
+/// whose ranges the header, the nodes and the choices refer. plan/branches.h explains choices and predicates. Records
+/// have a fixed width, so reading costs an index, and the block can be sent as it is. Everything else here (readers,
+/// consumers, initial counters) is derived from the tables when they are parsed, and never sent.
 ///
 /// Threading: immutable after parse; any thread reads.
 ///
@@ -13,7 +13,9 @@
 ///   PLAN-2  order: a node reads only values written by nodes before it.
 ///   PLAN-3  shape: node 0 is the argument node, the last is the result node, and no other node is of these kinds.
 ///   PLAN-4  bounds: every index, count and mask lies inside its table. The tables fill the block exactly. The ranges
-///           of nodes, arguments, results and donated arguments lie in the table of words, one behind the other.
+///           of nodes, choices, arguments, results and donated arguments lie in the table of words, one behind the
+///           other.
+///   PLAN-5  branches: no client and no node that is taken reads a dead value; see plan/branches.h.
 ///   COST-2  the size does not depend on the number of shards: devices are a mask, and only transfers name peers.
 #pragma once
 
@@ -22,6 +24,8 @@
 #include <span>
 #include <string>
 #include <vector>
+
+#include "plan/branches.h"
 
 namespace pathways {
 
@@ -35,6 +39,7 @@ enum class NodeKind : uint8_t {
   kCall = 1,      ///< one XLA launch over the local devices of a computation
   kTransfer = 2,  ///< moves one value between slices
   kResult = 3,    ///< binds values to the results' handles
+  kSelect = 4,    ///< gives the input of the case that a choice took: one input per case, one output, no launch
 };
 
 /// One node, 64 bytes. Its ranges are ranges of the plan's table of words.
@@ -42,17 +47,24 @@ struct NodeRecord {
   NodeKind kind;
   uint8_t gang;          ///< 1 when other hosts launch their part of the same call
   uint16_t spread;       ///< kTransfer: 1 when one end has shards on other hosts; the transfer then goes shard by shard
-  uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the host's reshard plan
+  uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the host's reshard plan; kSelect:
+                         ///< index of the choice
   uint32_t global_node;  ///< the node's number in the program, the same on all hosts
   uint32_t input_begin, input_count;
   uint32_t output_begin, output_count;
   uint32_t source_begin, source_count;            ///< kTransfer: hosts that send to this one, itself included
   uint32_t destination_begin, destination_count;  ///< kTransfer: hosts that this one sends to, itself included
-  uint32_t padding;
+  uint32_t predicate;                             ///< the node is taken only if this holds; kNoPredicate: always
   uint64_t devices;        ///< local devices that the node's outputs live on; a call occupies them in the order
   uint64_t input_devices;  ///< kTransfer: local devices that its input lives on
 };
 static_assert(sizeof(NodeRecord) == 64);
+
+/// A transfer that only receives waits for no predicate: its sources know whether it is taken.
+inline bool waits_for_predicate(const NodeRecord& n) {
+  return n.predicate != kNoPredicate &&
+         (n.kind == NodeKind::kCall || (n.kind == NodeKind::kTransfer && n.input_count != 0));
+}
 
 struct PlanHeader {
   uint32_t magic;
@@ -69,8 +81,10 @@ struct PlanHeader {
   uint32_t result_begin;
   uint32_t donated;  ///< positions of arguments that a run takes over: from then on nobody else has them (MEM-4)
   uint32_t donated_begin;
+  uint32_t choices;
+  uint32_t predicates;
 };
-static_assert(sizeof(PlanHeader) == 56);
+static_assert(sizeof(PlanHeader) == 64);
 
 class Plan {
  public:
@@ -93,21 +107,26 @@ class Plan {
   std::span<const uint32_t> destinations(const NodeRecord& n) const {
     return words(n.destination_begin, n.destination_count);
   }
+  const Branches& branches() const { return branches_; }
+  /// Hosts that this host tells what was chosen.
+  std::span<const uint32_t> told(const ChoiceRecord& c) const { return words(c.told_begin, c.told_count); }
   std::span<const uint32_t> arguments() const { return words(header().argument_begin, header().arguments); }
   std::span<const uint32_t> donated() const { return words(header().donated_begin, header().donated); }
   std::span<const uint32_t> results() const { return words(header().result_begin, header().results); }
 
   // Derived at parse.
-  /// Nodes that read a value, except the result node; a node that reads the value twice is listed twice.
+  /// Nodes that wait for a value: all that read it, except selects and the result node; a node that reads the value
+  /// twice is listed twice.
   std::span<const uint32_t> consumers(uint32_t value) const { return slice(consumer_begin_, consumers_, value); }
   /// Result positions that a value is bound to.
   std::span<const uint32_t> results_of(uint32_t value) const { return slice(result_begin_, results_, value); }
-  /// How often each value will be read, at the start of a run.
+  /// How often each value will be read, by selects too, at the start of a run.
   std::span<const uint32_t> initial_readers() const { return readers_; }
-  /// How many things each node waits for at the start of a run: its inputs, and for a call the head of each of its
-  /// devices.
+  /// How many things each node waits for at the start of a run: its inputs and its predicate, and for a call the head
+  /// of each of its devices. A select waits for its choice, and for the input of the case that was taken.
   std::span<const uint32_t> initial_missing() const { return missing_; }
-  /// How many nodes are of kind kCall or kTransfer: all of them must be done before the run is over on this host.
+  /// How many calls, transfers, selects and choices there are: all of them must be done before the run is over on this
+  /// host.
   uint32_t step_count() const { return steps_; }
   /// How many calls other hosts launch too (GANG-1).
   uint32_t gang_count() const { return gangs_; }
@@ -122,10 +141,12 @@ class Plan {
   void validate() const;
   void validate_transfer(uint32_t index) const;
   void derive();
+  void derive_waiting();
 
   std::vector<std::byte> block_;
   const NodeRecord* nodes_ = nullptr;
   const uint32_t* words_ = nullptr;
+  Branches branches_;
   std::vector<uint32_t> consumer_begin_, consumers_, result_begin_, results_, readers_, missing_;
   uint32_t steps_ = 0, gangs_ = 0;
 };
@@ -145,6 +166,15 @@ class PlanBuilder {
     std::vector<uint32_t> inputs, outputs, sources, destinations;
     uint64_t devices = 0;
     uint64_t input_devices = 0;
+    uint32_t predicate = kNoPredicate;
+  };
+  struct Choice {  ///< see ChoiceRecord
+    uint32_t number = 0, owner = 0, source = 0;
+    uint32_t value = kNoValue;
+    uint32_t cases = 2;
+    uint32_t scope = kNoPredicate;
+    uint32_t first_node = 0;
+    std::vector<uint32_t> told;
   };
 
   /// `values[i]` is the local value of argument i, or kNoValue.
@@ -152,12 +182,24 @@ class PlanBuilder {
   void set_results(std::vector<uint32_t> values) { results_ = std::move(values); }
   void set_donated(std::vector<uint32_t> positions) { donated_ = std::move(positions); }
   void add(Node node) { nodes_.push_back(std::move(node)); }
+  /// Returns the index of the choice; the numbers of choices go up.
+  uint32_t add(Choice choice) {
+    choices_.push_back(std::move(choice));
+    return static_cast<uint32_t>(choices_.size() - 1);
+  }
+  /// Returns the index of the predicate.
+  uint32_t add(const PredicateRecord& predicate) {
+    predicates_.push_back(predicate);
+    return static_cast<uint32_t>(predicates_.size() - 1);
+  }
   std::vector<std::byte> finish() const;
 
  private:
   uint32_t host_, devices_, values_;
   std::vector<uint32_t> arguments_, results_, donated_;
   std::vector<Node> nodes_;
+  std::vector<Choice> choices_;
+  std::vector<PredicateRecord> predicates_;
 };
 
 }  // namespace pathways

@@ -48,6 +48,8 @@ struct Entry {
   uint32_t remaining = 0;  ///< hosts that have not completed it
   bool counted = false;    ///< some host has reported whether it launched the run's gangs
   bool ganged = false;     ///< what that host reported
+  uint64_t known = 0;      ///< predicates of the run that some host has reported, by their bits
+  uint64_t chosen = 0;     ///< those of them that hold
   EntryKind kind = EntryKind::kRun;
   EntryState state = EntryState::kFree;
 };

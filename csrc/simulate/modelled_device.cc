@@ -37,8 +37,8 @@ uint32_t Fabric::add_communicator(std::vector<uint32_t> hosts) {
   return static_cast<uint32_t>(communicators_.size() - 1);
 }
 
-uint64_t Fabric::launch(uint32_t communicator, uint32_t host, uint64_t what) {
-  const std::lock_guard lock(mutex_);
+uint64_t Fabric::launch(uint32_t communicator, uint32_t host, uint64_t what, bool waits) {
+  std::unique_lock lock(mutex_);
   Communicator& c = communicators_.at(communicator);
   const auto found = std::lower_bound(c.hosts.begin(), c.hosts.end(), host);
   PW_CHECK(found != c.hosts.end() && *found == host);
@@ -48,6 +48,12 @@ uint64_t Fabric::launch(uint32_t communicator, uint32_t host, uint64_t what) {
   if (paired != what) crossed_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t least = *std::min_element(c.launched.begin(), c.launched.end());
   for (; c.log_begin < least; ++c.log_begin) c.log.pop_front();
+  joined_.notify_all();
+  if (waits) {
+    joined_.wait(lock, [&] {
+      return std::all_of(c.launched.begin(), c.launched.end(), [&](uint64_t launched) { return launched > k; });
+    });
+  }
   return paired;
 }
 
@@ -111,6 +117,13 @@ void ModelledBackend::drop(Value value) {
   free_.push_back(&record);
 }
 
+Status ModelledBackend::read_scalar(Value value, int64_t* out) {
+  const Record& record = at(value);
+  PW_CHECK(record.references > 0 && !record.is_deleted && readiness(value) == Readiness::kReady);  // LOOK-1
+  *out = static_cast<int64_t>(record.hash < 256 ? record.hash : (record.hash >> 8) % cases_);
+  return Status::kOk;
+}
+
 Readiness ModelledBackend::readiness(Value value) {
   const Record& record = at(value);
   PW_CHECK(record.references > 0);
@@ -140,7 +153,8 @@ Status ModelledBackend::launch(const NodeContext& context, std::span<const Value
     ++gangs_;
     if (fabric_ != nullptr && node.communicator != Fabric::kNoCommunicator) {
       const uint64_t what = mix(context.order, node.global_node);
-      paired = what ^ fabric_->launch(node.communicator, options_.host, what);
+      const bool waits = options_.gangs_wait && std::has_single_bit(node.devices);
+      paired = what ^ fabric_->launch(node.communicator, options_.host, what, waits);
     }
   }
   if (std::find(attends_.begin(), attends_.end(), context.plan) != attends_.end()) {

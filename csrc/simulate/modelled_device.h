@@ -21,6 +21,7 @@
 /// thread may use `Fabric` and `ModelClock`.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -55,8 +56,8 @@ class Fabric {
   static constexpr uint32_t kNoCommunicator = 0xffffffffu;
   uint32_t add_communicator(std::vector<uint32_t> hosts);
   /// `host` launches `what` next on the communicator. Returns the launch that it is paired with, which is `what` unless
-  /// gangs are crossed.
-  uint64_t launch(uint32_t communicator, uint32_t host, uint64_t what);
+  /// gangs are crossed. `waits`: not before all hosts of the communicator have made their part.
+  uint64_t launch(uint32_t communicator, uint32_t host, uint64_t what, bool waits = false);
   uint64_t crossed() const { return crossed_.load(std::memory_order_relaxed); }
   /// Gangs that some host of a communicator has launched and another has not (GANG-1).
   uint64_t incomplete();
@@ -69,6 +70,7 @@ class Fabric {
     uint64_t log_begin = 0;
   };
   std::mutex mutex_;  ///< guards communicators_
+  std::condition_variable joined_;
   std::vector<Communicator> communicators_;
   Atomic<uint64_t> crossed_{0};
 };
@@ -96,6 +98,7 @@ class ModelledBackend final : public Backend {
     uint32_t devices = 1;
     int64_t step_ns = 0;      ///< of one launch; 0: its outputs are ready as soon as its inputs are
     int64_t transfer_ns = 0;  ///< from the end of the receive to a ready value
+    bool gangs_wait = false;  ///< a gang on one local device waits in its launch for its other hosts (GANG-2)
   };
   /// Payload of a put: the checksum of the buffer, and its devices.
   struct Put {
@@ -125,6 +128,7 @@ class ModelledBackend final : public Backend {
     std::vector<Value> inputs;  ///< with references of their own
   };
   std::vector<Attended>& attended() { return attended_; }
+  void set_cases(uint32_t cases) { cases_ = cases; }
   void set_faults(ModelledFaults faults) { faults_ = faults; }
   /// From now on a send to an offset outside `receive` is refused, as hosts with arenas refuse an offset outside one.
   void bound_sends(std::span<uint64_t> receive) { landing_ = receive; }
@@ -153,6 +157,8 @@ class ModelledBackend final : public Backend {
   Status launch(const NodeContext& context, std::span<const Value> inputs, std::span<Value> outputs) override;
   Value placeholder(const NodeContext& context, uint32_t input) override;
   Readiness readiness(Value value) override;
+  /// The checksum if it is below 256, else a number below `set_cases`.
+  Status read_scalar(Value value, int64_t* out) override;
   Value retain(Value value) override;
   void drop(Value value) override;
   Status transfer(const NodeContext& context, Value input, Value* output) override;
@@ -169,7 +175,6 @@ class ModelledBackend final : public Backend {
   void refuse_put(uint32_t, std::span<const std::byte>) override {}
   Status fetch(uint32_t client, Value value, std::span<const std::byte> payload) override;
   void refuse_fetch(uint32_t, std::span<const std::byte>) override {}
-  /// Writes the checksum into the small slot.
   Status read_back(Value value, const ReadBackSlot& place) override;
   Status start_task(uint32_t client, uint64_t task, Value value, std::span<const std::byte> payload,
                     const Booked& booked) override;
@@ -223,6 +228,7 @@ class ModelledBackend final : public Backend {
   const ModelClock& clock_;
   Fabric* fabric_;
   ModelledFaults faults_;
+  uint32_t cases_ = 2;
   std::optional<std::span<uint64_t>> landing_;
   std::vector<std::vector<Node>> plans_;
   std::deque<Record> records_;

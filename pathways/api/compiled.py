@@ -29,7 +29,7 @@ from pathways.compiler.options import Options
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trace
-from pathways.plan.binding import BoundProgram, pinned
+from pathways.plan.binding import BoundProgram, owners_of, pinned
 
 
 class Lowering:
@@ -49,7 +49,7 @@ class Lowering:
         """On the devices where its slices lie now.
 
         Raises:
-            ProgramError: it has loops or branches around placed functions.
+            ProgramError: it has loops around placed functions.
         """
         if constructs := self.program.constructs:
             raise errors.ProgramError(
@@ -65,10 +65,12 @@ class Lowering:
                     f"program {self.program.name!r} uses {slice_!r}, which belongs to another "
                     f"cluster than its arguments or its other slices ({self.cluster!r})"
                 )
+        topology = self.cluster.control().topology
         return BoundProgram(
             self.program,
             tuple(slice_.binding.devices for slice_ in slices),
-            self.cluster.control().topology.devices_per_host,
+            topology.devices_per_host,
+            topology.island_of_hosts if self.program.predicates else (),
         )
 
     def register(self) -> tuple[Registration, BoundProgram]:
@@ -145,12 +147,21 @@ class Registration:
 
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): read by a
-    transfer, or the same value under two names."""
-    program, kept = bound.program, pinned(bound)
-    times = collections.Counter((*program.arguments, *program.results))
+    transfer, or the same value under two names, or perhaps so: the result of a select has the buffer of one of the
+    values that it selects from."""
+    program, kept, owners = bound.program, pinned(bound), owners_of(bound.program)
+
+    def buffers(value: int) -> frozenset[int]:
+        return owners.get(value, frozenset((value,)))
+
+    times = collections.Counter(each for value in (*program.arguments, *program.results) for each in buffers(value))
 
     def positions(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(position for position, value in enumerate(values) if value in kept or times[value] > 1)
+        return tuple(
+            position
+            for position, value in enumerate(values)
+            if value in kept or any(times[each] > 1 for each in buffers(value))
+        )
 
     return positions(program.arguments), positions(program.results)
 

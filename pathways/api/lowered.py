@@ -67,7 +67,7 @@ class Lowered(Stage):
     def as_text(self, level: str = "plan") -> str:
         """The program as "mpmd" (after partitioning), "ifrt", "program" (ours, no devices yet) or "plan".
 
-        The plan of a program with loops or branches around placed functions has no devices: hosts do not run it yet.
+        The plan of a program with loops around placed functions has no devices: hosts do not run it yet.
         """
         program = self._lowering.program
         if level == "mpmd":

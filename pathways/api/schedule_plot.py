@@ -155,7 +155,8 @@ def from_trace(bound: BoundProgram, measured: str | os.PathLike[str] | HasPath) 
     nodes = {node.name: node for node in program.nodes if node.kind is NodeKind.CALL}
     makers = _makers(program)
     mine = [run for run in runs if run.program == program.name]
-    whole = [run for run in mine if run.is_whole and {call.name for call in run.calls} == nodes.keys()]
+    always = {name for name, node in nodes.items() if node.predicate < 0}  # the others are in branches
+    whole = [run for run in mine if run.is_whole and always <= {call.name for call in run.calls} <= nodes.keys()]
     if not whole:
         what = f"no run of program {program.name!r}; it has {programs_of(runs)}"
         if mine:
@@ -236,10 +237,10 @@ def from_trace(bound: BoundProgram, measured: str | os.PathLike[str] | HasPath) 
 
 
 def _makers(program: LogicalProgram) -> dict[int, Node]:
-    """The call that makes each value; transfers hand it on."""
+    """The call that makes each value; transfers hand it on, and of a select the last case."""
     makers: dict[int, Node] = {}
     for node in program.nodes:
-        maker = node if node.kind is NodeKind.CALL else makers.get(node.inputs[0])
+        maker = node if node.kind is NodeKind.CALL else makers.get(node.inputs[-1])
         if maker is not None:
             makers.update(dict.fromkeys(node.outputs, maker))
     return makers

@@ -4,6 +4,11 @@ jaxlib's partitioner marks the result of every transfer as donatable. It cannot 
 slices to one device, where a transfer makes no copy. So here a value and all its transferred copies form one class. A
 node donates an input only if three things are true: the node is the last reader of the whole class, no member of the
 class is a result, and no member is an argument that the user keeps.
+
+Branches keep this rule. The result of a select is the buffer of one of the values that it selects from, so it is of
+their class: none of them is donated before the last reader of the result. If several cases read a value, only the last
+of these readers in the program's order may donate it, whichever case is taken. When that reader is not run, it lets go
+of the value at its turn, and nobody donates it. The scalar that decides counts as read by all that it decides.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import placed
-from pathways.compiler.control.folding import fold
-from pathways.compiler.control.unrolling import Scan, Stacked, row, stack
+from pathways.compiler.control.folding import Folder, literals
+from pathways.compiler.control.unrolling import Scan, Stacked, check_copies, row, stack
 from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.pipeline_spec import iteration_name
 from pathways.compiler.primitives import as_transfers, transfer_p
@@ -70,8 +70,12 @@ class Inliner:
         self._whole: dict[int, tuple[Stacked, Any]] = {}  # what is stacked as one array, by the id of the `Stacked`
         self._parts: dict[tuple[Any, int], Any] = {}  # rows of arrays
         self._holds: dict[int, bool] = {}
+        self._folder = Folder()
+        for v, value in program.constants.items():
+            self._folder.know(v, value)
         self._derived = False  # whether differentiation made an equation around
         self._rows = [*rows]  # of the unrolled scans around: which rows the iteration reads
+        self._copies: list[int] = []  # of the unrolled scans around: how many iterations
         self._scope: _jaxlib.Scope | None = None  # that of the equation around
 
     def inline(self, jaxpr: Any, env: dict[Any, Any], *, fresh: bool, around: int = 0, base: int = 0) -> None:
@@ -84,13 +88,14 @@ class Inliner:
             inputs = [read(env, v) for v in eqn.invars]
             slice_tag = slice_tag_of(eqn)
             derivatives = max(around, base + _jaxlib.transposed_times(eqn))
+            known: list[Any] | None = None
             if slice_tag is None:
                 if any(holds_slice_tag(j, self._holds) for j in _jaxlib.sub_jaxprs(eqn.params)):
                     self._open(eqn, inputs, env, derivatives, base)
                     continue
-                known = fold(eqn, inputs)
-                if known is not None:
-                    env.update(zip(eqn.outvars, known, strict=True))
+                known = self._folder.fold(eqn, inputs)
+                if known is not None and (numbers := literals(eqn, known)) is not None:
+                    env.update(zip(eqn.outvars, numbers, strict=True))
                     continue
             inputs = [self.whole(v) for v in inputs]
             outputs = []
@@ -111,6 +116,8 @@ class Inliner:
             elif eqn.primitive in PRIMITIVES:
                 step.kind, step.mesh = StepKind.EXCHANGE, eqn.params.get("mesh")
             self.program.steps.append(step)
+            for v, value in zip(outputs, known or (), strict=False):
+                self._folder.know(v, value)
 
     def whole(self, value: Any) -> Any:
         """`value` as a variable or a literal."""
@@ -232,6 +239,10 @@ class Inliner:
         arguments = [v if isinstance(v, _jaxlib.Literal) else _jaxlib.new_var(v.aval) for v in inputs]
         arguments += map(_jaxlib.new_var, avals)
         nested = Inliner(FlatProgram(_variables(arguments), {}, [], []), self.name, self.unroll, self._rows)
+        nested._copies = [*self._copies]
+        for outer, inner in zip(inputs, arguments, strict=False):
+            if (value := self._folder.known(outer)) is not None:
+                nested._folder.know(inner, value)
         nested._derived, nested._scope = self._derived, self._scope
         return nested, arguments
 
@@ -249,7 +260,9 @@ class Inliner:
     def _inlined(self, closed: Any, inputs: Sequence[Any], around: int, base: int) -> list[Any]:
         inner, consts = _jaxlib.opened(closed)
         env = dict(zip(inner.invars, inputs, strict=True))
-        env.update((v, _constant(self.program, v, value)) for v, value in zip(inner.constvars, consts, strict=True))
+        for v, value in zip(inner.constvars, consts, strict=True):
+            env[v] = _constant(self.program, v, value)
+            self._folder.know(env[v], value)
         self.inline(inner, env, fresh=True, around=around, base=base)
         return [read(env, v) for v in inner.outvars]
 
@@ -259,6 +272,8 @@ class Inliner:
         carry = list(inputs[scan.consts : scan.consts + scan.carry])
         arrays = inputs[scan.consts + scan.carry :]
         stacked: list[list[Any]] = [[None] * scan.length for _ in eqn.outvars[scan.carry :]]
+        self._copies.append(scan.length)
+        check_copies(self.name, self._copies)
         for position in scan.positions:
             rows = [self._row(array, position) for array in arrays]
             self._rows.append(position)
@@ -267,6 +282,7 @@ class Inliner:
             carry = results[: scan.carry]
             for list_, value in zip(stacked, results[scan.carry :], strict=True):
                 list_[position] = self.whole(value)
+        self._copies.pop()
         outvars = eqn.outvars[scan.carry :]
         return [*carry, *(Stacked(tuple(list_), v.aval) for list_, v in zip(stacked, outvars, strict=True))]
 

@@ -25,6 +25,9 @@ from pathways.compiler.lengths import Lengths
 
 Spec = tuple[tuple[str, ...], ...]
 
+#: The most cases of one branch, so that a host's work for a program grows with the program's size only.
+MOST_CASES = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshSpec:
@@ -230,7 +233,7 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
-    `predicates`, `loops` and `exchanges` are those of nodes. Hosts do not run programs that have them yet.
+    `predicates`, `loops` and `exchanges` are those of nodes. Hosts do not run programs that have loops or exchanges yet.
     `host_functions`: those that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
@@ -264,7 +267,6 @@ class LogicalProgram:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops and branches in it, and other constructs, that hosts cannot run yet."""
-        plain = (NodeKind.CALL, NodeKind.TRANSFER)
-        named = [node.origin for node in self.nodes if node.kind not in plain]
-        return tuple(dict.fromkeys(named or (["jax.lax.cond"] if self.predicates else [])))
+        """JAX's names of the loops and other constructs in it that hosts cannot run yet."""
+        built = (NodeKind.CALL, NodeKind.TRANSFER, NodeKind.SELECT)
+        return tuple(dict.fromkeys(node.origin for node in self.nodes if node.kind not in built))

@@ -41,7 +41,7 @@ def _node_text(program: LogicalProgram, node: Node) -> str:
         for n, donated in zip(node.inputs, node.donates or (False,) * len(node.inputs), strict=True)
     )
     types = ", ".join(type_text(program, program.values[n]) for n in node.outputs)
-    when = "" if node.predicate < 0 else f" if {_predicate_text(program, node.predicate)}"
+    when = when_text(program, node)
     if node.kind is NodeKind.SELECT:
         return f"{outputs} = select {node.name} of {node.origin}({inputs}) : {types}{when}"
     if node.kind is NodeKind.LOOP:
@@ -62,6 +62,11 @@ def _node_text(program: LogicalProgram, node: Node) -> str:
         f"{outputs} = call {node.name}({inputs}) on {program.meshes[computation.mesh].name}{backward} "
         f"#{computation.fingerprint[:8]} : {types}{when}"
     )
+
+
+def when_text(program: LogicalProgram, node: Node) -> str:
+    """` if %3 is 1` for a node that is run only then; "" for one that is always run."""
+    return "" if node.predicate < 0 else f" if {_predicate_text(program, node.predicate)}"
 
 
 def _predicate_text(program: LogicalProgram, number: int) -> str:

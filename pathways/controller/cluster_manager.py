@@ -258,6 +258,7 @@ class ClusterManager:
             machine=self.topology.machine_of(number),
             stream=self.stream_of(number, incarnation) if self.config.options.machines > 1 else "",
             streams=tuple(self._streams_for(number, segments, incarnation)),
+            islands=self.topology.island_of_hosts,
         )
         suffix = f".{incarnation}" if incarnation else ""
         log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")
@@ -420,6 +421,11 @@ class ClusterManager:
         """
         if self.config.options.sequential:
             logical = load_program(program.request.store_program.program)
+            if logical.predicates:
+                raise errors.PlanError(
+                    f"program {program.name!r} has branches around placed functions, which a cluster with "
+                    'dispatch="sequential" does not run: start it with dispatch="parallel"'
+                )
             bound = BoundProgram(logical, program.bindings, self.topology.devices_per_host)
             self.controller.add_plan(program.number, concerned(bound))
         used = sorted({device for binding in program.bindings for device in binding})

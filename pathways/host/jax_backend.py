@@ -51,12 +51,14 @@ class JaxBackend:
         transfer_bytes: int = 0,
         directory: str | None = None,
         swap_every_for_testing: int = 0,
+        islands: tuple[int, ...] = (),
     ) -> None:
         """`devices` are this host's; `all_devices` are the island's, in global order from number `first_device` on.
 
         `device_bytes`: memory of each device that may be used; 0: no bound. `transfer_bytes`: memory of the host for
         the receive buffers of transfers. `directory`: the cluster's directory, where files of offloaded buffers lie.
-        `swap_every_for_testing`: see `pathways.testing.faults`.
+        `swap_every_for_testing`: see `pathways.testing.faults`. `islands`: the island of each host; empty: all are in
+        one.
         """
         self.device_bytes = device_bytes
         here = HostDevices(host, devices, all_devices, first_device)
@@ -82,7 +84,7 @@ class JaxBackend:
         #: Called after each offload or restore: (request, error or None, bytes that left the devices or came back).
         self.on_offloaded: Callable[[int, str | None, int], None] = lambda request, error, nbytes: None
         self._placements = Placements(here)
-        self.programs = Programs(self.core, here, self.sidecars)
+        self.programs = Programs(self.core, here, self.sidecars, islands)
         self.transfers = Transfers(self.core, here, self.programs.by_number, transfer_bytes)
         self._tasks = Tasks(self.core, host)
         self.watchers = Watchers(self.core)

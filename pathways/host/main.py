@@ -141,6 +141,7 @@ def start_jax_driver(
         transfer_bytes=config.transfer_bytes,
         directory=os.path.dirname(config.address.removeprefix("unix:")),
         swap_every_for_testing=faults.swap_every(config.host),
+        islands=config.islands,
     )
     far = {host: stream for host, stream in enumerate(config.streams) if stream is not None}
     if far:

@@ -68,8 +68,12 @@ class Program:
 class Programs:
     """Stores, compiles and drops a host's programs."""
 
-    def __init__(self, core: Any, devices: HostDevices, sidecars: Sidecars) -> None:
+    def __init__(
+        self, core: Any, devices: HostDevices, sidecars: Sidecars, islands: tuple[int, ...] = ()
+    ) -> None:
+        """`islands`: the island of each host; empty: all are in one."""
         self._core = core
+        self._islands = islands
         self._devices = devices
         self._sidecars = sidecars
         self.by_number: dict[int, Program] = {}
@@ -90,7 +94,7 @@ class Programs:
     ) -> None:
         """Stores a program and compiles it in the background; then calls `on_compiled(program_id, error, memory)`."""
         devices = self._devices
-        bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local))
+        bound = BoundProgram(program, tuple(map(tuple, bindings)), len(devices.local), self._islands)
         registered = Program(client, bound, devices, asker)
         self.by_number[program_id] = registered
         self._sidecars.add(client, program.host_functions)

@@ -96,7 +96,7 @@ def describe(program: Program) -> dict[str, Any]:
             readers.setdefault(value, []).append(number)
     described: list[tuple[str, int, int, list[int]]] = []
     for node in nodes:
-        name = logical.nodes[node["node"]].name if node["kind"] in ("call", "transfer") else ""
+        name = logical.nodes[node["node"]].name if node["kind"] in ("call", "transfer", "select") else ""
         maker, its_readers = -1, []
         if node["kind"] == "transfer":
             maker = next((makers[value] for value in node["inputs"] if value in makers), -1)

@@ -7,13 +7,15 @@ part, from the same program and the same map, so the client sends only the progr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 
 from pathways import _native
 from pathways.compiler.donation import agree
 from pathways.compiler.ir import LogicalProgram, Node, NodeKind
+from pathways.compiler.printing import when_text
+from pathways.plan.branching import Branching, write
 from pathways.plan.resharding import Placement, ReshardPlan, reshard_plan
 
 #: The most pairs of hosts that the text of one transfer names.
@@ -50,11 +52,12 @@ class HostPlan:
 
 @dataclasses.dataclass(frozen=True)
 class BoundProgram:
-    """A logical program and its map to physical devices."""
+    """A logical program and its map to physical devices. `islands`: the island of each host; empty: all are in one."""
 
     program: LogicalProgram
     bindings: Bindings
     devices_per_host: int
+    islands: tuple[int, ...] = ()
 
     def placed(self, value: int) -> Placement:
         """The placement of a value: its type on physical devices."""
@@ -69,6 +72,20 @@ class BoundProgram:
         """Hosts that hold shards of a value."""
         return self.hosts_of_mesh(self.program.values[value].mesh)
 
+    def hosts_of_node(self, node: Node) -> set[int]:
+        """Hosts with devices of a node: of a call, those of its computation; else those of its inputs and outputs."""
+        if node.kind is NodeKind.CALL:
+            return set(self.hosts_of_mesh(self.program.computations[node.computation].mesh))
+        values = node.outputs if node.kind is NodeKind.SELECT else (*node.inputs, *node.outputs)
+        return {host for value in values for host in self.hosts_of_value(value)}
+
+    def branching(self) -> Branching | None:
+        """The choices and predicates; None: the program has none."""
+        program = self.program
+        if not program.predicates and all(node.kind is not NodeKind.SELECT for node in program.nodes):
+            return None
+        return Branching(program, self.hosts_of_value, self.hosts_of_node, self.islands)
+
     def hosts(self) -> tuple[int, ...]:
         """All hosts that take part in the program."""
         return hosts_of([device for devices in self.bindings for device in devices], self.devices_per_host)
@@ -81,30 +98,37 @@ def hosts_of(devices: Sequence[int], devices_per_host: int) -> tuple[int, ...]:
 
 def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
     """Per node of the program: whether it is a call, and the hosts with devices of its inputs or outputs."""
-    out = []
-    for node in bound.program.nodes:
-        is_call = node.kind is NodeKind.CALL
-        if is_call:
-            hosts = set(bound.hosts_of_mesh(bound.program.computations[node.computation].mesh))
-        else:
-            hosts = {host for value in (*node.inputs, *node.outputs) for host in bound.hosts_of_value(value)}
-        out.append((is_call, sorted(hosts)))
-    return out
+    return [(node.kind is NodeKind.CALL, sorted(bound.hosts_of_node(node))) for node in bound.program.nodes]
 
 
 def pinned(bound: BoundProgram) -> frozenset[int]:
     """The values that must not be donated (MEM-4), for one of two reasons. A transfer may read its source after the
     launches that follow the transfer. The source and target of a transfer may share memory, when their slices share a
-    device.
+    device. The result of a select is the buffer of one of the values that it selects from, so it is pinned as they are.
+    The scalar of a choice is pinned because its owner may read it late.
     """
-    out: set[int] = set()
+    out = {predicate.value for predicate in bound.program.predicates}
     for node in bound.program.nodes:
-        if node.kind is NodeKind.TRANSFER:
+        if node.kind is NodeKind.SELECT:
+            out.add(node.inputs[0])
+        elif node.kind is NodeKind.TRANSFER:
             source, target = node.inputs[0], node.outputs[0]
             out.add(source)
             if not set(bound.placed(source).devices).isdisjoint(bound.placed(target).devices):
                 out.add(target)
+    owners = owners_of(bound.program)
+    held = {owner for value in out for owner in owners.get(value, (value,))}
+    out.update(held, (value for value, of in owners.items() if not held.isdisjoint(of)))
     return frozenset(out)
+
+
+def owners_of(program: LogicalProgram) -> dict[int, frozenset[int]]:
+    """Of each result of a select: the values one of whose buffers it is. None of them is the result of a select."""
+    owners: dict[int, frozenset[int]] = {}
+    for node in program.nodes:
+        if node.kind is NodeKind.SELECT:
+            owners[node.outputs[0]] = frozenset().union(*(owners.get(v, {v}) for v in node.inputs[1:]))
+    return owners
 
 
 def donations(bound: BoundProgram) -> list[tuple[bool, ...]]:
@@ -147,26 +171,36 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     transfers: list[Node] = []
     numbers: list[int] = []
     calls: list[Node] = []
-    steps: list[Callable[[_native.PlanBuilder], None]] = []  # each writes a node
+    steps: list[tuple[Node, Callable[..., None]]] = []  # each writes a node with the builder
     donates = donations(bound)
+    write_node: Callable[..., None]
     for index, node in enumerate(program.nodes):
         if node.kind is NodeKind.CALL:
             mesh = program.computations[node.computation].mesh
             if host not in holders[mesh]:
                 continue
             launch = launches.setdefault(Launch(node.computation, donates[index]), len(launches))
-            steps.append(
-                operator.methodcaller(
-                    "call",
-                    computation=launch,
-                    node=index,
-                    inputs=[number(v) for v in node.inputs],
-                    outputs=[number(v) for v in node.outputs],
-                    devices=masks[mesh],
-                    gang=len(holders[mesh]) > 1,
-                )
+            write_node = functools.partial(
+                _native.PlanBuilder.call,
+                computation=launch,
+                node=index,
+                inputs=[number(v) for v in node.inputs],
+                outputs=[number(v) for v in node.outputs],
+                devices=masks[mesh],
+                gang=len(holders[mesh]) > 1,
             )
             calls.append(node)
+        elif node.kind is NodeKind.SELECT:
+            (result,) = node.outputs
+            if not is_here(result):
+                continue
+            write_node = functools.partial(
+                _native.PlanBuilder.select,
+                node=index,
+                inputs=[number(v) for v in node.inputs[1:]],
+                output=number(result),
+                devices=masks[program.values[result].mesh],
+            )
         else:
             source, target = node.inputs[0], node.outputs[0]
             if not (is_here(source) or is_here(target)):
@@ -177,32 +211,42 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
                 continue  # this host has only a replica of the source, which no host reads
             inputs = [number(source)] if sends else []
             outputs = [number(target)] if is_here(target) else []
-            steps.append(
-                operator.methodcaller(
-                    "transfer",
-                    route=len(routes),
-                    node=index,
-                    inputs=inputs,
-                    outputs=outputs,
-                    input_devices=masks[program.values[source].mesh],
-                    devices=masks[program.values[target].mesh],
-                    sources=list(receives),
-                    destinations=list(sends),
-                    spread=holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host}
-                    or (assembles and not resharding.is_direct(host)),
-                )
+            write_node = functools.partial(
+                _native.PlanBuilder.transfer,
+                route=len(routes),
+                node=index,
+                inputs=inputs,
+                outputs=outputs,
+                input_devices=masks[program.values[source].mesh],
+                devices=masks[program.values[target].mesh],
+                sources=list(receives),
+                destinations=list(sends),
+                spread=holders[program.values[source].mesh] | holders[program.values[target].mesh] != {host}
+                or (assembles and not resharding.is_direct(host)),
             )
             routes.append(resharding)
             transfers.append(node)
             numbers.append(index)
+        steps.append((node, write_node))
 
     builder = _native.PlanBuilder(host, bound.devices_per_host, len(local))
     absent = _native.NO_VALUE
     builder.set_arguments([local[v] if is_here(v) else absent for v in program.arguments])
     builder.set_results([local[v] if is_here(v) else absent for v in program.results])
     builder.set_donated([position for position, given in enumerate(program.donated_arguments) if given])
-    for step in steps:
-        step(builder)
+    branching = bound.branching()
+    if branching is None:
+        for _, write_node in steps:
+            write_node(builder)
+    else:
+        here = write(branching, host, builder, local)
+        for node, write_node in steps:
+            predicate = here.of(branching, node)
+            if node.kind is NodeKind.SELECT:
+                choice = here.choices[branching.number[node.inputs[0]]]
+                write_node(builder, choice=choice, predicate=predicate)
+            else:
+                write_node(builder, predicate=predicate)
     return HostPlan(
         builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(numbers), tuple(local), tuple(calls)
     )
@@ -231,6 +275,13 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
         lines.append(
             f"  slice {mesh.name} {dict(mesh.axes)}: devices {span} on hosts {list(bound.hosts_of_mesh(index))}"
         )
+    branching = bound.branching()
+    for index, choice in enumerate(branching.choices if branching is not None else ()):
+        told = f", told to {list(choice.hosts)}" if len(choice.hosts) > 1 else ""
+        lines.append(
+            f"  choice {index}: {_values(program, [choice.value])}, of {choice.cases} cases, decides on host "
+            f"{choice.owner}{told}"
+        )
     lines.append(f"  0 argument -> {_values(program, program.arguments)}")
     for number, node in enumerate(program.nodes, 1):
         where = program.values[node.outputs[0]].mesh if node.outputs else program.computations[node.computation].mesh
@@ -243,6 +294,8 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
                 what += " (backward)"
             donated = [v for v, gives in zip(node.inputs, donates[number - 1], strict=False) if gives]
             tail = f" donating {_values(program, donated)}" if donated else ""
+        elif node.kind is NodeKind.SELECT:
+            what, tail = f"select {node.name}", f" of {node.origin}" if node.origin else ""
         else:
             resharding = reshard_plan(
                 bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host
@@ -251,7 +304,7 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
             tail = f" {_route_text(resharding, program.values[node.inputs[0]].dtype.itemsize, machines)}"
         lines.append(
             f"  {number} {what} on {slice_name}: {_values(program, node.inputs)} -> "
-            f"{_values(program, node.outputs)}{tail}"
+            f"{_values(program, node.outputs)}{tail}{when_text(program, node)}"
         )
     lines.append(f"  {len(program.nodes) + 1} result <- {_values(program, program.results)}")
     return "\n".join(lines)

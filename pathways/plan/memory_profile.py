@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from pathways.compiler.ir import NodeKind
-from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations
+from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations, owners_of
+from pathways.plan.device_walk import Walk
 from pathways.plan.resharding import reshard_plan
 from pathways.plan.topology import Topology
 
@@ -42,7 +43,8 @@ class DeviceNeed:
 @dataclasses.dataclass(frozen=True)
 class ResultMemory:
     """The memory that a result keeps: `bytes` on each device of its mesh; or, with `on_host`, on each of its hosts,
-    because the result stays in its receive buffers.
+    because the result stays in its receive buffers. With `is_either`, the result of a branch, it may be here or there,
+    and counts in both places.
 
     `argument` is the argument whose buffer the result is, else -1. `same_as` is the earlier result that is the same
     value, else -1.
@@ -53,6 +55,7 @@ class ResultMemory:
     on_host: bool = False
     argument: int = -1
     same_as: int = -1
+    is_either: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +94,14 @@ class Profile:
             and node.outputs[0] not in self._receive_bytes_of
             and self._lies_alike(node.inputs[0], node.outputs[0])
         }
+        self._on_no_device: set[int] = set()  # values that stay in this host's memory for transfers
+        if receives_on_host:
+            selected = {value for value, of in owners_of(program).items() if of <= self._receive_bytes_of.keys()}
+            self._on_no_device = selected.union(self._receive_bytes_of)
 
     def device_bytes(self, value: int) -> int:
         """The bytes that a value takes on each device that holds a part of it."""
-        if value in self._same or (value in self._receive_bytes_of and self._receives_on_host):
+        if value in self._same or value in self._on_no_device:
             return 0
         return self._share(value)
 
@@ -128,47 +135,27 @@ class Profile:
 
     def _device_walk(self, meshes: frozenset[int], temporary: Callable[[int], int]) -> tuple[int, int]:
         program, donates = self._bound.program, donations(self._bound)
-        kept = set(program.results)
-        given = {v for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if donated}
-        mortal = {v for node in program.nodes for v in node.outputs} | given
         transferred = {
             node.outputs[0]
             for node in program.nodes
             if node.kind is NodeKind.TRANSFER
             and not (node.outputs[0] in self._receive_bytes_of and self._receives_on_host)  # that is on no device
         }
-        live = peak = eager = 0
 
         def size(value: int) -> int:
             return self.device_bytes(value) if program.values[value].mesh in meshes else 0
 
+        def taken(number: int) -> int:
+            return temporary(number) if program.computations[program.nodes[number].computation].mesh in meshes else 0
+
         arriving: dict[int, list[int]] = {}  # by a call of the device: transferred values that may exist from then on
-        early = set(transferred)  # those that may exist at any time
         launched = self._launched_before(meshes)
-        for value in transferred & self._read_on(meshes):
+        for value in sorted(transferred & self._read_on(meshes)):
             if launched[value] >= 0:
                 arriving.setdefault(launched[value], []).append(value)
-                early.remove(value)
-
-        for number, node in enumerate(program.nodes):
-            made = sum(size(value) for value in dict.fromkeys(node.outputs) if value not in transferred)
-            made += sum(map(size, arriving.get(number, ())))
-            eager += sum(size(value) for value in node.outputs if value in early)
-            dying = {value for value in node.inputs if self._last_use[value] == number} & mortal - kept - early
-            taken = 0
-            if node.kind is NodeKind.CALL:
-                if program.computations[node.computation].mesh in meshes:
-                    taken = -temporary(number)
-                for value, donated in zip(node.inputs, donates[number], strict=False):
-                    if donated and value in dying:
-                        taken += size(value)
-            peak = max(peak, live + made - taken)
-            live += made - sum(size(value) for value in dying)
-            # An output that no node reads, and that is no result, is freed at once.
-            live -= sum(
-                size(v) for v in dict.fromkeys(node.outputs) if v not in self._last_use and v not in kept | transferred
-            )
-        return peak, eager
+        early = transferred.difference(*arriving.values())  # those that may exist at any time
+        walk = Walk(program, size, taken, donates, self._last_use, transferred, arriving)
+        return walk.peak(), sum(map(size, early))
 
     def _launched_before(self, meshes: frozenset[int]) -> dict[int, int]:
         """For each value, the last call on a device of `meshes` that is launched before any part of the value can
@@ -184,7 +171,11 @@ class Profile:
         newest = [-1] * len(holders)  # by mesh: the same for the calls on it so far
         found: dict[int, int] = {}
         for number, node in enumerate(program.nodes):
-            last = max((found.get(value, -1) for value in node.inputs), default=-1)
+            if node.kind is NodeKind.SELECT:  # it needs the one that is taken
+                which, *cases = (found.get(value, -1) for value in node.inputs)
+                last = max(which, min(cases))
+            else:
+                last = max((found.get(value, -1) for value in node.inputs), default=-1)
             if node.kind is NodeKind.CALL:
                 mesh = program.computations[node.computation].mesh
                 if len(self._bound.hosts_of_mesh(mesh)) == 1:
@@ -204,8 +195,23 @@ class Profile:
         }
 
     def _receive_walk(self) -> int:
-        """The most that this host's memory for transfers holds of one run."""
+        """The most that this host's memory for transfers holds of one run.
+
+        Room is announced for what each case of a branch receives, so the cases count together. The result of a select
+        may be what a case has received, which so lives as long as the result.
+        """
         program, kept = self._bound.program, set(self._bound.program.results)
+        last_use = dict(self._last_use)
+        for node in reversed(program.nodes):
+            if node.kind is NodeKind.SELECT:
+                (result,) = node.outputs
+                kept.update(node.inputs[1:] if result in kept else ())
+                for value in node.inputs[1:]:
+                    last_use[value] = max(last_use[value], last_use.get(result, -1))
+        dying: dict[int, list[int]] = {}
+        for value, number in last_use.items():
+            if value not in kept:
+                dying.setdefault(number, []).append(value)
         live = peak = 0
         for number, node in enumerate(program.nodes):
             received = self._receive_bytes_of.get(node.outputs[0], 0) if node.kind is NodeKind.TRANSFER else 0
@@ -214,23 +220,23 @@ class Profile:
             if not self._receives_on_host:
                 live -= received
                 continue
-            if received and node.outputs[0] not in self._last_use and node.outputs[0] not in kept:
+            if received and node.outputs[0] not in last_use and node.outputs[0] not in kept:
                 live -= received
-            for value in dict.fromkeys(node.inputs):
-                if self._last_use[value] == number and value not in kept:
-                    live -= self._receive_bytes_of.get(value, 0)
+            live -= sum(self._receive_bytes_of.get(value, 0) for value in dying.get(number, ()))
         return peak
 
     def _results(self) -> list[ResultMemory]:
         program = self._bound.program
         arguments = {value: position for position, value in enumerate(program.arguments)}
         first: dict[int, int] = {}
+        owners = owners_of(program)
         out = []
         for position, value in enumerate(program.results):
             mesh = program.values[value].mesh
-            on_host = self._receives_on_host and self._is_received(value)
-            size = self._widest_receive(value) if on_host else self.device_bytes(value)
-            out.append(ResultMemory(mesh, size, on_host, arguments.get(value, -1), first.get(value, -1)))
+            received = {self._receives_on_host and self._is_received(v) for v in owners.get(value, (value,))}
+            sizes = [self._widest_receive(value) if on_host else self.device_bytes(value) for on_host in received]
+            same = arguments.get(value, -1), first.get(value, -1)
+            out.append(ResultMemory(mesh, max(sizes), True in received, *same, len(received) > 1))
             first.setdefault(value, position)
         return out
 
@@ -313,7 +319,8 @@ def ledger_entries(
     for result in parts[0].results:
         devices = bindings[result.mesh]
         holders = topology.hosts_of(tuple(devices))
-        spaces = [topology.devices + host for host in holders] if result.on_host else list(devices)
+        spaces = [topology.devices + host for host in holders] if result.on_host else []
+        spaces += devices if result.is_either or not result.on_host else ()
         results.append((group(holders), space_set(spaces), result.bytes, result.argument, result.same_as))
     return needs, results
 

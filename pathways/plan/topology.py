@@ -52,6 +52,11 @@ class Topology:
                 return island
         raise ValueError(f"no host {host}: the cluster has hosts 0..{self.hosts - 1}")
 
+    @property
+    def island_of_hosts(self) -> tuple[int, ...]:
+        """The island of each host."""
+        return tuple(island for island, hosts in enumerate(self.islands) for _ in hosts)
+
     def machine_of(self, host: int) -> int:
         """The machine that `host` is a process of; the controller is on machine 0."""
         return self.machines[host] if self.machines else 0

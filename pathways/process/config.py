@@ -158,6 +158,7 @@ class HostConfig:
     machine: int = 0
     stream: str = ""  # address where it receives network transfers; empty: there is only one machine
     streams: tuple[str | None, ...] = ()  # that address of each host; None: on this machine; empty: lost now
+    islands: tuple[int, ...] = ()  # the island of each host; empty: all are in one
 
     @property
     def first_device(self) -> int:
@@ -194,5 +195,5 @@ def load_controller(text: str) -> ControllerConfig:
 def load_host(text: str) -> HostConfig:
     """What `dump` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "streams")}
+    lists = {name: tuple(fields[name]) for name in ("island_hosts", "segment_fds", "streams", "islands")}
     return HostConfig(**{**fields, **lists})

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from pathways.compiler.ir import LogicalProgram, NodeKind
+from pathways.compiler.ir import MOST_CASES, LogicalProgram, NodeKind
 from pathways.errors import PlanError
 from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
@@ -91,9 +91,9 @@ def dump_program(program: LogicalProgram, texts: bool = True) -> bytes:
     """The program as bytes; `texts=False` leaves out the IR texts, which only people read.
 
     Raises:
-        PlanError: it is too long for one message, or has loops or branches, which hosts do not run yet.
+        PlanError: it is too long for one message, or has loops, which hosts do not run yet.
     """
-    if program.constructs:
+    if program.loops:
         raise PlanError(f"program {program.name!r} has {' and '.join(program.constructs)}, which hosts do not run yet")
     modules = sum(len(computation.module) for computation in program.computations)
     if modules <= MAX_PROGRAM_BYTES:
@@ -133,6 +133,15 @@ def load_program(data: bytes) -> LogicalProgram:
         if node.kind is NodeKind.CALL:
             _check("computation", [node.computation], len(program.computations))
         _check("value", (*node.inputs, *node.outputs), len(program.values))
+        if node.predicate != -1:
+            _check("predicate", [node.predicate], len(program.predicates))
+        if node.kind is NodeKind.SELECT and (len(node.inputs) < 2 or len(node.outputs) != 1):
+            raise PlanError(f"a select has {len(node.inputs)} inputs and {len(node.outputs)} outputs")
+    for number, predicate in enumerate(program.predicates):
+        _check("value", [predicate.value], len(program.values))
+        _check("case", [predicate.case], MOST_CASES)
+        if predicate.parent != -1:
+            _check("predicate", [predicate.parent], number)  # outer ones come first
     _check("value", (*program.arguments, *program.results), len(program.values))
     return program
 

@@ -30,7 +30,7 @@ from pathways.compiler.control.splicing import Home, Whole, home_of, padded, sen
 from pathways.compiler.control.unrolling import operations, stack
 from pathways.compiler.groups import ancestors, cheap_constants
 from pathways.compiler.inlining import Inliner
-from pathways.compiler.ir import ArrayType, LogicalProgram, Loop, MeshSpec, Predicate
+from pathways.compiler.ir import MOST_CASES, ArrayType, LogicalProgram, Loop, MeshSpec, Predicate
 from pathways.compiler.primitives import transfer
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
 from pathways.compiler.trace import Argument, Traced
@@ -230,6 +230,11 @@ class _Level:
         return FlatProgram([body.invars[n] for n in left], constants, steps, outvars, body.declared), left
 
     def _branch(self, step: Step, control: Control) -> None:
+        if len(control.bodies) > MOST_CASES:
+            raise errors.ProgramError(
+                f"program {self.compiler.traced.name!r}: {control.construct} has {len(control.bodies)} branches with "
+                f"placed functions inside; expected at most {MOST_CASES}. Nest two jax.lax.switch"
+            )
         compile_ = self.compiler.compile
         default = (self.compiler.default, ())
         which = self._at_home(step.inputs[0], default)

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pathways import _jaxlib
+from pathways import _jaxlib, errors
+
+#: How many copies of its body an unrolled scan may have, with the unrolled scans around it.
+MOST_COPIES = 1 << 12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,6 +55,24 @@ class Scan:
     def positions(self) -> range:
         """The rows in the order in which the iterations read and write them."""
         return range(self.length - 1, -1, -1) if self.reverse else range(self.length)
+
+
+def check_copies(name: str, lengths: Sequence[int]) -> None:
+    """Refuses unrolled scans, each inside the one before, that would make too many copies of the innermost body.
+
+    `lengths` are their iterations.
+
+    Raises:
+        ProgramError: there would be more than `MOST_COPIES`.
+    """
+    if math.prod(lengths) > MOST_COPIES:
+        shown = " x ".join(map(str, lengths))
+        raise errors.ProgramError(
+            f"program {name!r}: scans of {shown} iterations, one inside the other, have placed functions inside and "
+            f"would be unrolled to {math.prod(lengths)} copies of the innermost body; expected at most {MOST_COPIES}. "
+            f"Give pw.program(unroll=...) a number below {max(lengths)}, so that the longest stays a loop, or put an "
+            "inner scan into one placed function"
+        )
 
 
 def row(aval: Any, position: int) -> Any:

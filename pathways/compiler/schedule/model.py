@@ -168,7 +168,7 @@ def tasks_of_program(
     transfer: Callable[[int], float],
     keep: Callable[[int], bool] = lambda node: True,
 ) -> tuple[list[Task], list[int], list[tuple[int, int]]]:
-    """The tasks of a program's calls, in the order of its nodes.
+    """The tasks of a program's calls, in the order of its nodes; those of all cases of a branch.
 
     Args:
         program: `rows[m]` are the rows on which calls of its mesh m run.
@@ -191,10 +191,11 @@ def tasks_of_program(
             sent += [(number, place) for place in sources]
             continue
         after: dict[int, float] = {}
-        for value in node.inputs:
+        decides = [program.predicates[node.predicate].value] if node.predicate >= 0 else []
+        for value in (*node.inputs, *decides):
             for place, way in behind.get(value, {}).items():
                 after[place] = max(way, after.get(place, 0.0))
-        if keep(number):
+        if node.kind is NodeKind.CALL and keep(number):
             mesh = program.computations[node.computation].mesh
             tasks.append(Task(tuple(rows[mesh]), length(number), tuple(after.items())))
             nodes.append(number)

@@ -35,7 +35,8 @@ struct WorkingHost final : HostLink {
 
   void complete(uint32_t, Handle) override {}
   void failed(uint32_t, Handle, std::string_view) override {}
-  void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime) override {
+  void run_done(uint32_t client, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime,
+                const TakenBranches&) override {
     rings.say(RunDoneRecord{{RecordKind::kRunDone, 0, client}, tag, gangs, expected, rings.host, 0, 0});
   }
   void command_done(uint32_t client, uint64_t bytes) override {
@@ -46,7 +47,8 @@ struct WorkingHost final : HostLink {
   }
   void enqueued(uint32_t, uint64_t, uint32_t) override {}
   void receive_ready(uint32_t, uint64_t, uint32_t, std::span<const uint64_t>) override {}
-  void receive_done(uint32_t, uint64_t, uint32_t, bool, std::string_view) override {}
+  void receive_done(uint32_t, uint64_t, uint32_t, Outcome, std::string_view) override {}
+  void decided(uint32_t, uint64_t, uint32_t, const Decision&) override {}
 
   /// Does what the controller has sent. True when there was something.
   bool work() {

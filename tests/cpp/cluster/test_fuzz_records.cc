@@ -130,7 +130,12 @@ TEST(Fuzz, PeerRecords) {
     std::vector<std::byte> record;
     const uint64_t order = one->order - std::min<uint64_t>(one->order - 1, fuzz.below(3));
     const auto node = static_cast<uint32_t>(fuzz.below(5));
-    if (fuzz.below(2) == 0) {
+    if (fuzz.below(8) == 0) {
+      const auto outcome = static_cast<uint16_t>(fuzz.below(4));
+      const DecisionRecord told{{RecordKind::kDecision, outcome, 0}, order, node, 1, 0, 0};
+      record.resize(sizeof told);
+      std::memcpy(record.data(), &told, sizeof told);
+    } else if (fuzz.below(2) == 0) {
       const ReceiveReadyRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1, 1, 0};
       const auto slot = reinterpret_cast<uint64_t>(&one->receive[fuzz.below(4)]);
       record.resize(sizeof post + 8);

@@ -242,6 +242,25 @@ TEST_F(Gangs, SomeOfThem) {
   EXPECT_NE(block->failure().find("1 of the 2"), std::string::npos) << block->failure();
 }
 
+TEST_F(Gangs, OneHostTookAnotherBranch) {
+  const auto took = [&](uint32_t host, uint64_t known, uint64_t chosen) {
+    const RunRecord run = hosts[host]->next_run();
+    hosts[host]->say(RunDoneRecord{{RecordKind::kRunDone, 0, 0}, run.tag, 0, 0, host, 0, 0, known, chosen});
+    pass();
+  };
+  submit();
+  pass();
+  took(0, 0b0111, 0b0101);
+  took(1, 0b1101, 0b1101);  // it knows others, and agrees on those that both know
+  EXPECT_TRUE(is_up());
+  submit();
+  pass();
+  took(0, 0b0111, 0b0101);
+  took(1, 0b1110, 0b0010);
+  EXPECT_NE(block->failure().find("GANG-1 broken: host 1 took a branch of run"), std::string::npos) << block->failure();
+  EXPECT_NE(block->failure().find("predicate bit 1"), std::string::npos);
+}
+
 TEST_F(Clients, Removed) {
   RawClient memory;
   {

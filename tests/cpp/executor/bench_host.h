@@ -35,8 +35,10 @@ class RecordingLink final : public HostLink {
     return true;
   }
   void end_read_back(uint32_t, Handle) override { --writers; }
-  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime) override {
+  void run_done(uint32_t, uint64_t tag, uint32_t gangs, uint32_t expected, DeviceTime,
+                const TakenBranches& branches) override {
     runs[tag] = {gangs, expected};
+    taken[tag] = branches;
   }
   void hold_over(uint32_t, uint64_t hold) override { holds_over.push_back(hold); }
   void enqueued(uint32_t, uint64_t tag, uint32_t node) override { enqueued_calls.push_back({tag, node}); }
@@ -44,9 +46,15 @@ class RecordingLink final : public HostLink {
     outgoing.push_back({host, [=, o = std::vector<uint64_t>(offsets.begin(), offsets.end()),
                                from = self](Executor& to) { (void)to.on_receive_ready(order, node, from, o); }});
   }
-  void receive_done(uint32_t host, uint64_t order, uint32_t node, bool failed, std::string_view text) override {
+  void receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) override {
     outgoing.push_back({host, [=, t = std::string(text), from = self](Executor& to) {
-                          (void)to.on_receive_done(order, node, from, failed, t);
+                          (void)to.on_receive_done(order, node, from, outcome, t);
+                        }});
+  }
+  void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) override {
+    ++decisions;
+    outgoing.push_back({host, [=, d = decision, t = std::string(decision.text), from = self](Executor& to) {
+                          (void)to.on_decision(order, choice, from, {d.outcome, d.taken, t});
                         }});
   }
 
@@ -70,6 +78,8 @@ class RecordingLink final : public HostLink {
   std::map<std::pair<uint32_t, uint64_t>, std::string> failures;
   std::vector<uint64_t> holds_over;
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> runs;     ///< by tag: gangs launched, expected
+  std::map<uint64_t, TakenBranches> taken;                    ///< by tag
+  uint64_t decisions = 0;                                     ///< sent
   std::vector<std::pair<uint64_t, uint32_t>> enqueued_calls;  ///< tag and global node, of stepwise runs
   std::deque<Message> outgoing;
   std::function<void()> on_leave;

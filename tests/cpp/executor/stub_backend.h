@@ -10,6 +10,7 @@ class StubBackend : public Backend {
   Status launch(const NodeContext&, std::span<const Value>, std::span<Value>) override { return Status::kFailed; }
   Value placeholder(const NodeContext&, uint32_t) override { return nullptr; }
   Readiness readiness(Value) override { return Readiness::kReady; }
+  Status read_scalar(Value, int64_t*) override { return Status::kFailed; }
   Value retain(Value value) override { return value; }
   void drop(Value) override {}
   Status transfer(const NodeContext&, Value, Value*) override { return Status::kFailed; }

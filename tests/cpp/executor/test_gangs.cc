@@ -66,7 +66,7 @@ TEST_F(Gangs, GoInTheOrder) {
     zero.poll();
   }
   EXPECT_EQ(zero.executor.stats().gangs, 0u);
-  EXPECT_EQ(zero.executor.on_receive_done(1, 5, 1, false, {}), Status::kOk);
+  EXPECT_EQ(zero.executor.on_receive_done(1, 5, 1, Outcome::kDone, {}), Status::kOk);
   EXPECT_EQ(zero.executor.stats().gangs, 2u);
   for (int round = 0; round < 10; ++round) {
     clock.advance(1000);
@@ -142,7 +142,7 @@ TEST_F(Gangs, OfSeveralDevicesWaitForSources) {
     wide.poll();
   }
   EXPECT_EQ(wide.executor.stats().gangs, 0u);  // XLA might run what is owed behind it
-  EXPECT_EQ(wide.executor.on_receive_done(1, 5, 1, false, {}), Status::kOk);
+  EXPECT_EQ(wide.executor.on_receive_done(1, 5, 1, Outcome::kDone, {}), Status::kOk);
   wide.poll();
   EXPECT_EQ(wide.executor.stats().gangs, 1u);  // it is enqueued now, if not sent
   EXPECT_EQ(wide.executor.stats().exchanges, 1u);

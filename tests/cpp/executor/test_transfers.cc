@@ -158,12 +158,13 @@ TEST_F(Pair, PeerThatMakesNoSense) {
   add_plans();
   zero.put(A, 7);
   const std::vector<uint64_t> nowhere{0};
-  EXPECT_EQ(one.executor.on_receive_done(9, 5, 0, false, {}), Status::kInvalid);  // of no transfer
+  EXPECT_EQ(one.executor.on_receive_done(9, 5, 0, Outcome::kDone, {}), Status::kInvalid);  // of no transfer
   run(1, 0, {A}, {B, C});
-  EXPECT_EQ(one.executor.on_receive_done(1, 5, 1, false, {}), Status::kInvalid);   // from itself
-  EXPECT_EQ(one.executor.on_receive_done(1, 5, 3, false, {}), Status::kInvalid);   // from a host without a part in it
-  EXPECT_EQ(one.executor.on_receive_ready(1, 5, 0, nowhere), Status::kInvalid);    // a source posts
-  EXPECT_EQ(zero.executor.on_receive_done(1, 5, 1, false, {}), Status::kInvalid);  // a destination writes
+  EXPECT_EQ(one.executor.on_receive_done(1, 5, 1, Outcome::kDone, {}), Status::kInvalid);  // from itself
+  EXPECT_EQ(one.executor.on_receive_done(1, 5, 3, Outcome::kDone, {}),
+            Status::kInvalid);                                                   // from a host without a part in it
+  EXPECT_EQ(one.executor.on_receive_ready(1, 5, 0, nowhere), Status::kInvalid);  // a source posts
+  EXPECT_EQ(zero.executor.on_receive_done(1, 5, 1, Outcome::kDone, {}), Status::kInvalid);  // a destination writes
   while (deliver(one)) {
   }
   EXPECT_EQ(zero.executor.on_receive_ready(1, 5, 1, nowhere), Status::kInvalid);  // twice

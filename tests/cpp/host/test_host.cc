@@ -140,6 +140,9 @@ TEST(Plans, RefusedAtOnce) {
   node.devices = 1;
   far.add(node);
   EXPECT_THROW(host.add_plan(2, Plan::parse(far.finish())), Error);
+  PlanBuilder tells(0, 1, 0);
+  tells.add(PlanBuilder::Choice{0, 1, 1, kNoValue, 2, kNoPredicate, 0, {2}});
+  EXPECT_THROW(host.add_plan(2, Plan::parse(tells.finish())), Error);
   TwoHosts lonely(1, 0);  // no rings between hosts
   EXPECT_THROW(lonely.hosts[0]->add_plan(0, Plan::parse(lonely.program().plan_of(0, 1))), Error);
 }
@@ -361,6 +364,7 @@ TEST(Peers, NonsenseClosesTheChannel) {
     return record;
   };
   const ReceiveDoneRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0, 0, 0};
+  const DecisionRecord decision{{RecordKind::kDecision, 0, 0}, 77, 0, 0, 0, 0};
   const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
       {record_of(RecordHeader{static_cast<RecordKind>(99), 0, 0}, 8), "of kind 99"},
       {record_of(post, 8), "a receive-ready record has 8 bytes"},
@@ -370,6 +374,12 @@ TEST(Peers, NonsenseClosesTheChannel) {
       {record_of(arrival, sizeof arrival), "a receive-done record for node 0 of run 77"},
       {record_of(make(arrival, [](auto& r) { r.bytes = 1u << 31; }), sizeof arrival),
        "a receive-done record has 32 bytes"},
+      {record_of(make(arrival, [](auto& r) { r.header.detail = 3; }), sizeof arrival), "an unknown outcome"},
+      {record_of(decision, 8), "a decision has 8 bytes"},
+      {record_of(make(decision, [](auto& r) { r.bytes = 1; }), sizeof decision),
+       "a decision has 32 bytes, expected 40"},
+      {record_of(make(decision, [](auto& r) { r.host = 7; }), sizeof decision), "names host 7"},
+      {record_of(make(decision, [](auto& r) { r.header.detail = 3; }), sizeof decision), "an unknown outcome"},
   };
   for (const auto& [bytes, text] : nonsense) {
     TwoHosts cluster(1);

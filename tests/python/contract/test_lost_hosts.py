@@ -217,3 +217,28 @@ def test_what_a_lost_host_was_lent_comes_back(lossy: Any, add: Callable[[int], A
         lossy.native.flush()
         assert time.monotonic() < deadline, held
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("host", [2, 1])
+def test_a_branch_that_waits_for_its_scalar(lossy: Any, add: Callable[[int], Any], host: int) -> None:
+    """The host that decides goes, or one of the gang that waits: the run fails on both islands, the rest goes on."""
+    here, there = add(0), add(1)
+    slow = pw.jit(
+        lambda x: jax.lax.fori_loop(0, 3_000_000, lambda _, v: jnp.sin(v), x).sum(), devices=there, in_shardings=P("x")
+    )
+    total = pw.jit(lambda x: x + x.sum(), devices=here, in_shardings=P("x"), out_shardings=P("x"), name="total")
+    twice = pw.jit(lambda x: x * 2, devices=here, in_shardings=P("x"), out_shardings=P("x"), name="twice")
+    program = pw.program(lambda x, y: jax.lax.cond(slow(y) > 0, total, twice, x), name="waits")
+    x, y = ones(here), ones(there)
+    program.lower(x, y).compile()
+    np.testing.assert_array_equal(np.asarray(twice(x)), np.full((2, 64), 2))
+    np.testing.assert_array_equal(np.asarray(total(x)), np.full((2, 64), 129))
+    waiting = [program(x, y) for _ in range(2)]  # seconds
+    time.sleep(0.1)
+    pid = kill(lossy, host)
+    for result in waiting:
+        lost(result, host, pid)
+    small = pw.program(lambda x, y: jax.lax.cond(y[0, 0] > 0, total, twice, x), name="decides")
+    np.testing.assert_array_equal(np.asarray(small(ones(here), ones(there))), np.full((2, 64), 129))
+    less = pw.device_put(-np.ones((2, 64), np.float32), there, P("x"))
+    np.testing.assert_array_equal(np.asarray(small(ones(here), less)), np.full((2, 64), 2))
