@@ -233,8 +233,8 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
-    `predicates`, `loops` and `exchanges` are those of nodes. Hosts do not run programs that have loops or exchanges yet.
-    `host_functions`: those that its computations call.
+    `predicates`, `loops` and `exchanges` are those of nodes. Hosts do not run loops or exchanges yet. `host_functions`:
+    those that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels

@@ -68,9 +68,7 @@ class Program:
 class Programs:
     """Stores, compiles and drops a host's programs."""
 
-    def __init__(
-        self, core: Any, devices: HostDevices, sidecars: Sidecars, islands: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, core: Any, devices: HostDevices, sidecars: Sidecars, islands: tuple[int, ...] = ()) -> None:
         """`islands`: the island of each host; empty: all are in one."""
         self._core = core
         self._islands = islands
