@@ -6,7 +6,7 @@
 //   GANG-2          Owes.*
 //   ERR-1, ERR-2    Branch.NumberOutOfRange, Told.LosesItsOwner, Told.RefusedRun
 //   TRUST-1         Told.RefusesWhatMakesNoSense, Told.OnlyABranchIsDead
-// test_branch_model.cc plays random programs over several hosts.
+// tests/cpp/cluster/test_branch_model.cc plays random programs over several hosts.
 #include <gtest/gtest.h>
 
 #include <string>
