@@ -201,7 +201,8 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
-    `predicates` and `loops` are those of nodes. Hosts do not run programs that have them yet.
+    `predicates` and `loops` are those of nodes. A host knows no loop: the controller orders the runs of its body. Loops
+    whose count is not known, and branches, are not run yet.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
@@ -232,6 +233,14 @@ class LogicalProgram:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops and branches in it that hosts cannot run yet."""
-        named = [node.origin for node in self.nodes if node.kind in (NodeKind.SELECT, NodeKind.LOOP)]
+        """JAX's names of the loops and branches in it that are not run yet."""
+        named = []
+        for node in self.nodes:
+            if node.kind is NodeKind.LOOP:
+                loop = self.loops[node.computation]
+                if loop.count is None or node.predicate >= 0:
+                    named.append(node.origin)
+                named += loop.body.constructs
+            elif node.kind is NodeKind.SELECT:
+                named.append(node.origin)
         return tuple(dict.fromkeys(named or (["jax.lax.cond"] if self.predicates else [])))
