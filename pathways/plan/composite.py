@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from pathways.compiler.control.segments import Run, Turns, segments
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Loop, Node, NodeKind
@@ -66,6 +67,7 @@ class _Builder:
         self._bound = bound
         self._devices = dict(zip((mesh.name for mesh in bound.program.meshes), bound.bindings, strict=True))
         self._kept: dict[int, frozenset[int]] = {}  # by identity of a program
+        self._bodies: list[LogicalProgram] = []  # keeps them alive, for `_kept`
         self._plans: list[LogicalProgram] = []
         self._steps: list[Step] = []
         self._values = 0
@@ -141,7 +143,7 @@ class _Builder:
             if isinstance(segment, Run):
                 self._run(segment, numbers, taken, kept)
             else:
-                self._loop(segment, numbers, taken, kept)
+                self._loop(_live(segment, [v in last for v in segment.outputs]), numbers, taken, kept)
         return tuple(numbers[v] for v in program.results)
 
     def _run(self, run: Run, numbers: dict[int, int], taken: set[int], kept: frozenset[int]) -> None:
@@ -167,6 +169,7 @@ class _Builder:
     def _loop(self, turns: Turns, numbers: dict[int, int], taken: set[int], kept: frozenset[int]) -> None:
         loop, body = turns.loop, turns.loop.body
         assert loop.count is not None and turns.predicate < 0
+        self._bodies.append(body)
         constants, carry = turns.inputs[: loop.constants], turns.inputs[loop.constants :]
         inner = self.kept(body)
         fixed = body.arguments[: loop.constants]
@@ -200,6 +203,43 @@ def _is_made(program: LogicalProgram, values: Sequence[int], value: int) -> bool
         return True
     body = program.loops[node.computation].body
     return _is_made(body, body.results, body.results[node.outputs.index(value)])
+
+
+def _live(turns: Turns, used: Sequence[bool]) -> Turns:
+    """The loop without what it carries for nobody, as a counter that the body does not read. `used`: of its results."""
+    loop, body = turns.loop, turns.loop.body
+    carried, needed = body.arguments[loop.constants :], {n for n, is_used in enumerate(used) if is_used}
+    while True:
+        values = {body.results[n] for n in needed}
+        nodes = []
+        for node in reversed(body.nodes):
+            if not values.isdisjoint(node.outputs):
+                values.update(node.inputs)
+                nodes.append(node)
+        read = {n for n, a in enumerate(carried) if a in values}
+        if read <= needed:
+            break
+        needed |= read
+    if not needed or len(needed) == len(carried) or body.predicates:
+        return turns
+    stays = sorted(needed)
+
+    def of_carry(items: Sequence[Any]) -> tuple[Any, ...]:
+        return (*items[: loop.constants], *(items[loop.constants + n] for n in stays))
+
+    body = dataclasses.replace(
+        body,
+        nodes=tuple(nodes[::-1]),
+        arguments=of_carry(body.arguments),
+        donated_arguments=of_carry(body.donated_arguments),
+        results=tuple(body.results[n] for n in stays),
+    )
+    return Turns(
+        dataclasses.replace(loop, body=body),
+        of_carry(turns.inputs),
+        tuple(turns.outputs[n] for n in stays),
+        turns.predicate,
+    )
 
 
 def trimmed(program: LogicalProgram) -> LogicalProgram:

@@ -18,6 +18,7 @@ from control_cases import CASES, HOMES, Placed
 from thoroughness import THOROUGHNESS
 
 import pathways as pw
+from pathways.plan.composite import LOOP, composite_of
 
 LOOPS = ("scan_reverse", "nested_scan", "keys", "scan", "mixed_dtypes", "fori_loop", "map", "remat_body")
 W, V = (np.random.default_rng(n).normal(size=(4, 4)).astype(np.float32) for n in (1, 2))
@@ -76,6 +77,8 @@ def test_what_is_carried_twice_passed_on_kept_or_donated(add: Any, quiet: Any) -
     for _ in range(120):
         want = jnp.tanh(want @ W)
     same(x, want)
+    steps = composite_of(step.lower(x, args[0]).bound).steps
+    assert [len(each.inputs) for each in steps if each.kind == LOOP] == [1]  # the counter, which nobody reads, is gone
 
 
 def test_an_error_in_an_iteration_fails_what_depends_on_it_alone(add: Any, cluster: Any, quiet: Any) -> None:
