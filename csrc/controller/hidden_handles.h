@@ -26,7 +26,7 @@ class HiddenHandles {
     return Handle::make(Handle::kHidden | index, generations_[index]);
   }
   /// The record at which each host gives the buffer up has its place in the order.
-  void give_back(Handle handle) { free_.push_back(handle.index() & ~Handle::kHidden); }
+  void put_back(Handle handle) { free_.push_back(handle.index() & ~Handle::kHidden); }
   /// How many are given out.
   size_t taken() const { return generations_.size() - free_.size(); }
 

@@ -149,7 +149,7 @@ bool Loops::order(Loop& loop, ClientState& client, const CompositeStep& step) {
   loop.walk.ran(outputs);
   for (const uint64_t taken : std::exchange(loop.walk.taken(), {})) {
     if (Handle{taken}.is_hidden()) {
-      client.hidden.give_back(Handle{taken});
+      client.hidden.put_back(Handle{taken});
     } else if (step.group != loop.composite->group) {
       loop.leftover.push_back(taken);
     }
@@ -173,7 +173,7 @@ void Loops::release(ClientState& client, const Composite& composite, std::vector
     send(client, composite.group, release_command(client.id, composite.group, piece));
   }
   for (const uint64_t handle : handles) {
-    if (Handle{handle}.is_hidden()) client.hidden.give_back(Handle{handle});
+    if (Handle{handle}.is_hidden()) client.hidden.put_back(Handle{handle});
   }
 }
 

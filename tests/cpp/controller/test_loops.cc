@@ -8,7 +8,9 @@
 //   DEAD-1, ERR-2, OWN-1  Loops.EndInTheMiddleAndLeaveNothing
 //   TRUST-1         Loops.WrongOnesAreRefused, Loops.NoClientNamesAHiddenHandle
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
