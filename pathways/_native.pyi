@@ -144,6 +144,19 @@ class Controller:
     def add_plan(self, plan: int, nodes: Sequence[tuple[bool, Sequence[int]]]) -> None: ...
     def add_group(self, group: int, hosts: Sequence[int]) -> None: ...
     def register_plan(self, plan: int, client: int, group: int, devices: Sequence[tuple[int, int]] = ()) -> None: ...
+    def register_composite(
+        self,
+        number: int,
+        client: int,
+        name: str,
+        group: int,
+        arguments: int,
+        values: int,
+        parallel: int,
+        donated: Sequence[int],
+        results: Sequence[int],
+        steps: Sequence[tuple[int, int, Sequence[int], Sequence[int]]],
+    ) -> None: ...
     def add_client(
         self, client: int, segment: Segment, bell: Segment | None = None, limits: ClientLimits = ...
     ) -> None: ...

@@ -129,6 +129,34 @@ void register_controller(py::module_& m) {
           "plan"_a, "client"_a, "group"_a, "devices"_a = std::vector<std::pair<uint32_t, uint32_t>>{},
           "TRUST-1: whose plan it is, and whose hosts its runs go to. `devices`: (host, device) that its runs use.")
       .def(
+          "register_composite",
+          [](BoundController& c, uint32_t number, uint32_t client, const std::string& name, uint32_t group,
+             uint32_t arguments, uint32_t values, uint32_t parallel, std::vector<uint32_t> donated,
+             std::vector<uint32_t> results,
+             const std::vector<std::tuple<uint32_t, uint64_t, std::vector<uint32_t>, std::vector<uint32_t>>>& steps) {
+            Composite composite{
+                name, client, group, arguments, values, parallel, std::move(donated), std::move(results), {}};
+            for (const auto& [kind, number_of, inputs, outputs] : steps) {
+              if (kind > 2) throw Error(Status::kInvalid, "a composite has a step of an unknown kind");
+              CompositeStep step;
+              step.kind = static_cast<CompositeStep::Kind>(kind);
+              if (step.kind == CompositeStep::Kind::kRun) {
+                step.plan = static_cast<uint32_t>(number_of);
+              } else {
+                step.count = number_of;
+              }
+              step.inputs = inputs;
+              step.outputs = outputs;
+              composite.steps.push_back(std::move(step));
+            }
+            c.register_composite(number, std::move(composite));
+          },
+          "number"_a, "client"_a, "name"_a, "group"_a, "arguments"_a, "values"_a, "parallel"_a, "donated"_a,
+          "results"_a, "steps"_a, unlocked,
+          "A program with loops; see csrc/controller/composite.h. `steps`: (kind, plan or count, inputs, outputs), "
+          "where "
+          "the kind is 0 for a run of a plan, 1 for a loop, 2 for a loop's end.")
+      .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment, py::object bell, const ClientLimits& limits) {
             DoorbellWord* word = bell.is_none() ? nullptr : &BellBlock::attach(bell.cast<Segment&>())->doorbell;

@@ -1,33 +1,21 @@
 #include "controller/admission_queue.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <iterator>
 #include <map>
 #include <utility>
 
 #include "base/check.h"
 #include "controller/client_records.h"
+#include "controller/refusals.h"
 
 namespace pathways {
 namespace {
 
-constexpr size_t kHoldersNamed = 3;
 constexpr size_t kMostReleases = 64;   // in one command
 constexpr uint32_t kMostPatience = 6;  // bounds the time between two turns of a held record: 2^6 graces
 constexpr uint32_t kMostRenewals = 8;  // new graces that a held record gets because other clients' records failed
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";
-
-std::string in_bytes(uint64_t count) {
-  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-  size_t unit = 0;
-  double value = static_cast<double>(count);
-  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
-  char text[48];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
-  return text;
-}
 
 }  // namespace
 
@@ -80,6 +68,10 @@ void AdmissionQueue::order(ClientState& client, std::span<const std::byte> bytes
     clients_.fault(client, wrong);
     return;
   }
+  if (const auto composite = loops_.composites().find(record.plan); composite != nullptr) {
+    loops_.begin(client, bytes, composite, deadlines_.too_late(bytes));
+    return;
+  }
   client.credits.run_admitted();
   if (memory == nullptr || memory->results.size() != record.results) {
     (void)ledger_.apply(client, bytes, cover_);
@@ -110,6 +102,7 @@ void AdmissionQueue::order_command(ClientState& client, std::span<const std::byt
     return;
   }
   if (is_command(bytes, CommandKind::kTask)) return order_task(client, bytes);
+  if (is_command(bytes, CommandKind::kBackend)) loops_.forget_composite(bytes);
   grants_.submit(client, bytes, read_record<CommandRecord>(bytes).group, EntryKind::kCommand, 0);
 }
 
@@ -146,7 +139,8 @@ void AdmissionQueue::order_release_where_it_lies(ClientState& client, std::span<
 }
 
 void AdmissionQueue::cancel(ClientState& client, uint64_t tag) {
-  if (!grants_.drop_run(client, tag, kCancelled)) drop_held(client, tag, kCancelled);
+  if (!loops_.cancel(client, tag, kCancelled) && !grants_.drop_run(client, tag, kCancelled))
+    drop_held(client, tag, kCancelled);
 }
 
 // ------------------------------------------------------------------------------------------------------------ held
@@ -175,6 +169,7 @@ void AdmissionQueue::release_ahead(ClientState& client, std::span<const std::byt
 }
 
 void AdmissionQueue::order_releases(ClientState& client) {
+  if (client.loop != 0) return;  // CLI-1: its runs may read what is released
   const auto due = client.held.take_due_releases();
   std::vector<uint64_t> handles;
   for (size_t i = 0; i < due.size();) {
@@ -226,8 +221,8 @@ bool AdmissionQueue::retry(ClientState& client) {
   HeldRecords& held = client.held;
   client.is_paced = false;
   while (!held.empty()) {
-    if (!client.fault.empty()) return false;  // it is about to be evicted
-    if (client.credits.is_behind()) {         // FLOW-1
+    if (!client.fault.empty() || client.loop != 0) return false;  // it is about to be evicted, or CLI-1
+    if (client.credits.is_behind()) {                             // FLOW-1
       if (grants_.trace().is_on()) grants_.trace().waits(client.id, kWaitsForCredits);
       client.is_paced = true;
       client.not_kept_out();
@@ -416,11 +411,13 @@ void AdmissionQueue::refuse(ClientState& client, std::span<const std::byte> byte
     }
     clients_.run_over(client);
     fail_results(client, bytes,
-                 refusal(client, "a run of program '" + memory.name + "'", memory.biggest, wanted, judgement));
+                 refusal_text(options_, ledger_, client.id, "a run of program '" + memory.name + "'", memory.biggest,
+                              wanted, judgement));
     return;
   }
   auto record = read_record<CommandRecord>(bytes);
-  const std::string text = refusal(client, "a buffer put", {}, record.space_bytes, judgement);
+  const std::string text =
+      refusal_text(options_, ledger_, client.id, "a buffer put", {}, record.space_bytes, judgement);
   if (static_cast<CommandKind>(record.header.detail) == CommandKind::kPut) {
     record.is_refused = 1;
     std::vector<std::byte> command(bytes.begin(), bytes.end());
@@ -437,38 +434,6 @@ void AdmissionQueue::refuse_unordered(ClientState& client, std::span<const std::
   ++stats_.dropped;
   clients_.run_over(client);
   fail_results(client, run, text, detail);
-}
-
-std::string AdmissionQueue::refusal(const ClientState& client, const std::string& what, const std::string& biggest,
-                                    uint64_t wanted, const Judgement& judgement) const {
-  const Admission& admission = ledger_.admission();
-  const SpaceId worst = judgement.worst;
-  const uint64_t most = judgement.is_quota ? admission.clients().quota(client.id) : admission.budget(worst);
-  const std::string bound = judgement.is_quota ? "quota" : "budget";
-  std::string text = "ResourceExhaustedError: " + what + " needs " + in_bytes(wanted) + " (" + std::to_string(wanted) +
-                     " bytes) on " + options_.name_of_space(worst) +
-                     (judgement.is_quota ? ", where this client's quota is " : ", whose budget is ") + in_bytes(most) +
-                     " (" + std::to_string(most) + " bytes)";
-  if (!biggest.empty()) text += "; its biggest buffers: " + biggest;
-  if (judgement.verdict == Verdict::kNever) {
-    return text + ". It can never fit: make it smaller, or the " + bound + " bigger";
-  }
-  if (judgement.is_quota) {  // MEM-5: without a search, because a client may run into its quota all the time
-    return text + ". This client's live arrays hold " + in_bytes(admission.clients().held(client.id, worst)) +
-           " there. Delete arrays, or donate arguments, to make room";
-  }
-  text += ". " + in_bytes(admission.live(worst)) + " are held there by live arrays:";
-  for (const Admission::Holder& holder : admission.holders(worst, kHoldersNamed)) {
-    std::string name = "put there";
-    if (holder.plan != Admission::kPut) {
-      const PlanMemory* memory = ledger_.memory_of(holder.plan);
-      name = memory == nullptr ? "results of a program" : "results of program '" + memory->name + "'";
-    }
-    text += " " + in_bytes(holder.bytes) + " " + name + " by " +
-            (holder.client == client.id ? std::string("this client") : "client " + std::to_string(holder.client)) + ";";
-  }
-  text.back() = '.';
-  return text + " Delete arrays, or donate arguments, to make room";
 }
 
 /// Fails the results of a record that gets no place in the order, at the client and on the hosts.

@@ -34,6 +34,7 @@
 #include "controller/deadlines.h"
 #include "controller/device_shares.h"
 #include "controller/grants.h"
+#include "controller/loops.h"
 #include "controller/memory_ledger.h"
 
 namespace pathways {
@@ -41,13 +42,14 @@ namespace pathways {
 class AdmissionQueue {
  public:
   AdmissionQueue(const ControllerOptions& options, Clients& clients, MemoryLedger& ledger, DeviceShares& shares,
-                 Grants& grants, Deadlines& deadlines, ControllerStats& stats)
+                 Grants& grants, Deadlines& deadlines, Loops& loops, ControllerStats& stats)
       : options_(options),
         clients_(clients),
         ledger_(ledger),
         shares_(shares),
         grants_(grants),
         deadlines_(deadlines),
+        loops_(loops),
         stats_(stats),
         cover_(grants.sequencer()) {}
 
@@ -66,6 +68,11 @@ class AdmissionQueue {
   void retry();
   /// SHARE-2: the client's first held record is a run that may enter now.
   void retry_picked(ClientState& client);
+  /// CLI-1: all runs of the client's composite are ordered, so what waited behind it may be.
+  void go_on(ClientState& client) {
+    order_releases(client);
+    retry_soon();
+  }
   /// Tries the held records again in this pass, although no run has ended and no block was released.
   void retry_soon() { version_ = UINT64_MAX; }
   /// SUSP-2: the clients that ask for room, the oldest first.
@@ -99,8 +106,6 @@ class AdmissionQueue {
   void refuse(ClientState& client, std::span<const std::byte> record, const Judgement& judgement);
   void refuse_unordered(ClientState& client, std::span<const std::byte> run, std::string_view text,
                         uint16_t detail = 0);
-  std::string refusal(const ClientState& client, const std::string& what, const std::string& biggest, uint64_t wanted,
-                      const Judgement& judgement) const;
   void fail_results(ClientState& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
   void fail_on_hosts(ClientState& client, std::span<const std::byte> record, std::string_view text);
 
@@ -110,6 +115,7 @@ class AdmissionQueue {
   DeviceShares& shares_;
   Grants& grants_;
   Deadlines& deadlines_;
+  Loops& loops_;
   ControllerStats& stats_;
   GroupCover cover_;
   std::vector<ClientState*> holding_;        ///< clients with held records, the oldest first

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "base/status.h"
 #include "messages/credits.h"
 #include "sequencer/memory_account.h"
 
@@ -36,5 +37,15 @@ struct ClientLimits {
   uint64_t runs = kMostRuns;           ///< from 1 to kMostRuns
   uint64_t bytes = kMostWaitingBytes;  ///< of records, on the way to the hosts and at each of them; kLeastBytes or more
 };
+
+/// Throws Error(kInvalid) for limits that are out of range.
+inline void check(const ClientLimits& limits) {
+  const auto refuse = [](const char* what) { throw Error(Status::kInvalid, what); };
+  if (!(limits.weight >= ClientLimits::kLeastWeight && limits.weight <= ClientLimits::kMostWeight)) {
+    refuse("a client's weight must be from 0.001 to 1000");
+  }
+  if (limits.runs == 0 || limits.runs > kMostRuns) refuse("a client's bound on runs must be from 1 to 16384");
+  if (limits.bytes < ClientLimits::kLeastBytes) refuse("a client's bound on bytes must be 2 MiB or more");
+}
 
 }  // namespace pathways

@@ -14,6 +14,7 @@
 #include "controller/client_limits.h"
 #include "controller/handle_table.h"
 #include "controller/held_records.h"
+#include "controller/hidden_handles.h"
 #include "controller/sent_commands.h"
 #include "messages/outbox.h"
 #include "messages/shared_segments.h"
@@ -73,6 +74,10 @@ struct ClientState {
 
   // MemoryLedger
   HandleTable handles;
+
+  // Loops
+  uint64_t loop = 0;  ///< its composite of which not all runs are ordered; 0: none (CLI-1)
+  HiddenHandles hidden;
 
   // AdmissionQueue
   HeldRecords held;

@@ -19,15 +19,6 @@ constexpr uint32_t kMostGroups = 1u << 24;
 constexpr std::chrono::milliseconds kLook{100};
 constexpr std::chrono::milliseconds kHeldLook{20};  // nobody rings when the grace of a held record is over
 
-void check(const ClientLimits& limits) {
-  const auto refuse = [](const char* what) { throw Error(Status::kInvalid, what); };
-  if (!(limits.weight >= ClientLimits::kLeastWeight && limits.weight <= ClientLimits::kMostWeight)) {
-    refuse("a client's weight must be from 0.001 to 1000");
-  }
-  if (limits.runs == 0 || limits.runs > kMostRuns) refuse("a client's bound on runs must be from 1 to 16384");
-  if (limits.bytes < ClientLimits::kLeastBytes) refuse("a client's bound on bytes must be 2 MiB or more");
-}
-
 }  // namespace
 
 Controller::Controller(Options options, ControllerBlock* block, std::vector<HostView> hosts, StatusBlock* status)
@@ -42,10 +33,12 @@ Controller::Controller(Options options, ControllerBlock* block, std::vector<Host
       ledger_(options_.budgets, options_.devices, hosts_.count()),
       shares_(options_.policy),
       grants_(options_, hosts_, clients_, ledger_, shares_, end_, stats_),
+      composites_(ledger_, grants_.sequencer()),
+      loops_(composites_, clients_, ledger_, shares_, grants_, hosts_, stats_),
       deadlines_(clients_, ledger_, grants_, stats_),
-      queue_(options_, clients_, ledger_, shares_, grants_, deadlines_, stats_),
+      queue_(options_, clients_, ledger_, shares_, grants_, deadlines_, loops_, stats_),
       inbox_(options_, block->ready_bitmap, mailbox_, hosts_, clients_, ledger_, shares_, grants_, queue_, stats_),
-      recovery_(hosts_, clients_, ledger_, grants_, queue_, inbox_) {}
+      recovery_(hosts_, clients_, ledger_, grants_, loops_, queue_, inbox_) {}
 
 Controller::~Controller() { stop(); }
 
@@ -112,6 +105,26 @@ void Controller::register_plan(uint32_t plan, uint32_t client, GroupId group, st
   mailbox_.post([this, plan, client, group, devices = std::move(devices)] {
     inbox_.register_plan(plan, client, group);
     shares_.add_plan(plan, client, devices);
+  });
+}
+
+void Controller::register_composite(uint32_t number, Composite composite) {
+  run_mail([&] {
+    if (!grants_.has_group(composite.group))
+      throw Error(Status::kInvalid, "a composite names a group that nobody made");
+    for (CompositeStep& step : composite.steps) {
+      if (step.kind != CompositeStep::Kind::kRun) continue;
+      step.group = inbox_.group_of(step.plan, composite.client);
+      const uint64_t words = step.inputs.size() + 2 * step.outputs.size();
+      if (sizeof(RunRecord) + words * sizeof(uint64_t) > hosts_.max_record()) {
+        throw Error(Status::kInvalid, "a run of a composite has too many arguments and results for the hosts' rings");
+      }
+    }
+    const uint32_t client = composite.client;
+    const GroupId group = composite.group;
+    auto memory = std::make_shared<const PlanMemory>(composites_.add(number, std::move(composite)));
+    ledger_.set_plan_memory(number, std::move(memory));
+    inbox_.register_plan(number, client, group);
   });
 }
 
@@ -293,6 +306,7 @@ void Controller::remove(uint32_t id) {
     queue_.forget(*client);
     grants_.trace().forget(id);
     ledger_.release_all(*client);
+    loops_.client_gone(id);
     grants_.drop_all_of(id);
     ledger_.forget_plans_of(id);
     shares_.forget_client(id);
@@ -354,6 +368,7 @@ uint32_t Controller::step() {
   }
   if (clients_.has_faults()) done += evict_faulty();
   if (!deadlines_.empty()) done += deadlines_.pass(queue_);
+  done += advance_loops();
   if (queue_.has_held()) queue_.retry();
   done += enter_picked();
   if (inbox_.unread() != 0) done += inbox_.readable();
@@ -365,12 +380,25 @@ uint32_t Controller::step() {
   return done + (clients_.has_faults() ? 1 : 0);  // a faulty client is evicted in the next pass
 }
 
+uint32_t Controller::advance_loops() {
+  const uint32_t done = loops_.pass_deadlines() + loops_.advance();
+  for (const uint32_t id : loops_.take_ordered()) {
+    if (ClientState* client = clients_.find(id)) queue_.go_on(*client);
+  }
+  return done;
+}
+
 /// SHARE-2: lets runs enter whose turn it is. Returns the number of records.
 uint32_t Controller::enter_picked() {
   uint32_t done = 0;
   while (const auto picked = shares_.pick()) {
     ClientState* client = clients_.find(*picked);
-    if (client == nullptr || client->is_suspended) continue;
+    if (client == nullptr) continue;
+    if (client->loop != 0) {
+      done += loops_.advance(*client);
+      continue;
+    }
+    if (client->is_suspended) continue;
     if (client->held.empty()) {
       done += inbox_.drain_client(*client);
     } else {
@@ -386,7 +414,9 @@ void Controller::flush() {
   clients_.flush();
 }
 
-bool Controller::is_idle() const { return grants_.is_idle() && !hosts_.has_unsent() && !clients_.has_overflow(); }
+bool Controller::is_idle() const {
+  return grants_.is_idle() && loops_.empty() && !hosts_.has_unsent() && !clients_.has_overflow();
+}
 
 /// Checks what each class says that it keeps: in the first passes, and then in some, because it looks at every client,
 /// host and entry.
@@ -397,6 +427,7 @@ void Controller::validate() const {
   hosts_.validate();
   ledger_.validate();
   grants_.validate();
+  loops_.validate();
   deadlines_.validate();
   shares_.validate();
   queue_.validate();
@@ -437,8 +468,8 @@ std::chrono::nanoseconds Controller::time_to_sleep() const {
   if (const int64_t next = shares_.next_ns(); next != INT64_MAX) {
     limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, next - monotonic_ns())));
   }
-  if (!deadlines_.empty()) {
-    limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, deadlines_.next_ns() - monotonic_ns())));
+  if (const int64_t next = next_deadline_ns(); next != INT64_MAX) {
+    limit = std::min(limit, std::chrono::nanoseconds(std::max<int64_t>(0, next - monotonic_ns())));
   }
   return limit;
 }

@@ -14,12 +14,12 @@
 ///   DeviceShares    when a client's run may enter the order, and what it is charged (SHARE-1..5)
 ///   Grants          the order, the records that wait in it, what dropped runs leave behind (ORD-1, GANG-1); in it,
 ///                   DeviceTimes, and SequentialDispatchForTesting when Options::sequential is set
-///   Deadlines       runs that have a deadline (DEAD-1)
-///   AdmissionQueue  held records, turns and claims; who is refused (MEM-2, MEM-3)
-///   Inbox           what is read from the rings and how it is checked; plans' owners (TRUST-1, FLOW-1)
-///   OrderTrace      when runs were submitted, ordered and granted, while a trace is on (TRACE-3); in Grants
-///   Recovery        lost hosts and their successors (ERR-2, ARENA-5)
-///   Controller      the mailbox, the thread, the statistics, the pass, the end of a client (OWN-1), suspended clients
+///   Loops           composites under way, which become runs one by one (CLI-1, WALK-1); Composites: what was
+///   registered Deadlines       runs that have a deadline (DEAD-1) AdmissionQueue  held records, turns and claims; who
+///   is refused (MEM-2, MEM-3) Inbox           what is read from the rings and how it is checked; plans' owners
+///   (TRUST-1, FLOW-1) OrderTrace      when runs were submitted, ordered and granted, while a trace is on (TRACE-3); in
+///   Grants Recovery        lost hosts and their successors (ERR-2, ARENA-5) Controller      the mailbox, the thread,
+///   the statistics, the pass, the end of a client (OWN-1), suspended clients
 ///
 /// One pass (`step`), in this order:
 ///   1. mail: registrations, removals, losses, suspensions, questions, each as a whole
@@ -28,9 +28,10 @@
 ///      submitted to Grants, which sends it to the hosts' outboxes when it is granted
 ///   4. clients with a fault are evicted (OWN-1)
 ///   5. Deadlines that have passed
-///   6. AdmissionQueue: held records that fit now
-///   7. DeviceShares: runs whose turn it is, one after the other, enter as in steps 3 and 6
-///   8. HostRings and Clients: what was sent is published, and each reader's doorbell is rung once
+///   6. Loops: the next runs of composites
+///   7. AdmissionQueue: held records that fit now
+///   8. DeviceShares: runs whose turn it is, one after the other, enter as in steps 3, 6 and 7
+///   9. HostRings and Clients: what was sent is published, and each reader's doorbell is rung once
 /// A pass takes a bounded batch from every ring (Inbox). It never waits for a reader (see messages/outbox.h), and never
 /// for a value. `start` runs the passes on a native thread that never takes Python's lock (GIL-1). In an embedded
 /// cluster the submitting thread calls `step` itself.
@@ -41,6 +42,7 @@
 /// leave mail, which the next step reads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -61,6 +63,7 @@
 #include "controller/grants.h"
 #include "controller/host_rings.h"
 #include "controller/inbox.h"
+#include "controller/loops.h"
 #include "controller/memory_ledger.h"
 #include "controller/plan_memory.h"
 #include "controller/recovery.h"
@@ -98,6 +101,9 @@ class Controller {
   /// submitted.
   /// `devices`: those that its runs use (SHARE-1); none: its runs are ordered as they come.
   void register_plan(uint32_t plan, uint32_t client, GroupId group, std::vector<HostDevice> devices = {});
+  /// Registers a program with loops, under the number of no plan. All its plans are registered, and their memory.
+  /// Throws Error(kInvalid) for one that cannot be run (TRUST-1).
+  void register_composite(uint32_t number, Composite composite);
   /// A client's number is never used again. `bell`: the doorbell that this client rings, valid until remove_client()
   /// has returned; nullptr: the controller's own doorbell. Throws Error(kInvalid) when the client's rings, or its
   /// limits, are invalid.
@@ -157,7 +163,9 @@ class Controller {
   /// True when nothing waits, is granted, or is kept in an outbox. Call it between steps only.
   bool is_idle() const;
   /// The time (monotonic_ns()) at which `step` has work although nobody rings: the next deadline; INT64_MAX: none.
-  int64_t next_deadline_ns() const { return deadlines_.empty() ? INT64_MAX : deadlines_.next_ns(); }
+  int64_t next_deadline_ns() const {
+    return std::min(loops_.next_ns(), deadlines_.empty() ? INT64_MAX : deadlines_.next_ns());
+  }
 
  private:
   /// Runs `mail` on the stepping thread, and returns what it returns, or throws what it throws.
@@ -167,6 +175,7 @@ class Controller {
   ClientUse use_of(const ClientState& client) const;
   void remove(uint32_t client);
   uint32_t evict_faulty();
+  uint32_t advance_loops();
   uint32_t enter_picked();
   std::string restore_blocks(uint32_t client);
   void send_for(uint32_t client, CommandKind kind, std::span<const std::byte> payload);
@@ -189,6 +198,8 @@ class Controller {
   MemoryLedger ledger_;
   DeviceShares shares_;
   Grants grants_;
+  Composites composites_;
+  Loops loops_;
   Deadlines deadlines_;
   AdmissionQueue queue_;
   Inbox inbox_;

@@ -64,6 +64,13 @@ EntryId Grants::submit(ClientState& client, std::span<const std::byte> record, G
   return id;
 }
 
+EntryId Grants::submit_element(ClientState& client, std::span<const std::byte> run, GroupId group, uint64_t composite) {
+  const EntryId id = submit(client, run, group, EntryKind::kRun, kElementTag);
+  if (id >= composite_of_.size()) composite_of_.resize(id + 1);
+  composite_of_[id] = composite;
+  return id;
+}
+
 void Grants::forward_granted(EntryId id, std::span<const std::byte> record) {
   if (sequential_) {
     sequential_->wait(sequencer_.entry(id), id, record);
@@ -216,6 +223,10 @@ void Grants::retire(EntryId id, uint32_t of_client) {
   ledger_.leave(id);
   over_.push_back(id);
   if (times_.is_divided()) settle_times();
+  if (is_element(id)) {
+    elements_over_.push_back(std::exchange(composite_of_[id], 0));
+    return;
+  }
   ClientState* client = clients_.find(of_client);
   if (client == nullptr) return;
   client->credits.run_over();
@@ -261,7 +272,7 @@ bool Grants::drop_run(const ClientState& client, uint64_t tag, std::string_view 
   for (EntryId id = 0; id < kept_.size(); ++id) {
     if (kept_[id].empty()) continue;
     const Entry& entry = sequencer_.entry(id);
-    if (entry.client != client.id || entry.kind != EntryKind::kRun || entry.tag != tag) continue;
+    if (entry.client != client.id || entry.kind != EntryKind::kRun || entry.tag != tag || is_element(id)) continue;
     if (entry.state == EntryState::kWaiting) drop(id, text);
     return true;
   }
@@ -296,6 +307,10 @@ void Grants::drop_all_of(uint32_t client) {
   for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte>) {
     if (entry.client == client) waiting.push_back(id);
   });
+  drop_silently(waiting);
+}
+
+void Grants::drop_silently(std::vector<EntryId>& waiting) {
   sort_youngest_first(waiting);
   for (const EntryId id : waiting) {
     sequencer_.cancel(id);

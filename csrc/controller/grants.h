@@ -62,6 +62,23 @@ class Grants {
   /// Gives a record its place in the order, and sends it to its hosts when it is granted at once.
   EntryId submit(ClientState& client, std::span<const std::byte> record, GroupId group, EntryKind kind, uint64_t tag);
   const Entry& entry(EntryId id) const { return sequencer_.entry(id); }
+
+  // Runs that Loops makes. `composite`: its number there, not 0. Such a run is no run of the client: its end frees no
+  // credit of the client, and no cancel names it.
+  EntryId submit_element(ClientState& client, std::span<const std::byte> run, GroupId group, uint64_t composite);
+  /// Calls f(run) for each run of a composite that no host was granted, and drops it. Nobody is notified.
+  template <typename F>
+  void drop_elements(uint64_t composite, F&& f) {
+    std::vector<EntryId> waiting;
+    for_each_waiting([&](EntryId id, const Entry& entry, std::span<const std::byte> run) {
+      if (id >= composite_of_.size() || composite_of_[id] != composite || entry.state != EntryState::kWaiting) return;
+      f(run);
+      waiting.push_back(id);
+    });
+    drop_silently(waiting);
+  }
+  /// The composites of runs that are over or dropped, once for each such run. The caller empties it.
+  std::vector<uint64_t>& elements_over() { return elements_over_; }
   /// Calls f(id, entry, record) for each entry that no host was granted, dropped ones included.
   template <typename F>
   void for_each_waiting(F&& f) const {
@@ -123,6 +140,8 @@ class Grants {
   void keep(ClientState& client, std::span<const std::byte> command, std::span<const uint32_t> hosts);
   void settle_granted();
   void release_donated(EntryId id);
+  void drop_silently(std::vector<EntryId>& waiting);
+  bool is_element(EntryId id) const { return id < composite_of_.size() && composite_of_[id] != 0; }
   void retire(EntryId id, uint32_t client);
   void gangs_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
   void branches_broken(uint32_t host, const Entry& entry, const RunDoneRecord& record);
@@ -138,6 +157,8 @@ class Grants {
   std::unique_ptr<SequentialDispatchForTesting> sequential_;  ///< null: dispatch is parallel
   std::vector<std::vector<std::byte>> kept_;                  ///< by entry: its record while it waits for its grant
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
+  std::vector<uint64_t> composite_of_;  ///< by entry: the composite that it is a run of; 0: of none
+  std::vector<uint64_t> elements_over_;
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
   OrderTrace trace_;
   std::vector<uint64_t> gangs_;  ///< by host: gang launches (GANG-1)

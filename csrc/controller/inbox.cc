@@ -52,6 +52,17 @@ bool names_own_handles(const HandleTable& handles, std::span<const std::byte> by
   return true;
 }
 
+/// Whether a command names a hidden handle. The command's length is right.
+bool names_hidden(std::span<const std::byte> bytes) {
+  const auto record = read_record<CommandRecord>(bytes);
+  if (Handle{record.handle}.is_hidden() && !is_command(bytes, CommandKind::kBackend)) return true;
+  if (!is_command(bytes, CommandKind::kRelease) && !is_command(bytes, CommandKind::kRename)) return false;
+  for (size_t at = 0; at + sizeof(Handle) <= record.bytes; at += sizeof(Handle)) {
+    if (Handle{word_at(bytes, sizeof record + at)}.is_hidden()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Inbox::Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const Mailbox& mailbox, HostRings& hosts,
@@ -74,6 +85,11 @@ Inbox::Inbox(const ControllerOptions& options, ReadyBitmap& ready_bitmap, const 
 void Inbox::register_plan(uint32_t plan, uint32_t client, GroupId group) {
   if (plan >= plan_owners_.size()) plan_owners_.resize(std::max<size_t>(size_t{plan} + 1, plan_owners_.size() * 2));
   plan_owners_[plan] = {client, group};
+}
+
+GroupId Inbox::group_of(uint32_t plan, uint32_t client) const {
+  if (plan < plan_owners_.size() && plan_owners_[plan].client == client) return plan_owners_[plan].group;
+  throw Error(Status::kInvalid, "a composite names plan " + std::to_string(plan) + ", which is none of its client's");
 }
 
 // -------------------------------------------------------------------------------------------------------- clients
@@ -144,7 +160,8 @@ uint32_t Inbox::drain_cancels(ClientState& client) {
 // -------------------------------------------------------------------------------------------------------- credits
 
 bool Inbox::is_full(const ClientState& client) {
-  return client.credits.is_behind() || client.held.is_full() || client.outbox.overflow_bytes() >= kMostUndeliveredBytes;
+  return client.loop != 0 || client.credits.is_behind() || client.held.is_full() ||
+         client.outbox.overflow_bytes() >= kMostUndeliveredBytes;
 }
 
 uint32_t Inbox::readable() const {
@@ -304,6 +321,9 @@ std::string Inbox::unsound(const ClientState& client, std::span<const std::byte>
         return "a run has the unknown flags " + std::to_string(header.detail);
       }
       if (std::string why = expect(sizeof record + words_behind(record) * sizeof(uint64_t)); !why.empty()) return why;
+      for (uint32_t i = 0; i < record.arguments; ++i) {
+        if (Handle{argument_of(bytes, i)}.is_hidden()) return "a run names a handle that only the controller uses";
+      }
       const char* wrong = wrong_results(client.handles, bytes, named_);
       return wrong == nullptr ? "" : wrong;
     }
@@ -316,6 +336,7 @@ std::string Inbox::unsound(const ClientState& client, std::span<const std::byte>
       if (read_record<CommandRecord>(bytes).is_refused != 0) return "a command says that the controller refused it";
       if (read_record<CommandRecord>(bytes).hold != 0) return "a command has a hold, which the controller gives";
       if (std::string why = expect(bytes_of(read_record<CommandRecord>(bytes))); !why.empty()) return why;
+      if (names_hidden(bytes)) return "a command names a handle that only the controller uses";
       return names_own_handles(client.handles, bytes) ? "" : "the handle of a command's buffer is out of range";
     }
     default:
@@ -384,7 +405,7 @@ void Inbox::take(uint32_t index, std::span<const std::byte> bytes) {
     if (bytes.size() < sizeof(FailedRecord)) refuse("a short record");
     const auto record = read_record<FailedRecord>(bytes);
     ClientState* client = clients_.find(header.client);
-    if (client == nullptr || !Handle{record.handle}.valid()) return;
+    if (client == nullptr || !Handle{record.handle}.valid() || Handle{record.handle}.is_hidden()) return;
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof record);
     clients_.tell(*client, Handle{record.handle}, {text, std::min<size_t>(record.bytes, bytes.size() - sizeof record)});
   } else {

@@ -52,6 +52,9 @@ class Inbox {
   /// TRUST-1: see Controller::register_plan().
   void register_plan(uint32_t plan, uint32_t client, GroupId group);
 
+  /// The hosts of a client's plan. Throws Error(kInvalid) when it is no plan of the client's.
+  GroupId group_of(uint32_t plan, uint32_t client) const;
+
   /// Takes a batch from each host that has marked its bit. Throws Error(kInvalid) for an invalid record.
   uint32_t drain_hosts();
   /// Takes a batch from one host; 0: it has sent nothing more.

@@ -85,6 +85,18 @@ class MemoryLedger {
   /// Books a run whose plan's memory is `memory`: its results get their blocks, and it takes its donated arguments
   /// over. Returns the number to pass to `entered`, which tells the run's entry in the order.
   uint64_t enter(ClientState& client, std::span<const std::byte> run, const PlanMemory& memory);
+  // For a composite (controller/loops.h), which is no entry of the order. Its donated arguments keep their blocks: the
+  // composite takes the block of each over before it enters; kNoBlock: it has none.
+  BlockId take_block(ClientState& client, Handle argument) {
+    HandleTable::Entry* entry = client.handles.find(argument);
+    return entry == nullptr ? HandleTable::kNoBlock : std::exchange(entry->block, HandleTable::kNoBlock);
+  }
+  void release_block(BlockId block) { admission_.release(block); }
+  void leave(const PlanMemory& memory, uint64_t number, uint32_t client) {
+    admission_.leave(memory.needs, number, client);
+  }
+  std::shared_ptr<const PlanMemory> share_memory_of(uint32_t plan) const { return plan_memory_[plan]; }
+
   void entered(EntryId id, const ClientState& client, uint32_t plan, uint64_t number);
   /// The run of an entry is over. It does nothing for a run that was not entered.
   void leave(EntryId id);

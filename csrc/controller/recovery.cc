@@ -30,6 +30,7 @@ uint64_t Recovery::lose(const std::vector<uint32_t>& hosts, std::string_view tex
   }
   for (const uint32_t h : hosts) reclaim(h);
   tell_survivors(hosts, text);
+  loops_.hosts_lost(text);  // first, so that no run of theirs waits any more
   fail_futures(hosts, text);
   for (const uint32_t h : hosts) grants_.complete_in_place_of(h);
   grants_.drop_stranded(text);

@@ -26,15 +26,22 @@
 #include "controller/grants.h"
 #include "controller/host_rings.h"
 #include "controller/inbox.h"
+#include "controller/loops.h"
 #include "controller/memory_ledger.h"
 
 namespace pathways {
 
 class Recovery {
  public:
-  Recovery(HostRings& hosts, Clients& clients, MemoryLedger& ledger, Grants& grants, AdmissionQueue& queue,
-           Inbox& inbox)
-      : hosts_(hosts), clients_(clients), ledger_(ledger), grants_(grants), queue_(queue), inbox_(inbox) {}
+  Recovery(HostRings& hosts, Clients& clients, MemoryLedger& ledger, Grants& grants, Loops& loops,
+           AdmissionQueue& queue, Inbox& inbox)
+      : hosts_(hosts),
+        clients_(clients),
+        ledger_(ledger),
+        grants_(grants),
+        loops_(loops),
+        queue_(queue),
+        inbox_(inbox) {}
 
   /// The processes of these hosts have ended. Returns the number of this loss. Throws Error(kInvalid) for a host that
   /// is not there, or lost already; then nothing has happened.
@@ -53,6 +60,7 @@ class Recovery {
   Clients& clients_;
   MemoryLedger& ledger_;
   Grants& grants_;
+  Loops& loops_;
   AdmissionQueue& queue_;
   Inbox& inbox_;
   uint64_t losses_ = 0;

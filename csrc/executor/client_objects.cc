@@ -73,7 +73,7 @@ void ClientObjects::define(uint32_t id, Handle handle, uint64_t maker, Value ref
 void ClientObjects::fail(uint32_t id, Handle handle, uint64_t maker, uint32_t error) {
   std::optional<Object> orphan = take_orphan(id, handle, maker);
   Object* object = orphan ? &*orphan : id < clients_.size() ? clients_[id].objects.find(handle) : nullptr;
-  if (client(id) != nullptr) link_.failed(id, handle, errors_.text(error));
+  if (client(id) != nullptr && !handle.is_hidden()) link_.failed(id, handle, errors_.text(error));
   if (object != nullptr && object->maker == maker) set_failed(*object, error);
 }
 

@@ -30,6 +30,8 @@ namespace pathways {
 
 /// A client, as this host knows it.
 struct LocalClient {
+  static constexpr uint32_t kMostHidden = Handle::kHidden + (1u << 26);
+
   bool present = false;
   bool gone = false;
   uint32_t capacity = 0;  ///< of its futures
@@ -37,8 +39,11 @@ struct LocalClient {
   ObjectStore objects;
   std::map<std::pair<uint64_t, uint64_t>, Object> orphans;  ///< released before they were defined, by handle and maker
 
-  /// False: this cannot be a handle of the client's futures, and nothing may get it.
-  bool may_name(Handle handle) const { return handle.valid() && handle.index() < capacity; }
+  /// False: this cannot be a handle of the client's futures, and nothing may get it. Hidden handles come from the
+  /// controller, which refuses them to clients and gives out the lowest ones that are free.
+  bool may_name(Handle handle) const {
+    return handle.valid() && (handle.index() < capacity || (handle.is_hidden() && handle.index() < kMostHidden));
+  }
 };
 
 class ClientObjects : private ExecutorPart {

@@ -5,6 +5,7 @@
 ///
 /// States: kAbsent -> kAnnounced -> kDefined | kFailed -> kAbsent; kAbsent -> kDefined | kFailed for puts.
 /// FUT-3: a handle of an older generation finds nothing.
+/// Hidden handles (base/ids.h) have an array of their own, because their indices are high.
 /// Threading: the executor's thread only.
 #pragma once
 
@@ -42,21 +43,26 @@ class ObjectStore {
  public:
   /// The object of a handle, or nullptr when there is none.
   Object* find(Handle handle) {
-    if (handle.index() >= objects_.size()) return nullptr;
-    Object& object = objects_[handle.index()];
+    std::vector<Object>& objects = array_of(handle);
+    const uint32_t at = place_of(handle);
+    if (at >= objects.size()) return nullptr;
+    Object& object = objects[at];
     return object.state != ObjectState::kAbsent && object.generation == handle.generation() ? &object : nullptr;
   }
 
   /// The object at this handle's index, of any generation; nullptr when the index is free.
   Object* occupant(Handle handle) {
-    if (handle.index() >= objects_.size() || objects_[handle.index()].state == ObjectState::kAbsent) return nullptr;
-    return &objects_[handle.index()];
+    std::vector<Object>& objects = array_of(handle);
+    const uint32_t at = place_of(handle);
+    return at >= objects.size() || objects[at].state == ObjectState::kAbsent ? nullptr : &objects[at];
   }
 
   /// Makes a new object in state `state`, at a free index.
   Object& announce(Handle handle, ObjectState state = ObjectState::kAnnounced) {
-    if (handle.index() >= objects_.size()) objects_.resize(std::max<size_t>(handle.index() + 1, objects_.size() * 2));
-    Object& object = objects_[handle.index()];
+    std::vector<Object>& objects = array_of(handle);
+    const uint32_t at = place_of(handle);
+    if (at >= objects.size()) objects.resize(std::max<size_t>(size_t{at} + 1, objects.size() * 2));
+    Object& object = objects[at];
     object.index = handle.index();
     object.generation = handle.generation();
     object.state = state;
@@ -79,14 +85,20 @@ class ObjectStore {
 
   template <typename F>
   void for_each(F&& f) {
-    for (Object& object : objects_) {
-      if (object.state != ObjectState::kAbsent) f(object);
+    for (std::vector<Object>* objects : {&objects_, &hidden_}) {
+      for (Object& object : *objects) {
+        if (object.state != ObjectState::kAbsent) f(object);
+      }
     }
   }
   size_t count() const { return count_; }
 
  private:
+  std::vector<Object>& array_of(Handle handle) { return handle.is_hidden() ? hidden_ : objects_; }
+  static uint32_t place_of(Handle handle) { return handle.index() & ~Handle::kHidden; }
+
   std::vector<Object> objects_;
+  std::vector<Object> hidden_;  ///< by the index without its highest bit
   size_t count_ = 0;
 };
 

@@ -77,6 +77,9 @@ enum RunDetail : uint16_t {
   kRunHasDeadline = 2,  ///< one word: the time by which the run must be over (monotonic_ns(), one clock on one machine)
 };
 
+/// The tag of a run that the controller makes of a composite, until the entry's id replaces it.
+inline constexpr uint64_t kElementTag = ~uint64_t{0};
+
 /// Followed by the handles of `arguments` arguments and `results` results, 8 bytes each; then the words of the flags in
 /// `header.detail`.
 struct RunRecord {

@@ -29,7 +29,8 @@ from pathways.compiler.options import Options
 from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import TaggedFunction as placed
 from pathways.compiler.trace import ORDER, Traced, as_argument, device_put, trace
-from pathways.plan.binding import BoundProgram, owners_of, pinned
+from pathways.plan.binding import BoundProgram, owners_of
+from pathways.plan.composite import composite_of, shared_values
 
 
 class Lowering:
@@ -49,7 +50,7 @@ class Lowering:
         """On the devices where its slices lie now.
 
         Raises:
-            ProgramError: it has loops around placed functions.
+            ProgramError: it has loops around placed functions that are not run yet.
         """
         if constructs := self.program.constructs:
             raise errors.ProgramError(
@@ -77,6 +78,8 @@ class Lowering:
         """Makes the program known to the hosts where its slices lie now; returns when they have compiled it."""
         self.cluster.sweep()
         bound = self.bind()
+        if self.program.loops:
+            return CompositeRegistration(self.cluster, bound), bound
         registration = Registration(self.cluster, self.program, bound)
         self.cluster.control().wait_compiled(registration.number)
         return registration, bound
@@ -145,11 +148,31 @@ class Registration:
             self._cluster.forgotten.append((self.number, self.group))  # `Cluster.sweep` sends it: here nothing may wait
 
 
+class CompositeRegistration(Registration):
+    """A program with loops that the controller knows, and the hosts its plans."""
+
+    def __init__(self, cluster: Session, bound: BoundProgram) -> None:
+        self._cluster = cluster
+        control = cluster.control()
+        composite = composite_of(bound)
+        devices = dict(zip((mesh.name for mesh in bound.program.meshes), bound.bindings, strict=True))
+        self._plans = []  # they are forgotten behind the composite, when this is dropped
+        for program in composite.plans:
+            bindings = tuple(devices[mesh.name] for mesh in program.meshes)
+            self._plans.append(Registration(cluster, program, BoundProgram(program, bindings, bound.devices_per_host)))
+        for plan in self._plans:
+            control.wait_compiled(plan.number)
+        self.group = control.group(bound.hosts())
+        self.number = control.register_composite(
+            bound.program.name, composite, [plan.number for plan in self._plans], self.group
+        )
+
+
 def _shared(bound: BoundProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the arguments, and of the results, that no later run may take over as they are (MEM-4): read by a
     transfer, or the same value under two names, or perhaps so: the result of a select has the buffer of one of the
     values that it selects from."""
-    program, kept, owners = bound.program, pinned(bound), owners_of(bound.program)
+    program, kept, owners = bound.program, shared_values(bound), owners_of(bound.program)
 
     def buffers(value: int) -> frozenset[int]:
         return owners.get(value, frozenset((value,)))
@@ -339,6 +362,11 @@ class Compiled(Handle):
             self._bind_again()
         registration = self._registration
         assert registration is not None
+        if isinstance(registration, CompositeRegistration):
+            raise errors.ProgramError(
+                f"program {self._lowering.traced.name!r} has loops that the controller orders; XLA's analysis is given "
+                "for programs without such loops only: analyze the loop's body as a program"
+            )
         found: dict[int, dict[str, Any]] = self._lowering.cluster.control().analyze(registration.number)
         if len(found) < len(self.bound.program.computations):
             raise errors.HostLostError(f"not every host of program {self._lowering.traced.name!r} answers")

@@ -259,6 +259,7 @@ class Program(Handle):
 
         Raises:
             OptionError: wrong `lengths`, or both `lengths` and `measured`; a path that does not end in ".svg".
+            ProgramError: the program has loops that are not unrolled.
             TraceFileError: `measured` is no trace, or has no whole run of this program.
             What `lower` raises.
         """
@@ -266,6 +267,11 @@ class Program(Handle):
             raise errors.OptionError("schedule_plot takes lengths= or measured=, got both")
         lowered = self.lower(*args, **kwargs)
         pipelines = lowered.bound.program.pipelines
+        if lowered.logical.loops:
+            raise errors.ProgramError(
+                f"program {self._name!r} has loops that the controller orders; schedule_plot shows programs without "
+                "such loops only: pw.program(unroll=n) unrolls a loop of up to n iterations"
+            )
         if lengths is not None:
             known = [Lengths.of(lengths)] * max(len(pipelines), 1)
         else:

@@ -12,6 +12,7 @@ from pathways import errors
 from pathways._jaxlib import Callback
 from pathways.cluster.tracing import Recording
 from pathways.compiler.ir import LogicalProgram
+from pathways.plan.composite import Composite
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.protocol.wire import Variable
 
@@ -46,6 +47,10 @@ class ControlPlane(Protocol):
 
     def wait_compiled(self, program_id: int, timeout: float | None = None) -> None:
         """Waits until the program is compiled. Raises `ComputationError` with the host and XLA's message."""
+
+    def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
+        """Gives the controller a program with loops, whose plans have these numbers and are compiled. Returns its
+        number. Raises `PlanError` for one that cannot be run."""
 
     def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
         """XLA's analysis of a compiled program. By number of a computation: "memory" and "cost" on one device."""

@@ -25,6 +25,7 @@ from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.offloading import leave_devices, return_to_devices
 from pathways.controller.resource_manager import ResourceManager
 from pathways.host import jax_backend
+from pathways.plan.composite import Composite
 from pathways.plan.memory_profile import UNLIMITED, ProgramMemory
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import environment
@@ -167,6 +168,14 @@ class EmbeddedControl:
         """See `ControlPlane`."""
         if program_id in self._errors:
             raise errors.from_text(self._errors[program_id], errors.ComputationError)
+
+    def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
+        """See `ControlPlane`."""
+        with self._lock:
+            self._programs += 1
+            number = self._programs
+        NativeNumbers.register_composite(self.controller, number, 0, name, composite, plans, group)
+        return number
 
     def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
         """See `ControlPlane`."""

@@ -35,6 +35,7 @@ from pathways.cluster.callbacks import Answers
 from pathways.cluster.operator import client_request, limit_request, limits_of
 from pathways.cluster.tracing import RemoteRecording
 from pathways.compiler.ir import LogicalProgram
+from pathways.plan.composite import Composite
 from pathways.plan.topology import SliceBinding, Topology
 from pathways.process import fd_passing
 from pathways.process.children import Deadline, is_readable
@@ -221,6 +222,26 @@ class RemoteControl:
             TimeoutError: not compiled after `timeout` seconds; the hosts go on compiling.
         """
         self._call(self._stub.WaitCompiled, pb.ProgramRequest(program_id=program_id), timeout)
+
+    def register_composite(self, name: str, composite: Composite, plans: Sequence[int], group: int) -> int:
+        """See `ControlPlane`."""
+        steps = [
+            pb.RegisterCompositeRequest.Step(
+                kind=step.kind, number=step.number, inputs=step.inputs, outputs=step.outputs
+            )
+            for step in composite.steps
+        ]
+        request = pb.RegisterCompositeRequest(
+            name=name,
+            plans=plans,
+            group=group,
+            arguments=composite.arguments,
+            values=composite.values,
+            donated=composite.donated,
+            results=composite.results,
+            steps=steps,
+        )
+        return int(self._call(self._stub.RegisterComposite, request).program_id)
 
     def analyze(self, program_id: int) -> dict[int, dict[str, Any]]:
         """See `ControlPlane`."""

@@ -233,8 +233,9 @@ class LogicalProgram:
     `donated_arguments[i]` is the user's `donate_argnums`, per flattened argument.
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
-    `predicates`, `loops` and `exchanges` are those of nodes. Hosts do not run loops or exchanges yet. `host_functions`:
-    those that its computations call.
+    `predicates`, `loops` and `exchanges` are those of nodes. A host knows no loop: the controller orders the runs of
+    its body. Loops whose count is not known, loops in branches, and exchanges are not run yet. `host_functions`: those
+    that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
@@ -267,6 +268,14 @@ class LogicalProgram:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops and other constructs in it that hosts cannot run yet."""
-        built = (NodeKind.CALL, NodeKind.TRANSFER, NodeKind.SELECT)
-        return tuple(dict.fromkeys(node.origin for node in self.nodes if node.kind not in built))
+        """JAX's names of the loops and other constructs in it that are not run yet."""
+        named = []
+        for node in self.nodes:
+            if node.kind is NodeKind.LOOP:
+                loop = self.loops[node.computation]
+                if loop.count is None or node.predicate >= 0:
+                    named.append(node.origin)
+                named += loop.body.constructs
+            elif node.kind not in (NodeKind.CALL, NodeKind.TRANSFER, NodeKind.SELECT):
+                named.append(node.origin)
+        return tuple(dict.fromkeys(named))

@@ -7,11 +7,13 @@ embedded cluster under its lock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pathways import errors
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import Bindings
+from pathways.plan.composite import PARALLEL_ITERATIONS, RUN, Composite
 from pathways.plan.memory_profile import ProgramMemory, ledger_entries
 from pathways.plan.topology import SliceBinding
 
@@ -45,6 +47,35 @@ class NativeNumbers:
         """The binding, with the native controller's number for its devices; the controller knows its group."""
         self.group(binding.hosts)
         return dataclasses.replace(binding, space_set=self.space_set(binding.devices))
+
+    @staticmethod
+    def register_composite(
+        native: Any, number: int, client: int, name: str, composite: Composite, plans: Sequence[int], group: int
+    ) -> None:
+        """Gives a native controller a program with loops, whose plans have these numbers.
+
+        Raises:
+            PlanError: it cannot be run; the message says why.
+        """
+        try:
+            steps = [
+                (step.kind, plans[step.number] if step.kind == RUN else step.number, step.inputs, step.outputs)
+                for step in composite.steps
+            ]
+            native.register_composite(
+                number,
+                client,
+                name,
+                group,
+                composite.arguments,
+                composite.values,
+                PARALLEL_ITERATIONS,
+                composite.donated,
+                composite.results,
+                steps,
+            )
+        except (ValueError, TypeError, IndexError) as error:
+            raise errors.PlanError(f"program {name!r} with loops cannot be run: {error}") from None
 
     def admit_by(
         self, number: int, client: int, name: str, bindings: Bindings, memory: Mapping[int, ProgramMemory]

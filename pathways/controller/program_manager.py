@@ -12,6 +12,7 @@ from pathways import errors
 from pathways.controller.cluster_manager import ClusterManager
 from pathways.controller.host_requests import HostRequests, settle
 from pathways.controller.records import ClientRecord, HostRecord, ProgramRecord
+from pathways.plan.composite import Composite, Step
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.serialization import load
@@ -98,6 +99,34 @@ class ProgramManager:
             if error := await self._cluster.unless_ended(stored):
                 raise errors.PlanError(f"host {host} refused the program: {error}")
         return program.number
+
+    def register_composite(self, client: ClientRecord, request: pb.RegisterCompositeRequest) -> int:
+        """Gives the native controller a client's program with loops. Returns its number.
+
+        Raises:
+            PlanError: a plan of it is no program of the client's, or it cannot be run.
+            ResourceExhaustedError: the client has too many programs.
+        """
+        for plan in request.plans:
+            self._program_of(client, plan)
+        kept = request.ByteSize()
+        self._check_room(client.number, kept)
+        number = next(self._numbers)
+        steps = tuple(Step(each.kind, each.number, (*each.inputs,), (*each.outputs,)) for each in request.steps)
+        composite = Composite(
+            (), request.arguments, request.values, tuple(request.donated), tuple(request.results), steps
+        )
+        self._cluster.numbers.register_composite(
+            self._cluster.controller, number, client.number, request.name, composite, request.plans, request.group
+        )
+        self._programs[number] = ProgramRecord(
+            number, client.number, pb.HostRequest(), {}, {}, name=request.name, kept_bytes=kept
+        )
+        held = self._held[client.number]
+        held.programs += 1
+        held.bytes += kept
+        client.programs.add(number)
+        return number
 
     async def wait_compiled(self, client: ClientRecord, number: int) -> None:
         """Waits until every host that runs a program of the client's has compiled it.

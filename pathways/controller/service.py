@@ -150,6 +150,12 @@ class ControllerService(rpc.ControllerServicer):
         return pb.RegisterProgramReply(program_id=await self._programs.register(self._caller(context), request))
 
     @_refusing
+    async def RegisterComposite(  # noqa: D102
+        self, request: pb.RegisterCompositeRequest, context: Any
+    ) -> pb.RegisterProgramReply:
+        return pb.RegisterProgramReply(program_id=self._programs.register_composite(self._caller(context), request))
+
+    @_refusing
     async def WaitCompiled(self, request: pb.ProgramRequest, context: Any) -> Empty:  # noqa: D102
         await self._programs.wait_compiled(self._caller(context), request.program_id)
         return Empty()

@@ -91,10 +91,12 @@ def dump_program(program: LogicalProgram, texts: bool = True) -> bytes:
     """The program as bytes; `texts=False` leaves out the IR texts, which only people read.
 
     Raises:
-        PlanError: it is too long for one message, or has loops, which hosts do not run yet.
+        PlanError: it is too long for one message, or has loops, which no host runs.
     """
-    if program.loops:
+    if program.constructs:
         raise PlanError(f"program {program.name!r} has {' and '.join(program.constructs)}, which hosts do not run yet")
+    if program.loops:
+        raise PlanError(f"program {program.name!r} has loops: its plans are sent one by one")
     modules = sum(len(computation.module) for computation in program.computations)
     if modules <= MAX_PROGRAM_BYTES:
         message = dump(program, pb.LogicalProgram)

@@ -146,10 +146,11 @@ def test_ordered_callbacks_are_a_chain_through_the_program():
 @pytest.mark.parametrize(
     ("construct", "loop"),
     [
-        ("jax.lax.scan", lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=17)[0]),
         ("jax.lax.while_loop", lambda f, x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x)),
-        ("jax.lax.scan", lambda f, x: jax.lax.map(f, jax.numpy.stack([x] * 17))),
-        ("jax.lax.scan", lambda f, x: jax.lax.fori_loop(0, 17, lambda _, c: f(c), x)),
+        (
+            "jax.lax.while_loop",
+            lambda f, x: jax.lax.fori_loop(0, 17, lambda _, c: jax.lax.while_loop(lambda y: y.sum() < 9, f, c), x),
+        ),
     ],
 )
 def test_placed_calls_inside_control_flow_name_the_construct(construct, loop):

@@ -1,0 +1,130 @@
+#include "controller/composite.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace pathways {
+
+CompositeWalk::CompositeWalk(const Composite& composite, std::span<const uint64_t> arguments)
+    : composite_(composite), named_(composite.values, kNone) {
+  for (uint32_t i = 0; i < composite.arguments; ++i) {
+    const bool is_donated = std::find(composite.donated.begin(), composite.donated.end(), i) != composite.donated.end();
+    name(i, add(arguments[i], is_donated));
+  }
+}
+
+uint32_t CompositeWalk::add(uint64_t handle, bool is_owned) {
+  if (free_.empty()) {
+    free_.push_back(static_cast<uint32_t>(buffers_.size()));
+    buffers_.emplace_back();
+  }
+  const uint32_t buffer = free_.back();
+  free_.pop_back();
+  buffers_[buffer] = {handle, 0, is_owned, false};
+  return buffer;
+}
+
+void CompositeWalk::name(uint32_t value, uint32_t buffer) {
+  ++buffers_[buffer].names;
+  forget(value);
+  named_[value] = buffer;
+}
+
+void CompositeWalk::unname(uint32_t at) {
+  Buffer& buffer = buffers_[at];
+  if (--buffer.names != 0) return;
+  if (buffer.is_owned && !buffer.is_taken) released_.push_back(buffer.handle);  // WALK-1
+  free_.push_back(at);
+}
+
+void CompositeWalk::forget(uint32_t value) {
+  if (named_[value] == kNone) return;
+  const uint32_t buffer = named_[value];
+  named_[value] = kNone;
+  unname(buffer);
+}
+
+const CompositeStep* CompositeWalk::next() {
+  while (!is_over()) {
+    const CompositeStep& step = composite_.steps[at_];
+    if (step.kind == CompositeStep::Kind::kRun) return &step;
+    if (step.kind == CompositeStep::Kind::kLoop) {
+      begin_loop(step);
+    } else {
+      end_iteration(step);
+    }
+  }
+  if (wrong_ == nullptr) {
+    for (uint32_t value = 0; value < composite_.values; ++value) forget(value);
+  }
+  return nullptr;
+}
+
+void CompositeWalk::begin_loop(const CompositeStep& step) {
+  for (size_t i = 0; i < step.inputs.size(); ++i) {
+    if (named_[step.inputs[i]] == kNone) {
+      wrong_ = "a loop carries a value that is not there";
+      return;
+    }
+    name(step.outputs[i], named_[step.inputs[i]]);
+  }
+  turns_.push_back({static_cast<uint32_t>(at_), step.count});
+  if (step.count > 1) ++many_left_;
+  ++at_;
+}
+
+void CompositeWalk::end_iteration(const CompositeStep& step) {
+  carry_.clear();
+  for (const uint32_t value : step.inputs) {
+    if (named_[value] == kNone) {
+      wrong_ = "a loop carries a value that its body does not make";
+      return;
+    }
+    carry_.push_back(named_[value]);
+  }
+  for (const uint32_t buffer : carry_) ++buffers_[buffer].names;
+  for (const uint32_t value : step.locals) forget(value);
+  Turns& turns = turns_.back();
+  PW_DCHECK(turns.loop == step.partner && turns.left != 0);
+  const bool goes_on = --turns.left != 0;
+  if (goes_on && turns.left == 1) --many_left_;
+  const auto& bound = goes_on ? composite_.steps[turns.loop].outputs : step.outputs;
+  at_ = goes_on ? turns.loop + 1 : at_ + 1;
+  if (!goes_on) turns_.pop_back();
+  for (size_t i = 0; i < carry_.size(); ++i) name(bound[i], carry_[i]);
+  for (const uint32_t buffer : carry_) unname(buffer);
+}
+
+std::span<const uint64_t> CompositeWalk::inputs() {
+  inputs_.clear();
+  for (const uint32_t value : composite_.steps[at_].inputs) {
+    const uint32_t buffer = named_[value];
+    if (buffer == kNone || buffers_[buffer].is_taken) {  // WALK-2
+      wrong_ = "a run reads a value that is not there, or that an earlier run has taken";
+      return {};
+    }
+    inputs_.push_back(buffers_[buffer].handle);
+  }
+  for (const uint32_t position : composite_.steps[at_].donated) {
+    const uint32_t buffer = named_[composite_.steps[at_].inputs[position]];
+    if (!buffers_[buffer].is_owned || std::count(inputs_.begin(), inputs_.end(), buffers_[buffer].handle) != 1) {
+      wrong_ = "a run takes a value that is a kept argument or a result of the whole, or that it also reads otherwise";
+      return {};
+    }
+  }
+  return inputs_;
+}
+
+void CompositeWalk::ran(std::span<const uint64_t> outputs) {
+  const CompositeStep& step = composite_.steps[at_];
+  for (const uint32_t position : step.donated) {
+    Buffer& buffer = buffers_[named_[step.inputs[position]]];
+    buffer.is_taken = true;
+    taken_.push_back(buffer.handle);
+  }
+  for (uint32_t i = 0; i < step.outputs.size(); ++i) name(step.outputs[i], add(outputs[i], result_of(i) < 0));
+  ++at_;
+}
+
+}  // namespace pathways

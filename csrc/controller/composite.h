@@ -1,0 +1,124 @@
+/// A composite: a program with loops, as runs of plans. And the walk through it, run by run.
+///
+/// A client calls a composite as it calls a plan, with one record. The controller makes a run of a plan of each step
+/// that the walk comes to (controller/loops.h). Values are numbered: the arguments first. A step is
+///
+///   kRun    a run of `plan`: reads the values `inputs`, makes the values `outputs`
+///   kLoop   begins a loop of `count` iterations: `inputs` are the first carry, `outputs` the values as which the
+///           body reads the carry
+///   kEnd    ends the loop's body: `inputs` are the new carry, `outputs` the values as which it is read behind the loop
+///
+/// Loops nest. What is carried is bound anew, never copied. The values that are made in a body are gone at its end,
+/// but for those that are carried.
+///
+/// A *buffer* is what a value names; several values may name one. A buffer is owned, if the composite has to see to its
+/// end: it was made by a run and is no result of the composite, or it is a donated argument.
+///
+/// Invariants of the walk:
+///   WALK-1  each owned buffer is given up once: it is taken by one run that donates it, or it is in `released()` when
+///           no value names it any more.
+///   WALK-2  no run reads a buffer that a run before it has taken.
+///   WALK-3  a result of the composite is made by one run; `result_of` says by which.
+///
+/// Pure: no thread, no clock, no I/O. Threading: one thread; a Composite is immutable once it is registered.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sequencer/sequencer.h"
+
+namespace pathways {
+
+struct CompositeStep {
+  enum class Kind : uint8_t { kRun, kLoop, kEnd };
+  Kind kind = Kind::kRun;
+  uint32_t plan = 0;   ///< kRun
+  uint64_t count = 0;  ///< kLoop: iterations, at least 1
+  std::vector<uint32_t> inputs, outputs;
+
+  // What `Composites::add` finds out.
+  GroupId group = 0;              ///< kRun: the hosts of the plan
+  uint32_t partner = 0;           ///< kLoop: its end; kEnd: its loop
+  std::vector<uint32_t> locals;   ///< kEnd: the values that are gone
+  std::vector<int32_t> finals;    ///< kRun: by output: the composite's result if all loops around are at their last
+  std::vector<uint32_t> donated;  ///< kRun: positions of inputs that the run takes
+};
+
+struct Composite {
+  std::string name;
+  uint32_t client = 0;
+  GroupId group = 0;  ///< all hosts of its plans
+  uint32_t arguments = 0;
+  uint32_t values = 0;
+  uint32_t parallel = 10;         ///< runs that may be ordered and not over
+  std::vector<uint32_t> donated;  ///< positions of arguments that it may take
+  std::vector<uint32_t> results;  ///< values
+  std::vector<CompositeStep> steps;
+};
+
+class CompositeWalk {
+ public:
+  /// `arguments`: their handles. `composite` and what it holds must outlive the walk.
+  CompositeWalk(const Composite& composite, std::span<const uint64_t> arguments);
+
+  /// The run that is next; nullptr: there is none. It may add to `released`.
+  const CompositeStep* next();
+  /// The handles that the next run reads.
+  std::span<const uint64_t> inputs();
+  /// The result of the composite that the next run makes as this output; -1: none.
+  int32_t result_of(uint32_t output) const { return many_left_ == 0 ? composite_.steps[at_].finals[output] : -1; }
+  /// The next run has its place in the order, and makes buffers with these handles.
+  void ran(std::span<const uint64_t> outputs);
+
+  /// Handles of owned buffers that no value names any more, and that no run has taken. The caller empties it.
+  std::vector<uint64_t>& released() { return released_; }
+  /// Handles of owned buffers that a run has taken, since the caller has emptied it.
+  std::vector<uint64_t>& taken() { return taken_; }
+  /// Calls f(handle) for each owned buffer that was not given up.
+  template <typename F>
+  void for_each_owned(F&& f) const {
+    for (const Buffer& buffer : buffers_) {
+      if (buffer.names != 0 && buffer.is_owned && !buffer.is_taken) f(buffer.handle);
+    }
+  }
+  /// What is wrong with the composite; nullptr: nothing so far. Then the walk is over.
+  const char* wrong() const { return wrong_; }
+  bool is_over() const { return at_ == composite_.steps.size() || wrong_ != nullptr; }
+
+ private:
+  static constexpr uint32_t kNone = 0xffffffffu;
+  struct Buffer {
+    uint64_t handle = 0;
+    uint32_t names = 0;  ///< values, and places in `carry_`
+    bool is_owned = false;
+    bool is_taken = false;
+  };
+  struct Turns {
+    uint32_t loop = 0;  ///< step
+    uint64_t left = 0;  ///< iterations, this one included
+  };
+
+  uint32_t add(uint64_t handle, bool is_owned);
+  void name(uint32_t value, uint32_t buffer);
+  void unname(uint32_t buffer);
+  void forget(uint32_t value);
+  void begin_loop(const CompositeStep& step);
+  void end_iteration(const CompositeStep& step);
+
+  const Composite& composite_;
+  size_t at_ = 0;
+  std::vector<uint32_t> named_;  ///< by value: its buffer
+  std::vector<Buffer> buffers_;
+  std::vector<uint32_t> free_;   ///< buffers
+  std::vector<Turns> turns_;     ///< the loops around, the outermost first
+  uint32_t many_left_ = 0;       ///< those of them that are not at their last iteration
+  std::vector<uint32_t> carry_;  ///< scratch
+  std::vector<uint64_t> inputs_, released_, taken_;
+  const char* wrong_ = nullptr;
+};
+
+}  // namespace pathways

@@ -1,0 +1,274 @@
+"""A bound program with loops as a composite: runs of plans, and loops around them (csrc/controller/composite.h).
+
+The controller orders one run after the other. What runs give to each other lies in buffers without a future. A run
+takes such a buffer (its plan donates the argument) when it is the last that reads it; so nothing is left behind.
+
+The first iteration of a loop is a run of a plan of its own if the first carry may not be taken: the user keeps it,
+something reads it later, or a transfer may still read it. So no carry is ever copied.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pathways.compiler.control.segments import Run, Turns, segments
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Loop, Node, NodeKind
+from pathways.plan.binding import BoundProgram, owners_of, pinned
+
+#: How many runs of one call may be ordered and not over.
+PARALLEL_ITERATIONS = 10
+
+#: Kinds of steps; `CompositeStep::Kind`.
+RUN, LOOP, END = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step. `number`: of a run, its plan among the composite's; of a loop, its count; of an end, 0."""
+
+    kind: int
+    number: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Composite:
+    """A program with loops. Its values are numbered, the arguments first. `plans` are programs without loops."""
+
+    plans: tuple[LogicalProgram, ...]
+    arguments: int
+    values: int
+    donated: tuple[int, ...]
+    results: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+
+def composite_of(bound: BoundProgram) -> Composite:
+    """The composite of a program with loops whose counts are known, and without branches around them."""
+    return _Builder(bound).build()
+
+
+def shared_values(bound: BoundProgram) -> frozenset[int]:
+    """The values that no later launch may take over (MEM-4): see `pinned`. In a program with loops these are also what
+    is pinned in a body, and what a loop may pass through.
+    """
+    if not bound.program.loops:
+        return pinned(bound)
+    return _Builder(bound).kept(bound.program)
+
+
+class _Builder:
+    def __init__(self, bound: BoundProgram) -> None:
+        self._bound = bound
+        self._devices = dict(zip((mesh.name for mesh in bound.program.meshes), bound.bindings, strict=True))
+        self._kept: dict[int, frozenset[int]] = {}  # by identity of a program
+        self._bodies: list[LogicalProgram] = []  # keeps them alive, for `_kept`
+        self._plans: list[LogicalProgram] = []
+        self._steps: list[Step] = []
+        self._values = 0
+
+    def build(self) -> Composite:
+        program = self._bound.program
+        numbers = dict(zip(program.arguments, self._new(len(program.arguments)), strict=True))
+        donated = [n for n, given in enumerate(program.donated_arguments) if given]
+        owned = {program.arguments[n] for n in donated}
+        results = list(self._emit(program, numbers, owned, frozenset()))
+        # The controller gives the client's handle to the run that makes a result. Any other result goes through one
+        # more run, which computes nothing.
+        passed = [n for n, v in enumerate(program.results) if not _is_made(program, program.results, v)]
+        if passed:
+            found = self._new(len(passed))
+            read = list(dict.fromkeys(program.results[n] for n in passed))
+            part = dataclasses.replace(
+                program,
+                values=tuple(program.values[v] for v in read),
+                nodes=(),
+                arguments=tuple(range(len(read))),
+                results=tuple(read.index(program.results[n]) for n in passed),
+                donated_arguments=(False,) * len(read),
+                loops=(),
+            )
+            self._append(part, [numbers[v] for v in read], found)
+            for n, number in zip(passed, found, strict=True):
+                results[n] = number
+        return Composite(
+            tuple(self._plans), len(program.arguments), self._values, tuple(donated), tuple(results), tuple(self._steps)
+        )
+
+    def kept(self, program: LogicalProgram) -> frozenset[int]:
+        """See `shared_values`."""
+        if id(program) not in self._kept:
+            out = set(pinned(self._bind(program)))
+            # The result of a select is the buffer of one of its owners, under a second name.
+            for value, owners in owners_of(program).items():
+                out |= {value, *owners}
+            for node in program.nodes:
+                if node.kind is NodeKind.LOOP:
+                    out |= self._kept_of_loop(node, program.loops[node.computation])
+            self._kept[id(program)] = frozenset(out)
+        return self._kept[id(program)]
+
+    def _kept_of_loop(self, node: Node, loop: Loop) -> set[int]:
+        inner = self.kept(loop.body)
+        out = {v for v, argument in zip(node.inputs, loop.body.arguments, strict=True) if argument in inner}
+        out |= {v for v, result in zip(node.outputs, loop.body.results, strict=True) if result in inner}
+        own = loop.body.donated_arguments[loop.constants :]
+        passed = [v for v, is_own in zip(node.outputs, own, strict=True) if not is_own]
+        return out | {*passed, *node.inputs} if passed else out
+
+    def _bind(self, program: LogicalProgram) -> BoundProgram:
+        bindings = tuple(self._devices[mesh.name] for mesh in program.meshes)
+        return BoundProgram(program, bindings, self._bound.devices_per_host, self._bound.islands)
+
+    def _new(self, count: int) -> tuple[int, ...]:
+        self._values += count
+        return tuple(range(self._values - count, self._values))
+
+    def _emit(
+        self, program: LogicalProgram, numbers: dict[int, int], owned: Collection[int], kept: frozenset[int]
+    ) -> tuple[int, ...]:
+        """Appends the steps of a program. Returns the numbers of its results.
+
+        `numbers`: those of its arguments. `owned`: the arguments that it may take. `kept`: those of them whose memory
+        no launch of it may take over.
+        """
+        chain = segments(program)
+        kept |= self.kept(program)
+        last = {v: n for n, segment in enumerate(chain) for v in segment.inputs} | dict.fromkeys(program.results, -1)
+        mine = {*owned, *(v for segment in chain for v in segment.outputs)}
+        for n, segment in enumerate(chain):
+            taken = {v for v in segment.inputs if v in mine and last[v] == n and segment.inputs.count(v) == 1}
+            if isinstance(segment, Run):
+                self._run(segment, numbers, taken, kept)
+            else:
+                self._loop(_live(segment, [v in last for v in segment.outputs]), numbers, taken, kept)
+        return tuple(numbers[v] for v in program.results)
+
+    def _run(self, run: Run, numbers: dict[int, int], taken: set[int], kept: frozenset[int]) -> None:
+        part = run.program
+        barred = {a for v, a in zip(run.inputs, part.arguments, strict=True) if v not in taken or v in kept}
+        nodes = tuple(
+            dataclasses.replace(
+                node, donates=tuple(d and v not in barred for v, d in zip(node.inputs, node.donates, strict=False))
+            )
+            for node in part.nodes
+        )
+        part = dataclasses.replace(part, nodes=nodes, donated_arguments=tuple(v in taken for v in run.inputs))
+        outputs = self._new(len(run.outputs))
+        self._append(part, [numbers[v] for v in run.inputs], outputs)
+        numbers.update(zip(run.outputs, outputs, strict=True))
+
+    def _append(self, part: LogicalProgram, inputs: Sequence[int], outputs: tuple[int, ...]) -> None:
+        part = trimmed(part)
+        if part not in self._plans:
+            self._plans.append(part)
+        self._steps.append(Step(RUN, self._plans.index(part), tuple(inputs), outputs))
+
+    def _loop(self, turns: Turns, numbers: dict[int, int], taken: set[int], kept: frozenset[int]) -> None:
+        loop, body = turns.loop, turns.loop.body
+        assert loop.count is not None and turns.predicate < 0
+        self._bodies.append(body)
+        constants, carry = turns.inputs[: loop.constants], turns.inputs[loop.constants :]
+        inner = self.kept(body)
+        fixed = body.arguments[: loop.constants]
+        carried = body.arguments[loop.constants :]
+        # What an iteration makes, the next one may take; but not what may be another buffer under a second name.
+        own = {a for a, is_own in zip(carried, body.donated_arguments[loop.constants :], strict=True) if is_own}
+        late = frozenset(a for a, result in zip(carried, body.results, strict=True) if result in inner)
+        given = dict(zip(fixed, (numbers[v] for v in constants), strict=True))
+        now = [numbers[v] for v in carry]
+        count = loop.count
+        first = {a for a, v in zip(carried, carry, strict=True) if v in taken}
+        unsafe = {a for a, v in zip(carried, carry, strict=True) if v in kept}
+        if not own <= first - unsafe:
+            now = list(self._emit(body, given | dict(zip(carried, now, strict=True)), own & first, late | unsafe))
+            count -= 1
+        if count:
+            read = self._new(len(carry))
+            self._steps.append(Step(LOOP, count, tuple(now), read))
+            after = self._emit(body, given | dict(zip(carried, read, strict=True)), own, late)
+            now = list(self._new(len(carry)))
+            self._steps.append(Step(END, 0, after, tuple(now)))
+        numbers.update(zip(turns.outputs, now, strict=True))
+
+
+def _is_made(program: LogicalProgram, values: Sequence[int], value: int) -> bool:
+    """Whether one run makes the buffer of a value that is one of `values`, and only for this one of them."""
+    if value in program.arguments or list(values).count(value) != 1:
+        return False
+    (node,) = [node for node in program.nodes if value in node.outputs]
+    if node.kind is not NodeKind.LOOP:
+        return True
+    body = program.loops[node.computation].body
+    return _is_made(body, body.results, body.results[node.outputs.index(value)])
+
+
+def _live(turns: Turns, used: Sequence[bool]) -> Turns:
+    """The loop without what it carries for nobody, as a counter that the body does not read. `used`: of its results."""
+    loop, body = turns.loop, turns.loop.body
+    carried, needed = body.arguments[loop.constants :], {n for n, is_used in enumerate(used) if is_used}
+    while True:
+        values = {body.results[n] for n in needed}
+        nodes = []
+        for node in reversed(body.nodes):
+            if not values.isdisjoint(node.outputs):
+                values.update(node.inputs)
+                nodes.append(node)
+        read = {n for n, a in enumerate(carried) if a in values}
+        if read <= needed:
+            break
+        needed |= read
+    if not needed or len(needed) == len(carried) or body.predicates:
+        return turns
+    stays = sorted(needed)
+
+    def of_carry(items: Sequence[Any]) -> tuple[Any, ...]:
+        return (*items[: loop.constants], *(items[loop.constants + n] for n in stays))
+
+    body = dataclasses.replace(
+        body,
+        nodes=tuple(nodes[::-1]),
+        arguments=of_carry(body.arguments),
+        donated_arguments=of_carry(body.donated_arguments),
+        results=tuple(body.results[n] for n in stays),
+    )
+    return Turns(
+        dataclasses.replace(loop, body=body),
+        of_carry(turns.inputs),
+        tuple(turns.outputs[n] for n in stays),
+        turns.predicate,
+    )
+
+
+def trimmed(program: LogicalProgram) -> LogicalProgram:
+    """A part of a program without the computations, values and meshes of the other parts."""
+    used = sorted({node.computation for node in program.nodes if node.kind is NodeKind.CALL})
+    number = {old: new for new, old in enumerate(used)}
+    called = [program.computations[n] for n in used]
+    inhabited = sorted({value.mesh for value in program.values} | {each.mesh for each in called}) or [0]
+    mesh = {old: new for new, old in enumerate(inhabited)}
+
+    def place(types: Sequence[ArrayType]) -> tuple[ArrayType, ...]:
+        return tuple(dataclasses.replace(type, mesh=mesh[type.mesh]) for type in types)
+
+    def placed(each: Computation) -> Computation:
+        return dataclasses.replace(each, mesh=mesh[each.mesh], inputs=place(each.inputs), outputs=place(each.outputs))
+
+    return dataclasses.replace(
+        program,
+        meshes=tuple(program.meshes[n] for n in inhabited),
+        values=place(program.values),
+        computations=tuple(placed(each) for each in called),
+        nodes=tuple(
+            dataclasses.replace(node, computation=number.get(node.computation, -1), label=None)
+            for node in program.nodes
+        ),
+        mpmd_text="",
+        ifrt_text="",
+        pipelines=(),
+    )

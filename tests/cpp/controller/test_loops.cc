@@ -1,0 +1,440 @@
+// Composites: programs with loops, which the controller orders run by run, between a client and hosts that the test
+// plays. A played host keeps what each handle means, as a number, and computes numbers from numbers.
+//
+//   ORD-1, SHARE-1  Loops.RunsComeOneAfterTheOtherAndOthersComeBetween
+//   CLI-1           Loops.LaterRecordsWaitForTheLastRun
+//   WALK-1, WALK-2, WALK-3  Loops.RandomOnesGiveTheRightValuesAndLeaveNothing
+//   MEM-2, MEM-3    Loops.AreAdmittedAsAWhole
+//   DEAD-1, ERR-2, OWN-1  Loops.EndInTheMiddleAndLeaveNothing
+//   TRUST-1         Loops.WrongOnesAreRefused, Loops.NoClientNamesAHiddenHandle
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+
+#include "controller/played.h"
+#include "support.h"
+
+namespace pathways::test {
+namespace {
+
+using Kind = CompositeStep::Kind;
+
+uint64_t mixed(uint64_t a, uint64_t b) { return (a ^ (b * 0x9e3779b97f4a7c15ull)) * 0xff51afd7ed558ccdull + b; }
+uint64_t output_of(uint32_t plan, std::span<const uint64_t> inputs, uint32_t output) {
+  uint64_t value = mixed(plan, output);
+  for (const uint64_t input : inputs) value = mixed(value, input);
+  return value;
+}
+
+CompositeStep run(uint32_t plan, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs) {
+  CompositeStep step;
+  step.plan = plan;
+  step.inputs = std::move(inputs);
+  step.outputs = std::move(outputs);
+  return step;
+}
+CompositeStep bound(Kind kind, uint64_t count, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs) {
+  CompositeStep step = run(0, std::move(inputs), std::move(outputs));
+  step.kind = kind;
+  step.count = count;
+  return step;
+}
+
+constexpr uint32_t kNumber = 900;  // of the composite
+
+struct Loops : Cluster {
+  explicit Loops(std::vector<uint64_t> budgets = {}) : Cluster(4, 2, std::move(budgets)) {}
+
+  /// A plan on both hosts.
+  void add(uint32_t plan, uint32_t results, std::vector<uint32_t> donated, uint64_t peak = 0, uint64_t bytes = 0) {
+    PlanMemory memory{0, "plan", "", {}, {}, donated};
+    if (peak != 0) memory.needs.push_back({0, peak, 0});
+    for (uint32_t i = 0; i < results; ++i) {
+      memory.results.push_back({2, bytes == 0 ? kNoSpaceSet : set, bytes, -1, -1});
+    }
+    controller->register_plan(plan, 0, 2);
+    controller->set_plan_memory(plan, std::move(memory));
+    donated_of[plan] = std::move(donated);
+  }
+  /// carry -> carry, `count` times.
+  Composite simple(uint64_t count, uint32_t parallel = 10) {
+    add(1, 1, {0});
+    Composite made{"loop", 0, 2, 1, 4, parallel, {0}, {3}, {}};
+    made.steps = {bound(Kind::kLoop, count, {0}, {1}), run(1, {1}, {2}), bound(Kind::kEnd, 0, {2}, {3})};
+    return made;
+  }
+  std::vector<uint64_t> call(const std::vector<uint64_t>& arguments, uint32_t results, int64_t deadline_ns = 0) {
+    std::vector<uint64_t> handles(results);
+    static const ErrorText text = make_error_text("late");
+    const ProgramRef program{kNumber, 2, std::vector<uint32_t>(results, 2)};
+    const Status status = deadline_ns == 0 ? good->submit(program, arguments, handles.data())
+                                           : good->submit(program, arguments, handles.data(), {}, deadline_ns, &text);
+    EXPECT_EQ(status, Status::kOk);
+    return handles;
+  }
+  /// A buffer of the client, which the hosts know.
+  uint64_t buffer(uint64_t value) {
+    Handle handle;
+    EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
+    objects[handle.raw] = value;
+    return handle.raw;
+  }
+  /// The hosts read what has come. Both keep the same buffers; the first one's are looked at.
+  void read() {
+    for (uint32_t h = 0; h < hosts.size(); ++h) {
+      if (is_lost[h]) continue;
+      for (auto bytes = hosts[h]->next(); !bytes.empty(); bytes = hosts[h]->next()) take(h, bytes);
+    }
+  }
+  void take(uint32_t h, std::span<const std::byte> bytes) {
+    const auto header = read_record<RecordHeader>(bytes);
+    if (header.kind == RecordKind::kRun) {
+      running[h].push_back(read_record<RunRecord>(bytes));
+      if (h == 0) compute(bytes);
+    } else if (header.kind == RecordKind::kCommand && h == 0) {
+      const auto command = read_record<CommandRecord>(bytes);
+      const auto kind = static_cast<CommandKind>(header.detail);
+      if (kind == CommandKind::kFail) failed.insert(command.handle);
+      for (size_t at = 0; kind == CommandKind::kRelease && at < command.bytes; at += sizeof(uint64_t)) {
+        objects.erase(word_at(bytes, sizeof command + at));
+      }
+    } else if (header.kind == RecordKind::kClientGone && h == 0) {
+      objects.clear();
+    }
+  }
+  void compute(std::span<const std::byte> bytes) {
+    const auto record = read_record<RunRecord>(bytes);
+    order.push_back(record.plan);
+    std::vector<uint64_t> inputs;
+    for (uint32_t i = 0; i < record.arguments; ++i) {
+      const auto found = objects.find(argument_of(bytes, i));
+      ASSERT_NE(found, objects.end()) << "plan " << record.plan << " reads a buffer that is not there";
+      inputs.push_back(found->second);
+    }
+    for (const uint32_t position : donated_of[record.plan]) objects.erase(argument_of(bytes, position));
+    for (uint32_t i = 0; i < record.results; ++i) {
+      const uint64_t handle = result_of(bytes, i);
+      for (const auto& known : objects) {  // FUT-3: an index means one buffer
+        ASSERT_TRUE(Handle{known.first}.index() != Handle{handle}.index());
+      }
+      objects[handle] = output_of(record.plan, inputs, i);
+    }
+  }
+  void complete(uint32_t h) {
+    hosts[h]->done(running[h].front());
+    running[h].pop_front();
+  }
+  /// Everything to its end.
+  void finish() {
+    for (bool is_busy = true; is_busy;) {
+      pass();
+      read();
+      is_busy = false;
+      for (uint32_t h = 0; h < hosts.size(); ++h) {
+        while (!is_lost[h] && !running[h].empty()) {
+          complete(h);
+          is_busy = true;
+        }
+      }
+    }
+  }
+  size_t hidden() const {
+    return static_cast<size_t>(
+        std::count_if(objects.begin(), objects.end(), [](const auto& each) { return Handle{each.first}.is_hidden(); }));
+  }
+
+  SpaceSetId set = 0;
+  std::map<uint32_t, std::vector<uint32_t>> donated_of;  // by plan
+  std::map<uint64_t, uint64_t> objects;                  // by handle
+  std::set<uint64_t> failed;
+  std::vector<uint32_t> order;  // plans
+  std::deque<RunRecord> running[2];
+  bool is_lost[2] = {false, false};
+};
+
+TEST_F(Loops, RunsComeOneAfterTheOtherAndOthersComeBetween) {
+  controller->register_composite(kNumber, simple(25));
+  const uint64_t first = buffer(7);
+  const uint64_t result = call({first}, 1)[0];
+  pass();
+  read();
+  EXPECT_EQ(order.size(), 4u);  // the hosts' window
+  EXPECT_EQ(controller->stats().waiting, 6u);
+  RawClient memory;
+  Client other(Client::Options{1, 8}, memory.block, block);
+  controller->add_client(1, memory.block);
+  uint64_t theirs = 0;
+  ASSERT_EQ(other.submit({5, 2, {2}}, {}, &theirs), Status::kOk);
+  finish();
+  ASSERT_EQ(order.size(), 26u);
+  EXPECT_EQ(std::find(order.begin(), order.end(), 5u) - order.begin(), 10);  // behind those that were ordered before
+  uint64_t expected = 7;
+  for (int i = 0; i < 25; ++i) expected = output_of(1, std::array{expected}, 0);
+  EXPECT_EQ(objects.at(result), expected);
+  EXPECT_EQ(objects.size(), 2u);
+  EXPECT_EQ(good->in_flight(), 0u);
+  EXPECT_TRUE(controller->is_idle());
+  controller->remove_client(1);
+}
+
+TEST_F(Loops, LaterRecordsWaitForTheLastRun) {
+  controller->register_composite(kNumber, simple(12));
+  const uint64_t result = call({buffer(7)}, 1)[0];
+  good->release(Handle{result}, 2, uint64_t{1} << 30);
+  pass();
+  read();
+  EXPECT_EQ(controller->stats().commands, 0u);
+  finish();
+  EXPECT_EQ(order.size(), 12u);
+  EXPECT_TRUE(objects.empty());
+  EXPECT_TRUE(controller->is_idle());
+}
+
+TEST_F(Loops, WrongOnesAreRefused) {
+  const auto refused = [&](const std::function<void(Composite&)>& spoil, const char* why) {
+    Composite wrong = simple(3);
+    spoil(wrong);
+    try {
+      controller->register_composite(kNumber, std::move(wrong));
+      ADD_FAILURE() << "was taken: " << why;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+    }
+  };
+  refused([](Composite& c) { c.donated.clear(); }, "a kept argument");
+  refused([](Composite& c) { c.steps[1].inputs = {2}; }, "not there");
+  refused([](Composite& c) { c.steps[2].inputs = {1}; }, "has taken");
+  refused([](Composite& c) { c.results = {1}; }, "which no single run makes");
+  refused(
+      [](Composite& c) {
+        c.steps[1].inputs = {0};
+        c.steps[0].count = 2;
+      },
+      "has taken");
+  refused([](Composite& c) { c.steps[1].plan = 77; }, "plan 77");
+  refused([](Composite& c) { c.steps[0].count = 0; }, "0 iterations");
+  refused([](Composite& c) { c.steps.pop_back(); }, "without an end");
+  refused([](Composite& c) { c.steps[1].outputs = {2, 3}; }, "number of results");
+  refused([](Composite& c) { c.steps[1].outputs = {9}; }, "no such value");
+  refused([](Composite& c) { c.parallel = 0; }, "runs in flight");
+  refused([](Composite& c) { c.group = 40; }, "nobody made");
+  refused([](Composite& c) { c.group = 1; }, "not its own");
+}
+
+TEST_F(Loops, NoClientNamesAHiddenHandle) {
+  const uint64_t hidden = Handle::make(Handle::kHidden | 1, 1).raw;
+  uint64_t result = 0;
+  ASSERT_EQ(good->submit({5, 2, {2}}, std::array{hidden}, &result), Status::kOk);
+  pass();
+  EXPECT_EQ(controller->stats().clients, 0u);
+}
+
+TEST_F(Loops, EndInTheMiddleAndLeaveNothing) {
+  controller->register_composite(kNumber, simple(1000));
+  for (const bool is_cancelled : {true, false}) {
+    objects.clear();
+    const int64_t late = monotonic_ns() + 20'000'000;
+    const uint64_t result = call({buffer(7)}, 1, is_cancelled ? 0 : late)[0];
+    pass();
+    read();
+    if (is_cancelled) {
+      EXPECT_EQ(good->cancel(good->last_tag(), std::array{result}, "cancelled"), Status::kOk);
+    } else {
+      while (monotonic_ns() < late) {
+      }
+    }
+    finish();
+    EXPECT_TRUE(order.size() >= 4 && order.size() < 1000) << order.size();
+    EXPECT_TRUE(failed.contains(result));
+    EXPECT_EQ(hidden(), 0u);
+    good->poll_inbox();
+    EXPECT_EQ(good->poll(Handle{result}), FutureState::kFailed);
+    EXPECT_TRUE(controller->is_idle());
+    EXPECT_EQ(good->in_flight(), 0u);
+    order.clear();
+  }
+  // A host is lost.
+  objects.clear();
+  const uint64_t result = call({buffer(7)}, 1)[0];
+  pass();
+  read();
+  is_lost[1] = true;
+  controller->lose_hosts({1}, "HostLostError: host 1");
+  finish();
+  EXPECT_TRUE(failed.contains(result));
+  EXPECT_EQ(hidden(), 0u);
+  EXPECT_EQ(good->in_flight(), 0u);
+}
+
+TEST_F(Loops, GoWithTheirClient) {
+  controller->register_composite(kNumber, simple(1000));
+  (void)call({buffer(7)}, 1);
+  pass();
+  read();
+  controller->remove_client(0);
+  finish();
+  EXPECT_TRUE(order.size() < 20);
+  EXPECT_TRUE(objects.empty());
+  EXPECT_TRUE(controller->is_idle());
+}
+
+/// One place of 100 bytes.
+struct SmallLoops : Loops {
+  SmallLoops() : Loops({100}) { set = controller->add_space_set({0}); }
+};
+
+TEST_F(SmallLoops, AreAdmittedAsAWhole) {
+  Composite whole = simple(30);
+  add(1, 1, {0}, 20, 10);  // a carry of 10 bytes, a peak of 20
+  controller->register_composite(kNumber, whole);
+  Handle put;
+  ASSERT_EQ(good->allocate(1, &put), Status::kOk);
+  ASSERT_EQ(good->command(CommandKind::kPut, 2, put, {}, {}, set, 65), Status::kOk);
+  objects[put.raw] = 1;
+  (void)call({buffer(7)}, 1);
+  pass();
+  EXPECT_EQ(controller->stats().held, 1u);  // 65, 10 of the result, 30 of the runs
+  EXPECT_TRUE(order.empty());
+  good->release(put, 2, uint64_t{1} << 30);
+  finish();
+  EXPECT_EQ(order.size(), 30u);
+  EXPECT_EQ(controller->stats().live_bytes, (std::vector<uint64_t>{10}));
+  add(2, 1, {0}, 120, 10);
+  whole.steps[1].plan = 2;
+  controller->register_composite(kNumber, whole);
+  const uint64_t never = call({buffer(7)}, 1)[0];
+  finish();
+  EXPECT_TRUE(failed.contains(never));
+  EXPECT_EQ(controller->stats().refused, 1u);
+  EXPECT_TRUE(controller->is_idle());
+}
+
+/// A random composite. Each loop begins with buffers that a run before it has made for it.
+struct Random {
+  explicit Random(uint64_t seed) : random(seed) {}
+  uint32_t below(uint32_t end) { return static_cast<uint32_t>(random() % end); }
+
+  uint32_t value() { return whole.values++; }
+  /// A run that reads some of the values. `takes`: which of them it takes, where it may.
+  std::vector<uint32_t> add_run(const std::vector<uint32_t>& known, std::set<uint32_t>& takes, uint32_t outputs) {
+    std::vector<uint32_t> inputs;
+    for (const uint32_t each : known) {
+      if (takes.contains(each) || below(3) == 0) inputs.push_back(each);
+    }
+    std::shuffle(inputs.begin(), inputs.end(), random);
+    std::vector<uint32_t> donated, made;
+    for (uint32_t i = 0; i < inputs.size(); ++i) {
+      if (takes.contains(inputs[i]) && below(4) != 0) donated.push_back(i);
+    }
+    for (uint32_t i = 0; i < outputs; ++i) made.push_back(value());
+    plans.push_back({outputs, donated});
+    whole.steps.push_back(run(static_cast<uint32_t>(plans.size()), inputs, made));
+    return made;
+  }
+  std::vector<uint32_t> add_loop(std::vector<uint32_t> known, uint32_t depth) {
+    std::set<uint32_t> none;
+    const auto first = add_run(known, none, 1 + below(3));
+    std::vector<uint32_t> carry, after;
+    for (size_t i = 0; i < first.size(); ++i) carry.push_back(value());
+    whole.steps.push_back(bound(Kind::kLoop, 1 + below(5), first, carry));
+    known.insert(known.end(), carry.begin(), carry.end());
+    if (depth < 2 && below(2) == 0) known.push_back(add_loop(known, depth + 1).front());
+    std::set<uint32_t> takes(carry.begin(), carry.end());
+    auto last = add_run(known, takes, static_cast<uint32_t>(carry.size()) + below(2));
+    last.resize(carry.size());
+    for (size_t i = 0; i < carry.size(); ++i) after.push_back(value());
+    whole.steps.push_back(bound(Kind::kEnd, 0, last, after));
+    return after;
+  }
+  void make() {
+    whole = {"random", 0, 2, 3, 3, 1 + below(6), {0}, {}, {}};
+    std::vector<uint32_t> known{1, 2};
+    for (uint32_t i = 0; i < 2; ++i) known.push_back(add_loop(known, 0).back());
+    std::set<uint32_t> takes{0};
+    known.push_back(0);
+    whole.results = {known[3], add_run(known, takes, 1)[0]};
+  }
+  /// What it means.
+  std::map<uint32_t, uint64_t> meaning(const std::vector<uint64_t>& arguments) {
+    std::map<uint32_t, uint64_t> values;
+    for (uint32_t i = 0; i < arguments.size(); ++i) values[i] = arguments[i];
+    interpret(0, whole.steps.size(), values);
+    return values;
+  }
+  void interpret(size_t at, size_t end, std::map<uint32_t, uint64_t>& values) {
+    for (; at < end; ++at) {
+      const CompositeStep& step = whole.steps[at];
+      std::vector<uint64_t> inputs;
+      for (const uint32_t v : step.inputs) inputs.push_back(values.at(v));
+      if (step.kind == Kind::kRun) {
+        for (uint32_t i = 0; i < step.outputs.size(); ++i) values[step.outputs[i]] = output_of(step.plan, inputs, i);
+        continue;
+      }
+      size_t close = at + 1;
+      for (int depth = 1; depth != 0; ++close) {
+        depth += whole.steps[close].kind == Kind::kLoop ? 1 : whole.steps[close].kind == Kind::kEnd ? -1 : 0;
+      }
+      --close;
+      std::vector<uint64_t> carry = inputs;
+      for (uint64_t turn = 0; turn < step.count; ++turn) {
+        for (size_t i = 0; i < carry.size(); ++i) values[step.outputs[i]] = carry[i];
+        interpret(at + 1, close, values);
+        for (size_t i = 0; i < carry.size(); ++i) carry[i] = values.at(whole.steps[close].inputs[i]);
+      }
+      for (size_t i = 0; i < carry.size(); ++i) values[whole.steps[close].outputs[i]] = carry[i];
+      at = close;
+    }
+  }
+
+  std::mt19937_64 random;
+  Composite whole;
+  std::vector<std::pair<uint32_t, std::vector<uint32_t>>> plans;  // from 1 on: results, donated
+};
+
+TEST_F(Loops, RandomOnesGiveTheRightValuesAndLeaveNothing) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random made(seed);
+    made.make();
+    for (uint32_t i = 0; i < made.plans.size(); ++i) add(i + 1, made.plans[i].first, made.plans[i].second);
+    controller->register_composite(kNumber, made.whole);
+    const std::vector<uint64_t> arguments{buffer(seed), buffer(seed + 1), buffer(seed + 2)};
+    const auto results = call(arguments, 2);
+    // Half of them end in the middle.
+    if (seed % 2 == 0) {
+      for (uint32_t turns = made.below(6); turns != 0; --turns) {
+        pass();
+        read();
+        for (uint32_t h = 0; h < 2; ++h) {
+          if (!running[h].empty()) complete(h);
+        }
+      }
+      EXPECT_EQ(good->cancel(good->last_tag(), results, "cancelled"), Status::kOk);
+    }
+    finish();
+    ASSERT_EQ(hidden(), 0u);
+    ASSERT_FALSE(objects.contains(arguments[0]));  // it was donated
+    ASSERT_TRUE(controller->is_idle());
+    auto meaning = made.meaning({seed, seed + 1, seed + 2});
+    for (size_t r = 0; r < 2; ++r) {
+      if (failed.contains(results[r])) {
+        ASSERT_TRUE(seed % 2 == 0 && !objects.contains(results[r]));
+      } else {
+        ASSERT_EQ(objects.at(results[r]), meaning.at(made.whole.results[r]));
+      }
+    }
+    for (const uint64_t handle : {arguments[0], arguments[1], arguments[2], results[0], results[1]}) {
+      good->release(Handle{handle}, 2, uint64_t{1} << 30);
+    }
+    finish();
+    ASSERT_TRUE(objects.empty());
+  }
+}
+
+}  // namespace
+}  // namespace pathways::test
