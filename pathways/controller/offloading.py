@@ -33,16 +33,24 @@ async def leave_devices(
         CheckpointError: a save or a restore of the client does not end.
     """
     deadline = time.monotonic() + MOST_SAVE_S
-    while _has_tasks(native, client):
-        if time.monotonic() > deadline:
-            raise errors.CheckpointError(
-                f"client {client} cannot leave the devices: a save or a restore has not ended in {MOST_SAVE_S:g} s"
-            )
-        await pause(10 * QUIET_LOOK_S)
-    native.suspend(client)
+    while True:
+        while _has_tasks(native, client):
+            if time.monotonic() > deadline:
+                raise errors.CheckpointError(
+                    f"client {client} cannot leave the devices: a save or a restore has not ended in {MOST_SAVE_S:g} s"
+                )
+            await pause(10 * QUIET_LOOK_S)
+        native.suspend(client)
+        try:
+            while not native.is_quiet(client):
+                await pause(QUIET_LOOK_S)
+        except BaseException:
+            native.resume(client)
+            raise
+        if not _has_tasks(native, client):
+            break
+        native.resume(client)  # a task that it had begun was read meanwhile
     try:
-        while not native.is_quiet(client):
-            await pause(QUIET_LOOK_S)
         nbytes = await _everywhere(ask, payloads.OFFLOAD, payloads.RESTORE, to_disk)
     except BaseException:
         native.resume(client)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -83,6 +84,8 @@ def test_a_client_is_suspended_amid_its_save(
         checkpointer.save(tmp_path / "a", args=ocp.args.StandardSave({"a": array}))
         if is_deleted:
             array.delete()
+        while any(host["tasks"] == 0 for host in cluster.stats()["hosts"]):
+            time.sleep(0.01)  # a save that no host knows of yet waits for the client's return
         suspends = threading.Thread(target=lambda: moved.append(cluster.suspend()))
         suspends.start()
         time.sleep(2 * GRACE_S)
@@ -93,12 +96,35 @@ def test_a_client_is_suspended_amid_its_save(
         cluster.resume()
         np.testing.assert_array_equal(np.asarray(other), value_of(2, 2))
         checkpointer.save(tmp_path / "b", args=ocp.args.StandardSave({"a": other}))
-    targets = {"a": (6, 1), "b": (2, 2)}
+    read_back(slice_, tmp_path, {"a": (6, 1), "b": (2, 2)})
+
+
+def read_back(slice_: Any, folder: pathlib.Path, targets: dict[str, tuple[int, int]]) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         for name, (size, number) in targets.items():
             target = jax.ShapeDtypeStruct(value_of(size, number).shape, np.float32, sharding=slice_.sharding(P("x")))
-            back = checkpointer.restore(tmp_path / name, {"a": target})
+            back = checkpointer.restore(folder / name, {"a": target})
             np.testing.assert_array_equal(np.asarray(back["a"]), value_of(size, number))
+
+
+def test_a_client_is_suspended_when_its_save_begins(slice_: Any, tmp_path: pathlib.Path) -> None:
+    """Either the suspension waits for the save, or the save for the client's return. Nothing stays on the devices."""
+    generator = random.Random(7)
+    cluster = slice_.cluster
+    with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        for n in range(6):
+            array = pw.device_put(value_of(6, n), slice_, P("x")).block_until_ready()
+            suspends = threading.Timer(generator.uniform(0, 0.05), cluster.suspend)
+            suspends.start()
+            checkpointer.save(tmp_path / f"{n}", args=ocp.args.StandardSave({"a": array}))
+            array.delete()
+            suspends.join(30)
+            assert [device["bytes"] for host in cluster.stats()["hosts"] for device in host["memory"]["devices"]] == [
+                0,
+                0,
+            ]
+            cluster.resume()
+    read_back(slice_, tmp_path, {f"{n}": (6, n) for n in range(6)})
 
 
 def test_a_training_loop_waits_for_its_save(slice_: Any, tmp_path: pathlib.Path, may_go: threading.Event) -> None:
