@@ -55,9 +55,8 @@ class Lowering:
         if constructs := self.program.constructs:
             raise errors.ProgramError(
                 f"program {self.program.name!r}: a placed function or device_put is called inside "
-                f"{' and '.join(constructs)}, which hosts do not run yet. A jax.lax.scan is unrolled up to the number "
-                "of iterations that pw.program(unroll=...) says. Call the function from the program itself (a Python "
-                "loop unrolls), or put the whole of it into one placed function"
+                f"{' and '.join(constructs)}, which hosts do not run yet. Call the function from the program "
+                "itself (a Python loop unrolls), or put the whole of it into one placed function"
             )
         slices = self.slices()
         for slice_ in slices:
