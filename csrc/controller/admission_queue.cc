@@ -7,12 +7,12 @@
 
 #include "base/check.h"
 #include "controller/client_records.h"
+#include "controller/controller_options.h"
 #include "controller/refusals.h"
 
 namespace pathways {
 namespace {
 
-constexpr size_t kMostReleases = 64;   // in one command
 constexpr uint32_t kMostPatience = 6;  // bounds the time between two turns of a held record: 2^6 graces
 constexpr uint32_t kMostRenewals = 8;  // new graces that a held record gets because other clients' records failed
 constexpr std::string_view kCancelled = "CancelledError: the run was cancelled before it started";

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "policy/share_policy.h"
 
 namespace pathways {
+
+inline constexpr size_t kMostReleases = 64;  ///< handles in one command of the controller that releases them
 
 struct ControllerOptions {
   uint32_t window = 256;              ///< most runs that are granted to one host and not done there

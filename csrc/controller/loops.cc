@@ -6,11 +6,10 @@
 
 #include "base/check.h"
 #include "controller/client_records.h"
+#include "controller/controller_options.h"
 
 namespace pathways {
 namespace {
-
-constexpr size_t kMostReleases = 64;  // in one command
 
 bool is_wanted(std::span<const std::byte> run, uint32_t result) {
   const auto record = read_record<RunRecord>(run);
