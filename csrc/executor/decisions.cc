@@ -162,6 +162,18 @@ bool Decisions::owes_before(const Run& run, const NodeRecord& node) const {
   return false;
 }
 
+bool Decisions::awaits_peers(uint64_t order) const {
+  for (const auto& [each, undecided] : undecided_) {
+    if (each > order) return false;
+    const Run& run = runs_[undecided.slot];
+    const auto choices = run.plan->plan.branches().choices();
+    for (uint32_t i = 0; i < choices.size(); ++i) {
+      if (!run.choices[i].is_decided() && choices[i].source != host_) return true;
+    }
+  }
+  return false;
+}
+
 // ---------------------------------------------------------------------------------------------------------- peers
 
 Status Decisions::on_decision(uint64_t order, uint32_t number, uint32_t host, const Decision& decision) {

@@ -67,6 +67,8 @@ class Decisions : private ExecutorPart {
 
   /// Runs with undecided choices.
   size_t count() const { return undecided_.size(); }
+  /// Whether another host still has to tell of a choice of a run, up to this place in the order.
+  bool awaits_peers(uint64_t order) const;
   /// Whether a scalar was enqueued since the last call.
   bool take_enqueued() { return std::exchange(is_enqueued_, false); }
   void clear();

@@ -287,8 +287,11 @@ uint32_t Executor::poll() {
   if (queues_.has_ready()) ++done;  // it goes on in the next call
   const bool is_busy = done != 0 || tracker_.waiting() != 0 || launcher_.attended() != 0 ||
                        launcher_.launches() + transfers_.started() != starts;
-  const bool is_stuck =
-      !is_busy && (puts_.is_waiting() || (is_throttled() && transfers_.count() + decisions_.count() == 0));
+  // What a later run waits for may wait itself for the launch that has no room.
+  const auto throttled = queues_.throttled();
+  const bool is_alone =
+      !throttled.empty() && transfers_.count() == 0 && !decisions_.awaits_peers(runs_[throttled[0].run].order);
+  const bool is_stuck = !is_busy && (puts_.is_waiting() || is_alone);
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
     stuck_polls_ = 0;

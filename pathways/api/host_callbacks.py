@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +18,7 @@ from jax.experimental import io_callback
 from pathways import errors
 from pathways.process.host_functions import HostFunction, Kept, dump, filled, write
 
+_turn = threading.RLock()
 _here: dict[str, Any] = {}  # the objects of functions that are called without a cluster, by number
 
 
@@ -65,10 +70,15 @@ def host_callback(
     """
     name = str(getattr(function, "__qualname__", None) or function)
     what = f"pw.host_callback ({name})"
-    if deadline is not None and not (isinstance(deadline, int | float) and deadline > 0):
+    if not is_limit(deadline):
         raise errors.OptionError(f"{what}: deadline is {deadline!r}; expected seconds above 0, or None for no limit")
     leaves, arguments = _numbered(f"{what}: an argument", (args, kwargs))
     results, promised = _numbered(f"{what}: result_shape_dtypes", result_shape_dtypes)
+    for each in results:
+        if not hasattr(each, "shape") or not isinstance(getattr(each, "dtype", None), np.dtype):
+            raise errors.ProgramError(
+                f"{what}: result_shape_dtypes has {each!r}; expected jax.ShapeDtypeStruct of dtypes of NumPy"
+            )
     try:
         data = write(function, arguments, promised, bool(jax.config.jax_enable_x64))
     except Exception as error:
@@ -76,8 +86,14 @@ def host_callback(
             f"{what}: cloudpickle cannot write the function for the hosts: {type(error).__name__}: {error}. What "
             "cannot be written can be made there: pw.HostObject(factory)"
         ) from error
-    marked = Marked(what, data, float(deadline or 0.0), results)
+    limit_s = 0.0 if deadline is None or math.isinf(deadline) else float(deadline)
+    marked = Marked(what, data, limit_s, results)
     return filled(promised, io_callback(marked, list(results), *leaves, ordered=ordered))
+
+
+def is_limit(deadline: Any) -> bool:
+    """Whether this says how long a call may take."""
+    return deadline is None or (isinstance(deadline, numbers.Real) and float(deadline) > 0)
 
 
 class Marked:
@@ -89,14 +105,18 @@ class Marked:
         self.what = what
         self.data = data
         self.deadline_s = deadline_s
-        self.path = tuple(sys.path)
+        self.path = tuple(os.path.abspath(each) for each in sys.path if isinstance(each, str))
         self.__qualname__ = what
         self._results = results
+        self._function: HostFunction | None = None
 
     def __call__(self, *arrays: Any) -> list[np.ndarray]:
-        """Without a cluster: calls it in this process."""
+        """Without a cluster: calls it in this process. Calls take turns, as on a host."""
         kinds = [(tuple(each.shape), np.dtype(each.dtype)) for each in self._results]
-        return HostFunction(self.data, _here)([np.asarray(each) for each in arrays], kinds)
+        with _turn:
+            if self._function is None:
+                self._function = HostFunction(self.data, _here)
+            return self._function([np.asarray(each) for each in arrays], kinds)
 
 
 def _numbered(what: str, tree: Any) -> tuple[list[Any], Any]:

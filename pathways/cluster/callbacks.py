@@ -17,7 +17,7 @@ import numpy as np
 from pathways import _jaxlib, errors
 from pathways.process.worker_threads import WorkerThreads
 from pathways.protocol import control_pb2 as pb
-from pathways.protocol.callback_messages import MAX_ERROR_CHARS, chunks, pack, unpack
+from pathways.protocol.callback_messages import chunks, pack, readable, unpack
 
 
 def call(callbacks: Mapping[int, _jaxlib.Callback], number: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -33,7 +33,7 @@ def call(callbacks: Mapping[int, _jaxlib.Callback], number: int, arrays: Sequenc
         return callback(arrays)
     except BaseException as problem:
         words = f"{callback.what} failed in its client: {type(problem).__name__}: {problem}"
-        raise errors.CallbackFailedError(words[:MAX_ERROR_CHARS]) from problem
+        raise errors.CallbackFailedError(readable(words)) from problem
 
 
 class Answers:
@@ -80,7 +80,7 @@ class Answers:
             words = (
                 str(problem) if isinstance(problem, errors.PathwaysError) else f"{type(problem).__name__}: {problem}"
             )
-            self._out.put(to(last=True, error=words[:MAX_ERROR_CHARS] or type(problem).__name__))
+            self._out.put(to(last=True, error=readable(words) or type(problem).__name__))
             return
         for piece, last in chunks(answer):
             self._out.put(to(data=piece, last=last))

@@ -27,6 +27,8 @@ Spec = tuple[tuple[str, ...], ...]
 
 #: The most cases of one branch, so that a host's work for a program grows with the program's size only.
 MOST_CASES = 256
+#: So deep may branches be nested; `kMostNested` of csrc/plan/branches.h.
+MOST_NESTED = 64
 
 
 @dataclasses.dataclass(frozen=True)

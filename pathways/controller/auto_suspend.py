@@ -34,6 +34,8 @@ IDLE_S = 0.2
 #: A client that could not be suspended, for example because a host has no memory for its buffers, is not asked again
 #: for so long.
 RETRY_S = 5.0
+#: Seconds that the runs of a client have to end, when it is suspended for others.
+MOST_QUIET_S = 10.0
 
 
 class AutoSuspension:
@@ -138,7 +140,7 @@ class AutoSuspension:
 
     async def _take_away(self, client: ClientRecord) -> None:
         try:
-            nbytes = await self._suspension.suspend(client, to_disk=False)
+            nbytes = await self._suspension.suspend(client, to_disk=False, most_s=MOST_QUIET_S)
             logging.info("client %d is suspended for others: %d bytes left the devices", client.number, nbytes)
         except errors.PathwaysError as error:
             self._not_before[client.number] = time.monotonic() + RETRY_S

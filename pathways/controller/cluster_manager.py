@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
+from pathways.compiler.ir import NodeKind
 from pathways.controller.host_processes import HostProcesses
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, ProgramRecord
@@ -421,7 +422,7 @@ class ClusterManager:
         """
         if self.config.options.sequential:
             logical = load_program(program.request.store_program.program)
-            if logical.predicates:
+            if logical.predicates or any(node.kind is NodeKind.SELECT for node in logical.nodes):
                 raise errors.PlanError(
                     f"program {program.name!r} has branches around placed functions, which a cluster with "
                     'dispatch="sequential" does not run: start it with dispatch="parallel"'

@@ -23,14 +23,20 @@ Ask = Callable[[int, bool], Awaitable[Sequence[tuple[str, int]]]]
 
 
 async def leave_devices(
-    native: Any, client: int, ask: Ask, pause: Callable[[float], Awaitable[None]], to_disk: bool
+    native: Any,
+    client: int,
+    ask: Ask,
+    pause: Callable[[float], Awaitable[None]],
+    to_disk: bool,
+    most_s: float | None = None,
 ) -> int:
     """Takes a client of the native controller off the devices. Returns the bytes that left them.
 
-    `pause(seconds)` lets others run meanwhile.
+    `pause(seconds)` lets others run meanwhile. `most_s`: seconds that its runs have to end; None: any time.
 
     Raises:
         CheckpointError: a save or a restore of the client does not end.
+        ResourceExhaustedError: its runs do not end; it stays.
     """
     deadline = time.monotonic() + MOST_SAVE_S
     while True:
@@ -42,7 +48,12 @@ async def leave_devices(
             await pause(10 * QUIET_LOOK_S)
         native.suspend(client)
         try:
+            since = time.monotonic()
             while not native.is_quiet(client):
+                if most_s is not None and time.monotonic() > since + most_s:
+                    raise errors.ResourceExhaustedError(
+                        f"client {client} cannot leave the devices: its runs have not ended in {most_s:g} s"
+                    )
                 await pause(QUIET_LOOK_S)
         except BaseException:
             native.resume(client)

@@ -36,14 +36,17 @@ class Suspension:
         #: By host and request: the client whose buffers move, and the host's answer.
         self._answers: dict[tuple[int, int], tuple[int, asyncio.Future[pb.ClientOffloaded]]] = {}
 
-    async def suspend(self, client: ClientRecord, to_disk: bool) -> int:
+    async def suspend(self, client: ClientRecord, to_disk: bool, most_s: float | None = None) -> int:
         """Takes a client off the devices. Returns the bytes that left them; 0 when the client is suspended already.
 
+        `most_s`: seconds that its runs have to end; None: any time.
+
         Raises:
-            ResourceExhaustedError: a host has no room; the client goes on.
+            ResourceExhaustedError: a host has no room, or the runs do not end; the client goes on.
         """
         ask = functools.partial(self._ask, client.number)
-        steps = functools.partial(leave_devices, self._cluster.controller, client.number, ask, self._pause, to_disk)
+        native = self._cluster.controller
+        steps = functools.partial(leave_devices, native, client.number, ask, self._pause, to_disk, most_s)
         return await asyncio.shield(self._move(client, True, steps))
 
     async def resume(self, client: ClientRecord) -> int:

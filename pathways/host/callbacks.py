@@ -23,7 +23,7 @@ import numpy as np
 from pathways import errors
 from pathways.host.sidecars import Sidecars
 from pathways.protocol import control_pb2 as pb
-from pathways.protocol.callback_messages import Kind, chunks, pack, unpack
+from pathways.protocol.callback_messages import Kind, chunks, pack, readable, unpack
 
 #: After a failed call, a computation on several devices may make so many more calls. Then its host gives up.
 MOST_VAIN_CALLS = 10_000
@@ -141,7 +141,7 @@ class Asker:
             try:
                 return self._ask(number, arrays, kinds)
             except errors.CallbackFailedError as failure:
-                self.failure = failure
+                self.failure = errors.CallbackFailedError(readable(str(failure)))
         if self._is_alone:
             raise self.failure
         self._vain += 1

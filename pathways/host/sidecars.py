@@ -35,7 +35,7 @@ from pathways.process.children import describe_exit
 from pathways.process.worker_threads import WorkerThreads
 from pathways.protocol.callback_messages import MAX_ERROR_CHARS, Kind
 
-_MOST_ANSWER_BYTES = 8 * MAX_ERROR_CHARS  # JSON writes some characters as six bytes
+_MOST_ANSWER_BYTES = 16 * MAX_ERROR_CHARS  # JSON writes some characters as twelve bytes
 _START_S = 60.0  # to start a process and to read a function, beside the deadline
 
 
@@ -133,8 +133,9 @@ class _Process:
         self._child: subprocess.Popen[bytes] | None = None  # the thread sets it under _ending; `stop` kills it
         self._ending = threading.Lock()
         self._is_stopped = False
+        self._link: socket.socket | None = None  # the thread sets it under _ending; `stop` shuts it down
         # Only the thread uses these:
-        self._link: socket.socket | None = None
+        self._requests = 0
         self._memory = -1
         self._memory_bytes = 0
         self._loaded: set[int] = set()
@@ -159,7 +160,10 @@ class _Process:
                 failure.append(f"{function.what} could not be called on host {self._host}: {problem!r}")
             over.set()
 
-        self._thread.do(job)
+        with self._ending:  # the thread does what it was given before `stop`, and nothing later
+            if self._is_stopped:
+                raise errors.CallbackFailedError(f"client {self._client}, whose function was to run, is gone")
+            self._thread.do(job)
         over.wait()
         if failure:
             raise errors.CallbackFailedError(failure[0][:MAX_ERROR_CHARS])
@@ -174,7 +178,9 @@ class _Process:
                 with contextlib.suppress(_Failed):
                     self._request({"do": "drop", "number": number}, None, _START_S, "")
 
-        self._thread.do(job)
+        with self._ending:
+            if not self._is_stopped:
+                self._thread.do(job)
 
     def stop(self) -> None:
         """Any thread: kills the process; calls that wait fail, and later ones."""
@@ -182,7 +188,10 @@ class _Process:
             self._is_stopped = True
             if self._child is not None:
                 _kill(self._child)
-        self._thread.do(self._over)
+            if self._link is not None:  # a process that a function has started may still hold the other end
+                with contextlib.suppress(OSError):
+                    self._link.shutdown(socket.SHUT_RDWR)
+            self._thread.do(self._over)
         self._thread.stop()
 
     # ---- from its thread
@@ -241,7 +250,7 @@ class _Process:
                 ours.close()
                 os.close(self._memory)
                 raise
-        self._link = ours
+            self._link = ours
 
     def _request(self, request: dict[str, Any], data: bytes | None, limit_s: float | None, late: str) -> None:
         """Sends a request and waits for its answer.
@@ -251,12 +260,16 @@ class _Process:
         """
         assert self._link is not None
         until = None if limit_s is None else time.monotonic() + limit_s
+        self._requests += 1
+        request["id"] = self._requests
         try:
             sidecar.send(self._link, json.dumps(request).encode(), until)
             if data is not None:
                 sidecar.send(self._link, data, until)
             answer = json.loads(sidecar.receive(self._link, _MOST_ANSWER_BYTES, until))
             problem = answer.get("error")
+            if answer.get("id") != self._requests:
+                raise ValueError("an answer to another request")
         except TimeoutError:
             self._end(0.0)
             kept = "its process was ended, with all that functions kept there"
@@ -271,14 +284,21 @@ class _Process:
 
     def _end(self, patience_s: float) -> str:
         """Ends the process, which has so long to end by itself. Returns how it ended."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-            os.close(self._memory)
+        with self._ending:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+                os.close(self._memory)
         if self._child is None:
             return "was never there"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(patience_s)
+        if self._child.returncode is not None:
+            return describe_exit(self._child.returncode)
+        until = time.monotonic() + patience_s
+        # Until it is reaped, nobody else can have its number, which is that of the group of what it has started.
+        while not os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.005)
         _kill(self._child)
         return describe_exit(self._child.wait())
 

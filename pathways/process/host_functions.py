@@ -110,11 +110,12 @@ class HostFunction:
 
     def _array(self, where: str, given: Any, kind: Kind) -> np.ndarray:
         shape, dtype = kind
-        is_number = isinstance(given, bool | int | float | complex)  # a number of Python has no dtype of its own
         array = np.asarray(given)
         if array.shape != shape:
             raise ValueError(f"{where} has shape {array.shape}, but {shape} was promised")
-        if is_number and np.can_cast(array.dtype, dtype, "same_kind"):
+        if type(given) is int and np.issubdtype(dtype, np.integer):  # a number of Python has no dtype of its own
+            array = np.array(given, dtype)  # raises OverflowError if it does not fit
+        elif type(given) in (bool, int, float, complex) and np.can_cast(array.dtype, dtype, "same_kind"):
             array = array.astype(dtype)
         if not self._x64 and array.dtype != dtype and _NARROW.get(array.dtype.name) == dtype.name:
             array = array.astype(dtype)  # as JAX does it while 64-bit types are off
@@ -147,7 +148,11 @@ def filled(tree: Any, arrays: Sequence[Any]) -> Any:
 
 def describe(problem: BaseException) -> str:
     """An exception's type and text, with the lines of the user's code that it came through."""
+    try:
+        text = str(problem)
+    except Exception:
+        text = "(its text cannot be made)"
     lines = traceback.extract_tb(problem.__traceback__)
     theirs = [line for line in lines if "/pathways/process/" not in line.filename]
     places = "".join(f"\n    {line.filename}:{line.lineno} in {line.name}: {line.line or ''}" for line in theirs[-8:])
-    return f"{type(problem).__name__}: {problem}{places}"[:MAX_ERROR_CHARS]
+    return f"{type(problem).__name__}: {text}{places}"[:MAX_ERROR_CHARS]

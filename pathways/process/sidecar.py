@@ -43,7 +43,7 @@ def send(link: socket.socket, data: bytes, until: float | None = None) -> None:
         TimeoutError: the other side did not take it in time.
         OSError: the other side is gone.
     """
-    link.settimeout(None if until is None else max(0.001, until - time.monotonic()))
+    link.settimeout(_left(until))
     link.sendall(_LENGTH.pack(len(data)) + data)
 
 
@@ -61,10 +61,14 @@ def receive(link: socket.socket, most: int, until: float | None = None) -> bytes
     return _receive(link, length, until)
 
 
+def _left(until: float | None) -> float | None:
+    return None if until is None else min(1e6, max(0.001, until - time.monotonic()))
+
+
 def _receive(link: socket.socket, count: int, until: float | None) -> bytes:
     data = bytearray()
     while len(data) < count:
-        link.settimeout(None if until is None else max(0.001, until - time.monotonic()))
+        link.settimeout(_left(until))
         part = link.recv(min(count - len(data), 1 << 20))
         if not part:
             raise EOFError
@@ -108,21 +112,28 @@ class Sidecar:
         self._memory_fd = memory_fd
         self._functions: dict[int, HostFunction] = {}
         self._objects: dict[str, Any] = {}
+        self._own = os.getpid()
 
     def serve(self) -> None:
         """Until the host is gone."""
         while True:
             request = json.loads(receive(self._link, _ANY))
+            answer = {"id": request.pop("id")}
             try:
                 getattr(self, "_" + request.pop("do"))(**request)
-                answer = {}
             except BaseException as problem:
-                answer = {"error": describe(problem)}
+                answer["error"] = describe(problem)
+            self._check_process()
             send(self._link, json.dumps(answer).encode())
+
+    def _check_process(self) -> None:
+        """Ends a child that a function has forked, and that has returned or raised there."""
+        if os.getpid() != self._own:
+            os._exit(1)
 
     def _load(self, number: int, path: list[str]) -> None:
         data = receive(self._link, _ANY)
-        sys.path.extend(each for each in path if each not in sys.path)
+        sys.path[:] = [*path, *(each for each in sys.path if each not in path)]  # the client's modules come first
         self._functions[number] = HostFunction(data, self._objects)
 
     def _drop(self, number: int) -> None:
@@ -134,6 +145,7 @@ class Sidecar:
         with mmap.mmap(self._memory_fd, size) as memory:
             arrays = [view(memory, kind, at).copy() for kind, at in zip(takes, places(takes)[0], strict=True)]
             made = self._functions[number](arrays, gives)
+            self._check_process()
             for array, kind, at in zip(made, gives, places(gives)[0], strict=True):
                 out = view(memory, kind, at)
                 out[...] = array

@@ -20,6 +20,13 @@ MAX_ERROR_CHARS = 1 << 14
 
 _HEADER = struct.Struct("<QQ")  # the callback's number, bytes of JSON
 
+
+def readable(text: str) -> str:
+    """A text that can be sent, and given to XLA, which ends the process at a text that is not UTF-8. What a file's name
+    may have, a surrogate, is written as `\\udcff`. No longer than `MAX_ERROR_CHARS`."""
+    return text[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
+
+
 Kind = tuple[tuple[int, ...], np.dtype]
 
 

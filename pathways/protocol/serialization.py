@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from pathways.compiler.ir import MOST_CASES, LogicalProgram, NodeKind
+from pathways.compiler.ir import MOST_CASES, MOST_NESTED, LogicalProgram, NodeKind
 from pathways.errors import PlanError
 from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
@@ -139,11 +139,15 @@ def load_program(data: bytes) -> LogicalProgram:
             _check("predicate", [node.predicate], len(program.predicates))
         if node.kind is NodeKind.SELECT and (len(node.inputs) < 2 or len(node.outputs) != 1):
             raise PlanError(f"a select has {len(node.inputs)} inputs and {len(node.outputs)} outputs")
+    depths: list[int] = []
     for number, predicate in enumerate(program.predicates):
         _check("value", [predicate.value], len(program.values))
         _check("case", [predicate.case], MOST_CASES)
         if predicate.parent != -1:
             _check("predicate", [predicate.parent], number)  # outer ones come first
+        depths.append(1 + (depths[predicate.parent] if predicate.parent != -1 else 0))
+        if depths[-1] > MOST_NESTED:
+            raise PlanError(f"program {program.name!r} has branches that are nested more than {MOST_NESTED} deep")
     _check("value", (*program.arguments, *program.results), len(program.values))
     return program
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,11 +20,13 @@ import pytest
 
 import pathways as pw
 from pathways import errors
+from pathways.compiler.ir import HostFunction
+from pathways.host import sidecars
 
 NUMBER = jax.ShapeDtypeStruct((), np.float32)
 
 GUEST = """
-import sys, time
+import os, sys, time
 import jax, numpy as np
 import pathways as pw
 cluster = pw.connect(sys.argv[1])
@@ -31,7 +34,13 @@ one = pw.make_virtual_device_set(cluster).add_slice(devices=1)
 kinds = jax.ShapeDtypeStruct((), np.float32)
 add = pw.jit(lambda x: pw.host_callback(lambda v: v + 1, kinds, x), devices=one)
 assert float(add(np.float32(1))) == 2
-hang = pw.jit(lambda x: pw.host_callback(lambda v: time.sleep(600), kinds, x, deadline=None), devices=one)
+def sleep(v):
+    if os.fork() == 0:
+        os.setsid()  # what kills the function's process does not reach this one, which holds its socket
+        time.sleep(40)
+        os._exit(0)
+    time.sleep(600)
+hang = pw.jit(lambda x: pw.host_callback(sleep, kinds, x, deadline=None), devices=one)
 out = hang(np.float32(1))
 print("hangs", flush=True)
 out.block_until_ready()
@@ -71,6 +80,7 @@ def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
         (other,) = (each["client"] for each in cluster.stats()["clients"] if each["client"] != cluster.client_id)
         (theirs,) = (pid for pid in pids(other) if pid is not None)
         assert theirs not in mine and lives(theirs)
+        began = time.monotonic()
         guest.kill()  # while its function runs, without a deadline
         guest.wait()
         guest.stdout.close()
@@ -78,6 +88,7 @@ def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
         until(lambda: pids(other) == [None, None], "no host has it any more")
         assert pids(cluster.client_id) == mine
         assert [float(each(np.float32(3))) for each in (*adds, *doubles)] == [4, 4, 6, 6]
+        assert time.monotonic() < began + 20, "the devices waited for a process that outlived the client"
 
         os.kill(cluster.stats()["hosts"][1]["pid"], signal.SIGKILL)
         assert mine[1] is not None
@@ -94,6 +105,37 @@ def test_it_goes_with_its_client_or_its_host(tmp_path: pathlib.Path) -> None:
         last = [pid for pid in pids(cluster.client_id) if pid is not None]
         assert len(last) == 2
     until(lambda: not any(map(lives, last)), "the processes of a closed cluster are gone")
+
+
+def test_a_call_that_begins_when_its_client_goes_fails() -> None:
+    function = HostFunction(1, "f", b"", 1.0, ())
+    process = sidecars._Process(1, 0)
+    process.stop()
+    time.sleep(0.1)
+    with pytest.raises(errors.CallbackFailedError, match="client 1, whose function was to run, is gone"):
+        process.ask(function, [], [])
+    process.drop(1)
+
+
+def test_what_a_function_started_ends_with_its_process() -> None:
+    with pw.connect() as cluster:
+        one = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+
+        def die(v: Any) -> Any:
+            import subprocess
+
+            pathlib.Path(str(v.item())).write_text(str(subprocess.Popen(["sleep", "47.11"]).pid))
+            os._exit(3)
+
+        marker = 471100 + os.getpid() % 1000
+        path = pathlib.Path(f"{marker}.0")
+        try:
+            f = pw.jit(lambda x: pw.host_callback(die, NUMBER, x), devices=one)
+            with pytest.raises(errors.CallbackFailedError, match="ended with exit status 3"):
+                f(np.float32(marker)).block_until_ready()
+            until(lambda: not lives(int(path.read_text())), "what the function started is gone")
+        finally:
+            path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("embedded", [True, False])

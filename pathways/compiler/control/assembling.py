@@ -30,7 +30,7 @@ from pathways.compiler.control.splicing import Home, Whole, home_of, padded, sen
 from pathways.compiler.control.unrolling import operations, stack
 from pathways.compiler.groups import ancestors, cheap_constants
 from pathways.compiler.inlining import Inliner
-from pathways.compiler.ir import MOST_CASES, ArrayType, LogicalProgram, Loop, MeshSpec, Predicate
+from pathways.compiler.ir import MOST_CASES, MOST_NESTED, ArrayType, LogicalProgram, Loop, MeshSpec, Predicate
 from pathways.compiler.primitives import transfer
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
 from pathways.compiler.trace import Argument, Traced
@@ -86,6 +86,7 @@ class _Compiler:
     traced: Traced
     partition: Partition
     default: MeshSpec
+    depth: int = 0  # of the branches around what is compiled now
 
     def compile(
         self, program: FlatProgram, arguments: Sequence[Argument], wanted: Sequence[Home | None]
@@ -235,6 +236,12 @@ class _Level:
                 f"program {self.compiler.traced.name!r}: {control.construct} has {len(control.bodies)} branches with "
                 f"placed functions inside; expected at most {MOST_CASES}. Nest two jax.lax.switch"
             )
+        if self.compiler.depth == MOST_NESTED:
+            raise errors.ProgramError(
+                f"program {self.compiler.traced.name!r}: {control.construct} with placed functions inside is nested in "
+                f"{MOST_NESTED} others; expected at most {MOST_NESTED} around each other"
+            )
+        self.compiler.depth += 1
         compile_ = self.compiler.compile
         default = (self.compiler.default, ())
         which = self._at_home(step.inputs[0], default)
@@ -258,6 +265,7 @@ class _Level:
             cases.append([self.whole.moved(v, home, predicate) for v, home in zip(results, homes, strict=True)])
         for v, values in zip(step.outputs, zip(*cases, strict=True), strict=True):
             self.numbers[v] = self.whole.select(which, values, control.construct)
+        self.compiler.depth -= 1
 
     def _home_of_result(
         self, n: int, step: Step, control: Control, bodies: Sequence[FlatProgram], parts: Sequence[LogicalProgram]

@@ -255,6 +255,28 @@ TEST_F(Gate, OverfullOnlyWhenNothingIsUnderWay) {
   expect_empty();
 }
 
+TEST_F(Gate, OverfullWithABranchBehind) {
+  // The branch waits for the value of the launch that has no room.
+  PlanBuilder::Node select = call({0, 0}, {1});
+  select.kind = NodeKind::kSelect;
+  select.computation = 0;
+  select.global_node = 1;
+  PlanBuilder branch = plan_of({0}, {select}, {1}, 2);
+  branch.add(PlanBuilder::Choice{7, 0, 0, 0, 2, kNoPredicate, 0, {}});
+  add_plan(0, maker(), {{60}, {{}}});
+  add_plan(1, branch, {{60, 0}, {{}}});
+  run(1, 0, {}, {A});
+  run(2, 0, {}, {B});
+  run(3, 1, {B}, {C});
+  pass();
+  for (int i = 0; i < 1000 && backend.launches() < 2; ++i) executor.poll();
+  EXPECT_EQ(backend.launches(), 2u);
+  EXPECT_EQ(executor.stats().overfull, 1u);
+  pass();
+  for (const uint64_t each : {A, B, C}) release(each);
+  expect_empty();
+}
+
 struct Puts : Gate {
   Puts() {
     add_plan(0, maker(), {{60}, {{}}});

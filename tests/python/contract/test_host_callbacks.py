@@ -189,6 +189,41 @@ def test_what_fails_fails_by_name_and_nothing_else(add: Any) -> None:
     assert float(good(zero)) == 1
 
 
+def test_odd_errors_and_forks_harm_nothing(add: Any, cluster: Any) -> None:
+    one = add(1)
+    counter = pw.HostObject(Counter)
+    pids_before = [host["pid"] for host in cluster.stats()["hosts"] if "pid" in host]
+
+    def odd(what: Any, v: Any) -> Any:
+        match int(what):
+            case 1:
+                raise ValueError(os.fsdecode(b"not UTF-8: \xff"))
+            case 2:
+                raise ValueError("\N{GRINNING FACE}" * 100_000)
+            case 3:
+                raise Mute
+            case 4 if os.fork() == 0:
+                raise ValueError("in a child that the function has forked")
+            case 5 if os.fork() == 0:
+                return v  # the child goes on as if it were the sidecar
+        return 10 * v + 0 * counter.up()
+
+    f = pw.jit(lambda w, x: pw.host_callback(odd, NUMBER, w, x), devices=one)
+    for what, text in ((1, "not UTF-8"), (2, "\N{GRINNING FACE}" * 100), (3, "its text cannot be made")):
+        fails(lambda what=what: f(np.int32(what), np.float32(1)), text)
+    for what in (4, 5, 0, 0):
+        for n in range(4):
+            assert float(f(np.int32(what), np.float32(n))) == 10 * n
+    up = pw.jit(lambda: pw.host_callback(lambda: counter.up(), NUMBER), devices=one)
+    assert float(up()) == 17  # nothing was lost
+    assert [host["pid"] for host in cluster.stats()["hosts"] if "pid" in host] == pids_before
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 def test_bad_input_is_refused_by_name(add: Any) -> None:
     one = add(1)
 
@@ -202,6 +237,10 @@ def test_bad_input_is_refused_by_name(add: Any) -> None:
         pw.HostObject(Counter, lock)
     with pytest.raises(errors.OptionError, match="deadline is -1; expected seconds above 0"):
         on_host(np.sin, NUMBER, deadline=-1)
+    with pytest.raises(errors.ProgramError, match="result_shape_dtypes has 1"):
+        on_host(np.sin, 1.0)
+    fails(lambda: on_host(lambda v: 300, jax.ShapeDtypeStruct((), np.int8)), "OverflowError")
+    assert int(on_host(lambda v: 200, jax.ShapeDtypeStruct((), np.uint8), deadline=float("inf"))) == 200
     odd = jax.tree_util.Partial(np.sin, X)
     with pytest.raises(errors.ProgramError, match="an argument is in a Partial; expected arrays in dicts"):
         pw.jit(lambda x: pw.host_callback(np.sin, NUMBER, odd), devices=one)(X)
