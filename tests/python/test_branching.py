@@ -367,3 +367,33 @@ def test_malformed_branches_are_named(change: dict[str, Any], words: str) -> Non
     broken = dataclasses.replace(diamond(1, 1), **change)
     with pytest.raises(errors.PlanError, match=words):
         load_program(dump_program(broken))
+
+
+def test_branches_that_are_nested_too_deep_are_refused_before_a_host_cuts_them() -> None:
+    """Also those of a client whose library does not look (TRUST-1)."""
+
+    def nested(count: int) -> LogicalProgram:
+        kind = ArrayType((), np.dtype(np.int32), 0, ())
+        select = Node(NodeKind.SELECT, "select", -1, (0, 0), (1,), predicate=count - 1)
+        predicates = tuple(Predicate(0, 0, n - 1) for n in range(count))
+        mesh = MeshSpec("s", (("x", 1),))
+        return LogicalProgram("deep", (mesh,), (kind,) * 2, (), (select,), (0,), (1,), (False,), predicates=predicates)
+
+    load_program(dump_program(nested(64)))
+    with pytest.raises(errors.PlanError, match="program 'deep' has branches that are nested more than 64 deep"):
+        load_program(dump_program(nested(65)))
+
+
+def test_a_program_whose_branches_are_nested_too_deep_is_refused_by_name() -> None:
+    slices = [MeshSpec("s0", (("x", 1),))]
+    step = TaggedFunction(lambda x: x + 1, slices[0], name="step")
+
+    def deep(x: Any, flag: Any, count: int = 65) -> Any:
+        return step(x) if count == 0 else jax.lax.cond(flag, lambda x: deep(x, flag, count - 1), lambda x: x, x)
+
+    x = Argument((), np.dtype(np.float32), False, slices[0], ())
+    flag = Argument((), np.dtype(np.bool_), False, slices[0], ())
+    with pytest.raises(
+        errors.ProgramError, match=r"'deep': jax\.lax\.cond .* is nested in 64 others; expected at most"
+    ):
+        compile_traced(trace(deep, [x, flag]))
