@@ -5,8 +5,8 @@
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
 ///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost; kGo
 ///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued (as kGo, in sequential dispatch)
-///   controller -> client   kFailed, kReclaim
-///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision
+///   controller -> client   kFailed, kReclaim;   host -> host   kReceiveReady (where to write), kReceiveDone (it is
+///   written), kDecision
 #pragma once
 
 #include <concepts>
@@ -162,8 +162,7 @@ struct FailedRecord {
 /// A lost host got leases of the client with stamps up to `stamp`, and will return none of them any more.
 struct ReclaimRecord {
   RecordHeader header;
-  uint32_t host;
-  uint32_t reserved;
+  uint32_t host, reserved;
   uint64_t stamp;
 };
 
@@ -201,16 +200,14 @@ struct DecisionRecord {
 struct HostLostRecord {
   RecordHeader header;
   uint64_t loss;  ///< how many losses the cluster has had, this one included
-  uint32_t hosts;
-  uint32_t bytes;
+  uint32_t hosts, bytes;
 };
 
 /// To a host that has a part of a run sent as kRunStepwise: the host prepares its nodes up to `last`.
 struct GoRecord {
   RecordHeader header;
   uint64_t order;
-  uint32_t last;  ///< global node
-  uint32_t reserved;
+  uint32_t last, reserved;  ///< last: global node
 };
 
 /// A host has enqueued a call of a run sent as kRunStepwise, or will never do so.

@@ -19,6 +19,7 @@ import pytest
 import pathways as pw
 from pathways import errors
 from pathways.host import callbacks
+from pathways.host.sidecars import Sidecars
 from pathways.protocol import callback_messages
 from pathways.protocol import control_pb2 as pb
 
@@ -161,13 +162,13 @@ def test_answers_are_not_trusted() -> None:
         bytes(1 << 20): "more than was asked for",
     }
     for answer, words in answers.items():
-        questions = callbacks.Questions(0)
+        questions = callbacks.Questions(0, Sidecars(0))
         questions.send = lambda part, q=questions, a=answer: q.answer(  # type: ignore[misc]
             pb.CallbackPart(call=part.call, data=a, last=True)
         )
         with pytest.raises(errors.CallbackFailedError, match=words):
             questions.ask(1, 1, [], [kind])
-    questions = callbacks.Questions(0)
+    questions = callbacks.Questions(0, Sidecars(0))
     questions.send = lambda part: questions.answer(pb.CallbackPart(call=part.call, data=good, last=True))
     np.testing.assert_array_equal(questions.ask(1, 1, [], [kind])[0], [1, 1])
     questions.forget(1)

@@ -67,10 +67,8 @@ def two_hosts() -> Iterator[Any]:
 
 
 @pytest.fixture
-def case() -> Iterator[Callable[..., Case]]:
-    """Cases on devices of this process on which nobody else has slices: so those of a case share none."""
-    with pw.connect() as cluster:
-        yield lambda *args, **options: Case(cluster, *args, **options)
+def case(embedded_cluster: Any) -> Callable[..., Case]:
+    return lambda *args, **options: Case(embedded_cluster, *args, **options)
 
 
 def units(plot: Any) -> list[list[str]]:
@@ -84,8 +82,8 @@ def units(plot: Any) -> list[list[str]]:
     return rows
 
 
-def test_a_plan_with_given_lengths_as_text(case: Callable[..., Case]) -> None:
-    of = case([1] * 4, 8, schedule="1F1B")
+def test_a_plan_with_given_lengths_as_text(two_hosts: Any) -> None:
+    of = Case(two_hosts, [1] * 4, 8, schedule="1F1B")
     plot = of.plot(lengths=GIVEN)
     names = [row.slices[0] for row in plot.rows]
     width = 80 + len(names[0]) - 2

@@ -117,44 +117,36 @@ def test_a_call_that_begins_when_its_client_goes_fails() -> None:
     process.drop(1)
 
 
-def test_what_a_function_started_ends_with_its_process() -> None:
-    with pw.connect() as cluster:
-        one = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+def test_what_a_function_started_ends_with_its_process(embedded_cluster: Any, tmp_path: pathlib.Path) -> None:
+    one = pw.make_virtual_device_set(embedded_cluster).add_slice(devices=1)
+    path = tmp_path / "pid"
 
-        def die(v: Any) -> Any:
-            import subprocess
+    def die(v: Any) -> Any:
+        import subprocess
 
-            pathlib.Path(str(v.item())).write_text(str(subprocess.Popen(["sleep", "47.11"]).pid))
-            os._exit(3)
+        path.write_text(str(subprocess.Popen(["sleep", "47.11"]).pid))
+        os._exit(3)
 
-        marker = 471100 + os.getpid() % 1000
-        path = pathlib.Path(f"{marker}.0")
-        try:
-            f = pw.jit(lambda x: pw.host_callback(die, NUMBER, x), devices=one)
-            with pytest.raises(errors.CallbackFailedError, match="ended with exit status 3"):
-                f(np.float32(marker)).block_until_ready()
-            until(lambda: not lives(int(path.read_text())), "what the function started is gone")
-        finally:
-            path.unlink(missing_ok=True)
+    f = pw.jit(lambda x: pw.host_callback(die, NUMBER, x), devices=one)
+    with pytest.raises(errors.CallbackFailedError, match="ended with exit status 3"):
+        f(np.float32(1)).block_until_ready()
+    until(lambda: not lives(int(path.read_text())), "what the function started is gone")
+    with pytest.raises(errors.CallbackFailedError):
+        jax.effects_barrier()
 
 
-@pytest.mark.parametrize("embedded", [True, False])
-def test_a_function_that_nobody_calls_any_more_is_dropped(embedded: bool) -> None:
+@pytest.mark.parametrize("kind", ["embedded", "local"])
+def test_a_function_that_nobody_calls_any_more_is_dropped(sessions: Callable[[str], Any], kind: str) -> None:
     """With what it closes over."""
-    with pw.connect(
-        None if embedded else pw.LocalCluster(islands=1, hosts_per_island=1, devices_per_host=1)
-    ) as cluster:
-        one = pw.make_virtual_device_set(cluster).add_slice(devices=1)
-
-        def resident() -> int:
-            (pid,) = (pid for host in cluster.stats()["hosts"] for pid in host["sidecars"].values())
-            return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-        sizes = []
-        for n in range(12):
-            big = np.full(4 << 20, n, np.uint8)
-            f = pw.jit(lambda x, big=big: pw.host_callback(lambda v: v + big[-1], NUMBER, x), devices=one)
-            assert float(f(np.float32(1))) == 1 + n
-            del f, big
-            sizes.append(resident())
-        assert sizes[-1] - sizes[3] < 16 << 20, sizes
+    cluster = sessions(kind)
+    one = pw.make_virtual_device_set(cluster).add_slice(devices=1)
+    sizes = []
+    for n in range(12):
+        big = np.full(4 << 20, n, np.uint8)
+        f = pw.jit(lambda x, big=big: pw.host_callback(lambda v: v + big[-1], NUMBER, x), devices=one)
+        assert float(f(np.float32(1))) == 1 + n
+        del f, big
+        cluster.stats()  # the hosts are told of what nobody can call any more
+        pids = [pid for host in cluster.stats()["hosts"] for pid in host["sidecars"].values()]
+        sizes.append(sum(int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) << 12 for pid in pids))
+    assert sizes[-1] - sizes[3] < 16 << 20, sizes

@@ -312,6 +312,10 @@ def test_what_is_no_value(add: Any) -> None:
 def test_a_transformed_lambda_is_named_by_where_it_stands(add: Any) -> None:
     """Not by where `jax.grad` has its wrapper."""
     double = pw.jit(lambda x: x * 2, devices=add(1))
-    program = pw.program(jax.grad(lambda x: jax.lax.cond(x > 0, double, lambda y: y, x)))
+
+    def loop(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 17, lambda _, y: double(y), x)
+
+    program = pw.program(jax.grad(lambda x: jax.lax.cond(x > 0, loop, lambda y: y, x)))
     with pytest.raises(errors.ProgramError, match=r"'<lambda> at test_bad_input\.py:\d+': .*, or put the whole"):
         program(np.float32(1))

@@ -6,12 +6,13 @@ TRUST-1  whatever the process answers, or does to what it shares with its host, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +36,14 @@ def like(x: Any) -> jax.ShapeDtypeStruct:
 def pids(cluster: Any) -> set[int]:
     """The processes of all clients' functions."""
     return {pid for host in cluster.stats()["hosts"] for pid in host["sidecars"].values()}
+
+
+@pytest.fixture(autouse=True)
+def no_errors_left() -> Iterator[None]:
+    """Errors of this test's calls are not those of a later test: `jax.effects_barrier` raises the first one."""
+    yield
+    with contextlib.suppress(errors.PathwaysError):
+        jax.effects_barrier()
 
 
 class Pair(NamedTuple):
