@@ -109,7 +109,8 @@ void HostExchange::check(const HostDecision& decision) const {
         " moves rows twice");
     last = &range;
     const ShardRouting* routing = routing_of(range.source);
-    require(routing != nullptr && range.target < shape_.targets.shards() && range.rows != 0 &&
+    if (routing == nullptr) throw Error(Status::kInvalid, "EXCH-3, a decision moves rows of another host");
+    require(range.target < shape_.targets.shards() && range.rows != 0 &&
                 range.rows <= routing->rows_for(range.target).size(),
             " moves rows that it has not");
     require(

@@ -105,7 +105,10 @@ class Nursery:
                 os.kill(pid, number)
 
     def end(self) -> None:
-        """Kills all."""
+        """Kills all, also those that are not started yet."""
+        deadline = time.monotonic() + 20
+        while self._asked and time.monotonic() < deadline:
+            time.sleep(0.02)
         with self._lock:
             for pid in self.alive:
                 with contextlib.suppress(ProcessLookupError):
