@@ -28,6 +28,7 @@ class Composites {
  public:
   static constexpr size_t kMostSteps = 4096, kMostValues = 1 << 16, kMostDepth = 16;
   static constexpr uint32_t kMostParallel = 256;
+  static constexpr size_t kMostTried = 1 << 20;  ///< values that the steps of a trial read and make, and 16 per run
 
   Composites(const MemoryLedger& ledger, const Sequencer& sequencer) : ledger_(ledger), cover_(sequencer) {}
 
@@ -51,6 +52,8 @@ class Composites {
   struct Trial;
 
   void check(const Composite& composite) const;
+  void check_run(const Composite& composite, const CompositeStep& step) const;
+  static Composite shortened(const Composite& composite);
   static void bind(Composite& composite);
   static void find_finals(Composite& composite);
 

@@ -224,6 +224,51 @@ TEST_F(Loops, WrongOnesAreRefused) {
   refused([](Composite& c) { c.parallel = 0; }, "runs in flight");
   refused([](Composite& c) { c.group = 40; }, "nobody made");
   refused([](Composite& c) { c.group = 1; }, "not its own");
+  refused([](Composite& c) { c.donated = {0, 0}; }, "twice");
+  refused([](Composite& c) { c.results.assign(Composites::kMostValues + 1, 3); }, "too many");
+  // A call would go through a loop without a run, and order nothing.
+  const auto nest = [](Composite& c, size_t depth, uint64_t count) {
+    for (size_t i = 0; i < depth; ++i) c.steps.push_back(bound(Kind::kLoop, count, {}, {}));
+    for (size_t i = 0; i < depth; ++i) c.steps.push_back(bound(Kind::kEnd, 0, {}, {}));
+  };
+  refused([&](Composite& c) { nest(c, 1, uint64_t{1} << 62); }, "without a run");
+  refused([&](Composite& c) { nest(c, 13, 3); }, "without a run");
+  refused(
+      [&](Composite& c) {
+        c.steps.push_back(bound(Kind::kLoop, 3, {}, {}));
+        c.steps.push_back(run(5, {}, {}));
+        nest(c, 1, 2);
+        c.steps.push_back(bound(Kind::kEnd, 0, {}, {}));
+        add(5, 0, {});
+      },
+      "without a run");
+  // No trial is long.
+  refused(
+      [&](Composite& c) {
+        add(5, 100, {});
+        c.values = 104;
+        std::vector<uint32_t> outputs;
+        for (uint32_t i = 0; i < 100; ++i) outputs.push_back(4 + i);
+        for (int i = 0; i < 10; ++i) c.steps.push_back(bound(Kind::kLoop, 3, {}, {}));
+        c.steps.push_back(run(5, {}, outputs));
+        for (int i = 0; i < 10; ++i) c.steps.push_back(bound(Kind::kEnd, 0, {}, {}));
+      },
+      "too many loops");
+  controller->register_composite(kNumber, simple(3));
+  refused([](Composite& c) { c.steps[1].plan = kNumber; }, "composite 900 as a plan");
+}
+
+TEST_F(Loops, AClientThatGivesADonatedArgumentTwiceIsEvicted) {
+  Composite whole = simple(3);
+  whole.arguments = 2;
+  whole.values = 5;
+  whole.results = {4};
+  whole.steps = {bound(Kind::kLoop, 3, {0}, {2}), run(1, {2}, {3}), bound(Kind::kEnd, 0, {3}, {4})};
+  controller->register_composite(kNumber, whole);
+  const uint64_t argument = buffer(7);
+  (void)call({argument, argument}, 1);
+  pass();
+  EXPECT_EQ(controller->stats().clients, 0u);
 }
 
 TEST_F(Loops, NoClientNamesAHiddenHandle) {
@@ -311,6 +356,34 @@ TEST_F(SmallLoops, AreAdmittedAsAWhole) {
   finish();
   EXPECT_TRUE(failed.contains(never));
   EXPECT_EQ(controller->stats().refused, 1u);
+  EXPECT_TRUE(controller->is_idle());
+}
+
+TEST_F(SmallLoops, ACarryThatMovesOnIsAdmittedWithAllThatItHolds) {
+  add(1, 1, {}, 10, 10);
+  const uint32_t carries = 20;
+  Composite whole{"delay", 0, 2, 1, 2 + 2 * carries, 10, {}, {1 + 2 * carries}, {}};
+  std::vector<uint32_t> first(carries, 0), read, next, after;
+  for (uint32_t i = 0; i < carries; ++i) read.push_back(1 + i);
+  next.push_back(1 + carries);
+  next.insert(next.end(), read.begin(), read.end() - 1);
+  for (uint32_t i = 0; i < carries; ++i) after.push_back(2 + carries + i);
+  // The last carry, as a result that a run makes.
+  add(2, 1, {}, 10, 10);
+  whole.values += 1;
+  whole.results = {2 + 2 * carries};
+  whole.steps = {bound(Kind::kLoop, 50, first, read), run(1, {1}, {1 + carries}), bound(Kind::kEnd, 0, next, after),
+                 run(2, {after.back()}, {2 + 2 * carries})};
+  controller->register_composite(kNumber, whole);
+  const uint64_t never = call({buffer(7)}, 1)[0];
+  finish();
+  EXPECT_TRUE(failed.contains(never));  // 200 bytes of carries
+  EXPECT_EQ(controller->stats().refused, 1u);
+  whole.steps[0].count = 3;
+  controller->register_composite(kNumber, whole);
+  const uint64_t result = call({buffer(7)}, 1)[0];
+  finish();
+  EXPECT_TRUE(objects.contains(result) && !failed.contains(result));
   EXPECT_TRUE(controller->is_idle());
 }
 
