@@ -59,10 +59,10 @@ struct Composites::Trial {
         }
       }
       walk.ran(outputs);
-      for (const uint64_t buffer : std::exchange(walk.taken(), {})) give_back(buffer);
+      for (const uint64_t buffer : std::exchange(walk.taken(), {})) reuse(buffer);
       for (const uint64_t buffer : std::exchange(walk.released(), {})) {
         count(buffers[buffer], false);
-        give_back(buffer);
+        reuse(buffer);
       }
     }
     if (walk.wrong() != nullptr) refuse(std::string("is wrong: ") + walk.wrong());
@@ -97,7 +97,7 @@ struct Composites::Trial {
     return buffer;
   }
   /// The number of a buffer that is gone may be used again; an argument's tells that it is one.
-  void give_back(uint64_t buffer) {
+  void reuse(uint64_t buffer) {
     if (buffer >= whole.arguments) free.push_back(buffer);
   }
   void count(const PlanMemory::Result& kept, bool is_made) {
