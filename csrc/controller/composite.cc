@@ -1,17 +1,13 @@
 #include "controller/composite.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 
 namespace pathways {
 
 CompositeWalk::CompositeWalk(const Composite& composite, std::span<const uint64_t> arguments)
     : composite_(composite), named_(composite.values, kNone) {
-  for (uint32_t i = 0; i < composite.arguments; ++i) {
-    const bool is_donated = std::find(composite.donated.begin(), composite.donated.end(), i) != composite.donated.end();
-    name(i, add(arguments[i], is_donated));
-  }
+  for (uint32_t i = 0; i < composite.arguments; ++i) name(i, add(arguments[i], false));
+  for (const uint32_t i : composite.donated) buffers_[named_[i]].is_owned = true;
 }
 
 uint32_t CompositeWalk::add(uint64_t handle, bool is_owned) {
@@ -21,7 +17,7 @@ uint32_t CompositeWalk::add(uint64_t handle, bool is_owned) {
   }
   const uint32_t buffer = free_.back();
   free_.pop_back();
-  buffers_[buffer] = {handle, 0, is_owned, false};
+  buffers_[buffer] = {handle, 0, 0, is_owned, false};
   return buffer;
 }
 
@@ -106,13 +102,16 @@ std::span<const uint64_t> CompositeWalk::inputs() {
     }
     inputs_.push_back(buffers_[buffer].handle);
   }
-  for (const uint32_t position : composite_.steps[at_].donated) {
-    const uint32_t buffer = named_[composite_.steps[at_].inputs[position]];
-    if (!buffers_[buffer].is_owned || std::count(inputs_.begin(), inputs_.end(), buffers_[buffer].handle) != 1) {
-      wrong_ = "a run takes a value that is a kept argument or a result of the whole, or that it also reads otherwise";
-      return {};
-    }
+  const CompositeStep& step = composite_.steps[at_];
+  for (const uint32_t value : step.inputs) ++buffers_[named_[value]].reads;
+  for (const uint32_t position : step.donated) {
+    const Buffer& buffer = buffers_[named_[step.inputs[position]]];
+    if (buffer.is_owned && buffer.reads == 1) continue;
+    wrong_ = "a run takes a value that is a kept argument or a result of the whole, or that it also reads otherwise";
+    break;
   }
+  for (const uint32_t value : step.inputs) buffers_[named_[value]].reads = 0;
+  if (wrong_ != nullptr) inputs_.clear();
   return inputs_;
 }
 

@@ -62,12 +62,13 @@ struct Composite {
 
 class CompositeWalk {
  public:
-  /// `arguments`: their handles. `composite` and what it holds must outlive the walk.
+  /// `arguments`: their handles; that of a donated one is there once. `composite` and what it holds must outlive the
+  /// walk.
   CompositeWalk(const Composite& composite, std::span<const uint64_t> arguments);
 
   /// The run that is next; nullptr: there is none. It may add to `released`.
   const CompositeStep* next();
-  /// The handles that the next run reads.
+  /// The handles that the next run reads. COST-3: O(their number).
   std::span<const uint64_t> inputs();
   /// The result of the composite that the next run makes as this output; -1: none.
   int32_t result_of(uint32_t output) const { return many_left_ == 0 ? composite_.steps[at_].finals[output] : -1; }
@@ -94,6 +95,7 @@ class CompositeWalk {
   struct Buffer {
     uint64_t handle = 0;
     uint32_t names = 0;  ///< values, and places in `carry_`
+    uint32_t reads = 0;  ///< scratch of `inputs`: how often the run reads it
     bool is_owned = false;
     bool is_taken = false;
   };

@@ -10,7 +10,7 @@ namespace pathways {
 namespace {
 
 constexpr uint64_t kTurnsTried = 3;
-constexpr size_t kMostTried = 1 << 16;  // runs
+constexpr size_t kRunCost = 16;  // what a run of a trial takes beside its values
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(Status::kInvalid, "a composite " + what); }
 
@@ -18,7 +18,8 @@ constexpr size_t kMostTried = 1 << 16;  // runs
 
 /// The buffers are numbered, and what each takes is known.
 struct Composites::Trial {
-  Trial(const Composites& composites, const Composite& composite) : all(composites), whole(composite) {}
+  Trial(const Composites& composites, const Composite& composite, bool is_cut)
+      : all(composites), whole(composite), has_more_runs(is_cut) {}
 
   PlanMemory run() {
     PlanMemory memory;
@@ -26,13 +27,14 @@ struct Composites::Trial {
     memory.name = whole.name;
     memory.results.resize(whole.results.size());
     memory.donated = whole.donated;
+    memory.is_composite = true;
     std::vector<uint64_t> arguments(whole.arguments);
     for (uint64_t& argument : arguments) argument = add({});
     std::vector<bool> is_made(whole.results.size());
     CompositeWalk walk(whole, arguments);
     uint64_t runs = 0;
     for (const CompositeStep* step = walk.next(); step != nullptr; step = walk.next()) {
-      if (++runs > kMostTried) refuse("has too many loops in each other");
+      ++runs;
       const PlanMemory& plan = *all.ledger_.memory_of(step->plan);
       const auto inputs = walk.inputs();
       if (walk.wrong() != nullptr) break;
@@ -57,7 +59,11 @@ struct Composites::Trial {
         }
       }
       walk.ran(outputs);
-      for (const uint64_t buffer : std::exchange(walk.released(), {})) count(buffers[buffer], false);
+      for (const uint64_t buffer : std::exchange(walk.taken(), {})) give_back(buffer);
+      for (const uint64_t buffer : std::exchange(walk.released(), {})) {
+        count(buffers[buffer], false);
+        give_back(buffer);
+      }
     }
     if (walk.wrong() != nullptr) refuse(std::string("is wrong: ") + walk.wrong());
     const auto missing = std::find(is_made.begin(), is_made.end(), false);
@@ -78,14 +84,21 @@ struct Composites::Trial {
 
   /// How many runs may be in flight. `runs`: of the trial.
   uint64_t total(uint64_t runs) const {
-    const bool has_loops = std::any_of(whole.steps.begin(), whole.steps.end(), [](const CompositeStep& step) {
-      return step.kind == CompositeStep::Kind::kLoop && step.count > kTurnsTried;
-    });
-    return has_loops ? whole.parallel : std::min<uint64_t>(whole.parallel, runs);
+    return has_more_runs ? whole.parallel : std::min<uint64_t>(whole.parallel, runs);
   }
   uint64_t add(const PlanMemory::Result& kept) {
-    buffers.push_back(kept);
-    return buffers.size() - 1;
+    if (free.empty()) {
+      buffers.push_back(kept);
+      return buffers.size() - 1;
+    }
+    const uint64_t buffer = free.back();
+    free.pop_back();
+    buffers[buffer] = kept;
+    return buffer;
+  }
+  /// The number of a buffer that is gone may be used again; an argument's tells that it is one.
+  void give_back(uint64_t buffer) {
+    if (buffer >= whole.arguments) free.push_back(buffer);
   }
   void count(const PlanMemory::Result& kept, bool is_made) {
     if (kept.set == kNoSpaceSet) return;
@@ -108,7 +121,9 @@ struct Composites::Trial {
 
   const Composites& all;
   const Composite& whole;
+  bool has_more_runs;  ///< than the trial
   std::vector<PlanMemory::Result> buffers;
+  std::vector<uint64_t> free;
   std::map<SpaceId, uint64_t> live, most, eager;
   std::string biggest;
 };
@@ -120,11 +135,46 @@ PlanMemory Composites::add(uint32_t number, Composite composite) {
   for (CompositeStep& step : composite.steps) {
     if (step.kind == CompositeStep::Kind::kRun) step.donated = ledger_.memory_of(step.plan)->donated;
   }
-  Composite tried = composite;
-  for (CompositeStep& step : tried.steps) step.count = std::min(step.count, kTurnsTried);
-  PlanMemory memory = Trial(*this, tried).run();
+  const Composite tried = shortened(composite);
+  bool is_cut = false;
+  for (size_t i = 0; i < tried.steps.size(); ++i) is_cut = is_cut || tried.steps[i].count != composite.steps[i].count;
+  PlanMemory memory = Trial(*this, tried, is_cut).run();
   known_[number] = std::make_shared<const Composite>(std::move(composite));
   return memory;
+}
+
+/// The composite with so few iterations of each loop that it can be tried, and so many that the last of them needs as
+/// much as any: 3, and one for each carry that an iteration hands on as it was, or as another carry was, because such
+/// buffers may add up. A carry that stays what it is adds none.
+Composite Composites::shortened(const Composite& composite) {
+  Composite tried = composite;
+  std::vector<uint32_t> from(composite.values);   // by value: whose buffer it is after many iterations
+  std::vector<uint32_t> maker(composite.values);  // by value: 1 + the step that makes it; 0: none does
+  for (uint32_t value = 0; value < composite.values; ++value) from[value] = value;
+  std::vector<uint32_t> around;
+  for (uint32_t at = 0; at < tried.steps.size(); ++at) {
+    const CompositeStep& step = tried.steps[at];
+    for (const uint32_t value : step.outputs) maker[value] = at + 1;
+    if (step.kind != CompositeStep::Kind::kEnd) continue;
+    CompositeStep& loop = tried.steps[step.partner];
+    uint64_t turns = kTurnsTried;
+    for (size_t i = 0; i < step.inputs.size(); ++i) {
+      const uint32_t made = from[step.inputs[i]];
+      from[step.outputs[i]] = made == loop.outputs[i] ? from[loop.inputs[i]] : made;
+      if (made == loop.outputs[i] || maker[made] <= step.partner) continue;
+      if (tried.steps[maker[made] - 1].kind != CompositeStep::Kind::kRun) ++turns;
+    }
+    loop.count = std::min(loop.count, turns);
+  }
+  uint64_t times = 1, cost = 0;
+  for (const CompositeStep& step : tried.steps) {
+    if (step.kind == CompositeStep::Kind::kLoop) times *= step.count;
+    const bool is_run = step.kind == CompositeStep::Kind::kRun;
+    cost += times * ((is_run ? kRunCost : 1) + step.inputs.size() + step.outputs.size() + step.locals.size());
+    if (cost > kMostTried) refuse("has too many loops in each other, or carries too much in them");
+    if (step.kind == CompositeStep::Kind::kEnd) times /= tried.steps[step.partner].count;
+  }
+  return tried;
 }
 
 bool Composites::is_whole(const Composite& composite) const {
@@ -147,9 +197,17 @@ void Composites::check(const Composite& composite) const {
   const auto in_range = [&](std::span<const uint32_t> values, uint32_t end) {
     if (std::any_of(values.begin(), values.end(), [&](uint32_t v) { return v >= end; })) refuse("names no such value");
   };
+  if (composite.results.size() > kMostValues) refuse("has too many results");
+  if (composite.donated.size() > composite.arguments) refuse("takes an argument twice");
   in_range(composite.results, composite.values);
   in_range(composite.donated, composite.arguments);
+  std::vector<bool> is_donated(composite.arguments);
+  for (const uint32_t argument : composite.donated) {
+    if (is_donated[argument]) refuse("takes an argument twice");
+    is_donated[argument] = true;
+  }
   std::vector<const CompositeStep*> around;
+  size_t empty = 0;  // the innermost loops of `around` that have no run so far
   std::vector<bool> is_made(composite.values);
   for (const CompositeStep& step : composite.steps) {
     in_range(step.inputs, composite.values);
@@ -159,17 +217,13 @@ void Composites::check(const Composite& composite) const {
       is_made[value] = true;
     }
     if (step.kind == CompositeStep::Kind::kRun) {
-      const PlanMemory* memory = ledger_.memory_of(step.plan);
-      if (memory == nullptr || memory->client != composite.client) {
-        refuse("names plan " + std::to_string(step.plan) + ", which is no compiled plan of its client");
-      }
-      if (memory->results.size() != step.outputs.size()) refuse("gives a plan another number of results than it has");
-      in_range(memory->donated, static_cast<uint32_t>(step.inputs.size()));
-      if (!cover_.covers(composite.group, step.group)) refuse("has a plan on hosts that are not its own");
+      check_run(composite, step);
+      empty = 0;
     } else if (step.kind == CompositeStep::Kind::kLoop) {
       if (step.count == 0) refuse("has a loop of 0 iterations");
       if (step.inputs.size() != step.outputs.size()) refuse("has a loop that binds another number of values");
       around.push_back(&step);
+      ++empty;
       if (around.size() > kMostDepth) refuse("has too many loops in each other");
     } else {
       if (around.empty()) refuse("ends a loop that it has not begun");
@@ -177,10 +231,25 @@ void Composites::check(const Composite& composite) const {
       if (step.inputs.size() != carried || step.outputs.size() != carried) {
         refuse("has a loop that binds another number of values");
       }
+      if (empty != 0) refuse("has a loop without a run");  // a call would go through it without a pause
       around.pop_back();
     }
   }
   if (!around.empty()) refuse("has a loop without an end");
+}
+
+void Composites::check_run(const Composite& composite, const CompositeStep& step) const {
+  const PlanMemory* memory = ledger_.memory_of(step.plan);
+  if (memory == nullptr || memory->client != composite.client) {
+    refuse("names plan " + std::to_string(step.plan) + ", which is no compiled plan of its client");
+  }
+  if (memory->is_composite) refuse("names composite " + std::to_string(step.plan) + " as a plan");
+  if (memory->results.size() != step.outputs.size()) refuse("gives a plan another number of results than it has");
+  const auto& donated = memory->donated;
+  if (std::any_of(donated.begin(), donated.end(), [&](uint32_t p) { return p >= step.inputs.size(); })) {
+    refuse("names no such value");
+  }
+  if (!cover_.covers(composite.group, step.group)) refuse("has a plan on hosts that are not its own");
 }
 
 /// Binds each loop to its end, which learns what is gone behind an iteration.
@@ -205,19 +274,26 @@ void Composites::bind(Composite& composite) {
 /// iteration; and if it is named so only once.
 void Composites::find_finals(Composite& composite) {
   std::vector<int32_t> result_of(composite.values, -1);
-  const auto once = [](std::span<const uint32_t> values, uint32_t value) {
-    return std::count(values.begin(), values.end(), value) == 1;
-  };
-  for (uint32_t r = 0; r < composite.results.size(); ++r) {
-    if (once(composite.results, composite.results[r])) result_of[composite.results[r]] = static_cast<int32_t>(r);
+  std::vector<uint32_t> times(composite.values);  // scratch, 0 but while a list is looked at
+  std::vector<uint32_t> maker(composite.values);  // by value: 1 + the step that makes it; 0: none does
+  for (uint32_t at = 0; at < composite.steps.size(); ++at) {
+    for (const uint32_t value : composite.steps[at].outputs) maker[value] = at + 1;
   }
-  for (auto step = composite.steps.rbegin(); step != composite.steps.rend(); ++step) {
+  for (const uint32_t value : composite.results) ++times[value];
+  for (uint32_t r = 0; r < composite.results.size(); ++r) {
+    if (times[composite.results[r]] == 1) result_of[composite.results[r]] = static_cast<int32_t>(r);
+  }
+  for (const uint32_t value : composite.results) times[value] = 0;
+  for (size_t at = composite.steps.size(); at-- != 0;) {
+    CompositeStep* step = &composite.steps[at];
     if (step->kind == CompositeStep::Kind::kEnd) {
+      for (const uint32_t value : step->inputs) ++times[value];
       for (size_t i = 0; i < step->inputs.size(); ++i) {
         const uint32_t value = step->inputs[i];
-        const bool is_made_here = std::find(step->locals.begin(), step->locals.end(), value) != step->locals.end();
-        if (is_made_here && once(step->inputs, value)) result_of[value] = result_of[step->outputs[i]];
+        const bool is_made_here = maker[value] > step->partner && maker[value] <= at;
+        if (is_made_here && times[value] == 1) result_of[value] = result_of[step->outputs[i]];
       }
+      for (const uint32_t value : step->inputs) times[value] = 0;
     } else if (step->kind == CompositeStep::Kind::kRun) {
       step->finals.clear();
       for (const uint32_t value : step->outputs) step->finals.push_back(result_of[value]);

@@ -33,6 +33,15 @@ void Loops::begin(ClientState& client, std::span<const std::byte> bytes,
   PW_DCHECK(client.loop == 0);
   std::vector<uint64_t> arguments(record.arguments);
   for (uint32_t i = 0; i < record.arguments; ++i) arguments[i] = argument_of(bytes, i);
+  std::unordered_map<uint64_t, uint32_t> times;
+  if (!composite->donated.empty()) {
+    for (const uint64_t argument : arguments) ++times[argument];
+  }
+  if (std::any_of(composite->donated.begin(), composite->donated.end(),
+                  [&](uint32_t position) { return times[arguments[position]] != 1; })) {
+    clients_.fault(client, "composite '" + composite->name + "' is wrong: it is given a donated argument twice");
+    return;
+  }
   auto made = std::make_unique<Loop>(composite, arguments);
   Loop& loop = *made;
   loop.number = client.loop = ++last_;

@@ -28,6 +28,7 @@ struct PlanMemory {
   std::vector<SpaceNeed> needs;
   std::vector<Result> results;
   std::vector<uint32_t> donated;  ///< positions of donated arguments
+  bool is_composite = false;      ///< no host has such a plan
 };
 
 }  // namespace pathways
