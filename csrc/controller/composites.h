@@ -2,7 +2,8 @@
 ///
 ///   TRUST-1  a composite is its client's, and so is each plan in it. `add` walks through it, with few iterations of
 ///            each loop, before any run of it is taken: so no client's composite reads what is not there, or takes what
-///            it was not given, and each hidden buffer is taken by a run on all its hosts.
+///            it was not given, and each hidden buffer is taken by a run on all its hosts. Each loop has a run, so that
+///            no call walks without end; and a trial that would be long is refused before it begins.
 ///   MEM-2    a composite is admitted as a whole. Its need on a memory space is the most that it takes there at any
 ///            step: its owned buffers and the peak of the run, and the eager bytes of the runs in flight. The need is
 ///            reserved from its admission to its end, as eager bytes are, because other clients' runs come between its

@@ -209,7 +209,10 @@ def _is_made(program: LogicalProgram, values: Sequence[int], value: int) -> bool
 
 
 def _live(turns: Turns, used: Sequence[bool]) -> Turns:
-    """The loop without what it carries for nobody, as a counter that the body does not read. `used`: of its results."""
+    """The loop without what it carries for nobody, as a counter that the body does not read. `used`: of its results.
+
+    The body keeps a run, because the controller refuses a loop without one.
+    """
     loop, body = turns.loop, turns.loop.body
     carried, needed = body.arguments[loop.constants :], {n for n, is_used in enumerate(used) if is_used}
     while True:
@@ -223,7 +226,7 @@ def _live(turns: Turns, used: Sequence[bool]) -> Turns:
         if read <= needed:
             break
         needed |= read
-    if not needed or len(needed) == len(carried) or body.predicates:
+    if not needed or not nodes or len(needed) == len(carried) or body.predicates:
         return turns
     stays = sorted(needed)
 

@@ -4,9 +4,10 @@
 //   ORD-1, SHARE-1  Loops.RunsComeOneAfterTheOtherAndOthersComeBetween
 //   CLI-1           Loops.LaterRecordsWaitForTheLastRun
 //   WALK-1, WALK-2, WALK-3  Loops.RandomOnesGiveTheRightValuesAndLeaveNothing
-//   MEM-2, MEM-3    Loops.AreAdmittedAsAWhole
+//   MEM-2, MEM-3    SmallLoops.AreAdmittedAsAWhole, SmallLoops.ACarryThatMovesOnIsAdmittedWithAllThatItHolds
 //   DEAD-1, ERR-2, OWN-1  Loops.EndInTheMiddleAndLeaveNothing
-//   TRUST-1         Loops.WrongOnesAreRefused, Loops.NoClientNamesAHiddenHandle
+//   TRUST-1         Loops.WrongOnesAreRefused, Loops.NoClientNamesAHiddenHandle,
+//                   Loops.AClientThatGivesADonatedArgumentTwiceIsEvicted
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -226,17 +227,19 @@ TEST_F(Loops, WrongOnesAreRefused) {
   refused([](Composite& c) { c.group = 1; }, "not its own");
   refused([](Composite& c) { c.donated = {0, 0}; }, "twice");
   refused([](Composite& c) { c.results.assign(Composites::kMostValues + 1, 3); }, "too many");
+  // A call would go through a loop without a run, and order nothing.
   const auto nest = [](Composite& c, size_t depth, uint64_t count) {
     for (size_t i = 0; i < depth; ++i) c.steps.push_back(bound(Kind::kLoop, count, {}, {}));
     for (size_t i = 0; i < depth; ++i) c.steps.push_back(bound(Kind::kEnd, 0, {}, {}));
   };
   refused([&](Composite& c) { nest(c, 1, uint64_t{1} << 62); }, "without a run");
+  // No trial is long.
   refused(
       [&](Composite& c) {
-        add(5, 100, {});
-        c.values = 104;
+        add(5, 50, {});
+        c.values = 54;
         std::vector<uint32_t> outputs;
-        for (uint32_t i = 0; i < 100; ++i) outputs.push_back(4 + i);
+        for (uint32_t i = 0; i < 50; ++i) outputs.push_back(4 + i);
         for (int i = 0; i < 10; ++i) c.steps.push_back(bound(Kind::kLoop, 3, {}, {}));
         c.steps.push_back(run(5, {}, outputs));
         for (int i = 0; i < 10; ++i) c.steps.push_back(bound(Kind::kEnd, 0, {}, {}));
@@ -247,13 +250,12 @@ TEST_F(Loops, WrongOnesAreRefused) {
 }
 
 TEST_F(Loops, AClientThatGivesADonatedArgumentTwiceIsEvicted) {
-  Composite whole = simple(3);
-  whole.arguments = 2;
-  whole.values = 5;
-  whole.results = {4};
+  add(1, 1, {0});
+  Composite whole{"loop", 0, 2, 2, 5, 10, {0}, {4}, {}};
   whole.steps = {bound(Kind::kLoop, 3, {0}, {2}), run(1, {2}, {3}), bound(Kind::kEnd, 0, {3}, {4})};
   controller->register_composite(kNumber, whole);
-  (void)call(std::vector<uint64_t>(2, buffer(7)), 1);
+  const uint64_t argument = buffer(7);
+  (void)call({argument, argument}, 1);
   pass();
   EXPECT_EQ(controller->stats().clients, 0u);
 }
@@ -348,19 +350,15 @@ TEST_F(SmallLoops, AreAdmittedAsAWhole) {
 
 TEST_F(SmallLoops, ACarryThatMovesOnIsAdmittedWithAllThatItHolds) {
   add(1, 1, {}, 10, 10);
-  const uint32_t carries = 20;
-  Composite whole{"delay", 0, 2, 1, 2 + 2 * carries, 10, {}, {1 + 2 * carries}, {}};
-  std::vector<uint32_t> first(carries, 0), read, next, after;
-  for (uint32_t i = 0; i < carries; ++i) read.push_back(1 + i);
-  next.push_back(1 + carries);
+  Composite whole{"delay", 0, 2, 1, 43, 10, {}, {42}, {}};
+  std::vector<uint32_t> first(20, 0), read, next, after;
+  for (uint32_t i = 0; i < 20; ++i) read.push_back(1 + i);
+  next.push_back(1 + 20);
   next.insert(next.end(), read.begin(), read.end() - 1);
-  for (uint32_t i = 0; i < carries; ++i) after.push_back(2 + carries + i);
-  // The last carry, as a result that a run makes.
-  add(2, 1, {}, 10, 10);
-  whole.values += 1;
-  whole.results = {2 + 2 * carries};
-  whole.steps = {bound(Kind::kLoop, 50, first, read), run(1, {1}, {1 + carries}), bound(Kind::kEnd, 0, next, after),
-                 run(2, {after.back()}, {2 + 2 * carries})};
+  for (uint32_t i = 0; i < 20; ++i) after.push_back(2 + 20 + i);
+  add(2, 1, {}, 10, 10);  // makes the result from the last carry
+  whole.steps = {bound(Kind::kLoop, 50, first, read), run(1, {1}, {1 + 20}), bound(Kind::kEnd, 0, next, after),
+                 run(2, {after.back()}, {42})};
   controller->register_composite(kNumber, whole);
   const uint64_t never = call({buffer(7)}, 1)[0];
   finish();

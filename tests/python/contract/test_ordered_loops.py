@@ -50,6 +50,17 @@ def test_values_and_gradients(add: Any, quiet: Any, name: str) -> None:
     quiet(back_to=before)
 
 
+def test_a_loop_of_which_only_what_it_moves_is_used_has_a_run(add: Any) -> None:
+    f = pw.jit(lambda x: x + 1, devices=add(1))
+
+    def turned(x: Any, y: Any, z: Any) -> Any:
+        return jax.lax.fori_loop(0, 41, lambda _, c: (c[1], c[0], f(c[2])), (x, y, z))[:2]
+
+    program, args = pw.program(turned, unroll=0), (np.float32(1), np.float32(10), np.float32(100))
+    assert program.lower(*args).logical.loops
+    same(program(*args), (10, 1))
+
+
 def test_what_is_carried_twice_passed_on_kept_or_donated(add: Any, quiet: Any) -> None:
     here, there = add(2), add(1)
     f = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=here, name="f")
