@@ -26,9 +26,9 @@ class ClientCredits {
   explicit ClientCredits(uint32_t hosts = 0) : hosts_(hosts) {}
 
   /// The client has as much under way as allowed. The hosts will finish that work, so this ends.
-  bool is_behind() const {
-    return full_hosts_ != 0 || in_flight_ >= most_runs_ || waiting_.is_above(kMostWaiting, most_bytes_);
-  }
+  bool is_behind() const { return is_flooded() || in_flight_ >= most_runs_; }
+  /// The same without the number of its runs: a run of several, which counts as one, must go on.
+  bool is_flooded() const { return full_hosts_ != 0 || waiting_.is_above(kMostWaiting, most_bytes_); }
   /// Its own bounds. What is under way already stays.
   void set_bounds(uint64_t runs, uint64_t bytes) {
     most_runs_ = runs;

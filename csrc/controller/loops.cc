@@ -105,6 +105,10 @@ uint32_t Loops::advance(Loop& loop) {
       break;
     }
     if (loop.in_flight >= loop.composite->parallel) break;
+    if (client->credits.is_flooded()) {  // FLOW-1: a host that does not read has its releases before it
+      ready_.push_back(loop.number);
+      break;
+    }
     if (!shares_.may_enter(client->id, step->plan)) {
       if (grants_.trace().is_on()) grants_.trace().waits(client->id, kWaitsForTurn);
       ready_.push_back(loop.number);
@@ -245,11 +249,13 @@ void Loops::end(Loop& loop, std::string_view text, uint16_t detail) {
 }
 
 bool Loops::cancel(const ClientState& client, uint64_t tag, std::string_view text) {
-  Loop* loop = find(client.loop);
-  if (loop == nullptr || read_record<RunRecord>(loop->record).tag != tag) return false;
-  ++stats_.dropped;
-  end(*loop, text);
-  return true;
+  for (const auto& [number, loop] : loops_) {
+    if (loop->client != client.id || read_record<RunRecord>(loop->record).tag != tag) continue;
+    ++stats_.dropped;
+    end(*loop, text);
+    return true;
+  }
+  return false;
 }
 
 int64_t Loops::next_ns() const {

@@ -7,6 +7,7 @@
 ///
 ///   ORD-1, SHARE-1  every run of a composite is an entry of its own. DeviceShares says when it may enter, and it is
 ///            charged as a run of its plan.
+///   FLOW-1   its releases are commands of the client: it goes on when hosts have read them.
 ///   CLI-1    (order of one client) the client's later records wait in its ring until the last run of its composite has
 ///            its place, because they may read its results. `ClientState::loop` says so. Cancels have their own ring.
 ///   MEM-2    the composite is admitted as a whole (controller/composites.h); its runs are not checked again. The need
@@ -75,7 +76,7 @@ class Loops {
   uint32_t advance();
   /// SHARE-2: the next run of the client's composite may enter. Returns how many things were done.
   uint32_t advance(const ClientState& client);
-  /// Ends the client's composite with this tag; false: there is none that still has runs to be granted.
+  /// Ends the client's composite with this tag; false: there is none.
   bool cancel(const ClientState& client, uint64_t tag, std::string_view text);
   /// Ends those whose deadline has passed. Returns their number.
   uint32_t pass_deadlines();

@@ -32,8 +32,8 @@ from pathways import errors
 from pathways.compiler.ir import HostFunction
 from pathways.process import sidecar
 from pathways.process.children import describe_exit
+from pathways.process.host_functions import MAX_ERROR_CHARS, Kind
 from pathways.process.worker_threads import WorkerThreads
-from pathways.protocol.callback_messages import MAX_ERROR_CHARS, Kind
 
 _MOST_ANSWER_BYTES = 16 * MAX_ERROR_CHARS  # JSON writes some characters as twelve bytes
 _START_S = 60.0  # to start a process and to read a function, beside the deadline
@@ -294,7 +294,7 @@ class _Process:
         if self._child.returncode is not None:
             return describe_exit(self._child.returncode)
         until = time.monotonic() + patience_s
-        # Until it is reaped, nobody else can have its number, which is that of the group of what it has started.
+        # The number of its process group stays its own until it is reaped; so look, and reap it behind the kill.
         while not os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
             if time.monotonic() >= until:
                 break

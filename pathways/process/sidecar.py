@@ -25,15 +25,13 @@ from typing import Any
 import numpy as np
 
 from pathways.process.children import ParentLost, die_with_parent
-from pathways.process.host_functions import HostFunction, describe
+from pathways.process.host_functions import HostFunction, Kind, describe
 
 #: Arrays begin at multiples of so many bytes.
 ALIGNMENT = 64
 
 _LENGTH = struct.Struct("<Q")
 _ANY = 1 << 62
-
-Kind = tuple[tuple[int, ...], np.dtype]
 
 
 def send(link: socket.socket, data: bytes, until: float | None = None) -> None:

@@ -1,6 +1,6 @@
 """Branches in the plans of hosts: who decides, who is told, which plan each host gets, and what memory a run takes.
 
-The programs are the cases of `control_cases` that have branches; a run plays a sample (`control_sample`).
+The programs are the cases of `control_cases` that have branches; a run plays a sample (`@pytest.mark.sampled`).
 
 Map: GANG-1 one host tells each host (`test_each_host_is_told_once`); PLAN-2, PLAN-5 (`test_hosts_get_valid_plans`);
 MEM-2 the peak against every way that a program can go (`test_the_peak_is_never_less_than_what_is_there`,
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from control_cases import CASES, HOMES, Case, Placed
-from control_sample import sampled, tell
+from control_on_slices import BRANCHES
 from jax.sharding import PartitionSpec as P
 
 from pathways import _native, errors
@@ -37,24 +37,6 @@ SLICES = {"a": MeshSpec("a", (("x", 2),)), "b": MeshSpec("b", (("y", 2),)), "c":
 #: Hosts of one device: 0 and 1 are an island, 2 and 3 another.
 DEVICES = {"a": (0, 1), "b": (2, 3), "c": (1,)}
 ISLANDS = (0, 0, 1, 1)
-
-NAMES = (
-    "cond",
-    "switch",
-    "cond_with_captured_values",
-    "cond_in_cond",
-    "cond_with_one_empty_branch",
-    "scan_of_cond",
-    "branches_on_different_slices",
-    "branches_read_on_one_slice",
-    "transfers_in_a_branch",
-    "predicate_made_on_another_slice",
-    "two_conds_of_one_predicate",
-    "predicate_made_in_a_branch_that_is_not_taken",
-    "union_of_residuals",
-    "cond_of_scan",
-    "cond_whose_results_are_constants",
-)
 
 
 def compiled(case: Case, make: str, slices: dict[str, MeshSpec] = SLICES) -> LogicalProgram:
@@ -75,18 +57,15 @@ def bound(program: LogicalProgram, devices: dict[str, tuple[int, ...]] = DEVICES
     return BoundProgram(program, tuple(devices[mesh.name] for mesh in program.meshes), 1, ISLANDS)
 
 
-SAMPLE = sampled([(name, make) for name in NAMES for make in ("forward", "backward")], 8)
-
-
-@pytest.fixture(params=SAMPLE, ids=lambda each: "-".join(each), scope="module")
+@pytest.fixture(params=itertools.product(BRANCHES, ("forward", "backward")), ids="-".join, scope="module")
 def branches(request: Any) -> BoundProgram:
-    tell()
     name, make = request.param
     made = bound(compiled(CASES[name], make))
     assert made.program.predicates and not made.program.loops
     return made
 
 
+@pytest.mark.sampled(0.15)
 def test_hosts_get_valid_plans(branches: BoundProgram) -> None:
     """The plan's own checks look at scopes and order. Each node is on the hosts that have its values."""
     selects = {n for n, node in enumerate(branches.program.nodes) if node.kind is NodeKind.SELECT}
@@ -105,6 +84,7 @@ def test_hosts_get_valid_plans(branches: BoundProgram) -> None:
             assert chain == [branches.program.predicates[p].case for p in branches.branching().chain(says)]
 
 
+@pytest.mark.sampled(0.15)
 def test_each_host_is_told_once(branches: BoundProgram) -> None:
     """By the owner, or by the first host of its island that is concerned; and all agree."""
     plans = {host: _native.describe_branches(host_plan(branches, host).block) for host in branches.hosts()}
@@ -134,6 +114,7 @@ def test_each_host_is_told_once(branches: BoundProgram) -> None:
     assert all(len(set(each.values())) == len(each) for each in bits), "no two predicates share a bit"
 
 
+@pytest.mark.sampled(0.15)
 def test_a_program_with_branches_survives_the_wire(branches: BoundProgram) -> None:
     program = branches.program
     assert load_program(dump_program(program)) == program
@@ -212,6 +193,7 @@ def most(made: BoundProgram, device: int, way: dict[int, int], received: set[int
     return highest
 
 
+@pytest.mark.sampled(0.15)
 def test_the_peak_is_never_less_than_what_is_there(branches: BoundProgram) -> None:
     program = branches.program
     for host in branches.hosts():

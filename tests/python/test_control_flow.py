@@ -1,6 +1,6 @@
 """Loops and branches with placed calls inside: values and gradients are plain JAX's, in the reference interpreter.
 
-A run plays a sample of the cases (`control_sample`).
+A run plays a sample of the cases (`@pytest.mark.sampled`).
 
 Map: the cases of `control_cases`; what is unrolled and what is not; bad input.
 """
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from control_cases import CASES, HOMES, Case, Placed
-from control_sample import sampled, tell
 from jax.sharding import PartitionSpec as P
 from reference import run
 
@@ -49,7 +48,6 @@ def check(
 
     An argument with dimensions is cut over its slice by the first of them.
     """
-    tell()
     meshes = [slices[HOMES[name]] for name in case.names]
     at = [
         (mesh, P(mesh.axes[0][0]) if np.ndim(value) else None)
@@ -72,12 +70,14 @@ def check_both(case: Case, **options: Any) -> None:
         check(case, make, **options)
 
 
-@pytest.mark.parametrize("case", sampled(KNOWN, 8), ids=lambda case: case.name)
+@pytest.mark.sampled(0.28)
+@pytest.mark.parametrize("case", KNOWN, ids=lambda case: case.name)
 def test_short_loops_are_unrolled(case: Case) -> None:
     check_both(case)
 
 
-@pytest.mark.parametrize("case", sampled([*CASES.values()], 15), ids=lambda case: case.name)
+@pytest.mark.sampled(0.28)
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
 def test_loops_and_branches(case: Case) -> None:
     """All loops stay loops, of any length but 0."""
     check_both(case, unroll=0)
@@ -86,7 +86,8 @@ def test_loops_and_branches(case: Case) -> None:
 CUT = {"a": MeshSpec("a", (("x", 2),)), "b": MeshSpec("b", (("y", 2),)), "c": MeshSpec("c", (("z", 1),))}
 
 
-@pytest.mark.parametrize("case", sampled([*CASES.values()], 5), ids=lambda case: case.name)
+@pytest.mark.sampled(0.09)
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
 def test_loops_and_branches_on_slices_of_two_devices(case: Case) -> None:
     """The arguments are cut over the devices of their slices, which have different axes."""
     check_both(case, slices=CUT, unroll=0)

@@ -1,162 +1,19 @@
 // Composites: programs with loops, which the controller orders run by run, between a client and hosts that the test
-// plays. A played host keeps what each handle means, as a number, and computes numbers from numbers.
+// plays. What a client may not do with them: test_loop_bounds.cc.
 //
 //   ORD-1, SHARE-1  Loops.RunsComeOneAfterTheOtherAndOthersComeBetween
 //   CLI-1           Loops.LaterRecordsWaitForTheLastRun
 //   WALK-1, WALK-2, WALK-3  Loops.RandomOnesGiveTheRightValuesAndLeaveNothing
 //   MEM-2, MEM-3    SmallLoops.AreAdmittedAsAWhole, SmallLoops.ACarryThatMovesOnIsAdmittedWithAllThatItHolds
 //   DEAD-1, ERR-2, OWN-1  Loops.EndInTheMiddleAndLeaveNothing
-//   TRUST-1         Loops.WrongOnesAreRefused, Loops.NoClientNamesAHiddenHandle,
-//                   Loops.AClientThatGivesADonatedArgumentTwiceIsEvicted
 #include <algorithm>
 #include <array>
-#include <deque>
-#include <functional>
-#include <map>
 #include <random>
-#include <set>
-#include <string>
 
-#include "controller/played.h"
-#include "support.h"
+#include "controller/played_loops.h"
 
 namespace pathways::test {
 namespace {
-
-using Kind = CompositeStep::Kind;
-
-uint64_t mixed(uint64_t a, uint64_t b) { return (a ^ (b * 0x9e3779b97f4a7c15ull)) * 0xff51afd7ed558ccdull + b; }
-uint64_t output_of(uint32_t plan, std::span<const uint64_t> inputs, uint32_t output) {
-  uint64_t value = mixed(plan, output);
-  for (const uint64_t input : inputs) value = mixed(value, input);
-  return value;
-}
-
-CompositeStep run(uint32_t plan, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs) {
-  CompositeStep step;
-  step.plan = plan;
-  step.inputs = std::move(inputs);
-  step.outputs = std::move(outputs);
-  return step;
-}
-CompositeStep bound(Kind kind, uint64_t count, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs) {
-  CompositeStep step = run(0, std::move(inputs), std::move(outputs));
-  step.kind = kind;
-  step.count = count;
-  return step;
-}
-
-constexpr uint32_t kNumber = 900;  // of the composite
-
-struct Loops : Cluster {
-  explicit Loops(std::vector<uint64_t> budgets = {}) : Cluster(4, 2, std::move(budgets)) {}
-
-  /// A plan on both hosts.
-  void add(uint32_t plan, uint32_t results, std::vector<uint32_t> donated, uint64_t peak = 0, uint64_t bytes = 0) {
-    PlanMemory memory{0, "plan", "", {}, {}, donated};
-    if (peak != 0) memory.needs.push_back({0, peak, 0});
-    for (uint32_t i = 0; i < results; ++i) {
-      memory.results.push_back({2, bytes == 0 ? kNoSpaceSet : set, bytes, -1, -1});
-    }
-    controller->register_plan(plan, 0, 2);
-    controller->set_plan_memory(plan, std::move(memory));
-    donated_of[plan] = std::move(donated);
-  }
-  /// carry -> carry, `count` times.
-  Composite simple(uint64_t count, uint32_t parallel = 10) {
-    add(1, 1, {0});
-    Composite made{"loop", 0, 2, 1, 4, parallel, {0}, {3}, {}};
-    made.steps = {bound(Kind::kLoop, count, {0}, {1}), run(1, {1}, {2}), bound(Kind::kEnd, 0, {2}, {3})};
-    return made;
-  }
-  std::vector<uint64_t> call(const std::vector<uint64_t>& arguments, uint32_t results, int64_t deadline_ns = 0) {
-    std::vector<uint64_t> handles(results);
-    static const ErrorText text = make_error_text("late");
-    const ProgramRef program{kNumber, 2, std::vector<uint32_t>(results, 2)};
-    const Status status = deadline_ns == 0 ? good->submit(program, arguments, handles.data())
-                                           : good->submit(program, arguments, handles.data(), {}, deadline_ns, &text);
-    EXPECT_EQ(status, Status::kOk);
-    return handles;
-  }
-  /// A buffer of the client, which the hosts know.
-  uint64_t buffer(uint64_t value) {
-    Handle handle;
-    EXPECT_EQ(good->allocate(1, &handle), Status::kOk);
-    objects[handle.raw] = value;
-    return handle.raw;
-  }
-  /// The hosts read what has come. Both keep the same buffers; the first one's are looked at.
-  void read() {
-    for (uint32_t h = 0; h < hosts.size(); ++h) {
-      if (is_lost[h]) continue;
-      for (auto bytes = hosts[h]->next(); !bytes.empty(); bytes = hosts[h]->next()) take(h, bytes);
-    }
-  }
-  void take(uint32_t h, std::span<const std::byte> bytes) {
-    const auto header = read_record<RecordHeader>(bytes);
-    if (header.kind == RecordKind::kRun) {
-      running[h].push_back(read_record<RunRecord>(bytes));
-      if (h == 0) compute(bytes);
-    } else if (header.kind == RecordKind::kCommand && h == 0) {
-      const auto command = read_record<CommandRecord>(bytes);
-      const auto kind = static_cast<CommandKind>(header.detail);
-      if (kind == CommandKind::kFail) failed.insert(command.handle);
-      for (size_t at = 0; kind == CommandKind::kRelease && at < command.bytes; at += sizeof(uint64_t)) {
-        objects.erase(word_at(bytes, sizeof command + at));
-      }
-    } else if (header.kind == RecordKind::kClientGone && h == 0) {
-      objects.clear();
-    }
-  }
-  void compute(std::span<const std::byte> bytes) {
-    const auto record = read_record<RunRecord>(bytes);
-    order.push_back(record.plan);
-    std::vector<uint64_t> inputs;
-    for (uint32_t i = 0; i < record.arguments; ++i) {
-      const auto found = objects.find(argument_of(bytes, i));
-      ASSERT_NE(found, objects.end()) << "plan " << record.plan << " reads a buffer that is not there";
-      inputs.push_back(found->second);
-    }
-    for (const uint32_t position : donated_of[record.plan]) objects.erase(argument_of(bytes, position));
-    for (uint32_t i = 0; i < record.results; ++i) {
-      const uint64_t handle = result_of(bytes, i);
-      for (const auto& known : objects) {  // FUT-3: an index means one buffer
-        ASSERT_TRUE(Handle{known.first}.index() != Handle{handle}.index());
-      }
-      objects[handle] = output_of(record.plan, inputs, i);
-    }
-  }
-  void complete(uint32_t h) {
-    hosts[h]->done(running[h].front());
-    running[h].pop_front();
-  }
-  /// Everything to its end.
-  void finish() {
-    for (bool is_busy = true; is_busy;) {
-      pass();
-      read();
-      is_busy = false;
-      for (uint32_t h = 0; h < hosts.size(); ++h) {
-        while (!is_lost[h] && !running[h].empty()) {
-          complete(h);
-          is_busy = true;
-        }
-      }
-    }
-  }
-  size_t hidden() const {
-    return static_cast<size_t>(
-        std::count_if(objects.begin(), objects.end(), [](const auto& each) { return Handle{each.first}.is_hidden(); }));
-  }
-
-  SpaceSetId set = 0;
-  std::map<uint32_t, std::vector<uint32_t>> donated_of;  // by plan
-  std::map<uint64_t, uint64_t> objects;                  // by handle
-  std::set<uint64_t> failed;
-  std::vector<uint32_t> order;  // plans
-  std::deque<RunRecord> running[2];
-  bool is_lost[2] = {false, false};
-};
 
 TEST_F(Loops, RunsComeOneAfterTheOtherAndOthersComeBetween) {
   controller->register_composite(kNumber, simple(25));
@@ -194,78 +51,6 @@ TEST_F(Loops, LaterRecordsWaitForTheLastRun) {
   EXPECT_EQ(order.size(), 12u);
   EXPECT_TRUE(objects.empty());
   EXPECT_TRUE(controller->is_idle());
-}
-
-TEST_F(Loops, WrongOnesAreRefused) {
-  const auto refused = [&](const std::function<void(Composite&)>& spoil, const char* why) {
-    Composite wrong = simple(3);
-    spoil(wrong);
-    try {
-      controller->register_composite(kNumber, std::move(wrong));
-      ADD_FAILURE() << "was taken: " << why;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
-    }
-  };
-  refused([](Composite& c) { c.donated.clear(); }, "a kept argument");
-  refused([](Composite& c) { c.steps[1].inputs = {2}; }, "not there");
-  refused([](Composite& c) { c.steps[2].inputs = {1}; }, "has taken");
-  refused([](Composite& c) { c.results = {1}; }, "which no single run makes");
-  refused(
-      [](Composite& c) {
-        c.steps[1].inputs = {0};
-        c.steps[0].count = 2;
-      },
-      "has taken");
-  refused([](Composite& c) { c.steps[1].plan = 77; }, "plan 77");
-  refused([](Composite& c) { c.steps[0].count = 0; }, "0 iterations");
-  refused([](Composite& c) { c.steps.pop_back(); }, "without an end");
-  refused([](Composite& c) { c.steps[1].outputs = {2, 3}; }, "number of results");
-  refused([](Composite& c) { c.steps[1].outputs = {9}; }, "no such value");
-  refused([](Composite& c) { c.parallel = 0; }, "runs in flight");
-  refused([](Composite& c) { c.group = 40; }, "nobody made");
-  refused([](Composite& c) { c.group = 1; }, "not its own");
-  refused([](Composite& c) { c.donated = {0, 0}; }, "twice");
-  refused([](Composite& c) { c.results.assign(Composites::kMostValues + 1, 3); }, "too many");
-  // A call would go through a loop without a run, and order nothing.
-  const auto nest = [](Composite& c, size_t depth, uint64_t count) {
-    for (size_t i = 0; i < depth; ++i) c.steps.push_back(bound(Kind::kLoop, count, {}, {}));
-    for (size_t i = 0; i < depth; ++i) c.steps.push_back(bound(Kind::kEnd, 0, {}, {}));
-  };
-  refused([&](Composite& c) { nest(c, 1, uint64_t{1} << 62); }, "without a run");
-  // No trial is long.
-  refused(
-      [&](Composite& c) {
-        add(5, 50, {});
-        c.values = 54;
-        std::vector<uint32_t> outputs;
-        for (uint32_t i = 0; i < 50; ++i) outputs.push_back(4 + i);
-        for (int i = 0; i < 10; ++i) c.steps.push_back(bound(Kind::kLoop, 3, {}, {}));
-        c.steps.push_back(run(5, {}, outputs));
-        for (int i = 0; i < 10; ++i) c.steps.push_back(bound(Kind::kEnd, 0, {}, {}));
-      },
-      "too many loops");
-  controller->register_composite(kNumber, simple(3));
-  refused([](Composite& c) { c.steps[1].plan = kNumber; }, "composite 900 as a plan");
-}
-
-TEST_F(Loops, AClientThatGivesADonatedArgumentTwiceIsEvicted) {
-  add(1, 1, {0});
-  Composite whole{"loop", 0, 2, 2, 5, 10, {0}, {4}, {}};
-  whole.steps = {bound(Kind::kLoop, 3, {0}, {2}), run(1, {2}, {3}), bound(Kind::kEnd, 0, {3}, {4})};
-  controller->register_composite(kNumber, whole);
-  const uint64_t argument = buffer(7);
-  (void)call({argument, argument}, 1);
-  pass();
-  EXPECT_EQ(controller->stats().clients, 0u);
-}
-
-TEST_F(Loops, NoClientNamesAHiddenHandle) {
-  const uint64_t hidden = Handle::make(Handle::kHidden | 1, 1).raw;
-  uint64_t result = 0;
-  ASSERT_EQ(good->submit({5, 2, {2}}, std::array{hidden}, &result), Status::kOk);
-  pass();
-  EXPECT_EQ(controller->stats().clients, 0u);
 }
 
 TEST_F(Loops, EndInTheMiddleAndLeaveNothing) {

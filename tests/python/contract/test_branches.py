@@ -1,6 +1,6 @@
 """Branches of JAX around placed functions run on the hosts, as the data decides: values and gradients are plain JAX's.
 
-The cases are those of `control_cases`; a run plays a sample (`control_sample`). Those with loops are unrolled.
+The cases are those of `control_cases`; a run plays a sample (`@pytest.mark.sampled`). Those with loops are unrolled.
 
 Map: CTL-1 decided by data, without the client (`test_values_and_gradients`, `test_a_client_runs_ahead_of_branches`);
 ERR-1 an error in a branch, in its scalar, and in a branch that is not taken (`test_an_error_reaches_what_was_taken`);
@@ -20,28 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from control_cases import ARGUMENTS, CASES, HOMES, Placed
-from control_sample import sampled, tell
+from control_on_slices import BRANCHES, placed_on
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
-RUN = (
-    "cond",
-    "switch",
-    "cond_with_captured_values",
-    "cond_in_cond",
-    "cond_with_one_empty_branch",
-    "scan_of_cond",
-    "branches_on_different_slices",
-    "branches_read_on_one_slice",
-    "transfers_in_a_branch",
-    "predicate_made_on_another_slice",
-    "two_conds_of_one_predicate",
-    "predicate_made_in_a_branch_that_is_not_taken",
-    "union_of_residuals",
-    "cond_of_scan",
-    "cond_whose_results_are_constants",
-)
 #: Other arguments, with which a program takes other branches.
 WAYS: tuple[dict[str, Any], ...] = (
     {},
@@ -65,10 +48,7 @@ class Stage:
     slices: dict[str, Any]
 
     def placed(self) -> Placed:
-        return Placed.by(
-            lambda fun, where, name: pw.jit(fun, devices=self.slices[where], name=name),
-            lambda x, where: pw.device_put(x, self.slices[where]),
-        )
+        return placed_on(self.slices)
 
     def put(self, name: str, value: Any) -> Any:
         home = self.slices[HOMES[name]]
@@ -82,10 +62,10 @@ def stage(cluster: Any, add: Any) -> Stage:
     return Stage({"a": add(4 if several else 2, first), "b": add(2, second), "c": add(1, second)})
 
 
-@pytest.mark.parametrize("name", sampled(RUN, 4))
+@pytest.mark.sampled(0.27)
+@pytest.mark.parametrize("name", BRANCHES)
 @pytest.mark.parametrize("make", ["forward", "backward"])
 def test_values_and_gradients(stage: Stage, name: str, make: str) -> None:
-    tell()
     case = CASES[name]
     program = pw.program(getattr(case, make)(stage.placed()))
     plain = jax.jit(getattr(case, make)(Placed()))

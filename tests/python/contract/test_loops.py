@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from control_cases import CASES, HOMES, Placed
+from control_on_slices import placed_on
 
 import pathways as pw
 
@@ -34,10 +35,7 @@ RUN = (
 def test_values_and_gradients(add: Any, name: str) -> None:
     case = CASES[name]
     slices = {where: add(1) for where in "abc"}
-    placed = Placed.by(
-        lambda fun, where, label: pw.jit(fun, devices=slices[where], name=label),
-        lambda x, where: pw.device_put(x, slices[where]),
-    )
+    placed = placed_on(slices)
     args = [pw.device_put(x, slices[HOMES[n]]) for n, x in zip(case.names, case.values(), strict=True)]
     for make in ("forward", "backward"):
         got = pw.program(getattr(case, make)(placed))(*args)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from control_cases import CASES, HOMES, Placed
+from control_on_slices import placed_on
 from thoroughness import THOROUGHNESS
 
 import pathways as pw
@@ -35,10 +36,7 @@ def same(got: Any, expected: Any) -> None:
 def test_values_and_gradients(add: Any, quiet: Any, name: str) -> None:
     case = CASES[name]
     slices = {where: add(1) for where in "abc"}
-    placed = Placed.by(
-        lambda fun, where, label: pw.jit(fun, devices=slices[where], name=label),
-        lambda x, where: pw.device_put(x, slices[where]),
-    )
+    placed = placed_on(slices)
     args = [pw.device_put(x, slices[HOMES[n]]) for n, x in zip(case.names, case.values(), strict=True)]
     same(args, case.values())  # now it is known what reading them keeps
     before = quiet()["kept"]
