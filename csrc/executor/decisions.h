@@ -11,11 +11,10 @@
 ///
 ///   GANG-1  all hosts of an island hear of a choice by one of them, so they launch a gang with a predicate alike. An
 ///           error of the predicate, other than an error of an input, is known to all of them; then nobody launches.
-///   GANG-2  a decision goes out before the host waits for its peers in a later launch (`owes_before`): they may need
-///   it
-///           before they launch their part. A launch on several devices returns at once, but XLA runs such launches one
-///           after the other. So the scalars of earlier choices must be enqueued before it. Each wait is for something
-///           earlier in the order, so no cycle of waits can form.
+///   GANG-2  a decision goes out before the host waits for its peers in a later launch (`owes_before`), because they
+///           may need it before they launch their part. A launch on several devices returns at once, but XLA runs such
+///           launches one after the other. So the scalars of earlier choices must be enqueued before it. Each wait is
+///           for something earlier in the order, so no cycle of waits can form.
 ///   ERR-2   a choice of which a lost host would have told fails with the failure reason, here and at all hosts that
 ///           this host tells. The host takes in what the lost host wrote before (Host::lose_peers), so the first of
 ///           the two counts, and only on this host. Hosts that are lost are not told, nor are their successors.

@@ -13,9 +13,8 @@
 /// Threading: immutable after the plan was parsed; any thread reads.
 ///
 /// Invariants; `Plan::parse` refuses a violation:
-///   PLAN-2  order: the value of a choice is written before each node that depends on the choice, and `first_node` is
-///   not
-///           behind such a node. The parent of a predicate and the scope of its choice come before the predicate.
+///   PLAN-2  order: the value of a choice is written before each node that depends on the choice, and no such node is
+///           before `first_node`. The parent of a predicate and the scope of its choice come before the predicate.
 ///   PLAN-4  bounds, as in plan/plan.h. Choices are sorted by number. Predicates nest at most kMostNested deep.
 ///   PLAN-5  nothing dead is read by whoever is taken: a node reads only values of its own scope and of the scopes
 ///           around it. A select reads, for each case, a value of a scope around itself, or one of the scope of that
