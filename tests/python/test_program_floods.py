@@ -26,7 +26,7 @@ def some_program(number: int) -> Callable[[Any], Any]:
     """Takes a while to compile, and no other one is like it."""
 
     def run(x: Any) -> Any:
-        for step in range(20):
+        for step in range(60):
             x = jnp.sin(x * (number + step)) @ jnp.cos(x)
         return x.sum()
 
@@ -39,9 +39,10 @@ def test_a_flood_delays_a_neighbour_by_a_compilation_at_a_time(sessions: Callabl
     slice_ = pw.make_virtual_device_set(cluster).add_slice(devices=1)
     x = pw.device_put(np.ones((4, 4), np.float32), slice_)
     over = threading.Semaphore(0)
+    programs = [pw.jit(some_program(number), devices=slice_) for number in range(FLOOD)]  # they live to the end
 
     def flood(number: int) -> None:
-        pw.jit(some_program(number), devices=slice_)(x).block_until_ready()
+        programs[number](x).block_until_ready()
         over.release()
 
     threads = [threading.Thread(target=flood, args=(number,)) for number in range(FLOOD)]

@@ -26,10 +26,10 @@ SIZE = 8
 PLOT_1F1B = """\
 train: 1F1B (plan, from given lengths)
 bubble 27.3 %; the schedule's own bound is 27.3 %
-device 0 {0} |F0F1F2F3............B0<<F4B1<<F5B2<<F6B3<<F7B4<<..B5<<..B6<<..B7<<|
-device 1 {1} |..F0F1F2........B0<<F3B1<<F4B2<<F5B3<<F6B4<<F7B5<<..B6<<..B7<<....|
-device 2 {2} |....F0F1....B0<<F2B1<<F3B2<<F4B3<<F5B4<<F6B5<<F7B6<<..B7<<........|
-device 3 {3} |......F0B0<<F1B1<<F2B2<<F3B3<<F4B4<<F5B5<<F6B6<<F7B7<<............|
+device {0} |F0F1F2F3............B0<<F4B1<<F5B2<<F6B3<<F7B4<<..B5<<..B6<<..B7<<|
+device {1} |..F0F1F2........B0<<F3B1<<F4B2<<F5B3<<F6B4<<F7B5<<..B6<<..B7<<....|
+device {2} |....F0F1....B0<<F2B1<<F3B2<<F4B3<<F5B4<<F6B5<<F7B6<<..B7<<........|
+device {3} |......F0B0<<F1B1<<F2B2<<F3B3<<F4B4<<F5B5<<F6B6<<F7B7<<............|
 {pad}            0                                                             330 ms
 F forward, B backward, . bubble"""
 
@@ -85,10 +85,12 @@ def units(plot: Any) -> list[list[str]]:
 def test_a_plan_with_given_lengths_as_text(two_hosts: Any) -> None:
     of = Case(two_hosts, [1] * 4, 8, schedule="1F1B")
     plot = of.plot(lengths=GIVEN)
-    names = [row.slices[0] for row in plot.rows]
-    width = 80 + len(names[0]) - 2
+    assert [row.devices for row in plot.rows] == [s.binding.devices for s in of.slices]
+    assert len({row.devices for row in plot.rows}) == 4
+    names = [f"{row.devices[0]} {row.slices[0]}" for row in plot.rows]
     assert {len(name) for name in names} == {len(names[0])}
-    assert plot.text(width) == PLOT_1F1B.format(*names, pad=" " * (len(names[0]) - 2))
+    added = len(names[0]) - len("0 s0")
+    assert plot.text(80 + added) == PLOT_1F1B.format(*names, pad=" " * added)
     assert str(plot) == plot.text() and max(map(len, str(plot).splitlines())) <= 80
     assert (plot.program, plot.schedule, plot.unit) == ("train", "1F1B", "s")
     assert plot.bubble == pytest.approx(100 * 3 / 11) and plot.bound == pytest.approx(plot.bubble)
