@@ -282,6 +282,27 @@ def test_branches_without_a_common_home() -> None:
     assert "result 0 (float32[4,4]) of jax.lax.cond is on slice 'b' in branch 0, 'a' in branch 1" in text
 
 
+@pytest.mark.parametrize("handed_on_first", [True, False])
+def test_a_branch_hands_on_an_argument_that_lies_nowhere(handed_on_first: bool) -> None:
+    """It goes where the other branch gives its result, wherever the truth value and an earlier reader are."""
+    f, total = PLACED.f, PLACED.total  # on a and on b
+
+    def branch(x: Any, yes: Any) -> Any:
+        branches = [lambda x: x, lambda x: f(x, x)]
+        return jax.lax.switch((yes > 0) + 0, branches if handed_on_first else branches[::-1], x)
+
+    def nested(x: Any, yes: Any) -> Any:
+        return jax.lax.cond(yes > 0, lambda x: branch(x, yes), lambda x: x, x)
+
+    for yes in (np.float32(1), np.float32(-1)):
+        is_made = (yes > 0) == handed_on_first
+        for fun in (branch, nested, lambda x, yes: branch(x, total(x) * 0 + yes)):
+            got, program = run(fun, X, yes, at=[None, (SLICES["b"], None)])
+            is_made_there = is_made and (fun is not nested or yes > 0)
+            np.testing.assert_allclose(got, np.tanh(X @ X) if is_made_there else X, rtol=1e-5)
+            assert program.meshes[program.values[program.results[0]].mesh] == SLICES["a"]
+
+
 def test_a_schedule_needs_what_is_known() -> None:
     text = refused(
         lambda x: jax.lax.scan(lambda c, _: (PLACED.f(c, c), None), x, None, length=17)[0], X, schedule="1F1B"

@@ -9,7 +9,8 @@ Each value between parts has a home: a slice, and how it is cut on it.
   and read on another slice is sent before the loop.
 - A carried value lives where it starts. If that is free (a constant), it lives where the body leaves it. At the end of
   the body it is moved back, if the body leaves it elsewhere.
-- A result of a branch lives where all branches make it, or else where it is read; else the program is refused.
+- A result of a branch lives where all branches make it, or else where it is read; else the program is refused. A
+  branch that hands on an argument which the user put nowhere makes nothing: there the argument is sent.
 
 Pure.
 """
@@ -129,6 +130,7 @@ class _Level:
         self.cheap = cheap_constants(program)
         self.arguments = dict(zip(program.invars, arguments, strict=True))
         self.numbers: dict[Any, int] = {}
+        self._unplaced = {v for v, argument in self.arguments.items() if argument.mesh is None}
         self._readers: Sequence[Step] = ()  # the steps behind the control step at hand
         for v, argument in self.arguments.items():
             if argument.mesh is not None:
@@ -208,9 +210,9 @@ class _Level:
     def _splice(self, part: LogicalProgram, inputs: Sequence[Any], predicate: int = -1) -> list[int]:
         return self.whole.splice(part, [self._at_home(v, (self.compiler.default, ())) for v in inputs], predicate)
 
-    def _adopt(self, inputs: Sequence[Any], part: LogicalProgram) -> None:
-        """A free argument lives where the first part that reads it takes it."""
-        read = {*part.results, *(v for node in part.nodes for v in node.inputs)}
+    def _adopt(self, inputs: Sequence[Any], part: LogicalProgram, handed_on: bool = True) -> None:
+        """A free argument lives where the first part that reads it takes it. `handed_on`: a result reads it, too."""
+        read = {*(part.results if handed_on else ()), *(v for node in part.nodes for v in node.inputs)}
         for v, value in zip(inputs, part.arguments, strict=False):  # a body also takes its carry
             if v not in self.numbers and not self._is_constant(v) and value in read:
                 self._settle(v, home_of(part, value))
@@ -250,11 +252,15 @@ class _Level:
             body, left = self._filled(branch, step.inputs[1:])
             operands = [step.inputs[1 + n] for n in left]
             part = compile_(body, [self._argument(v) for v in operands], [None] * len(step.outputs))
-            self._adopt(operands, part)
+            self._adopt(operands, part, handed_on=False)
             bodies.append(body)
             parts.append(part)
             given.append(operands)
-        homes = [self._home_of_result(n, step, control, bodies, parts) for n in range(len(step.outputs))]
+        homes = [self._home_of_result(n, step, control, bodies, parts, given) for n in range(len(step.outputs))]
+        for body, operands in zip(bodies, given, strict=True):
+            for v, home in zip(body.outvars, homes, strict=True):
+                if (handed_on := _handed_on(body, v, operands)) is not None:
+                    self._at_home(handed_on, home)
         cases = []
         for n, (body, part, operands) in enumerate(zip(bodies, parts, given, strict=True)):
             if any(home_of(part, v) != _physical(part, v, home) for v, home in zip(part.results, homes, strict=True)):
@@ -268,13 +274,20 @@ class _Level:
         self.compiler.depth -= 1
 
     def _home_of_result(
-        self, n: int, step: Step, control: Control, bodies: Sequence[FlatProgram], parts: Sequence[LogicalProgram]
+        self,
+        n: int,
+        step: Step,
+        control: Control,
+        bodies: Sequence[FlatProgram],
+        parts: Sequence[LogicalProgram],
+        given: Sequence[Sequence[Any]],
     ) -> Home:
-        """Where result `n` of a branch lives."""
+        """Where result `n` of a branch lives. The bodies were compiled to `parts`, and take the `given` operands."""
         made = {
             case: home_of(part, part.results[n])
             for case, (body, part) in enumerate(zip(bodies, parts, strict=True))
             if not _is_free(body, body.outvars[n])
+            and _handed_on(body, body.outvars[n], given[case]) not in self._unplaced
         }
         readers = [
             reader.mesh for reader in self._readers if step.outputs[n] in reader.reads and reader.mesh is not None
@@ -386,6 +399,11 @@ def _is_literal(v: Any) -> bool:
 def _is_free(program: FlatProgram, v: Any) -> bool:
     """Whether a result of a program is a constant, which may be made anywhere."""
     return _is_literal(v) or v in program.constants or v in cheap_constants(program)
+
+
+def _handed_on(body: FlatProgram, v: Any, operands: Sequence[Any]) -> Any:
+    """The operand that a body gives as its result `v`, if it is one."""
+    return None if _is_literal(v) or v not in body.invars else operands[body.invars.index(v)]
 
 
 def _argument(aval: Any, home: Home | None) -> Argument:
