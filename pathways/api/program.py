@@ -195,6 +195,8 @@ class Program(Handle):
                     self._fun(*args, **kwargs)
                 except FloatingPointError as first:
                     raise FloatingPointError(f"{first}; in program {self._name!r}") from None
+                except errors.TraceError:
+                    pass  # JAX traces the bodies of loops and branches: they do not go step by step
                 finally:
                     for variable, array in after:
                         variable._array = array

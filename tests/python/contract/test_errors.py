@@ -139,6 +139,7 @@ def test_debug_nans_raises_at_the_call(add: Any) -> None:
     logs = pw.jit(lambda x: (jnp.log(x), x), devices=slice_, name="logs", donate_argnums=0)
     roots = pw.jit(jnp.sqrt, devices=slice_, name="roots")
     both = pw.program(lambda x: roots(logs(x)[0] * 0 + x), name="both")
+    loop = pw.program(lambda x: jax.lax.fori_loop(0, 2, lambda _, c: roots(c), x), name="loop")
     array = pw.device_put(bad, slice_)
     for call in (lambda x: logs(x), lambda x: logs(pw.device_put(x, slice_))):  # the short ways know the calls
         assert np.isnan(call(bad)[0]).tolist() == [True, False]
@@ -148,6 +149,7 @@ def test_debug_nans_raises_at_the_call(add: Any) -> None:
             (lambda: logs(array), "logs"),
             (lambda: both(bad), "logs.*in program 'both'"),
             (lambda: both(array), "logs.*in program 'both'"),
+            (lambda: loop(array), "loop"),
             (lambda: array**0.5, "power"),
             (lambda: jnp.log(array), "log"),
             (lambda: jax.grad(lambda x: logs(x)[0].sum() + roots(x).sum())(array), "logs|roots"),
