@@ -127,7 +127,8 @@ class Asker:
         self._ask = ask
         self._is_alone = devices == 1
         self._give_up = give_up
-        self.failure: errors.CallbackFailedError | None = None  # of the launch under way
+        #: Of the launch under way. A text, because an exception would keep what its frames hold: the call's arrays.
+        self.failure: str | None = None
         self._vain = 0
 
     def begin(self) -> None:
@@ -141,11 +142,11 @@ class Asker:
             try:
                 return self._ask(number, arrays, kinds)
             except errors.CallbackFailedError as failure:
-                self.failure = errors.CallbackFailedError(readable(str(failure)))
+                self.failure = readable(str(failure))
         if self._is_alone:
-            raise self.failure
+            raise errors.CallbackFailedError(self.failure)
         self._vain += 1
         if self._vain > MOST_VAIN_CALLS:
             self._give_up(f"a computation goes on although what it called has failed: {self.failure}")
-            raise self.failure
+            raise errors.CallbackFailedError(self.failure)
         return [np.zeros(shape, dtype) for shape, dtype in kinds]

@@ -135,7 +135,7 @@ class Attended:
             if self.asker.failure is None:
                 raise
         if self.asker.failure is not None:
-            raise self.asker.failure
+            raise errors.CallbackFailedError(self.asker.failure)
         return tuple(made)
 
 

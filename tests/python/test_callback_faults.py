@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 import pathways as pw
 from pathways import errors
 from pathways.host import callbacks
+from pathways.host.executables import Attended
 from pathways.host.sidecars import Sidecars
 from pathways.protocol import callback_messages
 from pathways.protocol import control_pb2 as pb
@@ -190,3 +193,22 @@ def test_a_computation_that_never_ends_without_its_answers_ends() -> None:
     with pytest.raises(errors.CallbackFailedError):
         asker(1, [], [])
     assert "goes on" in said[0]
+
+
+class Given:
+    """Stands for an array."""
+
+
+def test_a_computation_whose_call_failed_keeps_nothing_of_what_it_was_given() -> None:
+    def ask(*_: Any) -> Any:
+        raise errors.CallbackFailedError("no")
+
+    asker = callbacks.Asker(ask, 1, print)
+    array: Any = Given()
+    launch = Attended(lambda x: asker(1, [x], []), asker, (array,))
+    with pytest.raises(errors.CallbackFailedError, match="no"):
+        launch.run()
+    is_there = weakref.ref(array)
+    del array, launch
+    gc.collect()
+    assert is_there() is None  # though the executable, and with it the asker, lives on
