@@ -2,6 +2,7 @@
 // The seed is printed.
 //
 //   EXCH-1  AnyExchanges: all end, and a host that has finished has all of its rows
+//   EXCH-3  RefusesRecords
 //   EXCH-4  AnyExchanges, Cancelled: all hosts fail with one text or all finish
 //   ERR-2   LostHosts: all others end; who finishes has the right rows; nothing is written to memory that is free
 #include "executor/exchange_manager.h"
@@ -271,6 +272,71 @@ void play_many(int rounds, int disturb) {
   EXPECT_GT(finished, 100u);
   EXPECT_GT(failed, 100u);
   EXPECT_EQ(kept != 0, disturb == 2);
+}
+
+/// What a host has sent, where a test gives the answers.
+struct Noted final : ExchangePlane {
+  void send_report(uint32_t, uint64_t, std::vector<uint64_t>) override { ++reports; }
+  void send_decision(uint32_t, uint64_t, std::vector<uint64_t>) override { ++decisions; }
+  void send_written(uint32_t, uint64_t, std::string_view) override { ++writtens; }
+  void write_rows(uint64_t, uint32_t, std::vector<HostExchange::Move>, std::vector<Room>) override { ++writes; }
+  void finished(uint64_t, const HostExchange&) override { ++ends; }
+  void failed(uint64_t, std::string_view text, Memory) override { error = text; }
+  int reports = 0, decisions = 0, writtens = 0, writes = 0, ends = 0;
+  std::string error;
+};
+
+/// Records that are none of their exchange change nothing, and the exchange ends as it should.
+TEST(Exchanges, RefusesRecords) {
+  // Sources on hosts 0 and 1, the target on host 2. Node 5 is coordinated by host 2, node 3 by host 0.
+  const ExchangeShape shape{{2, {{0, 0}, {1, 1}}}, {1, {{0, 2}}}, 4, Overflow::kError};
+  const auto report = [](uint32_t host, std::vector<Batch> batches) {
+    return encode(HostReport{host, {}, std::move(batches), {}, {}});
+  };
+  Noted plane;
+  ExchangeManager target(2, plane);
+  ASSERT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kOk);  // early
+  EXPECT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kInvalid);
+  target.prepare(7, shape, 5);
+  EXPECT_EQ(target.on_report(7, 1, report(1, {})), Status::kInvalid);           // again
+  EXPECT_EQ(target.on_report(7, 0, report(1, {})), Status::kInvalid);           // in another's name
+  EXPECT_EQ(target.on_report(7, 0, report(0, {{1, 0, 1}})), Status::kInvalid);  // another's rows
+  EXPECT_EQ(target.on_report(7, 9, report(9, {})), Status::kInvalid);           // no part in it
+  EXPECT_EQ(target.on_report(7, 0, std::vector<uint64_t>{0, 1}), Status::kInvalid);
+  EXPECT_EQ(target.on_decision(7, 1, encode(HostDecision{})), Status::kInvalid);  // it decides itself
+  EXPECT_EQ(target.on_written(7, 1, ""), Status::kInvalid);                       // before the report
+  EXPECT_TRUE(target.owes(7));
+  target.add_rooms(7, {{0, 1, 2}});
+  target.poll();
+  ASSERT_EQ(target.on_report(7, 0, report(0, {})), Status::kOk);
+  target.poll();
+  EXPECT_EQ(plane.decisions, 2);
+  EXPECT_FALSE(target.owes(7));
+  EXPECT_EQ(target.on_written(7, 0, ""), Status::kInvalid);  // it has no rows
+  EXPECT_EQ(target.on_written(7, 1, ""), Status::kOk);
+  EXPECT_EQ(target.on_written(7, 1, ""), Status::kInvalid);
+  target.poll();
+  EXPECT_TRUE(plane.ends == 1 && plane.error.empty() && target.count() == 0);
+
+  target.prepare(8, shape, 3);
+  HostDecision decision{{}, {}, {}, {0, 1}, {{0, 2, 2}}};
+  EXPECT_EQ(target.on_decision(8, 0, encode(decision)), Status::kInvalid);  // it has not reported
+  EXPECT_EQ(target.on_report(8, 1, report(1, {})), Status::kInvalid);       // to the wrong host
+  target.add_rooms(8, {{0, 1, 2}});
+  target.poll();
+  EXPECT_EQ(plane.reports, 1);
+  ASSERT_EQ(target.on_written(8, 1, "the disk is gone"), Status::kOk);      // before the decision
+  EXPECT_EQ(target.on_decision(8, 1, encode(decision)), Status::kInvalid);  // not the coordinator
+  decision.writers = {0};
+  EXPECT_EQ(target.on_decision(8, 0, encode(decision)), Status::kInvalid);  // without a host that has written
+  decision.writers = {0, 1};
+  ASSERT_EQ(target.on_decision(8, 0, encode(decision)), Status::kOk);
+  EXPECT_EQ(target.on_decision(8, 0, encode(decision)), Status::kInvalid);
+  target.poll();
+  EXPECT_EQ(target.count(), 1u);
+  EXPECT_EQ(target.on_written(8, 0, ""), Status::kOk);
+  target.poll();
+  EXPECT_TRUE(plane.error == "the disk is gone" && plane.ends == 1 && target.count() == 0);
 }
 
 TEST(Exchanges, AnyExchanges) { play_many(600, 0); }
