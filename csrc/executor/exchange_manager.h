@@ -5,7 +5,7 @@
 /// hosts. When all have reported, the coordinator sends each its decision. A host writes its rows straight to their
 /// slots, and tells each host that it wrote to. The exchange ends here when all rows for this host have come and all of
 /// its own are written; the plane hears of the end once. `poll` does what has become possible; the other calls only
-/// note what happened. The Executor does not use it yet.
+/// keep what happened. The Executor does not use it yet.
 ///
 ///   EXCH-1  as in exchange/exchange_progress.h. A report may come before the exchange is prepared here, then it waits.
 ///   A
