@@ -36,6 +36,10 @@ const char* kind_name(NodeKind kind) {
       return "result";
     case NodeKind::kSelect:
       return "select";
+    case NodeKind::kExchange:
+      return "exchange";
+    case NodeKind::kPermute:
+      return "permute";
   }
   return "?";
 }

@@ -51,6 +51,10 @@ void ExchangeCoordinator::check(const HostReport& report) const {
       refuse("names a shard that is not the host's, or is not there");
     }
   }
+  const auto has_digest = [](const Batch& batch) { return batch.digest != 0; };
+  if (shape_.routes == Routes::kChosen && std::any_of(report.batches.begin(), report.batches.end(), has_digest)) {
+    refuse("has a digest of routes that nobody knows");
+  }
   if (!ascends(report.expected, by_target)) refuse("has what it expects out of order");
   if (shape_.routes == Routes::kChosen && !report.expected.empty()) refuse("expects rows, and does not know which");
   for (const Batch& batch : report.expected) {
@@ -118,9 +122,11 @@ ExchangeFault ExchangeCoordinator::difference(std::vector<Batch> sent) const {
   const auto rows = [&](const Batch& batch) {
     return std::to_string(batch.source == first.source && batch.target == first.target ? batch.rows : 0);
   };
+  const bool counts_agree = rows(*at.first) == rows(*at.second);  // then it is the digests that do not
   return {ExchangeFault::Kind::kBadRoutes, first.target, 0, 0,
           "pw.exchange: source shard " + std::to_string(first.source) + " sends " + rows(*at.first) +
               " rows to target shard " + std::to_string(first.target) + ", which expects " + rows(*at.second) +
+              (counts_agree ? ", but other rows, or in other slots" : "") +
               ": expected the routes of one exchange, unchanged"};
 }
 

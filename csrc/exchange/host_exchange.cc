@@ -45,8 +45,11 @@ void HostExchange::expect(uint32_t target, std::span<const int32_t> origins) {
   PW_CHECK(shape_.routes == Routes::kKnown && shape_.targets.host_of(target) == host_);
   PW_CHECK(origins.size() == shape_.capacity);
   ++expecting_;
-  std::vector<uint32_t> sources;
-  for (size_t slot = 0; slot < origins.size(); ++slot) {
+  struct Origin {
+    uint32_t source, slot, row;
+  };
+  std::vector<Origin> expected;
+  for (uint32_t slot = 0; slot < origins.size(); ++slot) {
     const int32_t number = *static_cast<const volatile int32_t*>(&origins[slot]);
     if (number == -1) continue;
     if (number < 0 || static_cast<uint64_t>(number) >= uint64_t{shape_.sources.shards()} * shape_.source_rows) {
@@ -56,12 +59,19 @@ void HostExchange::expect(uint32_t target, std::span<const int32_t> origins) {
       }
       return;
     }
-    sources.push_back(static_cast<uint32_t>(number) / shape_.source_rows);
+    const auto row = static_cast<uint32_t>(number);
+    expected.push_back({row / shape_.source_rows, slot, row % shape_.source_rows});
   }
-  std::sort(sources.begin(), sources.end());
-  for (size_t i = 0; i < sources.size(); ++i) {
-    if (i == 0 || sources[i] != sources[i - 1]) expected_.push_back({sources[i], target, 0});
-    ++expected_.back().rows;
+  std::stable_sort(expected.begin(), expected.end(),  // those of one source stay in the order of their slots
+                   [](const Origin& a, const Origin& b) { return a.source < b.source; });
+  for (size_t i = 0; i < expected.size();) {
+    Batch& batch = expected_.emplace_back(Batch{expected[i].source, target, 0});
+    RouteDigest digest;
+    for (; i < expected.size() && expected[i].source == batch.source; ++i) {
+      digest.add(expected[i].slot, expected[i].row);
+      ++batch.rows;
+    }
+    batch.digest = digest.value();
   }
 }
 
@@ -121,7 +131,12 @@ void HostExchange::check(const HostDecision& decision) const {
                                        [](const Room& each, uint32_t wanted) { return each.target < wanted; });
     require(room != decision.rooms.end() && room->target == range.target, " names no memory for a shard");
   }
+  const Arrivals* earlier = nullptr;
+  bool has_rows = false;
   for (const Arrivals& arrivals : decision.arrivals) {
+    require(earlier == nullptr || earlier->target < arrivals.target, " brings rows to a shard twice");
+    earlier = &arrivals;
+    has_rows |= arrivals.kept != 0;
     require(arrivals.target < shape_.targets.shards() && shape_.targets.host_of(arrivals.target) == host_ &&
                 arrivals.kept <= shape_.capacity && arrivals.kept <= arrivals.offered,
             " brings rows to a shard that has no room for them");
@@ -132,6 +147,23 @@ void HostExchange::check(const HostDecision& decision) const {
             " names a writer twice, or one without rows");
     before = &writer;
   }
+  require(has_rows == !decision.writers.empty(), " brings rows without a writer, or has a writer without rows");
+  require(shape_.routes == Routes::kChosen || is_expected(decision), " brings other rows than known routes say");
+}
+
+/// Known routes: the decision brings what the target shards of this host expect, from the hosts of its sources.
+bool HostExchange::is_expected(const HostDecision& decision) const {
+  std::vector<Arrivals> arrivals;
+  std::vector<uint32_t> writers;
+  for (const Batch& batch : expected_) {  // by target
+    if (arrivals.empty() || arrivals.back().target != batch.target) arrivals.push_back({batch.target, 0, 0});
+    arrivals.back().kept += batch.rows;
+    arrivals.back().offered += batch.rows;
+    writers.push_back(shape_.sources.host_of(batch.source));
+  }
+  std::sort(writers.begin(), writers.end());
+  writers.erase(std::unique(writers.begin(), writers.end()), writers.end());
+  return arrivals == decision.arrivals && writers == decision.writers;
 }
 
 void HostExchange::decide(HostDecision decision) {

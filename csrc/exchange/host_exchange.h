@@ -7,6 +7,8 @@
 ///   EXCH-3 (bounds)  a decision is taken only if it moves rows that this host has reported, each once, to slots below
 ///                    the capacity of shards whose memory it names. So whatever another process writes, moves() stays
 ///                    inside the source shards and the target shards (TRUST-1).
+///                    Along known routes, both ends mean the same rows and slots: the coordinator compares counts and
+///                    digests (RouteDigest), and a target takes only a decision that brings what it expects.
 ///   EXCH-4 (whole)   the host moves nothing if the exchange fails.
 ///
 /// Pure. Threading: one owner.
@@ -64,6 +66,7 @@ class HostExchange {
   const ShardRouting* routing_of(uint32_t source) const;
   void bad_route(uint32_t shard, const std::string& what);
   void check(const HostDecision& decision) const;
+  bool is_expected(const HostDecision& decision) const;
 
   const ExchangeShape& shape_;
   const uint32_t host_;

@@ -1,8 +1,10 @@
 #include "exchange/messages.h"
 
 #include <cstring>
+#include <string_view>
 
 #include "base/status.h"
+#include "base/text.h"
 
 namespace pathways {
 namespace {
@@ -18,11 +20,11 @@ class Writer {
  public:
   void put(uint64_t word) { words.push_back(word); }
   void put(const std::string& text) {
-    const uint64_t bytes = std::min<uint64_t>(text.size(), kMostText);
-    put(bytes);
+    const std::string_view taken = cut_text(text, kMostText);
+    put(taken.size());
     const size_t at = words.size();
-    words.resize(at + (bytes + 7) / 8);
-    if (bytes != 0) std::memcpy(words.data() + at, text.data(), bytes);
+    words.resize(at + (taken.size() + 7) / 8);
+    if (!taken.empty()) std::memcpy(words.data() + at, taken.data(), taken.size());
   }
   void put(const ExchangeFault& fault) {
     put(static_cast<uint64_t>(fault.kind));
@@ -78,8 +80,9 @@ class Reader {
   std::vector<Batch> batches() {
     std::vector<Batch> out(count(2));
     for (Batch& batch : out) {
-      const uint64_t pair = word();
-      batch = {high(pair), low(pair), small()};
+      const uint64_t pair = word(), rows = word();
+      if (high(rows) > 1) refuse();
+      batch = {high(pair), low(pair), low(rows), high(rows) != 0 ? word() : 0};
     }
     return out;
   }
@@ -104,7 +107,8 @@ void put_batches(Writer& out, const std::vector<Batch>& batches) {
   out.put(batches.size());
   for (const Batch& batch : batches) {
     out.put(batch.source, batch.target);
-    out.put(batch.rows);
+    out.put(batch.digest != 0, batch.rows);  // a digest costs nothing where there is none
+    if (batch.digest != 0) out.put(batch.digest);
   }
 }
 

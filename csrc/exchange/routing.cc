@@ -49,6 +49,13 @@ ShardRouting ShardRouting::along(uint32_t source, std::span<const int32_t> slots
     routing.add(static_cast<uint32_t>(key.first / capacity), key.second);
     routing.slots_.push_back(static_cast<uint32_t>(key.first % capacity));
   }
+  for (size_t batch = 0; batch < routing.batches_.size(); ++batch) {
+    RouteDigest digest;
+    for (uint32_t i = 0; i < routing.batches_[batch].rows; ++i) {
+      digest.add(routing.slots_[routing.begins_[batch] + i], routing.rows_[routing.begins_[batch] + i]);
+    }
+    routing.batches_[batch].digest = digest.value();
+  }
   return routing;
 }
 

@@ -15,7 +15,25 @@ namespace pathways {
 /// How many rows one source shard has for one target shard.
 struct Batch {
   uint32_t source, target, rows;
+  uint64_t digest = 0;  ///< known routes: RouteDigest of these rows and their slots. Else 0.
   bool operator==(const Batch&) const = default;
+};
+
+/// A digest of some rows of a source shard and their slots in a target shard, added in ascending order of the slots.
+/// Two hosts compare it to see that they mean the same rows and slots. Different routes have the same digest with a
+/// probability of about 2^-64; then rows still go to slots that are there, but to wrong ones.
+class RouteDigest {
+ public:
+  void add(uint32_t slot, uint32_t row) {
+    uint64_t x = (value_ ^ (uint64_t{slot} << 32 | row)) + 0x9e3779b97f4a7c15u;  // the mixer of splitmix64
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    value_ = x ^ (x >> 31);
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0;
 };
 
 /// A row whose destination is no shard.

@@ -84,7 +84,7 @@ struct ExchangeShape {
   Overflow overflow;
   std::optional<int32_t> unsent = {};  ///< the destination of rows that go nowhere
   Routes routes = Routes::kChosen;
-  uint32_t source_rows = 0;  ///< kKnown: rows of each source shard
+  uint32_t source_rows = 0;  ///< rows of each source shard; routing needs it for known routes only
 
   bool has_part(uint32_t host) const { return sources.count_on(host) + targets.count_on(host) != 0; }
   /// The hosts of both slices, ascending.

@@ -69,6 +69,9 @@ void Executor::add_plan(uint32_t id, Plan plan, uint32_t client) {
                                       " of " + std::to_string(plan.devices()) + " devices; this is host " +
                                       std::to_string(options_.host) + " of " + std::to_string(options_.devices));
   }
+  if (!plan.exchanges().empty()) {
+    throw Error(Status::kInvalid, "plan " + std::to_string(id) + " has an exchange of rows, which no host runs yet");
+  }
   if (is_gone(client)) {
     backend_.forget_plan(id);
     return;

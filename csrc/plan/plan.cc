@@ -11,7 +11,7 @@ namespace pathways {
 namespace {
 
 constexpr uint32_t kMagic = 0x4e4c5750;  // "PWLN"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(Status::kInvalid, "malformed plan: " + what); }
 
@@ -34,7 +34,8 @@ Plan Plan::parse(std::vector<std::byte> block) {
   }
   const size_t expected = sizeof(PlanHeader) + size_t{header.nodes} * sizeof(NodeRecord) +
                           size_t{header.choices} * sizeof(ChoiceRecord) +
-                          size_t{header.predicates} * sizeof(PredicateRecord) + size_t{header.words} * 4;
+                          size_t{header.predicates} * sizeof(PredicateRecord) +
+                          size_t{header.exchanges} * sizeof(ExchangeRecord) + size_t{header.words} * 4;
   if (header.total_bytes != plan.block_.size() || expected != plan.block_.size()) {
     refuse("has " + std::to_string(plan.block_.size()) + " bytes, its tables need " + std::to_string(expected));
   }
@@ -46,8 +47,11 @@ Plan Plan::parse(std::vector<std::byte> block) {
   const auto* predicates = reinterpret_cast<const PredicateRecord*>(tables);
   tables += size_t{header.predicates} * sizeof(PredicateRecord);
   plan.branches_.set({choices, header.choices}, {predicates, header.predicates});
+  plan.exchanges_.set({reinterpret_cast<const ExchangeRecord*>(tables), header.exchanges});
+  tables += size_t{header.exchanges} * sizeof(ExchangeRecord);
   plan.words_ = reinterpret_cast<const uint32_t*>(tables);
   plan.validate();
+  plan.exchanges_.parse(plan);
   plan.derive();
   return plan;
 }
@@ -56,6 +60,7 @@ void Plan::validate() const {
   const PlanHeader& h = header();
   require(h.devices >= 1 && h.devices <= kMaxLocalDevices, "a host has 1 to 64 local devices");
   require(h.nodes >= 2, "fewer than two nodes");
+  require(h.padding == 0, "PLAN-4, its header has more than this runtime knows");
   const uint64_t known = h.devices == 64 ? ~uint64_t{0} : (uint64_t{1} << h.devices) - 1;
   const auto in_words = [&](uint32_t begin, uint32_t count) { return uint64_t{begin} + count <= h.words; };
   require(in_words(h.argument_begin, h.arguments), "PLAN-4, the argument table leaves the table of words");
@@ -78,7 +83,7 @@ void Plan::validate() const {
   for (uint32_t i = 0; i < h.nodes; ++i) {
     const NodeRecord& n = nodes_[i];
     const bool first = i == 0, last = i + 1 == h.nodes;
-    if (n.kind > NodeKind::kSelect) refuse(at("node", i) + " is of an unknown kind");
+    if (n.kind > NodeKind::kPermute) refuse(at("node", i) + " is of an unknown kind");
     if ((n.kind == NodeKind::kArgument) != first || (n.kind == NodeKind::kResult) != last) {
       refuse(at("node", i) + ": PLAN-3, arguments come first, results last, each once");
     }
@@ -88,9 +93,12 @@ void Plan::validate() const {
     }
     if (((n.devices | n.input_devices) & ~known) != 0) refuse(at("node", i) + ": PLAN-4, a device the host lacks");
     if (n.kind == NodeKind::kCall && n.devices == 0) refuse(at("node", i) + ": a call without local devices");
+    if (n.kind == NodeKind::kTransfer || is_exchange(n.kind)) {
+      if (n.global_node >= kMaxGlobalNodes) refuse(at("node", i) + ": PLAN-4, its number in the program is too big");
+      if (!transfers.insert(n.global_node).second) refuse(at("node", i) + ": PLAN-4, two transfers of one number");
+    }
     if (n.kind == NodeKind::kTransfer) {
       validate_transfer(i);
-      if (!transfers.insert(n.global_node).second) refuse(at("node", i) + ": PLAN-4, two transfers of one number");
     } else if (n.source_count + n.destination_count != 0) {
       refuse(at("node", i) + ": PLAN-4, only transfers have sources and destinations");
     }
@@ -112,6 +120,10 @@ void Plan::validate() const {
   }
   for (const ChoiceRecord& c : branches_.choices()) {
     require(next_range(c.told_begin, c.told_count), "PLAN-4, the hosts that a choice tells leave the table of words");
+  }
+  for (const ExchangeRecord& r : exchanges_.records()) {
+    require(next_range(r.source_begin, r.source_count) && next_range(r.target_begin, r.target_count),
+            "PLAN-4, the shards of an exchange leave the table of words");
   }
   require(next_range(h.argument_begin, h.arguments) && next_range(h.result_begin, h.results) &&
               next_range(h.donated_begin, h.donated) && cursor == h.words,
@@ -147,7 +159,6 @@ void Plan::validate_transfer(uint32_t index) const {
     return std::find(hosts.begin(), hosts.end(), header().host) != hosts.end();
   };
   if (has_self(from) != has_self(to)) refuse(at("node", index) + ": PLAN-4, sends to itself but does not receive it");
-  if (n.global_node >= kMaxGlobalNodes) refuse(at("node", index) + ": PLAN-4, its number in the program is too big");
 }
 
 void Plan::derive() {
@@ -192,6 +203,13 @@ void Plan::derive_waiting() {
     if (n.kind != NodeKind::kArgument && n.kind != NodeKind::kResult) ++steps_;
     gangs_ += n.gang;
   }
+}
+
+void PlanBuilder::add(Node node, ExchangeShape shape) {
+  node.kind = shape.routes == Routes::kKnown ? NodeKind::kPermute : NodeKind::kExchange;
+  node.computation = static_cast<uint32_t>(exchanges_.size());
+  exchanges_.push_back(std::move(shape));
+  add(std::move(node));
 }
 
 std::vector<std::byte> PlanBuilder::finish() const {
@@ -242,6 +260,26 @@ std::vector<std::byte> PlanBuilder::finish() const {
     choices.push_back({c.number, c.owner, c.source, c.value, c.cases, c.scope, c.first_node, append(c.told),
                        static_cast<uint32_t>(c.told.size()), 0});
   }
+  std::vector<ExchangeRecord> exchanges;
+  const auto append_ranges = [&](const ShardHosts& side, uint32_t* begin, uint32_t* count) {
+    std::vector<uint32_t> flat;
+    for (const ShardHosts::Range& range : side.ranges()) flat.insert(flat.end(), {range.first, range.host});
+    *begin = append(flat);
+    *count = static_cast<uint32_t>(flat.size());
+  };
+  for (const ExchangeShape& shape : exchanges_) {
+    ExchangeRecord r{};
+    r.capacity = shape.capacity;
+    r.source_rows = shape.source_rows;
+    r.source_shards = shape.sources.shards();
+    r.target_shards = shape.targets.shards();
+    append_ranges(shape.sources, &r.source_begin, &r.source_count);
+    append_ranges(shape.targets, &r.target_begin, &r.target_count);
+    r.overflow = static_cast<uint32_t>(shape.overflow);
+    r.has_unsent = shape.unsent.has_value() ? 1 : 0;
+    r.unsent = shape.unsent.value_or(0);
+    exchanges.push_back(r);
+  }
 
   PlanHeader h{};
   h.magic = kMagic;
@@ -259,6 +297,7 @@ std::vector<std::byte> PlanBuilder::finish() const {
   h.words = static_cast<uint32_t>(words.size());
   h.choices = static_cast<uint32_t>(choices.size());
   h.predicates = static_cast<uint32_t>(predicates_.size());
+  h.exchanges = static_cast<uint32_t>(exchanges.size());
   std::vector<std::byte> block;
   const auto write = [&](const auto* items, size_t count) {
     const auto bytes = std::as_bytes(std::span(items, count));
@@ -268,6 +307,7 @@ std::vector<std::byte> PlanBuilder::finish() const {
   write(records.data(), records.size());
   write(choices.data(), choices.size());
   write(predicates_.data(), predicates_.size());
+  write(exchanges.data(), exchanges.size());
   write(words.data(), words.size());
   const auto total = static_cast<uint32_t>(block.size());
   std::memcpy(block.data() + offsetof(PlanHeader, total_bytes), &total, sizeof total);

@@ -1,10 +1,10 @@
 /// The flat plan of one host: the nodes of a program as that host runs them.
 ///
 /// A plan is encoded once (`PlanBuilder`) and validated once (`Plan::parse`). Then it is const, and all its runs share
-/// it. It is one block of bytes: a header, the tables of nodes, choices and predicates, and the table of words, to
-/// whose ranges the header, the nodes and the choices refer. plan/branches.h explains choices and predicates. Records
-/// have a fixed width, so reading costs an index, and the block can be sent as it is. Everything else here (readers,
-/// consumers, initial counters) is derived from the tables when they are parsed, and never sent.
+/// it. It is one block of bytes: a header, the tables of nodes, choices, predicates and exchanges, and the table of
+/// words, to whose ranges the others refer. plan/branches.h explains choices and predicates, plan/exchanges.h
+/// exchanges. Records have a fixed width, so reading costs an index, and the block can be sent as it is. Everything
+/// else here (readers, consumers, initial counters) is derived from the tables when they are parsed, and never sent.
 ///
 /// Threading: immutable after parse; any thread reads.
 ///
@@ -13,10 +13,13 @@
 ///   PLAN-2  order: a node reads only values written by nodes before it.
 ///   PLAN-3  shape: node 0 is the argument node, the last is the result node, and no other node is of these kinds.
 ///   PLAN-4  bounds: every index, count and mask lies inside its table. The tables fill the block exactly. The ranges
-///           of nodes, choices, arguments, results and donated arguments lie in the table of words, one behind the
-///           other.
+///           of nodes, choices, exchanges, arguments, results and donated arguments lie in the table of words, one
+///           behind the other.
 ///   PLAN-5  branches: no client and no node that is taken reads a dead value; see plan/branches.h.
-///   COST-2  the size does not depend on the number of shards: devices are a mask, and only transfers name peers.
+///   PLAN-6  exchanges: see plan/exchanges.h.
+///   COST-2  the size does not depend on the number of shards: devices are a mask, and only transfers and exchanges
+///   name
+///           peers.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +29,7 @@
 #include <vector>
 
 #include "plan/branches.h"
+#include "plan/exchanges.h"
 
 namespace pathways {
 
@@ -40,7 +44,11 @@ enum class NodeKind : uint8_t {
   kTransfer = 2,  ///< moves one value between slices
   kResult = 3,    ///< binds values to the results' handles
   kSelect = 4,    ///< gives the input of the case that a choice took: one input per case, one output, no launch
+  kExchange = 5,  ///< sends rows to shards that the program chooses; see plan/exchanges.h
+  kPermute = 6,   ///< sends rows along known routes
 };
+
+inline bool is_exchange(NodeKind kind) { return kind == NodeKind::kExchange || kind == NodeKind::kPermute; }
 
 /// One node, 64 bytes. Its ranges are ranges of the plan's table of words.
 struct NodeRecord {
@@ -48,7 +56,7 @@ struct NodeRecord {
   uint8_t gang;          ///< 1 when other hosts launch their part of the same call
   uint16_t spread;       ///< kTransfer: 1 when one end has shards on other hosts; the transfer then goes shard by shard
   uint32_t computation;  ///< kCall: index of the launchable; kTransfer: index of the host's reshard plan; kSelect:
-                         ///< index of the choice
+                         ///< index of the choice; kExchange, kPermute: index of the exchange
   uint32_t global_node;  ///< the node's number in the program, the same on all hosts
   uint32_t input_begin, input_count;
   uint32_t output_begin, output_count;
@@ -56,7 +64,7 @@ struct NodeRecord {
   uint32_t destination_begin, destination_count;  ///< kTransfer: hosts that this one sends to, itself included
   uint32_t predicate;                             ///< the node is taken only if this holds; kNoPredicate: always
   uint64_t devices;        ///< local devices that the node's outputs live on; a call occupies them in the order
-  uint64_t input_devices;  ///< kTransfer: local devices that its input lives on
+  uint64_t input_devices;  ///< kTransfer and exchanges: local devices that its input lives on
 };
 static_assert(sizeof(NodeRecord) == 64);
 
@@ -83,8 +91,10 @@ struct PlanHeader {
   uint32_t donated_begin;
   uint32_t choices;
   uint32_t predicates;
+  uint32_t exchanges;
+  uint32_t padding;  ///< 0
 };
-static_assert(sizeof(PlanHeader) == 64);
+static_assert(sizeof(PlanHeader) == 72);
 
 class Plan {
  public:
@@ -110,6 +120,13 @@ class Plan {
   const Branches& branches() const { return branches_; }
   /// Hosts that this host tells what was chosen.
   std::span<const uint32_t> told(const ChoiceRecord& c) const { return words(c.told_begin, c.told_count); }
+  const Exchanges& exchanges() const { return exchanges_; }
+  std::span<const uint32_t> source_ranges(const ExchangeRecord& r) const {
+    return words(r.source_begin, r.source_count);
+  }
+  std::span<const uint32_t> target_ranges(const ExchangeRecord& r) const {
+    return words(r.target_begin, r.target_count);
+  }
   std::span<const uint32_t> arguments() const { return words(header().argument_begin, header().arguments); }
   std::span<const uint32_t> donated() const { return words(header().donated_begin, header().donated); }
   std::span<const uint32_t> results() const { return words(header().result_begin, header().results); }
@@ -125,8 +142,8 @@ class Plan {
   /// How many things each node waits for at the start of a run: its inputs and its predicate, and for a call the head
   /// of each of its devices. A select waits for its choice, and for the input of the case that was taken.
   std::span<const uint32_t> initial_missing() const { return missing_; }
-  /// How many calls, transfers, selects and choices there are: all of them must be done before the run is over on this
-  /// host.
+  /// How many calls, transfers, selects, exchanges and choices there are: all of them must be done before the run is
+  /// over on this host.
   uint32_t step_count() const { return steps_; }
   /// How many calls other hosts launch too (GANG-1).
   uint32_t gang_count() const { return gangs_; }
@@ -147,6 +164,7 @@ class Plan {
   const NodeRecord* nodes_ = nullptr;
   const uint32_t* words_ = nullptr;
   Branches branches_;
+  Exchanges exchanges_;
   std::vector<uint32_t> consumer_begin_, consumers_, result_begin_, results_, readers_, missing_;
   uint32_t steps_ = 0, gangs_ = 0;
 };
@@ -182,6 +200,8 @@ class PlanBuilder {
   void set_results(std::vector<uint32_t> values) { results_ = std::move(values); }
   void set_donated(std::vector<uint32_t> positions) { donated_ = std::move(positions); }
   void add(Node node) { nodes_.push_back(std::move(node)); }
+  /// A node kExchange or kPermute, by the routes of its shape, which has the rows of a source shard for both.
+  void add(Node node, ExchangeShape shape);
   /// Returns the index of the choice; the numbers of choices go up.
   uint32_t add(Choice choice) {
     choices_.push_back(std::move(choice));
@@ -200,6 +220,7 @@ class PlanBuilder {
   std::vector<Node> nodes_;
   std::vector<Choice> choices_;
   std::vector<PredicateRecord> predicates_;
+  std::vector<ExchangeShape> exchanges_;
 };
 
 }  // namespace pathways

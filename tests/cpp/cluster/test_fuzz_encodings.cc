@@ -80,6 +80,15 @@ TEST(Fuzz, Plans) {
     const auto program = make_random_program({{{0}, 1}, {{1}, 3}, {{0, 1}, 1}}, 8, {0, 1, 2}, fuzz.draw());
     for (uint32_t h : {0u, 1u}) good.push_back(program.plan_of(h, 2));
   }
+  PlanBuilder exchanging(1, 2, 7);
+  exchanging.set_arguments({0, 1});
+  PlanBuilder::Node node;
+  node.inputs = {0, 1};
+  node.outputs = {2, 3, 4, 5, 6};
+  node.input_devices = 1;
+  node.devices = 3;
+  exchanging.add(node, {{3, {{0, 0}, {2, 1}}}, {4, {{0, 1}, {2, 2}}}, 5, Overflow::kDrop, {}, Routes::kChosen, 4});
+  for (int i = 0; i < 4; ++i) good.push_back(exchanging.finish());
   uint64_t taken = 0;
   while (fuzz.next()) {
     std::vector<std::byte> bytes = good[fuzz.below(good.size())];
@@ -88,6 +97,7 @@ TEST(Fuzz, Plans) {
       const Plan plan = Plan::parse(std::vector<std::byte>(bytes));
       uint64_t sum = 0;  // what a host reads of it
       for (const NodeRecord& node : plan.nodes()) {
+        if (is_exchange(node.kind)) sum += plan.exchanges().shape(node.computation).hosts().size();
         for (const auto& list : {plan.inputs(node), plan.outputs(node), plan.sources(node), plan.destinations(node)}) {
           for (const uint32_t number : list) sum += number;
         }

@@ -1,15 +1,17 @@
 // What hosts say to each other about an exchange, damaged by chance: it is refused, or harmless. The seed is printed.
 //
-//   EXCH-3  AnyDecision, AnyReport
+//   EXCH-3  AnyDecision, AnyReport, DecisionAlongKnownRoutes
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "base/text.h"
 #include "exchange/coordinator.h"
 #include "exchange/host_exchange.h"
 #include "support.h"
@@ -75,6 +77,52 @@ TEST(ExchangeMessages, AnyDecision) {
   }
   EXPECT_GT(taken, 1000u);
   EXPECT_GT(refused, 5000u);
+}
+
+/// A target takes only what its known routes bring.
+TEST(ExchangeMessages, DecisionAlongKnownRoutes) {
+  const ExchangeShape shape{{2, {{0, 0}, {1, 1}}}, {1, {{0, 2}}}, 4, Overflow::kError, {}, Routes::kKnown, 3};
+  const std::vector<int32_t> origins{4, -1, 0, 5};
+  HostExchange part(shape, 2);
+  part.expect(0, origins);
+  part.add_rooms({{0, 1, 2}});
+  const HostDecision good{{}, {}, {}, {0, 1}, {{0, 3, 3}}};
+  const auto takes = [&](auto&& change) {
+    HostExchange here = part;
+    HostDecision decision = good;
+    change(decision);
+    try {
+      here.decide(decision);
+    } catch (const Error&) {
+      return false;
+    }
+    return true;
+  };
+  EXPECT_TRUE(takes([](HostDecision&) {}));
+  EXPECT_FALSE(takes([](HostDecision& d) { d.writers = {0}; }));
+  EXPECT_FALSE(takes([](HostDecision& d) { d.arrivals[0].kept = 2; }));
+  EXPECT_FALSE(takes([](HostDecision& d) { d.arrivals.clear(); }));
+  EXPECT_FALSE(takes([](HostDecision& d) { d.arrivals.push_back(d.arrivals[0]); }));
+}
+
+/// A text that is too long ends at the end of a character.
+TEST(ExchangeMessages, CutText) {
+  const std::string characters[] = {"a", "\u00e9", "\u20ac", "\U0001f600"};
+  for (const std::string& character : characters) {
+    for (size_t before = 0; before < 4; ++before) {
+      std::string text(before, 'x');
+      while (text.size() < 5000) text += character;
+      const HostReport report{1, {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, text}};
+      const std::string cut = parse_report(encode(report)).fault.text;
+      ASSERT_EQ(cut, text.substr(0, cut.size()));
+      ASSERT_EQ((cut.size() - before) % character.size(), 0u);
+      ASSERT_LE(cut.size(), 4096u);
+      ASSERT_GT(cut.size() + character.size(), 4096u);
+    }
+  }
+  EXPECT_EQ(cut_text(std::string(9, '\x80'), 6).size(), 6u);  // no UTF-8
+  EXPECT_EQ(cut_text("\u20ac", 2), "");
+  EXPECT_EQ(cut_text("short", 9), "short");
 }
 
 TEST(ExchangeMessages, AnyReport) {

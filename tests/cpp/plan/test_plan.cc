@@ -1,8 +1,9 @@
 // The plan: what goes in comes out, and nothing malformed comes through.
 //
 //   PLAN-1..4  (PLAN-5 and branches: test_branches.cc) Refuses.*, by name; Fuzz: bit flips and truncations never get
-//   past the validator into something unsafe COST-2     Size.IsConstant: the same bytes per host for 2 and for 4,096
-//   shards
+//   past the validator into something unsafe
+//   PLAN-6  Refuses.Plan6Exchanges; the fuzz has exchanges too
+//   COST-2  Size.IsConstant: the same bytes per host for 2 and for 4,096 shards
 #include "plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -229,6 +230,124 @@ TEST(Refuses, TablesThatDiffer) {
   expect_refused([&](Block& b) { word_of(b, header_of(b).result_begin + 1) = 99; }, "unknown value");
 }
 
+ExchangeRecord& exchange_at(Block& block, size_t index) {
+  const size_t before = sizeof(PlanHeader) + header_of(block).nodes * sizeof(NodeRecord);  // no choices, no predicates
+  return *reinterpret_cast<ExchangeRecord*>(block.data() + before + index * sizeof(ExchangeRecord));
+}
+uint32_t& word_at(Block& block, uint32_t index) {
+  const size_t words = sizeof(PlanHeader) + header_of(block).nodes * sizeof(NodeRecord) +
+                       header_of(block).exchanges * sizeof(ExchangeRecord);
+  return *reinterpret_cast<uint32_t*>(block.data() + words + index * 4);
+}
+
+/// Host 3, three devices: rows of 4 shards on hosts 3 and 5 go to 3 shards on hosts 7 and 3, and their results go back.
+PlanBuilder with_exchanges() {
+  const ShardHosts from(4, {{0, 3}, {2, 5}}), to(3, {{0, 7}, {2, 3}});
+  PlanBuilder builder(3, 3, 8);
+  builder.set_arguments({0, 1});
+  builder.set_results({7, 5});
+  PlanBuilder::Node there;
+  there.global_node = 4;
+  there.inputs = {0, 1};
+  there.outputs = {2, 3, 4, 5, 6};
+  there.input_devices = 3;
+  there.devices = 4;
+  builder.add(there, {from, to, 9, Overflow::kDrop, -1, Routes::kChosen, 6});
+  PlanBuilder::Node back;
+  back.global_node = 5;
+  back.inputs = {2, 3, 6};
+  back.outputs = {7};
+  back.input_devices = 4;
+  back.devices = 3;
+  builder.add(back, {to, from, 6, Overflow::kError, {}, Routes::kKnown, 9});
+  return builder;
+}
+
+TEST(RoundTrip, Exchanges) {
+  const Plan plan = Plan::parse(with_exchanges().finish());
+  ASSERT_EQ(plan.exchanges().records().size(), 2u);
+  ASSERT_TRUE(plan.node(1).kind == NodeKind::kExchange && plan.node(2).kind == NodeKind::kPermute);
+  const ExchangeShape& there = plan.exchanges().shape(plan.node(1).computation);
+  const ExchangeShape& back = plan.exchanges().shape(plan.node(2).computation);
+  EXPECT_EQ(there.hosts(), (std::vector<uint32_t>{3, 5, 7}));
+  EXPECT_TRUE(there.sources.count_on(5) == 2 && there.targets.host_of(1) == 7 && there.targets.host_of(2) == 3);
+  EXPECT_TRUE(there.capacity == 9 && there.overflow == Overflow::kDrop && there.unsent == -1 &&
+              there.routes == Routes::kChosen && there.source_rows == 6);
+  EXPECT_TRUE(back.capacity == 6 && back.overflow == Overflow::kError && !back.unsent.has_value() &&
+              back.routes == Routes::kKnown && back.source_rows == 9);
+  EXPECT_TRUE(back.sources.shards() == 3 && back.targets.shards() == 4);
+  EXPECT_EQ(plan.step_count(), 2u);
+  EXPECT_EQ(plan.initial_missing()[2], 3u);
+  EXPECT_EQ(plan.initial_readers()[2], 1u);
+}
+
+TEST(Refuses, Plan6Exchanges) {
+  const auto refuse = [](const std::function<void(Block&)>& change, const std::string& why) {
+    Block block = with_exchanges().finish();
+    change(block);
+    const std::string text = refusal(std::move(block));
+    EXPECT_NE(text.find(why), std::string::npos) << "expected \"" << why << "\" in: " << text;
+  };
+  refuse([](Block&) {}, "accepted");
+  refuse([](Block& b) { std::swap(node_at(b, 1).computation, node_at(b, 2).computation); }, "node 1: PLAN-6, its exch");
+  refuse([](Block& b) { node_at(b, 2).computation = 7; }, "node 2: PLAN-6, its exchange is not the next");
+  refuse([](Block& b) { node_at(b, 1).kind = NodeKind::kPermute; }, "known routes drop no row");
+  refuse([](Block& b) { node_at(b, 2).kind = NodeKind::kExchange; }, "expected 2 inputs and 5 outputs");
+  refuse([](Block& b) { node_at(b, 2).kind = NodeKind::kCall; }, "exchange 1: PLAN-6, no node has it");
+  refuse([](Block& b) { header_of(b).padding = 1; }, "header");
+  refuse([](Block& b) { header_of(b).exchanges = 1; }, "tables need");
+  refuse([](Block& b) { node_at(b, 2).global_node = 4; }, "one number");
+  refuse([](Block& b) { node_at(b, 1).global_node = 1u << 20; }, "too big");
+  refuse([](Block& b) { node_at(b, 1).devices = 3; }, "other devices than shards");
+  refuse([](Block& b) { node_at(b, 1).input_devices = 1; }, "other devices than shards");
+  refuse([](Block& b) { node_at(b, 1).spread = 1; }, "no spread");
+  refuse([](Block& b) { node_at(b, 1).gang = 1; }, "no gang");
+  refuse([](Block& b) { node_at(b, 1).predicate = 0; }, "PLAN-");
+  refuse([](Block& b) { exchange_at(b, 0).capacity = 0; }, "int32");
+  refuse([](Block& b) { exchange_at(b, 0).capacity = 0x40000000; }, "int32");
+  refuse([](Block& b) { exchange_at(b, 0).source_rows = 0x20000000; }, "int32");
+  refuse([](Block& b) { exchange_at(b, 0).source_shards = 2; }, "shard ranges must ascend");
+  refuse([](Block& b) { exchange_at(b, 0).target_shards = 4; }, "other devices than shards");
+  refuse([](Block& b) { exchange_at(b, 0).overflow = 2; }, "flags");
+  refuse([](Block& b) { exchange_at(b, 0).has_unsent = 2; }, "flags");
+  refuse([](Block& b) { exchange_at(b, 0).has_unsent = 0; }, "flags");
+  refuse([](Block& b) { exchange_at(b, 0).padding = 1; }, "flags");
+  refuse([](Block& b) { exchange_at(b, 1).overflow = 1; }, "known routes drop no row");
+  refuse([](Block& b) { exchange_at(b, 1).has_unsent = 1; }, "known routes drop no row");
+  refuse([](Block& b) { exchange_at(b, 0).source_begin += 2; }, "leave the table of words");
+  refuse([](Block& b) { exchange_at(b, 0).source_count = 0x7fffffff; }, "leave the table of words");
+  refuse([](Block& b) { --exchange_at(b, 0).source_count, --exchange_at(b, 0).target_begin; }, "table of words");
+  const auto range = [](Block& b, uint32_t word) -> uint32_t& {
+    return word_at(b, exchange_at(b, 0).source_begin + word);
+  };
+  refuse([&](Block& b) { range(b, 0) = 1; }, "shard ranges must ascend");
+  refuse([&](Block& b) { range(b, 2) = 0; }, "shard ranges must ascend");
+  refuse([&](Block& b) { range(b, 2) = 4; }, "shard ranges must ascend");
+  refuse([&](Block& b) { range(b, 1) = 5; }, "other devices than shards");
+  refuse(
+      [&](Block& b) {  // one word fewer of the sources, one more of the targets
+        exchange_at(b, 0).source_count -= 1;
+        exchange_at(b, 0).target_begin -= 1;
+        exchange_at(b, 0).target_count += 1;
+      },
+      "half a range");
+  refuse(
+      [&](Block& b) {  // no range at all
+        exchange_at(b, 0).target_begin = exchange_at(b, 0).source_begin;
+        exchange_at(b, 0).target_count += exchange_at(b, 0).source_count;
+        exchange_at(b, 0).source_count = 0;
+      },
+      "a slice has at least one shard");
+  PlanBuilder elsewhere(8, 3, 0);
+  elsewhere.add(PlanBuilder::Node{}, {{1, {{0, 3}}}, {1, {{0, 7}}}, 1, Overflow::kError});
+  expect_refused(elsewhere, "no shard of the exchange");
+  PlanBuilder sources = with_exchanges();
+  PlanBuilder::Node node;
+  node.sources = {5};
+  sources.add(node, {{1, {{0, 3}}}, {1, {{0, 7}}}, 1, Overflow::kError});
+  expect_refused(sources, "only transfers have sources");
+}
+
 /// Whatever gets through must be safe to walk, for the executor indexes by it without looking again.
 void walk(const Plan& plan) {
   std::vector<uint32_t> missing(plan.initial_missing().begin(), plan.initial_missing().end());
@@ -248,9 +367,20 @@ void walk(const Plan& plan) {
     if (n.kind == NodeKind::kCall) {
       ASSERT_EQ(missing[i], static_cast<uint32_t>(__builtin_popcountll(n.devices)) + more);
     }
-    if (n.kind == NodeKind::kTransfer) {
+    if (n.kind == NodeKind::kTransfer || is_exchange(n.kind)) {
       ASSERT_EQ(missing[i], more);
     }
+    if (!is_exchange(n.kind)) continue;
+    ASSERT_LT(n.computation, plan.exchanges().records().size());
+    const ExchangeShape& shape = plan.exchanges().shape(n.computation);
+    for (const auto* side : {&shape.sources, &shape.targets}) {
+      uint64_t all = 0;
+      for (const auto& count : side->counts()) all += count.second;
+      ASSERT_EQ(all, side->shards());
+      ASSERT_TRUE(shape.has_part(side->host_of(side->shards() - 1)) && shape.has_part(side->host_of(0)));
+    }
+    ASSERT_TRUE(shape.has_part(plan.host()));
+    ASSERT_LE(uint64_t{shape.capacity} * shape.targets.shards(), uint64_t{INT32_MAX});
   }
 }
 
@@ -259,7 +389,8 @@ TEST(Fuzz, FlippedAndTruncated) {
   const std::vector<ModelledSlice> slices = {{{0, 1}, 3}, {{1, 2}, 2}, {{1}, 1}};
   uint32_t accepted = 0, refused = 0;
   for (int plans = 0; plans < 40; ++plans) {
-    const Block valid = make_random_program(slices, 8, {0, 1, 2}, random()).plan_of(1, 4);
+    const Block valid =
+        plans % 4 == 0 ? with_exchanges().finish() : make_random_program(slices, 8, {0, 1, 2}, random()).plan_of(1, 4);
     walk(Plan::parse(valid));
     for (int change = 0; change < 60 * test::kStressScale; ++change) {
       Block block = valid;
