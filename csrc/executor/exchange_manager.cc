@@ -161,7 +161,7 @@ void ExchangeManager::decide(uint64_t exchange, Part& part, HostDecision decisio
   if (decided.fault.is_there()) part.error = decided.fault.describe(part.shape.targets.shards());
   for (const uint32_t host : part.lost) {
     if (has(decided.writers, host) && !has(part.written, host)) {
-      note_written(exchange, part, host, "pw.exchange: a host that sends rows is lost");
+      mark_written(exchange, part, host, "pw.exchange: a host that sends rows is lost");
     }
   }
   for (const uint32_t host : part.here.target_hosts()) {
@@ -181,7 +181,7 @@ void ExchangeManager::rows_written(uint64_t exchange, uint32_t host, std::string
   --part->writes_left;
   touched_.push_back(exchange);
   if (host == host_) {
-    note_written(exchange, *part, host, error);
+    mark_written(exchange, *part, host, error);
   } else if (!has(part->lost, host)) {
     plane_.send_written(host, exchange, error);
   }
@@ -189,17 +189,17 @@ void ExchangeManager::rows_written(uint64_t exchange, uint32_t host, std::string
 
 Status ExchangeManager::on_written(uint64_t exchange, uint32_t from, std::string_view error) {
   Part* part = find(exchange);
-  if (part == nullptr || (part->is_decided && !part->here.decision().has_value()))
-    return Status::kOk;  // it failed here
+  const bool has_failed = part == nullptr || (part->is_decided && !part->here.decision().has_value());
+  if (has_failed) return Status::kOk;
   if (from == host_ || !part->has_reported || has(part->written, from)) return Status::kInvalid;
   if (part->is_decided ? !has(part->here.decision()->writers, from) : part->shape.sources.count_on(from) == 0) {
     return Status::kInvalid;
   }
-  note_written(exchange, *part, from, error);
+  mark_written(exchange, *part, from, error);
   return Status::kOk;
 }
 
-void ExchangeManager::note_written(uint64_t exchange, Part& part, uint32_t from, std::string_view error) {
+void ExchangeManager::mark_written(uint64_t exchange, Part& part, uint32_t from, std::string_view error) {
   part.written.push_back(from);
   if (!error.empty() && !part.error.has_value()) part.error = std::string(error);
   progress_.written(exchange);
@@ -215,7 +215,7 @@ void ExchangeManager::on_host_lost(uint32_t host, std::string_view text) {
     if (part.is_decided) {
       const HostDecision* decision = part.here.decision().has_value() ? &*part.here.decision() : nullptr;
       if (decision != nullptr && has(decision->writers, host) && !has(part.written, host)) {
-        note_written(entry.first, part, host, text);
+        mark_written(entry.first, part, host, text);
       }
     } else if (host == part.coordinator_host) {
       // No decision will come. Other hosts may have theirs, and write to this one if it gave them memory.

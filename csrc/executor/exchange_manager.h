@@ -7,18 +7,16 @@
 /// its own are written; the plane hears of the end once. `poll` does what has become possible; the other calls only
 /// keep what happened. The Executor does not use it yet.
 ///
-///   EXCH-1  as in exchange/exchange_progress.h. A report may come before the exchange is prepared here, then it waits.
-///   A
-///           `written` may come before the decision. Nothing else comes early: a decision needs this host's report.
+///   EXCH-1  as in exchange/exchange_progress.h. A report that comes before the exchange is prepared here waits, and so
+///           does a `written` that comes before the decision. A decision needs this host's report: it is not early.
 ///   EXCH-3  a record that is none of its exchange is refused (kInvalid) and changes nothing.
 ///   EXCH-4  the exchange fails on all hosts or on none, unless a host is lost.
 ///   ORD-2   a report waits for the host's own part, a decision for reports, rows for decisions. Within an exchange
 ///           nobody waits in a circle; between exchanges nobody waits at all.
-///   ERR-1   a host whose part fails (or whose run is cancelled) before it reports, fails the exchange. Afterwards its
-///           rows are wanted by others, and the exchange goes on.
-///   ERR-2   a lost host: as coordinator, each host without a decision fails. Without a report, the coordinator reports
-///   a
-///           fault for it. As a writer, its targets fail. As a target, nobody writes to it any more.
+///   ERR-1   if a host's part fails, or its run is cancelled, before the host has reported, the exchange fails. Later
+///           the exchange goes on, because other hosts wait for its rows.
+///   ERR-2   if a host is lost: was it the coordinator, each host without a decision fails; has it not reported, the
+///           coordinator reports a fault for it; was it a writer, its targets fail; nobody writes to it any more.
 ///   MEM-4   memory of target shards is kept until no live host writes to it. Only a host that fails without a decision
 ///           cannot know that: Memory::kMayBeWritten.
 ///
@@ -116,7 +114,7 @@ class ExchangeManager {
   void report_if_ready(uint64_t exchange, Part& part);
   void send_decisions(uint64_t exchange, Part& part);
   void decide(uint64_t exchange, Part& part, HostDecision decision);
-  void note_written(uint64_t exchange, Part& part, uint32_t from, std::string_view error);
+  void mark_written(uint64_t exchange, Part& part, uint32_t from, std::string_view error);
   void end_if_over(uint64_t exchange);
 
   const uint32_t host_;

@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "base/status.h"
+#include "plan/malformed.h"
 #include "plan/plan.h"
 
 namespace pathways {
 namespace {
 
-[[noreturn]] void refuse(const char* table, size_t index, const char* what) {
-  throw Error(Status::kInvalid, std::string("malformed plan: ") + table + " " + std::to_string(index) + ": " + what);
-}
+using malformed::refuse;
 
 }  // namespace
 

@@ -4,14 +4,13 @@
 #include <utility>
 
 #include "base/status.h"
+#include "plan/malformed.h"
 #include "plan/plan.h"
 
 namespace pathways {
 namespace {
 
-[[noreturn]] void refuse(const char* table, size_t index, const std::string& what) {
-  throw Error(Status::kInvalid, std::string("malformed plan: ") + table + " " + std::to_string(index) + ": " + what);
-}
+using malformed::refuse;
 
 /// The limits of the numbers that rows and slots have.
 void check_sizes(const ExchangeRecord& r, uint32_t index) {
@@ -41,8 +40,9 @@ void Exchanges::parse(const Plan& plan) {
   std::vector<uint32_t> users;
   for (uint32_t i = 0; i < plan.nodes().size(); ++i) {
     if (!is_exchange(plan.node(i).kind)) continue;
-    if (plan.node(i).computation != users.size())
+    if (plan.node(i).computation != users.size()) {
       refuse("node", i, "PLAN-6, its exchange is not the next of the table");
+    }
     users.push_back(i);
   }
   if (users.size() != records_.size()) refuse("exchange", users.size(), "PLAN-6, no node has it, or it is not there");

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <unordered_set>
 
-#include "base/status.h"
+#include "plan/malformed.h"
 
 namespace pathways {
 namespace {
@@ -13,13 +13,11 @@ namespace {
 constexpr uint32_t kMagic = 0x4e4c5750;  // "PWLN"
 constexpr uint32_t kVersion = 4;
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(Status::kInvalid, "malformed plan: " + what); }
+using malformed::refuse;
 
 void require(bool condition, const char* what) {
   if (!condition) refuse(what);
 }
-
-std::string at(const char* table, size_t index) { return std::string(table) + " " + std::to_string(index); }
 
 }  // namespace
 
@@ -83,40 +81,39 @@ void Plan::validate() const {
   for (uint32_t i = 0; i < h.nodes; ++i) {
     const NodeRecord& n = nodes_[i];
     const bool first = i == 0, last = i + 1 == h.nodes;
-    if (n.kind > NodeKind::kPermute) refuse(at("node", i) + " is of an unknown kind");
+    if (n.kind > NodeKind::kPermute) refuse("node", i, "an unknown kind");
     if ((n.kind == NodeKind::kArgument) != first || (n.kind == NodeKind::kResult) != last) {
-      refuse(at("node", i) + ": PLAN-3, arguments come first, results last, each once");
+      refuse("node", i, "PLAN-3, arguments come first, results last, each once");
     }
     if (!next_range(n.input_begin, n.input_count) || !next_range(n.output_begin, n.output_count) ||
         !next_range(n.source_begin, n.source_count) || !next_range(n.destination_begin, n.destination_count)) {
-      refuse(at("node", i) + ": PLAN-4, a range leaves its place in the table of words");
+      refuse("node", i, "PLAN-4, a range leaves its place in the table of words");
     }
-    if (((n.devices | n.input_devices) & ~known) != 0) refuse(at("node", i) + ": PLAN-4, a device the host lacks");
-    if (n.kind == NodeKind::kCall && n.devices == 0) refuse(at("node", i) + ": a call without local devices");
+    if (((n.devices | n.input_devices) & ~known) != 0) refuse("node", i, "PLAN-4, a device the host lacks");
+    if (n.kind == NodeKind::kCall && n.devices == 0) refuse("node", i, "a call without local devices");
     if (n.kind == NodeKind::kTransfer || is_exchange(n.kind)) {
-      if (n.global_node >= kMaxGlobalNodes) refuse(at("node", i) + ": PLAN-4, its number in the program is too big");
-      if (!transfers.insert(n.global_node).second) refuse(at("node", i) + ": PLAN-4, two transfers of one number");
+      if (n.global_node >= kMaxGlobalNodes) refuse("node", i, "PLAN-4, its number in the program is too big");
+      if (!transfers.insert(n.global_node).second) refuse("node", i, "PLAN-4, two transfers of one number");
     }
     if (n.kind == NodeKind::kTransfer) {
       validate_transfer(i);
     } else if (n.source_count + n.destination_count != 0) {
-      refuse(at("node", i) + ": PLAN-4, only transfers have sources and destinations");
+      refuse("node", i, "PLAN-4, only transfers have sources and destinations");
     }
-    if (n.gang > 1 || (n.gang != 0 && n.kind != NodeKind::kCall)) refuse(at("node", i) + ": PLAN-4, no gang");
-    if (n.spread > 1 || (n.spread != 0 && n.kind != NodeKind::kTransfer)) refuse(at("node", i) + ": PLAN-4, no spread");
+    if (n.gang > 1 || (n.gang != 0 && n.kind != NodeKind::kCall)) refuse("node", i, "PLAN-4, no gang");
+    if (n.spread > 1 || (n.spread != 0 && n.kind != NodeKind::kTransfer)) refuse("node", i, "PLAN-4, no spread");
     for (uint32_t value : inputs(n)) {
-      if (value >= h.values) refuse(at("node", i) + ": PLAN-4, reads an unknown value");
-      if (!written[value])
-        refuse(at("node", i) + ": PLAN-2, reads value " + std::to_string(value) + " before it is written");
+      if (value >= h.values) refuse("node", i, "PLAN-4, reads an unknown value");
+      if (!written[value]) refuse("node", i, "PLAN-2, reads value " + std::to_string(value) + " before it is written");
     }
     for (uint32_t value : outputs(n)) {
-      if (value >= h.values) refuse(at("node", i) + ": PLAN-4, writes an unknown value");
-      if (written[value]) refuse(at("node", i) + ": PLAN-1, writes value " + std::to_string(value) + " again");
+      if (value >= h.values) refuse("node", i, "PLAN-4, writes an unknown value");
+      if (written[value]) refuse("node", i, "PLAN-1, writes value " + std::to_string(value) + " again");
       written[value] = true;
     }
   }
   for (uint32_t value = 0; value < h.values; ++value) {
-    if (!written[value]) refuse(at("value", value) + ": PLAN-1, nobody writes it");
+    if (!written[value]) refuse("value", value, "PLAN-1, nobody writes it");
   }
   for (const ChoiceRecord& c : branches_.choices()) {
     require(next_range(c.told_begin, c.told_count), "PLAN-4, the hosts that a choice tells leave the table of words");
@@ -149,16 +146,16 @@ void Plan::validate_transfer(uint32_t index) const {
   // A transfer has an input exactly when this host sends to some host, and an output exactly when some host sends here.
   if (n.input_count > 1 || n.output_count > 1 || n.input_count + n.output_count == 0 ||
       (n.input_count == 0) != to.empty() || (n.output_count == 0) != from.empty()) {
-    refuse(at("node", index) + ": PLAN-4, a transfer moves exactly one value, from its sources to its destinations");
+    refuse("node", index, "PLAN-4, a transfer moves exactly one value, from its sources to its destinations");
   }
   const auto has_repeated = [](std::span<const uint32_t> hosts) {
     return std::unordered_set<uint32_t>(hosts.begin(), hosts.end()).size() != hosts.size();
   };
-  if (has_repeated(from) || has_repeated(to)) refuse(at("node", index) + ": PLAN-4, a transfer names a host twice");
+  if (has_repeated(from) || has_repeated(to)) refuse("node", index, "PLAN-4, a transfer names a host twice");
   const auto has_self = [&](std::span<const uint32_t> hosts) {
     return std::find(hosts.begin(), hosts.end(), header().host) != hosts.end();
   };
-  if (has_self(from) != has_self(to)) refuse(at("node", index) + ": PLAN-4, sends to itself but does not receive it");
+  if (has_self(from) != has_self(to)) refuse("node", index, "PLAN-4, sends to itself but does not receive it");
 }
 
 void Plan::derive() {

@@ -17,8 +17,7 @@
 ///           behind the other.
 ///   PLAN-5  branches: no client and no node that is taken reads a dead value; see plan/branches.h.
 ///   PLAN-6  exchanges: see plan/exchanges.h.
-///   COST-2  the size does not depend on the number of shards: devices are a mask, and only transfers and exchanges
-///   name
+///   COST-2  the size does not depend on the number of shards: devices are a mask. Only transfers and exchanges name
 ///           peers.
 #pragma once
 

@@ -196,7 +196,7 @@ class Program(Handle):
                 except FloatingPointError as first:
                     raise FloatingPointError(f"{first}; in program {self._name!r}") from None
                 except errors.TraceError:
-                    pass  # JAX traces the bodies of loops and branches: they do not go step by step
+                    error.add_note("which call made it is not known, because the program has a loop or a branch")
                 finally:
                     for variable, array in after:
                         variable._array = array

@@ -26,7 +26,7 @@ def some_program(number: int) -> Callable[[Any], Any]:
     """Takes a while to compile, and no other one is like it."""
 
     def run(x: Any) -> Any:
-        for step in range(60):
+        for step in range(20):
             x = jnp.sin(x * (number + step)) @ jnp.cos(x)
         return x.sum()
 

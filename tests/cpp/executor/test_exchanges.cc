@@ -275,7 +275,7 @@ void play_many(int rounds, int disturb) {
 }
 
 /// What a host has sent, where a test gives the answers.
-struct Noted final : ExchangePlane {
+struct Counted final : ExchangePlane {
   void send_report(uint32_t, uint64_t, std::vector<uint64_t>) override { ++reports; }
   void send_decision(uint32_t, uint64_t, std::vector<uint64_t>) override { ++decisions; }
   void send_written(uint32_t, uint64_t, std::string_view) override { ++writtens; }
@@ -293,7 +293,7 @@ TEST(Exchanges, RefusesRecords) {
   const auto report = [](uint32_t host, std::vector<Batch> batches) {
     return encode(HostReport{host, {}, std::move(batches), {}, {}});
   };
-  Noted plane;
+  Counted plane;
   ExchangeManager target(2, plane);
   ASSERT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kOk);  // early
   EXPECT_EQ(target.on_report(7, 1, report(1, {{1, 0, 3}})), Status::kInvalid);

@@ -156,8 +156,11 @@ def test_debug_nans_raises_at_the_call(add: Any) -> None:
             (lambda: both.with_timeout(60)(bad), "logs"),
         ):
             for _ in range(2):
-                with pytest.raises(FloatingPointError, match=rf"invalid value \(nan\) encountered in .*{name}"):
+                with pytest.raises(
+                    FloatingPointError, match=rf"invalid value \(nan\) encountered in .*{name}"
+                ) as raised:
                     call()
+                assert ("has a loop or a branch" in "".join(getattr(raised.value, "__notes__", ()))) == (name == "loop")
         for _ in range(2):
             np.testing.assert_allclose(np.asarray(logs(good)[0]), np.log(good), rtol=1e-6)
             np.testing.assert_allclose(np.asarray(both(good)), np.sqrt(good), rtol=1e-6)
