@@ -195,8 +195,8 @@ class Program(Handle):
                     self._fun(*args, **kwargs)
                 except FloatingPointError as first:
                     raise FloatingPointError(f"{first}; in program {self._name!r}") from None
-                except errors.TraceError:
-                    error.add_note("which call made it is not known, because the program has a loop or a branch")
+                except Exception:  # JAX traces the body of a loop or a branch, and calls nothing there step by step
+                    error.add_note("it is not known which call made it: the program does not run step by step")
                 finally:
                     for variable, array in after:
                         variable._array = array

@@ -140,6 +140,8 @@ def test_debug_nans_raises_at_the_call(add: Any) -> None:
     roots = pw.jit(jnp.sqrt, devices=slice_, name="roots")
     both = pw.program(lambda x: roots(logs(x)[0] * 0 + x), name="both")
     loop = pw.program(lambda x: jax.lax.fori_loop(0, 2, lambda _, c: roots(c), x), name="loop")
+    there = pw.jit(lambda x: x - 9, devices=add(1), name="there")
+    crossing = pw.program(lambda x: jax.lax.fori_loop(0, 2, lambda _, c: roots(there(c)), x), name="crossing")
     array = pw.device_put(bad, slice_)
     for call in (lambda x: logs(x), lambda x: logs(pw.device_put(x, slice_))):  # the short ways know the calls
         assert np.isnan(call(bad)[0]).tolist() == [True, False]
@@ -149,7 +151,9 @@ def test_debug_nans_raises_at_the_call(add: Any) -> None:
             (lambda: logs(array), "logs"),
             (lambda: both(bad), "logs.*in program 'both'"),
             (lambda: both(array), "logs.*in program 'both'"),
-            (lambda: loop(array), "loop"),
+            (lambda: loop(array), "scan.*in program 'loop'"),
+            (lambda: loop(bad), "'loop'"),
+            (lambda: crossing(array), "'crossing'"),
             (lambda: array**0.5, "power"),
             (lambda: jnp.log(array), "log"),
             (lambda: jax.grad(lambda x: logs(x)[0].sum() + roots(x).sum())(array), "logs|roots"),
@@ -160,7 +164,8 @@ def test_debug_nans_raises_at_the_call(add: Any) -> None:
                     FloatingPointError, match=rf"invalid value \(nan\) encountered in .*{name}"
                 ) as raised:
                     call()
-                assert ("has a loop or a branch" in "".join(getattr(raised.value, "__notes__", ()))) == (name == "loop")
+                told = "".join(getattr(raised.value, "__notes__", ()))
+                assert ("which call made it" in told) == (name in ("'loop'", "'crossing'"))
         for _ in range(2):
             np.testing.assert_allclose(np.asarray(logs(good)[0]), np.log(good), rtol=1e-6)
             np.testing.assert_allclose(np.asarray(both(good)), np.sqrt(good), rtol=1e-6)
