@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from pathways import errors
 
 if TYPE_CHECKING:
-    from pathways.api import checkpoint
+    from pathways.api import checkpoint, nn
     from pathways.api.array import Array
     from pathways.api.cancel import cancel
     from pathways.api.connect import Cluster, LocalCluster, connect
@@ -56,6 +56,7 @@ __all__ = [
     "host_callback",
     "jit",
     "make_virtual_device_set",
+    "nn",
     "pipeline",
     "program",
     "trace",
@@ -87,8 +88,8 @@ _PLACES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        if name == "checkpoint":
-            found = importlib.import_module("pathways.api.checkpoint")
+        if name in ("checkpoint", "nn"):
+            found = importlib.import_module(f"pathways.api.{name}")
         elif name in _PLACES:
             found = getattr(importlib.import_module(f"pathways.api.{_PLACES[name]}"), name)
         else:
