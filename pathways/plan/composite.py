@@ -19,11 +19,8 @@ from pathways.compiler.control.segments import Run, Turns, segments
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Loop, Node, NodeKind
 from pathways.plan.binding import BoundProgram, owners_of, pinned
 
-#: How many runs of one call may be ordered and not over, if they send values: a host keeps room for what each receives.
-PARALLEL_SENDING = 10
-#: And if no run sends any. An iteration may take a few microseconds, and the controller hears of its end some tens of
-#: microseconds later. With 10 the devices wait for the controller; with 20 they do not (measured on two cores).
-PARALLEL_LOCAL = 20
+#: How many runs of one call may be ordered and not over.
+PARALLEL_ITERATIONS = 10
 
 #: Kinds of steps; `CompositeStep::Kind`.
 RUN, LOOP, END = 0, 1, 2
@@ -49,12 +46,6 @@ class Composite:
     donated: tuple[int, ...]
     results: tuple[int, ...]
     steps: tuple[Step, ...]
-
-    @property
-    def parallel(self) -> int:
-        """How many of its runs may be ordered and not over."""
-        sends = any(node.kind is NodeKind.TRANSFER for plan in self.plans for node in plan.nodes)
-        return PARALLEL_SENDING if sends else PARALLEL_LOCAL
 
 
 def composite_of(bound: BoundProgram) -> Composite:

@@ -19,7 +19,7 @@ from control_on_slices import placed_on
 from thoroughness import THOROUGHNESS
 
 import pathways as pw
-from pathways.plan.composite import LOOP, PARALLEL_LOCAL, PARALLEL_SENDING, composite_of
+from pathways.plan.composite import LOOP, composite_of
 
 LOOPS = ("scan_reverse", "nested_scan", "keys", "scan", "mixed_dtypes", "fori_loop", "map", "remat_body")
 W, V = (np.random.default_rng(n).normal(size=(4, 4)).astype(np.float32) for n in (1, 2))
@@ -57,18 +57,6 @@ def test_a_loop_of_which_only_what_it_moves_is_used_has_a_run(add: Any) -> None:
     program, args = pw.program(turned, unroll=0), (np.float32(1), np.float32(10), np.float32(100))
     assert program.lower(*args).logical.loops
     same(program(*args), (10, 1))
-
-
-def test_a_loop_that_sends_nothing_has_more_runs_in_flight(add: Any, quiet: Any) -> None:
-    """Room for what a run receives is kept for each run in flight. Values are right with both numbers."""
-    f, g = (pw.jit(lambda x: x * 0.5 + 1, devices=add(1)) for _ in range(2))
-    kept = quiet()["kept"]
-    for body, parallel in ((f, PARALLEL_LOCAL), (lambda x: g(f(x)), PARALLEL_SENDING)):
-        program = pw.program(lambda x, body=body: jax.lax.fori_loop(0, 300, lambda _, c: body(c), x), unroll=0)
-        assert composite_of(program.lower(X).bound).parallel == parallel
-        same(program(X), 2 * X)
-        program.clear_cache()
-    quiet(back_to=kept)
 
 
 def test_what_is_carried_twice_passed_on_kept_or_donated(add: Any, quiet: Any) -> None:
