@@ -44,6 +44,7 @@ struct Limits : Cluster {
     client.poll_inbox();
     return client.error_of(Handle{handle});
   }
+  /// For what must not happen in that time. A controller that stood still gives more time than its grace.
   void wait_past_grace() {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
     while (std::chrono::steady_clock::now() < end) {
@@ -93,7 +94,10 @@ TEST_F(Limits, AQuotaThatOwnBuffersFillFailsAfterTheGrace) {
   put(*good, 80);
   const uint64_t late = put(*good, 30);
   EXPECT_EQ(held(), 1u);
-  wait_past_grace();
+  for (int i = 0; i < 2000 && held() != 0; ++i) {  // 10 s at most
+    pass();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
   EXPECT_EQ(held(), 0u);
   const std::string error = error_of(*good, late);
   EXPECT_NE(error.find("live arrays hold 80 bytes"), std::string::npos) << error;
@@ -203,7 +207,7 @@ TEST_F(Limits, AnInnocentClientNoticesNothing) {
 
 /// With a short grace: client 0's puts fail one after the other, while a put of client 1 waits behind them in the line.
 struct Refusals : Limits {
-  Refusals() : Limits(std::chrono::milliseconds(20)) { put(*second, 900); }
+  Refusals() : Limits(std::chrono::milliseconds(60)) { put(*second, 900); }
 
   /// How many of 40 puts of `bytes` of client 0 have failed when client 1's put, which only its own array keeps out,
   /// fails. The puts of client 0 are sent before, together.
@@ -240,7 +244,7 @@ TEST_F(Refusals, AtAQuotaGiveNobodyElseTime) {
 
 TEST_F(Refusals, GiveOthersTimeSomeTimesAtMost) {
   const size_t failed = failed_before(300);  // each of them fails only because of client 1's array
-  EXPECT_GE(failed, 3u);                     // client 0 might have released some because of it
+  EXPECT_GE(failed, 2u);                     // client 0 might have released some because of it
   EXPECT_LE(failed, 20u);
 }
 
