@@ -147,8 +147,11 @@ cdef class Client:
         return found
 
     cpdef pump(self):
-        """Embedded: runs on this thread all work that is ready. Returns True when something was done."""
-        cdef uint32_t done = 0, round_done
+        """Embedded: runs work that is ready on this thread, for about _PUMP_NS at most: a loop may never end, and
+        callers look for signals and deadlines between. Returns True when something was done.
+        """
+        cdef uint32_t done = 0, round_done, rounds = 0
+        cdef int64_t end = 0
         if self.host is None or self.pumping:
             return False
         cdef bint holds = _interrupts.hold()
@@ -160,6 +163,12 @@ cdef class Client:
                 done += round_done
                 if round_done == 0:
                     return done != 0
+                rounds += 1
+                if rounds % 64 == 0:
+                    if end == 0:
+                        end = monotonic_ns() + _PUMP_NS
+                    elif monotonic_ns() > end:
+                        return True
         finally:
             self.pumping = False
             if holds:

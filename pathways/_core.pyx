@@ -34,6 +34,7 @@ cdef extern from "Python.h":
 
 # The longest native wait before Python checks for signals and for a cluster that is gone.
 cdef int64_t _LOOK_NS = 50_000_000
+cdef int64_t _PUMP_NS = 10_000_000  # embedded: how long one call runs what is ready
 
 # What a client's process uses.
 include "_array.pxi"             # Layout, Buffer: an array's kind and its handle

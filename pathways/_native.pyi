@@ -7,6 +7,7 @@ NO_VALUE: int
 NO_PREDICATE: int
 NO_BIT: int
 PREDICATE_BITS: int
+VERDICT_BIT: int
 
 class Segment:
     @staticmethod

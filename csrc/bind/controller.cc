@@ -137,13 +137,14 @@ void register_controller(py::module_& m) {
             Composite composite{
                 name, client, group, arguments, values, parallel, std::move(donated), std::move(results), {}};
             for (const auto& [kind, number_of, inputs, outputs] : steps) {
-              if (kind > 2) throw Error(Status::kInvalid, "a composite has a step of an unknown kind");
+              if (kind > 3) throw Error(Status::kInvalid, "a composite has a step of an unknown kind");
               CompositeStep step;
-              step.kind = static_cast<CompositeStep::Kind>(kind);
+              step.is_decided = kind == 3;
+              step.kind = step.is_decided ? CompositeStep::Kind::kLoop : static_cast<CompositeStep::Kind>(kind);
               if (step.kind == CompositeStep::Kind::kRun) {
                 step.plan = static_cast<uint32_t>(number_of);
               } else {
-                step.count = number_of;
+                step.count = step.is_decided && number_of == 0 ? UINT64_MAX : number_of;
               }
               step.inputs = inputs;
               step.outputs = outputs;
@@ -155,7 +156,8 @@ void register_controller(py::module_& m) {
           "results"_a, "steps"_a, unlocked,
           "A program with loops; see csrc/controller/composite.h. `steps`: (kind, plan or count, inputs, outputs), "
           "where "
-          "the kind is 0 for a run of a plan, 1 for a loop, 2 for a loop's end.")
+          "the kind is 0 for a run of a plan, 1 for a loop, 2 for a loop's end, 3 for a loop that is decided, whose "
+          "count is the most iterations that it may have; 0: any number.")
       .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment, py::object bell, const ClientLimits& limits) {

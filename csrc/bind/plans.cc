@@ -78,6 +78,7 @@ void register_plans(py::module_& m) {
   m.attr("NO_PREDICATE") = kNoPredicate;
   m.attr("NO_BIT") = kNoBit;
   m.attr("PREDICATE_BITS") = kPredicateBits;
+  m.attr("VERDICT_BIT") = kVerdictBit;
   py::class_<PlanBuilder>(m, "PlanBuilder", "Writes one host's plan; argument and result nodes are added by itself.")
       .def(py::init<uint32_t, uint32_t, uint32_t>(), "host"_a, "devices"_a, "values"_a)
       .def("set_arguments", &PlanBuilder::set_arguments, "values"_a)

@@ -42,7 +42,7 @@ void CompositeWalk::forget(uint32_t value) {
 }
 
 const CompositeStep* CompositeWalk::next() {
-  while (!is_over()) {
+  while (!is_over() && !is_waiting_) {
     const CompositeStep& step = composite_.steps[at_];
     if (step.kind == CompositeStep::Kind::kRun) return &step;
     if (step.kind == CompositeStep::Kind::kLoop) {
@@ -51,19 +51,25 @@ const CompositeStep* CompositeWalk::next() {
       end_iteration(step);
     }
   }
-  if (wrong_ == nullptr) {
+  if (wrong_ == nullptr && !is_waiting_) {
     for (uint32_t value = 0; value < composite_.values; ++value) forget(value);
   }
   return nullptr;
 }
 
 void CompositeWalk::begin_loop(const CompositeStep& step) {
+  const bool is_skipped = step.is_decided && !goes_on_;
+  const auto& bound = is_skipped ? composite_.steps[step.partner].outputs : step.outputs;
   for (size_t i = 0; i < step.inputs.size(); ++i) {
     if (named_[step.inputs[i]] == kNone) {
       wrong_ = "a loop carries a value that is not there";
       return;
     }
-    name(step.outputs[i], named_[step.inputs[i]]);
+    name(bound[i], named_[step.inputs[i]]);
+  }
+  if (is_skipped) {
+    at_ = step.partner + 1;
+    return;
   }
   turns_.push_back({static_cast<uint32_t>(at_), step.count});
   if (step.count > 1) ++many_left_;
@@ -83,8 +89,10 @@ void CompositeWalk::end_iteration(const CompositeStep& step) {
   for (const uint32_t value : step.locals) forget(value);
   Turns& turns = turns_.back();
   PW_DCHECK(turns.loop == step.partner && turns.left != 0);
-  const bool goes_on = --turns.left != 0;
-  if (goes_on && turns.left == 1) --many_left_;
+  const bool has_more = --turns.left != 0;
+  if (has_more && turns.left == 1) --many_left_;
+  const bool goes_on = has_more && (!composite_.steps[turns.loop].is_decided || goes_on_);
+  if (has_more && !goes_on && turns.left != 1) --many_left_;
   const auto& bound = goes_on ? composite_.steps[turns.loop].outputs : step.outputs;
   at_ = goes_on ? turns.loop + 1 : at_ + 1;
   if (!goes_on) turns_.pop_back();
@@ -123,6 +131,7 @@ void CompositeWalk::ran(std::span<const uint64_t> outputs) {
     taken_.push_back(buffer.handle);
   }
   for (uint32_t i = 0; i < step.outputs.size(); ++i) name(step.outputs[i], add(outputs[i], result_of(i) < 0));
+  is_waiting_ = step.decides;
   ++at_;
 }
 

@@ -5,7 +5,8 @@
 ///
 ///   kRun    a run of `plan`: reads the values `inputs`, makes the values `outputs`
 ///   kLoop   begins a loop of `count` iterations: `inputs` are the first carry, `outputs` the values as which the
-///           body reads the carry
+///           body reads the carry. A loop that `is_decided` has `count` iterations at most, and each begins only if the
+///           run before it says so: for the first one the step before the loop, else the step before the loop's end.
 ///   kEnd    ends the loop's body: `inputs` are the new carry, `outputs` the values as which it is read behind the loop
 ///
 /// Loops nest. What is carried is bound anew, never copied. The values that are made in a body are gone at its end,
@@ -18,7 +19,9 @@
 ///   WALK-1  each owned buffer is given up once: it is taken by one run that donates it, or it is in `released()` when
 ///           no value names it any more.
 ///   WALK-2  no run reads a buffer that a run before it has taken.
-///   WALK-3  a result of the composite is made by one run; `result_of` says by which.
+///   WALK-3  a result of the composite is made by one run; `result_of` says by which. No run inside a loop that is
+///           decided does, because nobody knows beforehand which iteration is the last.
+///   WALK-4  between a run that decides and its verdict, the walk gives no run.
 ///
 /// Pure: no thread, no clock, no I/O. Threading: one thread; a Composite is immutable once it is registered.
 #pragma once
@@ -36,8 +39,9 @@ namespace pathways {
 struct CompositeStep {
   enum class Kind : uint8_t { kRun, kLoop, kEnd };
   Kind kind = Kind::kRun;
-  uint32_t plan = 0;   ///< kRun
-  uint64_t count = 0;  ///< kLoop: iterations, at least 1
+  uint32_t plan = 0;        ///< kRun
+  uint64_t count = 0;       ///< kLoop: iterations, at least 1
+  bool is_decided = false;  ///< kLoop: it may have fewer iterations
   std::vector<uint32_t> inputs, outputs;
 
   // What `Composites::add` finds out.
@@ -46,6 +50,7 @@ struct CompositeStep {
   std::vector<uint32_t> locals;   ///< kEnd: the values that are gone
   std::vector<int32_t> finals;    ///< kRun: by output: the composite's result if all loops around are at their last
   std::vector<uint32_t> donated;  ///< kRun: positions of inputs that the run takes
+  bool decides = false;           ///< kRun: whether a loop that is decided has another iteration
 };
 
 struct Composite {
@@ -66,7 +71,7 @@ class CompositeWalk {
   /// walk.
   CompositeWalk(const Composite& composite, std::span<const uint64_t> arguments);
 
-  /// The run that is next; nullptr: there is none. It may add to `released`.
+  /// The run that is next; nullptr: there is none, or the walk waits for a verdict. It may add to `released`.
   const CompositeStep* next();
   /// The handles that the next run reads. COST-3: O(their number).
   std::span<const uint64_t> inputs();
@@ -74,6 +79,14 @@ class CompositeWalk {
   int32_t result_of(uint32_t output) const { return many_left_ == 0 ? composite_.steps[at_].finals[output] : -1; }
   /// The next run has its place in the order, and makes buffers with these handles.
   void ran(std::span<const uint64_t> outputs);
+
+  /// WALK-4: whether a run has its place of which nobody knows yet what it decides.
+  bool is_waiting() const { return is_waiting_; }
+  /// What it decides: whether the next iteration begins.
+  void decide(bool goes_on) {
+    is_waiting_ = false;
+    goes_on_ = goes_on;
+  }
 
   /// Handles of owned buffers that no value names any more, and that no run has taken. The caller empties it.
   std::vector<uint64_t>& released() { return released_; }
@@ -115,9 +128,11 @@ class CompositeWalk {
   size_t at_ = 0;
   std::vector<uint32_t> named_;  ///< by value: its buffer
   std::vector<Buffer> buffers_;
-  std::vector<uint32_t> free_;   ///< buffers
-  std::vector<Turns> turns_;     ///< the loops around, the outermost first
-  uint32_t many_left_ = 0;       ///< those of them that are not at their last iteration
+  std::vector<uint32_t> free_;  ///< buffers
+  std::vector<Turns> turns_;    ///< the loops around, the outermost first
+  uint32_t many_left_ = 0;      ///< those of them that are not at their last iteration
+  bool is_waiting_ = false;
+  bool goes_on_ = false;         ///< the last verdict
   std::vector<uint32_t> carry_;  ///< scratch
   std::vector<uint64_t> inputs_, released_, taken_;
   const char* wrong_ = nullptr;

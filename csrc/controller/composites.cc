@@ -153,6 +153,7 @@ Composite Composites::shortened(const Composite& composite) {
   for (uint32_t value = 0; value < composite.values; ++value) from[value] = value;
   std::vector<uint32_t> around;
   for (uint32_t at = 0; at < tried.steps.size(); ++at) {
+    tried.steps[at].decides = false;
     const CompositeStep& step = tried.steps[at];
     for (const uint32_t value : step.outputs) maker[value] = at + 1;
     if (step.kind != CompositeStep::Kind::kEnd) continue;
@@ -165,6 +166,7 @@ Composite Composites::shortened(const Composite& composite) {
       if (tried.steps[maker[made] - 1].kind != CompositeStep::Kind::kRun) ++turns;
     }
     loop.count = std::min(loop.count, turns);
+    loop.is_decided = false;
   }
   uint64_t times = 1, cost = 0;
   for (const CompositeStep& step : tried.steps) {
@@ -207,6 +209,10 @@ void Composites::check(const Composite& composite) const {
     is_donated[argument] = true;
   }
   std::vector<const CompositeStep*> around;
+  const CompositeStep* before = nullptr;
+  const auto needs_decision = [&] {
+    if (before == nullptr || before->kind != CompositeStep::Kind::kRun) refuse("has a loop of which no run decides");
+  };
   size_t empty = 0;  // the innermost loops of `around` that have no run so far
   std::vector<bool> is_made(composite.values);
   for (const CompositeStep& step : composite.steps) {
@@ -221,6 +227,7 @@ void Composites::check(const Composite& composite) const {
       empty = 0;
     } else if (step.kind == CompositeStep::Kind::kLoop) {
       if (step.count == 0) refuse("has a loop of 0 iterations");
+      if (step.is_decided) needs_decision();
       if (step.inputs.size() != step.outputs.size()) refuse("has a loop that binds another number of values");
       around.push_back(&step);
       ++empty;
@@ -232,8 +239,10 @@ void Composites::check(const Composite& composite) const {
         refuse("has a loop that binds another number of values");
       }
       if (empty != 0) refuse("has a loop without a run");  // a call would go through it without a pause
+      if (around.back()->is_decided && around.back()->count > 1) needs_decision();
       around.pop_back();
     }
+    before = &step;
   }
   if (!around.empty()) refuse("has a loop without an end");
 }
@@ -252,7 +261,7 @@ void Composites::check_run(const Composite& composite, const CompositeStep& step
   if (!cover_.covers(composite.group, step.group)) refuse("has a plan on hosts that are not its own");
 }
 
-/// Binds each loop to its end, which learns what is gone behind an iteration.
+/// Binds each loop to its end, which learns what is gone behind an iteration, and finds the runs that decide.
 void Composites::bind(Composite& composite) {
   std::vector<uint32_t> around;
   for (uint32_t at = 0; at < composite.steps.size(); ++at) {
@@ -260,7 +269,10 @@ void Composites::bind(Composite& composite) {
     if (step.kind == CompositeStep::Kind::kLoop) around.push_back(at);
     if (step.kind != CompositeStep::Kind::kEnd) continue;
     step.partner = around.back();
-    composite.steps[step.partner].partner = at;
+    CompositeStep& loop = composite.steps[step.partner];
+    loop.partner = at;
+    if (loop.is_decided) composite.steps[step.partner - 1].decides = true;
+    if (loop.is_decided && loop.count > 1) composite.steps[at - 1].decides = true;
     step.locals.clear();
     for (uint32_t inner = step.partner; inner < at; ++inner) {
       const auto& made = composite.steps[inner].outputs;
@@ -287,6 +299,7 @@ void Composites::find_finals(Composite& composite) {
   for (size_t at = composite.steps.size(); at-- != 0;) {
     CompositeStep* step = &composite.steps[at];
     if (step->kind == CompositeStep::Kind::kEnd) {
+      if (composite.steps[step->partner].is_decided) continue;
       for (const uint32_t value : step->inputs) ++times[value];
       for (size_t i = 0; i < step->inputs.size(); ++i) {
         const uint32_t value = step->inputs[i];

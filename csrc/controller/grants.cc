@@ -224,7 +224,9 @@ void Grants::retire(EntryId id, uint32_t of_client) {
   over_.push_back(id);
   if (times_.is_divided()) settle_times();
   if (is_element(id)) {
-    elements_over_.push_back(std::exchange(composite_of_[id], 0));
+    const Entry& entry = sequencer_.entry(id);  // of a run that is over; nobody has its number yet
+    const bool verdict = (entry.known & entry.chosen & kVerdictMask) != 0;
+    elements_over_.push_back({std::exchange(composite_of_[id], 0), id, verdict});
     return;
   }
   ClientState* client = clients_.find(of_client);

@@ -77,8 +77,15 @@ class Grants {
     });
     drop_silently(waiting);
   }
-  /// The composites of runs that are over or dropped, once for each such run. The caller empties it.
-  std::vector<uint64_t>& elements_over() { return elements_over_; }
+  /// A run of a composite that is over or dropped. `verdict`: whether the scalar by which it decides was true; false if
+  /// it has none, or if that failed.
+  struct ElementOver {
+    uint64_t composite;
+    EntryId id;
+    bool verdict;
+  };
+  /// The caller empties it.
+  std::vector<ElementOver>& elements_over() { return elements_over_; }
   /// Calls f(id, entry, record) for each entry that no host was granted, dropped ones included.
   template <typename F>
   void for_each_waiting(F&& f) const {
@@ -158,7 +165,7 @@ class Grants {
   std::vector<std::vector<std::byte>> kept_;                  ///< by entry: its record while it waits for its grant
   std::unordered_map<EntryId, std::vector<std::vector<std::byte>>> instead_;  ///< what its hosts get for a dropped run
   std::vector<uint64_t> composite_of_;  ///< by entry: the composite that it is a run of; 0: of none
-  std::vector<uint64_t> elements_over_;
+  std::vector<ElementOver> elements_over_;
   std::vector<uint32_t> forgotten_;  ///< plans that nobody names any more: see take_forgotten()
   OrderTrace trace_;
   std::vector<uint64_t> gangs_;  ///< by host: gang launches (GANG-1)

@@ -68,11 +68,12 @@ Loops::Loop* Loops::find(uint64_t number) {
 }
 
 uint32_t Loops::advance() {
-  for (const uint64_t number : grants_.elements_over()) {
-    Loop* loop = find(number);
+  for (const Grants::ElementOver& over : grants_.elements_over()) {
+    Loop* loop = find(over.composite);
     PW_DCHECK(loop != nullptr && loop->in_flight != 0);
     --loop->in_flight;
-    ready_.push_back(number);
+    if (loop->walk.is_waiting() && loop->deciding == over.id) loop->walk.decide(over.verdict);
+    ready_.push_back(over.composite);
   }
   grants_.elements_over().clear();
   looked_.clear();
@@ -98,6 +99,7 @@ uint32_t Loops::advance(Loop& loop) {
   while (!loop.is_ordered && client != nullptr && client->fault.empty()) {
     const CompositeStep* step = loop.walk.next();
     release(*client, *loop.composite, std::exchange(loop.walk.released(), {}));
+    if (loop.walk.is_waiting()) break;
     if (step == nullptr) {
       release(*client, *loop.composite, std::exchange(loop.leftover, {}));
       close(loop);
@@ -159,6 +161,7 @@ bool Loops::order(Loop& loop, ClientState& client, const CompositeStep& step) {
   const EntryId id = grants_.submit_element(client, run_, step.group, loop.number);
   shares_.entered(client.id, step.plan, id);
   ++loop.in_flight;
+  loop.deciding = id;
   loop.walk.ran(outputs);
   for (const uint64_t taken : std::exchange(loop.walk.taken(), {})) {
     if (Handle{taken}.is_hidden()) {

@@ -26,8 +26,9 @@
 /// Invariants: a client has at most one composite that is not `is_ordered`, and `ClientState::loop` is its number;
 /// `in_flight` counts the entries that Grants knows by that number; a composite that is ordered and has none is gone.
 ///
-/// A loop that ends when a host says so (`while`) will be a step of which the walk asks for a decision: `next` then
-/// stays there, and the completion of the deciding run (`elements_over`) moves it on.
+///   WALK-4   a run that decides whether a loop goes on says so with its end (RunDoneRecord, plan/branches.h); until
+///            then nothing of its composite is ordered. If the scalar has failed, the loop ends; what is behind the
+///            loop reads the scalar too, and so fails with its error.
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once
@@ -106,6 +107,7 @@ class Loops {
     int64_t deadline_ns = 0;      ///< 0: none
     std::string late;
     uint32_t in_flight = 0;
+    EntryId deciding = 0;            ///< while the walk waits: the run that decides
     bool is_ordered = false;         ///< all its runs are, or it has ended
     std::vector<bool> is_made;       ///< by result: a run that makes it has its place and was not dropped
     std::vector<uint64_t> leftover;  ///< donated arguments that a run took which did not go to all hosts

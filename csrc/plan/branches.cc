@@ -60,7 +60,7 @@ void Branches::validate(const Plan& plan) const {
     if (p.choice >= choices_.size() || p.which >= choices_[p.choice].cases) {
       refuse("predicate", i, "PLAN-4, an unknown choice or case");
     }
-    if (p.bit != kNoBit && p.bit >= kPredicateBits) refuse("predicate", i, "PLAN-4, a bit that no host reports");
+    if (p.bit != kNoBit && p.bit > kVerdictBit) refuse("predicate", i, "PLAN-4, a bit that no host reports");
     if (p.parent != kNoPredicate) {
       if (p.parent >= i) refuse("predicate", i, "PLAN-2, its parent does not come before it");
       depth[i] = depth[p.parent] + 1;

@@ -34,7 +34,9 @@ class Plan;
 
 inline constexpr uint32_t kNoPredicate = 0xffffffffu;
 inline constexpr uint32_t kNoBit = 0xffffffffu;
-inline constexpr uint32_t kPredicateBits = 64;  ///< predicates that the controller compares over a run's hosts
+inline constexpr uint32_t kPredicateBits = 63;  ///< predicates that the controller compares over a run's hosts
+/// The bit of the predicate that says whether a loop goes on behind this run (controller/loops.h). One host reports it.
+inline constexpr uint32_t kVerdictBit = 63;
 inline constexpr uint32_t kMostNested = 64;
 
 /// A scalar that decides. All hosts that have the choice agree on `number`, `owner`, `cases` and `first_node`.
@@ -56,7 +58,7 @@ struct PredicateRecord {
   uint32_t choice;  ///< index in the plan's table of choices
   uint32_t which;   ///< the case
   uint32_t parent;  ///< index of the enclosing predicate; kNoPredicate: none
-  uint32_t bit;     ///< below kPredicateBits: the bit by which the controller compares it over hosts; or kNoBit
+  uint32_t bit;     ///< by which hosts report it: below kPredicateBits, or kVerdictBit, or kNoBit
 };
 static_assert(sizeof(PredicateRecord) == 16);
 

@@ -70,7 +70,7 @@ class Lowering:
             self.program,
             tuple(slice_.binding.devices for slice_ in slices),
             topology.devices_per_host,
-            topology.island_of_hosts if self.program.predicates else (),
+            topology.island_of_hosts if self.program.has_choices else (),
         )
 
     def register(self) -> tuple[Registration, BoundProgram]:

@@ -236,8 +236,8 @@ class LogicalProgram:
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
     `predicates`, `loops` and `exchanges` are those of nodes. A host knows no loop: the controller orders the runs of
-    its body. Loops whose count is not known, loops in branches, and exchanges are not run yet. `host_functions`: those
-    that its computations call.
+    its body. Loops in branches, and exchanges, are not run yet. `decides`: the boolean scalar that says whether a loop
+    of which this is a part goes on behind it; -1: there is none. `host_functions`: those that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
@@ -260,6 +260,7 @@ class LogicalProgram:
     predicates: tuple[Predicate, ...] = ()
     loops: tuple[Loop, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    decides: int = -1
     host_functions: tuple[HostFunction, ...] = ()
 
     @property
@@ -269,13 +270,18 @@ class LogicalProgram:
         return " and ".join(names) or "none"
 
     @property
+    def has_choices(self) -> bool:
+        """Whether hosts read scalars of it and decide by them."""
+        return bool(self.predicates) or self.decides >= 0 or any(node.kind is NodeKind.SELECT for node in self.nodes)
+
+    @property
     def constructs(self) -> tuple[str, ...]:
         """JAX's names of the loops and other constructs in it that are not run yet."""
         named = []
         for node in self.nodes:
             if node.kind is NodeKind.LOOP:
                 loop = self.loops[node.computation]
-                if loop.count is None or node.predicate >= 0:
+                if node.predicate >= 0:
                     named.append(node.origin)
                 named += loop.body.constructs
             elif node.kind not in (NodeKind.CALL, NodeKind.TRANSFER, NodeKind.SELECT):

@@ -30,7 +30,6 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
-from pathways.compiler.ir import NodeKind
 from pathways.controller.host_processes import HostProcesses
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, ProgramRecord
@@ -422,10 +421,10 @@ class ClusterManager:
         """
         if self.config.options.sequential:
             logical = load_program(program.request.store_program.program)
-            if logical.predicates or any(node.kind is NodeKind.SELECT for node in logical.nodes):
+            if logical.has_choices:
                 raise errors.PlanError(
-                    f"program {program.name!r} has branches around placed functions, which a cluster with "
-                    'dispatch="sequential" does not run: start it with dispatch="parallel"'
+                    f"program {program.name!r} has branches, or loops that data ends, around placed functions, which "
+                    'a cluster with dispatch="sequential" does not run: start it with dispatch="parallel"'
                 )
             bound = BoundProgram(logical, program.bindings, self.topology.devices_per_host)
             self.controller.add_plan(program.number, concerned(bound))

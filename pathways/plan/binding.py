@@ -82,7 +82,7 @@ class BoundProgram:
     def branching(self) -> Branching | None:
         """The choices and predicates; None: the program has none."""
         program = self.program
-        if not program.predicates and all(node.kind is not NodeKind.SELECT for node in program.nodes):
+        if not program.has_choices:
             return None
         return Branching(program, self.hosts_of_value, self.hosts_of_node, self.islands)
 
@@ -108,6 +108,8 @@ def pinned(bound: BoundProgram) -> frozenset[int]:
     The scalar of a choice is pinned because its owner may read it late.
     """
     out = {predicate.value for predicate in bound.program.predicates}
+    if bound.program.decides >= 0:
+        out.add(bound.program.decides)
     for node in bound.program.nodes:
         if node.kind is NodeKind.SELECT:
             out.add(node.inputs[0])

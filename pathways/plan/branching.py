@@ -60,11 +60,15 @@ class Branching:
         cases: dict[int, int] = {}  # by the value of the choice, as all that follows
         first: dict[int, int] = {}
         hosts: dict[int, set[int]] = {}
+        if program.decides >= 0:  # nobody but the controller needs to know, which hears it from the owner
+            cases[program.decides] = 2
+            first[program.decides] = len(program.nodes)
+            hosts[program.decides] = set()
         for p in program.predicates:
             cases[p.value] = max(cases.get(p.value, 0), p.case + 1)
         for number, node in enumerate(program.nodes):
             for value in self.deciding(node):
-                first.setdefault(value, number)
+                first[value] = min(first.get(value, number), number)
                 hosts.setdefault(value, set()).update(hosts_of_node(node))
             if node.kind is NodeKind.SELECT:
                 cases[node.inputs[0]] = max(cases.get(node.inputs[0], 0), len(node.inputs) - 1)
@@ -85,6 +89,8 @@ class Branching:
         self.choices = made[::-1]
         #: The number of the choice that a value is.
         self.number = {choice.value: number for number, choice in enumerate(self.choices)}
+        #: The number of the choice that says whether a loop goes on; -1: there is none.
+        self.verdict = self.number[program.decides] if program.decides >= 0 else -1
         several = [n for n in dict.fromkeys(self.same) if len(self._hosts(n)) > 1]
         #: Of predicates that several hosts follow: the bit by which the controller compares the hosts (GANG-1).
         self.bits = {n: bit for bit, n in enumerate(several[: _native.PREDICATE_BITS])}
@@ -160,4 +166,7 @@ def write(branching: Branching, host: int, builder: _native.PlanBuilder, local: 
             parent=_native.NO_PREDICATE if parent < 0 else here.predicates[branching.same[parent]],
             bit=branching.bits.get(n, _native.NO_BIT),
         )
+    if branching.verdict >= 0 and branching.choices[branching.verdict].owner == host:
+        choice_here = here.choices[branching.verdict]
+        builder.predicate(choice=choice_here, which=1, parent=_native.NO_PREDICATE, bit=_native.VERDICT_BIT)
     return here

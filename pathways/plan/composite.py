@@ -16,19 +16,21 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from pathways.compiler.control.segments import Run, Turns, segments
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Loop, Node, NodeKind
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 from pathways.plan.binding import BoundProgram, owners_of, pinned
 
 #: How many runs of one call may be ordered and not over.
 PARALLEL_ITERATIONS = 10
 
-#: Kinds of steps; `CompositeStep::Kind`.
-RUN, LOOP, END = 0, 1, 2
+#: Kinds of steps; `CompositeStep::Kind`, and a loop that is decided.
+RUN, LOOP, END, DECIDED = 0, 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step. `number`: of a run, its plan among the composite's; of a loop, its count; of an end, 0."""
+    """One step. `number`: of a run, its plan among the composite's; of a loop, its count; of an end, 0; of a loop that
+    is decided, the most iterations that it may have, or 0.
+    """
 
     kind: int
     number: int
@@ -49,7 +51,7 @@ class Composite:
 
 
 def composite_of(bound: BoundProgram) -> Composite:
-    """The composite of a program with loops whose counts are known, and without branches around them."""
+    """The composite of a program with loops, and without branches around them."""
     return _Builder(bound).build()
 
 
@@ -68,7 +70,7 @@ class _Builder:
         self._devices = dict(zip((mesh.name for mesh in bound.program.meshes), bound.bindings, strict=True))
         self._kept: dict[int, frozenset[int]] = {}  # by identity of a program
         self._bodies: list[LogicalProgram] = []  # keeps them alive, for `_kept`
-        self._plans: list[LogicalProgram] = []
+        self._parts: dict[int, LogicalProgram] = {}  # by step that is a run
         self._steps: list[Step] = []
         self._values = 0
 
@@ -84,20 +86,15 @@ class _Builder:
         if passed:
             found = self._new(len(passed))
             read = list(dict.fromkeys(program.results[n] for n in passed))
-            part = dataclasses.replace(
-                program,
-                values=tuple(program.values[v] for v in read),
-                nodes=(),
-                arguments=tuple(range(len(read))),
-                results=tuple(read.index(program.results[n]) for n in passed),
-                donated_arguments=(False,) * len(read),
-                loops=(),
-            )
+            part = _passing(program, read, [read.index(program.results[n]) for n in passed])
             self._append(part, [numbers[v] for v in read], found)
             for n, number in zip(passed, found, strict=True):
                 results[n] = number
+        plans = {part: n for n, part in enumerate(dict.fromkeys(self._parts.values()))}
+        for at, part in self._parts.items():
+            self._steps[at] = dataclasses.replace(self._steps[at], number=plans[part])
         return Composite(
-            tuple(self._plans), len(program.arguments), self._values, tuple(donated), tuple(results), tuple(self._steps)
+            tuple(plans), len(program.arguments), self._values, tuple(donated), tuple(results), tuple(self._steps)
         )
 
     def kept(self, program: LogicalProgram) -> frozenset[int]:
@@ -109,14 +106,20 @@ class _Builder:
                 out |= {value, *owners}
             for node in program.nodes:
                 if node.kind is NodeKind.LOOP:
-                    out |= self._kept_of_loop(node, program.loops[node.computation])
+                    out |= self._kept_of_loop(program, node)
             self._kept[id(program)] = frozenset(out)
         return self._kept[id(program)]
 
-    def _kept_of_loop(self, node: Node, loop: Loop) -> set[int]:
+    def _kept_of_loop(self, program: LogicalProgram, node: Node) -> set[int]:
+        loop = program.loops[node.computation]
+        decided = int(loop.count is None)
         inner = self.kept(loop.body)
-        out = {v for v, argument in zip(node.inputs, loop.body.arguments, strict=True) if argument in inner}
-        out |= {v for v, result in zip(node.outputs, loop.body.results, strict=True) if result in inner}
+        inputs, results = node.inputs[decided:], loop.body.results[decided:]
+        out = {v for v, argument in zip(inputs, loop.body.arguments, strict=True) if argument in inner}
+        out |= {v for v, result in zip(node.outputs, results, strict=True) if result in inner}
+        if decided:  # what it gives may be what it was given, which others may still read
+            others = {v for other in program.nodes if other is not node for v in other.inputs}
+            out |= {*node.outputs, *(v for v in inputs if v in others or v in program.results)}
         own = loop.body.donated_arguments[loop.constants :]
         passed = [v for v, is_own in zip(node.outputs, own, strict=True) if not is_own]
         return out | {*passed, *node.inputs} if passed else out
@@ -146,7 +149,10 @@ class _Builder:
             if isinstance(segment, Run):
                 self._run(segment, numbers, taken, kept)
             else:
-                self._loop(_live(segment, [v in last for v in segment.outputs]), numbers, taken, kept)
+                used = [v in last for v in segment.outputs]
+                if segment.loop.count is not None:
+                    segment = _live(segment, used)
+                self._loop(program, segment, used, numbers, taken, kept)
         return tuple(numbers[v] for v in program.results)
 
     def _run(self, run: Run, numbers: dict[int, int], taken: set[int], kept: frozenset[int]) -> None:
@@ -164,37 +170,116 @@ class _Builder:
         numbers.update(zip(run.outputs, outputs, strict=True))
 
     def _append(self, part: LogicalProgram, inputs: Sequence[int], outputs: tuple[int, ...]) -> None:
-        part = trimmed(part)
-        if part not in self._plans:
-            self._plans.append(part)
-        self._steps.append(Step(RUN, self._plans.index(part), tuple(inputs), outputs))
+        self._parts[len(self._steps)] = trimmed(part)
+        self._steps.append(Step(RUN, -1, tuple(inputs), outputs))
 
-    def _loop(self, turns: Turns, numbers: dict[int, int], taken: set[int], kept: frozenset[int]) -> None:
+    def _decide(self, program: LogicalProgram, value: int, number: int) -> None:
+        """Sees to it that the last step is a run that decides by a value of `program`, whose number is `number`."""
+        last = len(self._steps) - 1
+        part = self._parts.get(last)
+        if part is None or part.decides >= 0 or number not in self._steps[last].outputs:
+            self._append(_passing(program, [value], []), [number], ())
+            last += 1
+            part = self._parts[last]
+            decides = part.arguments[0]
+        else:
+            decides = part.results[self._steps[last].outputs.index(number)]
+        self._parts[last] = dataclasses.replace(part, decides=decides)
+
+    def _begin(self, kind: int, count: int, carry: Sequence[int]) -> tuple[int, ...]:
+        """Returns the numbers by which the body reads the carry."""
+        read = self._new(len(carry))
+        self._steps.append(Step(kind, count, tuple(carry), read))
+        return read
+
+    def _end(self, carry: Sequence[int]) -> tuple[int, ...]:
+        """Returns the numbers by which the carry is read behind the loop."""
+        read = self._new(len(carry))
+        self._steps.append(Step(END, 0, tuple(carry), read))
+        return read
+
+    def _loop(
+        self,
+        program: LogicalProgram,
+        turns: Turns,
+        used: Sequence[bool],
+        numbers: dict[int, int],
+        taken: set[int],
+        kept: frozenset[int],
+    ) -> None:
+        """Appends a loop of a program. `used`: which of its results are read."""
         loop, body = turns.loop, turns.loop.body
-        assert loop.count is not None and turns.predicate < 0
+        assert turns.predicate < 0
         self._bodies.append(body)
-        constants, carry = turns.inputs[: loop.constants], turns.inputs[loop.constants :]
+        decided = int(loop.count is None)
+        constants, carry = turns.inputs[decided : decided + loop.constants], turns.inputs[decided + loop.constants :]
         inner = self.kept(body)
         fixed = body.arguments[: loop.constants]
         carried = body.arguments[loop.constants :]
         # What an iteration makes, the next one may take; but not what may be another buffer under a second name.
         own = {a for a, is_own in zip(carried, body.donated_arguments[loop.constants :], strict=True) if is_own}
-        late = frozenset(a for a, result in zip(carried, body.results, strict=True) if result in inner)
+        late = frozenset(a for a, result in zip(carried, body.results[decided:], strict=True) if result in inner)
         given = dict(zip(fixed, (numbers[v] for v in constants), strict=True))
-        now = [numbers[v] for v in carry]
-        count = loop.count
         first = {a for a, v in zip(carried, carry, strict=True) if v in taken}
         unsafe = {a for a, v in zip(carried, carry, strict=True) if v in kept}
-        if not own <= first - unsafe:
-            now = list(self._emit(body, given | dict(zip(carried, now, strict=True)), own & first, late | unsafe))
-            count -= 1
-        if count:
-            read = self._new(len(carry))
-            self._steps.append(Step(LOOP, count, tuple(now), read))
-            after = self._emit(body, given | dict(zip(carried, read, strict=True)), own, late)
-            now = list(self._new(len(carry)))
-            self._steps.append(Step(END, 0, after, tuple(now)))
-        numbers.update(zip(turns.outputs, now, strict=True))
+        is_first_apart = not own <= first - unsafe
+
+        def iteration(read: Sequence[int], may: set[int], barred: frozenset[int]) -> tuple[int, ...]:
+            """The body; `read`: the carry, behind the scalar that decides, if one does. Returns the new ones."""
+            after = self._emit(body, given | dict(zip(carried, read[decided:], strict=True)), may, barred)
+            if decided:
+                self._decide(body, body.results[0], after[0])
+            return after
+
+        now: Sequence[int] = [numbers[v] for v in (*turns.inputs[:decided], *carry)]
+        if not decided:
+            assert loop.count is not None
+            if is_first_apart:
+                now = iteration(now, own & first, late | unsafe)
+            if loop.count > is_first_apart:
+                now = self._end(iteration(self._begin(LOOP, loop.count - is_first_apart, now), own, late))
+            numbers.update(zip(turns.outputs, now, strict=True))
+            return
+        self._decide(program, turns.inputs[0], now[0])
+        if is_first_apart:  # the others are in a branch behind it
+            now = iteration(self._begin(DECIDED, 1, now), own & first, late | unsafe)
+        now = self._end(iteration(self._begin(DECIDED, 0, now), own, late))
+        if is_first_apart:
+            now = self._end(now)
+        # Nobody knows beforehand which iteration is the last. And if the scalar has failed, so must what is behind.
+        behind = [n for n, is_used in enumerate(used) if is_used]
+        found = self._new(len(behind))
+        if behind:
+            takes = [not is_first_apart and carried[n] in own for n in behind]
+            part = _chosen(program, turns.inputs[0], [carry[n] for n in behind], takes)
+            self._append(part, [now[0], *(now[1 + n] for n in behind)], found)
+        numbers.update(zip((turns.outputs[n] for n in behind), found, strict=True))
+
+
+def _passing(program: LogicalProgram, read: Sequence[int], results: Sequence[int]) -> LogicalProgram:
+    """A program that computes nothing. It reads these values of another, and gives those at these places of `read`."""
+    return dataclasses.replace(
+        program,
+        values=tuple(program.values[v] for v in read),
+        nodes=(),
+        arguments=tuple(range(len(read))),
+        results=tuple(results),
+        donated_arguments=(False,) * len(read),
+        predicates=(),
+        loops=(),
+    )
+
+
+def _chosen(program: LogicalProgram, scalar: int, values: Sequence[int], takes: Sequence[bool]) -> LogicalProgram:
+    """A program that reads a scalar and some values, and gives the values. They fail if the scalar has failed."""
+    part = _passing(program, [scalar, *values, *values], range(1 + len(values), 1 + 2 * len(values)))
+    there = len(values)
+    nodes = (
+        Node(NodeKind.SELECT, "select.", -1, (0, n, n), (n + there,), "jax.lax.while_loop") for n in range(1, 1 + there)
+    )
+    return dataclasses.replace(
+        part, nodes=tuple(nodes), arguments=part.arguments[: 1 + there], donated_arguments=(False, *takes)
+    )
 
 
 def _is_made(program: LogicalProgram, values: Sequence[int], value: int) -> bool:
@@ -204,6 +289,8 @@ def _is_made(program: LogicalProgram, values: Sequence[int], value: int) -> bool
     (node,) = [node for node in program.nodes if value in node.outputs]
     if node.kind is not NodeKind.LOOP:
         return True
+    if program.loops[node.computation].count is None:
+        return True  # by the run behind the loop
     body = program.loops[node.computation].body
     return _is_made(body, body.results, body.results[node.outputs.index(value)])
 

@@ -149,6 +149,8 @@ def load_program(data: bytes) -> LogicalProgram:
         if depths[-1] > MOST_NESTED:
             raise PlanError(f"program {program.name!r} has branches that are nested more than {MOST_NESTED} deep")
     _check("value", (*program.arguments, *program.results), len(program.values))
+    if program.decides != -1:
+        _check("value", [program.decides], len(program.values))
     return program
 
 

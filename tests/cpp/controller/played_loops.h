@@ -59,6 +59,18 @@ struct Loops : Cluster {
     made.steps = {bound(Kind::kLoop, count, {0}, {1}), run(1, {1}, {2}), bound(Kind::kEnd, 0, {2}, {3})};
     return made;
   }
+  /// carry -> carry, as long as a run of plan 1, of which one comes before each iteration, says so. Plan 2 is behind
+  /// it.
+  Composite decided(uint64_t most = UINT64_MAX) {
+    add(1, 1, {0});
+    add(2, 1, {});
+    decider = 1;
+    Composite made{"while", 0, 2, 1, 6, 10, {0}, {5}, {}};
+    made.steps = {run(1, {0}, {1}), bound(Kind::kLoop, most, {1}, {2}), run(1, {2}, {3}),
+                  bound(Kind::kEnd, 0, {3}, {4}), run(2, {4}, {5})};
+    made.steps[1].is_decided = true;
+    return made;
+  }
   std::vector<uint64_t> call(const std::vector<uint64_t>& arguments, uint32_t results, int64_t deadline_ns = 0) {
     std::vector<uint64_t> handles(results);
     static const ErrorText text = make_error_text("late");
@@ -116,9 +128,17 @@ struct Loops : Cluster {
       objects[handle] = output_of(record.plan, inputs, i);
     }
   }
+  /// A run of plan `decider` ends with the next of `verdicts`, from the second host, which is its owner.
   void complete(uint32_t h) {
-    hosts[h]->done(running[h].front());
+    const RunRecord run = running[h].front();
     running[h].pop_front();
+    if (run.plan != decider || h != 1) {
+      hosts[h]->done(run);
+      return;
+    }
+    ASSERT_FALSE(verdicts.empty());
+    hosts[h]->decided(run, verdicts.front() < 0 ? 0 : kVerdictMask, verdicts.front() > 0 ? kVerdictMask : 0);
+    verdicts.pop_front();
   }
   /// Everything to its end.
   void finish() {
@@ -143,7 +163,9 @@ struct Loops : Cluster {
   std::map<uint32_t, std::vector<uint32_t>> donated_of;  // by plan
   std::map<uint64_t, uint64_t> objects;                  // by handle
   std::set<uint64_t> failed;
-  std::vector<uint32_t> order;  // plans
+  uint32_t decider = UINT32_MAX;  // a plan
+  std::deque<int> verdicts;       // 1: the loop goes on; 0: it ends; -1: the scalar has failed
+  std::vector<uint32_t> order;    // plans
   std::deque<RunRecord> running[2];
   bool is_lost[2] = {false, false};
 };

@@ -4,11 +4,13 @@
 //   ORD-1, SHARE-1  Loops.RunsComeOneAfterTheOtherAndOthersComeBetween
 //   CLI-1           Loops.LaterRecordsWaitForTheLastRun
 //   WALK-1, WALK-2, WALK-3  Loops.RandomOnesGiveTheRightValuesAndLeaveNothing
+//   WALK-4          Loops.GoOnAsTheDataSays, Loops.EndWhileTheyWaitForAVerdict, Loops.NeedARunThatDecides
 //   MEM-2, MEM-3    SmallLoops.AreAdmittedAsAWhole, SmallLoops.ACarryThatMovesOnIsAdmittedWithAllThatItHolds
 //   DEAD-1, ERR-2, OWN-1  Loops.EndInTheMiddleAndLeaveNothing
 #include <algorithm>
 #include <array>
 #include <random>
+#include <tuple>
 
 #include "controller/played_loops.h"
 
@@ -88,6 +90,87 @@ TEST_F(Loops, EndInTheMiddleAndLeaveNothing) {
   EXPECT_TRUE(failed.contains(result));
   EXPECT_EQ(hidden(), 0u);
   EXPECT_EQ(good->in_flight(), 0u);
+}
+
+TEST_F(Loops, GoOnAsTheDataSays) {
+  // Verdicts, and the most iterations; then the number of runs of plan 1.
+  const std::vector<std::tuple<std::deque<int>, uint64_t, size_t>> cases{
+      {{0}, UINT64_MAX, 1},  {{1, 0}, UINT64_MAX, 2},     {{1, 1, 1, 1, 0}, UINT64_MAX, 5},
+      {{-1}, UINT64_MAX, 1}, {{1, 1, -1}, UINT64_MAX, 3}, {{1}, 1, 2},
+      {{0}, 1, 1},           {{1, 1, 1}, 3, 4},           {{1, 0}, 3, 2},
+  };
+  for (const auto& [said, most, runs] : cases) {
+    objects.clear();
+    order.clear();
+    Composite whole = decided(most);
+    controller->register_composite(kNumber, whole);
+    verdicts = said;
+    const bool ends_by_count = most == 3 && said.size() == 3;
+    if (ends_by_count) verdicts.push_back(1);  // the last run of a body decides, too; nobody asks
+    if (most == 1 && said.front() == 1) verdicts.push_back(0);
+    const uint64_t result = call({buffer(7)}, 1)[0];
+    pass();
+    read();
+    EXPECT_EQ(order.size(), 1u);  // WALK-4: nothing else before the verdict
+    finish();
+    ASSERT_EQ(order.size(), runs + 1);
+    uint64_t expected = 7;
+    for (size_t i = 0; i < runs; ++i) expected = output_of(1, std::array{expected}, 0);
+    EXPECT_EQ(objects.at(result), output_of(2, std::array{expected}, 0));
+    EXPECT_EQ(hidden(), 0u);
+    EXPECT_EQ(good->in_flight(), 0u);
+    EXPECT_TRUE(controller->is_idle());
+    good->release(Handle{result}, 2, uint64_t{1} << 30);
+    finish();
+  }
+}
+
+TEST_F(Loops, EndWhileTheyWaitForAVerdict) {
+  for (const bool is_client_gone : {false, true}) {
+    controller->register_composite(kNumber, decided());
+    verdicts.assign(40, 1);
+    objects.clear();
+    order.clear();
+    const uint64_t result = call({buffer(7)}, 1)[0];
+    for (int i = 0; i < 5; ++i) {
+      pass();
+      read();
+      for (uint32_t h = 0; h < hosts.size() && i < 4; ++h) complete(h);
+    }
+    EXPECT_EQ(order.size(), 5u);
+    if (is_client_gone) {
+      controller->remove_client(0);
+    } else {
+      EXPECT_EQ(good->cancel(good->last_tag(), std::array{result}, "cancelled"), Status::kOk);
+    }
+    finish();
+    EXPECT_EQ(order.size(), 5u);
+    EXPECT_EQ(hidden(), 0u);
+    EXPECT_TRUE(is_client_gone || failed.contains(result));
+    EXPECT_TRUE(controller->is_idle());
+  }
+}
+
+TEST_F(Loops, NeedARunThatDecides) {
+  const auto refused = [&](const Composite& wrong) {
+    try {
+      controller->register_composite(kNumber, wrong);
+    } catch (const Error& error) {
+      return std::string(error.what()).find("of which no run decides") != std::string::npos;
+    }
+    return false;
+  };
+  Composite nothing_before = decided();
+  nothing_before.steps.erase(nothing_before.steps.begin());
+  nothing_before.steps[0].inputs = {0};
+  EXPECT_TRUE(refused(nothing_before));
+  Composite loop_at_the_end = decided();
+  loop_at_the_end.values = 8;
+  loop_at_the_end.steps[3].inputs = {7};
+  loop_at_the_end.steps.insert(loop_at_the_end.steps.begin() + 2,
+                               {bound(Kind::kLoop, 2, {2}, {6}), run(1, {6}, {3}), bound(Kind::kEnd, 0, {3}, {7})});
+  loop_at_the_end.steps.erase(loop_at_the_end.steps.begin() + 5);
+  EXPECT_TRUE(refused(loop_at_the_end));
 }
 
 TEST_F(Loops, GoWithTheirClient) {
