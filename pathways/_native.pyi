@@ -56,6 +56,24 @@ class PlanBuilder:
     def set_arguments(self, values: Sequence[int]) -> None: ...
     def set_results(self, values: Sequence[int]) -> None: ...
     def set_donated(self, positions: Sequence[int]) -> None: ...
+    def exchange(
+        self,
+        node: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        input_devices: int,
+        devices: int,
+        source_shards: int,
+        sources: Sequence[tuple[int, int]],
+        target_shards: int,
+        targets: Sequence[tuple[int, int]],
+        source_rows: int,
+        capacity: int,
+        drops: bool,
+        unsent: int | None,
+        known: bool,
+        predicate: int = ...,
+    ) -> None: ...
     def call(
         self,
         computation: int,
@@ -97,6 +115,7 @@ class PlanBuilder:
     def finish(self) -> bytes: ...
 
 def check_plan(block: bytes) -> None: ...
+def describe_exchanges(block: bytes) -> list[dict[str, Any]]: ...
 def describe_plan(block: bytes) -> list[dict[str, Any]]: ...
 def describe_branches(block: bytes) -> dict[str, list[dict[str, Any]]]: ...
 

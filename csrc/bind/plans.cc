@@ -4,6 +4,9 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "bind/bind.h"
 
@@ -42,6 +45,33 @@ const char* kind_name(NodeKind kind) {
       return "permute";
   }
   return "?";
+}
+
+using ShardRanges = std::vector<std::pair<uint32_t, uint32_t>>;  // first shard, host
+
+ShardHosts to_shards(uint32_t shards, const ShardRanges& ranges) {
+  std::vector<ShardHosts::Range> out;
+  for (const auto& [first, host] : ranges) out.push_back({first, host});
+  return {shards, std::move(out)};
+}
+
+ShardRanges list_ranges(const ShardHosts& shards) {
+  ShardRanges out;
+  for (const ShardHosts::Range& range : shards.ranges()) out.emplace_back(range.first, range.host);
+  return out;
+}
+
+py::list describe_exchanges(const Plan& plan) {
+  py::list out;
+  for (uint32_t i = 0; i < plan.exchanges().records().size(); ++i) {
+    const ExchangeShape& shape = plan.exchanges().shape(i);
+    out.append(py::dict("source_shards"_a = shape.sources.shards(), "sources"_a = list_ranges(shape.sources),
+                        "target_shards"_a = shape.targets.shards(), "targets"_a = list_ranges(shape.targets),
+                        "source_rows"_a = shape.source_rows, "capacity"_a = shape.capacity,
+                        "drops"_a = shape.overflow == Overflow::kDrop, "unsent"_a = shape.unsent,
+                        "known"_a = shape.routes == Routes::kKnown));
+  }
+  return out;
 }
 
 py::list describe(const Plan& plan) {
@@ -138,6 +168,27 @@ void register_plans(py::module_& m) {
           "choice"_a, "node"_a, "inputs"_a, "output"_a, "devices"_a, "predicate"_a = kNoPredicate,
           "Gives the input of the case that the choice took; one input per case.")
       .def(
+          "exchange",
+          [](PlanBuilder& b, uint32_t node, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs,
+             uint64_t input_devices, uint64_t devices, uint32_t source_shards, const ShardRanges& sources,
+             uint32_t target_shards, const ShardRanges& targets, uint32_t source_rows, uint32_t capacity, bool drops,
+             std::optional<int32_t> unsent, bool known, uint32_t predicate) {
+            PlanBuilder::Node n;
+            n.global_node = node;
+            n.inputs = std::move(inputs);
+            n.outputs = std::move(outputs);
+            n.input_devices = input_devices;
+            n.devices = devices;
+            n.predicate = predicate;
+            b.add(std::move(n), ExchangeShape{to_shards(source_shards, sources), to_shards(target_shards, targets),
+                                              capacity, drops ? Overflow::kDrop : Overflow::kError, unsent,
+                                              known ? Routes::kKnown : Routes::kChosen, source_rows});
+          },
+          "node"_a, "inputs"_a, "outputs"_a, "input_devices"_a, "devices"_a, "source_shards"_a, "sources"_a,
+          "target_shards"_a, "targets"_a, "source_rows"_a, "capacity"_a, "drops"_a, "unsent"_a, "known"_a,
+          "predicate"_a = kNoPredicate,
+          "Sends rows. `sources`, `targets`: (first shard, host) of each range. csrc/plan/exchanges.h has the values.")
+      .def(
           "choice",
           [](PlanBuilder& b, uint32_t number, uint32_t owner, uint32_t source, uint32_t value, uint32_t cases,
              uint32_t first_node, std::vector<uint32_t> told, uint32_t scope) {
@@ -159,6 +210,9 @@ void register_plans(py::module_& m) {
   m.def(
       "describe_plan", [](const py::bytes& block) { return describe(from_bytes(block)); }, "block"_a,
       "The nodes of an encoded plan, as dictionaries.");
+  m.def(
+      "describe_exchanges", [](const py::bytes& block) { return describe_exchanges(from_bytes(block)); }, "block"_a,
+      "The shapes of the exchanges of an encoded plan, as dictionaries.");
   m.def(
       "describe_branches", [](const py::bytes& block) { return describe_branches(from_bytes(block)); }, "block"_a,
       "The choices and predicates of an encoded plan, as dictionaries.");

@@ -16,6 +16,7 @@ from pathways.compiler.donation import agree
 from pathways.compiler.ir import LogicalProgram, Node, NodeKind
 from pathways.compiler.printing import when_text
 from pathways.plan.branching import Branching, write
+from pathways.plan.exchange_shape import EXCHANGES, ExchangeShape, shard_ranges
 from pathways.plan.resharding import Placement, ReshardPlan, reshard_plan
 
 #: The most pairs of hosts that the text of one transfer names.
@@ -102,10 +103,10 @@ def concerned(bound: BoundProgram) -> list[tuple[bool, list[int]]]:
 
 
 def pinned(bound: BoundProgram) -> frozenset[int]:
-    """The values that must not be donated (MEM-4), for one of two reasons. A transfer may read its source after the
-    launches that follow the transfer. The source and target of a transfer may share memory, when their slices share a
-    device. The result of a select is the buffer of one of the values that it selects from, so it is pinned as they are.
-    The scalar of a choice is pinned because its owner may read it late.
+    """The values that must not be donated (MEM-4), for one of two reasons. A transfer or an exchange may read its
+    inputs after the launches that follow it. The source and target of a transfer may share memory, when their slices
+    share a device. The result of a select is the buffer of one of the values that it selects from, so it is pinned as
+    they are. The scalar of a choice is pinned because its owner may read it late.
     """
     out = {predicate.value for predicate in bound.program.predicates}
     if bound.program.decides >= 0:
@@ -113,6 +114,8 @@ def pinned(bound: BoundProgram) -> frozenset[int]:
     for node in bound.program.nodes:
         if node.kind is NodeKind.SELECT:
             out.add(node.inputs[0])
+        elif node.kind in EXCHANGES:
+            out.update(node.inputs)
         elif node.kind is NodeKind.TRANSFER:
             source, target = node.inputs[0], node.outputs[0]
             out.add(source)
@@ -203,6 +206,20 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
                 output=number(result),
                 devices=masks[program.values[result].mesh],
             )
+        elif node.kind in EXCHANGES:
+            shape = exchange_shape(bound, node)
+            if not (shape.has_source(host) or shape.has_target(host)):
+                continue
+            inputs, outputs = shape.part(node, host)
+            write_node = functools.partial(
+                _native.PlanBuilder.exchange,
+                node=index,
+                inputs=[number(v) for v in inputs],
+                outputs=[number(v) for v in outputs],
+                input_devices=masks[shape.source],
+                devices=masks[shape.target],
+                **shape.fields(),
+            )
         else:
             source, target = node.inputs[0], node.outputs[0]
             if not (is_here(source) or is_here(target)):
@@ -254,6 +271,26 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     )
 
 
+def exchange_shape(bound: BoundProgram, node: Node) -> ExchangeShape:
+    """Where the shards of an exchange or a permute are, and how many rows they have."""
+    program, is_known = bound.program, node.kind is NodeKind.PERMUTE
+    # `to` of a permute lives beside its source rows; `origins` beside the result
+    source, target = (program.values[v] for v in (node.inputs[0], node.outputs[0]))
+    from_, to = bound.bindings[source.mesh], bound.bindings[target.mesh]
+    how = None if is_known else program.exchanges[node.computation]
+    return ExchangeShape(
+        source=source.mesh,
+        target=target.mesh,
+        source_shards=len(from_),
+        target_shards=len(to),
+        sources=shard_ranges(from_, bound.devices_per_host),
+        targets=shard_ranges(to, bound.devices_per_host),
+        source_rows=source.shape[0] // len(from_),
+        capacity=target.shape[0] // len(to),
+        how=how,
+    )
+
+
 def local_mask(devices: Sequence[int], host: int, devices_per_host: int) -> int:
     """The devices of a host among these devices, as a bit mask."""
     mask = 0
@@ -298,6 +335,8 @@ def plan_text(bound: BoundProgram, machines: Sequence[int] = ()) -> str:
             tail = f" donating {_values(program, donated)}" if donated else ""
         elif node.kind is NodeKind.SELECT:
             what, tail = f"select {node.name}", f" of {node.origin}" if node.origin else ""
+        elif node.kind in EXCHANGES:
+            what, tail = node.kind.value, f" {exchange_shape(bound, node).text()}"
         else:
             resharding = reshard_plan(
                 bound.placed(node.inputs[0]), bound.placed(node.outputs[0]), bound.devices_per_host

@@ -1,11 +1,13 @@
 """Binding: one plan per host, whose size follows from the host's own part; malformed plans are refused.
 
-Map: COST-2 sizes and nodes; who takes part; donation once devices are known (MEM-4); the validator against noise.
+Map: COST-2 sizes and nodes; who takes part; donation once devices are known (MEM-4); exchanges (PLAN-6); the validator
+against noise.
 Programs here are written by hand: no JAX, no devices.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways import _native
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, MeshSpec, Node, NodeKind
+from pathways.compiler.ir import ArrayType, Computation, Exchange, LogicalProgram, MeshSpec, Node, NodeKind
 from pathways.plan.binding import BoundProgram, HostPlan, concerned, donations, host_plan, pinned, plan_text
 
 MiB = 1 << 20
@@ -228,3 +230,106 @@ def test_flipped_words_are_refused_or_harmless() -> None:
                 else:
                     assert _native.describe_plan(damaged)
     assert refused > 100
+
+
+def exchanged(of: Exchange, source: tuple[int, ...], target: tuple[int, ...], each: int) -> BoundProgram:
+    """Rows to another slice and back. Values 0 to 7: values, destinations, the five results, what came back."""
+    rows, shards = 4 * len(source), len(target)
+    whole = of.capacity * shards
+
+    def ints(count: int, mesh: int) -> ArrayType:
+        return ArrayType((count,), np.dtype(np.int32), mesh, (("x",),))
+
+    made = program(
+        [len(source), shards],
+        [
+            array(0, (("x",), ()), (rows, 3)),
+            ints(rows, 0),
+            array(1, (("x",), ()), (whole, 3)),
+            ints(whole, 1),
+            ints(shards, 1),
+            ints(shards, 1),
+            ints(rows, 0),
+            array(0, (("x",), ()), (rows, 3)),
+        ],
+        [],
+        [
+            Node(NodeKind.EXCHANGE, "exchange.0", 0, (0, 1), (2, 3, 4, 5, 6)),
+            Node(NodeKind.PERMUTE, "permute.1", -1, (2, 3, 6), (7,)),
+        ],
+        [0, 1],
+        [7],
+    )
+    return BoundProgram(dataclasses.replace(made, exchanges=(of,)), (source, target), each)
+
+
+@pytest.mark.parametrize(
+    "how", [Exchange(5, True, 9), Exchange(5, False, None), Exchange(5, False, 0)], ids=["drop", "error", "unsent"]
+)
+def test_exchange_parts(how: Exchange) -> None:
+    """Host 0 only sends, and so does host 1, with two ranges of shards; host 2 only takes (PLAN-6)."""
+    bound = exchanged(how, (2, 0, 3), (4, 5), 2)
+    assert concerned(bound) == [(False, [0, 1, 2]), (False, [0, 1, 2])]
+    assert pinned(bound) == {0, 1, 2, 3, 6}  # what it reads is not donated
+    # per host: values of the program that each node reads and writes
+    expected = {
+        0: [([0, 1], [6]), ([6], [7])],
+        1: [([0, 1], [6]), ([6], [7])],
+        2: [([], [2, 3, 4, 5]), ([2, 3], [])],
+    }
+    for host, nodes in expected.items():
+        plan = host_plan(bound, host)
+        described = [node for node in nodes_of(plan) if node["kind"] in ("exchange", "permute")]
+        assert [
+            ([plan.values[v] for v in node["inputs"]], [plan.values[v] for v in node["outputs"]]) for node in described
+        ] == nodes
+        assert [node["node"] for node in described] == [0, 1]
+        sending, taking = {0: (1, 0), 1: (3, 0), 2: (0, 3)}[host]
+        assert [(node["input_devices"], node["devices"]) for node in described] == [
+            (sending, taking),
+            (taking, sending),
+        ]
+        there, here = [(0, 1), (1, 0), (2, 1)], [(0, 2)]
+        assert _native.describe_exchanges(plan.block) == [
+            {
+                "source_shards": 3,
+                "sources": there,
+                "target_shards": 2,
+                "targets": here,
+                "source_rows": 4,
+                "capacity": 5,
+                "drops": how.drops,
+                "unsent": how.unsent,
+                "known": False,
+            },
+            {
+                "source_shards": 2,
+                "sources": here,
+                "target_shards": 3,
+                "targets": there,
+                "source_rows": 5,
+                "capacity": 4,
+                "drops": False,
+                "unsent": None,
+                "known": True,
+            },
+        ]
+    text = plan_text(bound)
+    end = ", dropping more" if how.drops else ", failing with more"
+    assert f"of 4 rows per shard to 5, hosts [0, 1] to [2]{end}" in text
+    assert "of 5 rows per shard to 4, hosts [2] to [0, 1]" in text
+
+
+def test_an_exchange_within_one_slice_has_both_parts_on_each_host() -> None:
+    bound = exchanged(Exchange(2, False, None), (0, 1, 2), (2, 1, 0), 1)
+    for host in range(3):
+        plan = host_plan(bound, host)
+        node, back = (node for node in nodes_of(plan) if node["kind"] in ("exchange", "permute"))
+        assert [plan.values[v] for v in node["inputs"]] == [0, 1]
+        assert [plan.values[v] for v in node["outputs"]] == [2, 3, 4, 5, 6]
+        assert [plan.values[v] for v in back["inputs"]] == [2, 3, 6]
+
+
+def test_a_host_without_a_shard_has_no_node_of_an_exchange() -> None:
+    bound = exchanged(Exchange(2, False, None), (0,), (2,), 1)
+    assert [node["kind"] for node in nodes_of(host_plan(bound, 1))] == ["argument", "result"]
