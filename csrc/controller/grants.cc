@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "controller/client_records.h"
+#include "plan/branches.h"
 
 namespace pathways {
 

@@ -39,8 +39,6 @@ std::span<const std::byte> cut(const Outbox& to, std::string_view text) {
   return std::as_bytes(std::span(text.substr(0, std::min(kMostText, to.max_record() - uint32_t{sizeof(Record)} - 8))));
 }
 
-static_assert(kVerdictMask == uint64_t{1} << kVerdictBit);
-
 }  // namespace
 
 Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* controller, Backend& backend)

@@ -129,8 +129,6 @@ struct RunDoneRecord {
   uint64_t known = 0;   ///< the predicates that this host knows, by their bits (GANG-1, plan/branches.h)
   uint64_t chosen = 0;  ///< those of them that hold
 };
-/// In `known` and `chosen`: whether the loop that this run decides about goes on. At most one host of a run reports it.
-inline constexpr uint64_t kVerdictMask = uint64_t{1} << 63;
 
 /// A host has answered `count` commands of the client, whose records have `bytes` bytes, and keeps nothing of them. It
 /// reports many at once: see messages/credits.h.

@@ -37,6 +37,7 @@ inline constexpr uint32_t kNoBit = 0xffffffffu;
 inline constexpr uint32_t kPredicateBits = 63;  ///< predicates that the controller compares over a run's hosts
 /// The bit of the predicate that says whether a loop goes on behind this run (controller/loops.h). One host reports it.
 inline constexpr uint32_t kVerdictBit = 63;
+inline constexpr uint64_t kVerdictMask = uint64_t{1} << kVerdictBit;  ///< in RunDoneRecord's `known` and `chosen`
 inline constexpr uint32_t kMostNested = 64;
 
 /// A scalar that decides. All hosts that have the choice agree on `number`, `owner`, `cases` and `first_node`.

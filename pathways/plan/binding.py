@@ -210,12 +210,12 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             shape = exchange_shape(bound, node)
             if not (shape.has_source(host) or shape.has_target(host)):
                 continue
-            inputs, outputs = shape.part(node, host)
+            sent, made = shape.part(node, host)
             write_node = functools.partial(
                 _native.PlanBuilder.exchange,
                 node=index,
-                inputs=[number(v) for v in inputs],
-                outputs=[number(v) for v in outputs],
+                inputs=[number(v) for v in sent],
+                outputs=[number(v) for v in made],
                 input_devices=masks[shape.source],
                 devices=masks[shape.target],
                 **shape.fields(),

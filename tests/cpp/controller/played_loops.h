@@ -9,6 +9,7 @@
 #include <string>
 
 #include "controller/played.h"
+#include "plan/branches.h"
 #include "support.h"
 
 namespace pathways::test {
