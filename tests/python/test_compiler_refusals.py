@@ -143,14 +143,15 @@ def test_ordered_callbacks_are_a_chain_through_the_program():
     assert at == program.results[-1]
 
 
+def _in_a_branch(f, x):
+    return jax.lax.cond(x.sum() > 3, lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x), f, x)
+
+
 @pytest.mark.parametrize(
     ("construct", "loop"),
     [
-        ("jax.lax.while_loop", lambda f, x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x)),
-        (
-            "jax.lax.while_loop",
-            lambda f, x: jax.lax.fori_loop(0, 17, lambda _, c: jax.lax.while_loop(lambda y: y.sum() < 9, f, c), x),
-        ),
+        ("jax.lax.while_loop", _in_a_branch),
+        ("jax.lax.while_loop", lambda f, x: jax.lax.fori_loop(0, 17, lambda _, c: _in_a_branch(f, c), x)),
     ],
 )
 def test_placed_calls_inside_control_flow_name_the_construct(construct, loop):

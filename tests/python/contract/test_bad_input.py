@@ -273,8 +273,12 @@ def test_messages_of_jax_speak_of_the_users_code(add: Any) -> None:
         assert "pathways/" not in said.replace(str(pathlib.Path(__file__).parents[3]), ""), said
     with refused(errors.ShardingError, "slice.sharding(spec)", "pw.jit"):
         pw.program(lambda x: jax.lax.with_sharding_constraint(x, P("x")))(X)
+
+    def loop(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: pw.device_put(c, slice_), x)
+
     with pytest.raises(errors.ProgramError) as refusal:
-        pw.program(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: pw.device_put(c, slice_), x))(X)
+        pw.program(lambda x: jax.lax.cond(x.sum() > 3, loop, lambda x: pw.device_put(x, slice_), x))(X)
     assert "control flow" not in str(refusal.value) and "jax.lax.while_loop" in str(refusal.value)
 
 
