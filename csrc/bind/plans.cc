@@ -47,6 +47,18 @@ const char* kind_name(NodeKind kind) {
   return "?";
 }
 
+/// With what all nodes have.
+PlanBuilder::Node make_node(uint32_t number, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs,
+                            uint64_t devices, uint32_t predicate) {
+  PlanBuilder::Node node;
+  node.global_node = number;
+  node.inputs = std::move(inputs);
+  node.outputs = std::move(outputs);
+  node.devices = devices;
+  node.predicate = predicate;
+  return node;
+}
+
 using ShardRanges = std::vector<std::pair<uint32_t, uint32_t>>;  // first shard, host
 
 ShardHosts to_shards(uint32_t shards, const ShardRanges& ranges) {
@@ -118,15 +130,10 @@ void register_plans(py::module_& m) {
           "call",
           [](PlanBuilder& b, uint32_t computation, uint32_t node, std::vector<uint32_t> inputs,
              std::vector<uint32_t> outputs, uint64_t devices, bool gang, uint32_t predicate) {
-            PlanBuilder::Node n;
+            PlanBuilder::Node n = make_node(node, std::move(inputs), std::move(outputs), devices, predicate);
             n.kind = NodeKind::kCall;
             n.computation = computation;
-            n.global_node = node;
-            n.inputs = std::move(inputs);
-            n.outputs = std::move(outputs);
-            n.devices = devices;
             n.gang = gang;
-            n.predicate = predicate;
             b.add(std::move(n));
           },
           "computation"_a, "node"_a, "inputs"_a, "outputs"_a, "devices"_a, "gang"_a, "predicate"_a = kNoPredicate)
@@ -135,18 +142,13 @@ void register_plans(py::module_& m) {
           [](PlanBuilder& b, uint32_t route, uint32_t node, std::vector<uint32_t> inputs, std::vector<uint32_t> outputs,
              uint64_t input_devices, uint64_t devices, std::vector<uint32_t> sources,
              std::vector<uint32_t> destinations, bool spread, uint32_t predicate) {
-            PlanBuilder::Node n;
+            PlanBuilder::Node n = make_node(node, std::move(inputs), std::move(outputs), devices, predicate);
             n.kind = NodeKind::kTransfer;
             n.computation = route;
-            n.global_node = node;
-            n.inputs = std::move(inputs);
-            n.outputs = std::move(outputs);
             n.input_devices = input_devices;
-            n.devices = devices;
             n.sources = std::move(sources);
             n.destinations = std::move(destinations);
             n.spread = spread;
-            n.predicate = predicate;
             b.add(std::move(n));
           },
           "route"_a, "node"_a, "inputs"_a, "outputs"_a, "input_devices"_a, "devices"_a, "sources"_a, "destinations"_a,
@@ -155,14 +157,9 @@ void register_plans(py::module_& m) {
           "select",
           [](PlanBuilder& b, uint32_t choice, uint32_t node, std::vector<uint32_t> inputs, uint32_t output,
              uint64_t devices, uint32_t predicate) {
-            PlanBuilder::Node n;
+            PlanBuilder::Node n = make_node(node, std::move(inputs), {output}, devices, predicate);
             n.kind = NodeKind::kSelect;
             n.computation = choice;
-            n.global_node = node;
-            n.inputs = std::move(inputs);
-            n.outputs = {output};
-            n.devices = devices;
-            n.predicate = predicate;
             b.add(std::move(n));
           },
           "choice"_a, "node"_a, "inputs"_a, "output"_a, "devices"_a, "predicate"_a = kNoPredicate,
@@ -173,13 +170,8 @@ void register_plans(py::module_& m) {
              uint64_t input_devices, uint64_t devices, uint32_t source_shards, const ShardRanges& sources,
              uint32_t target_shards, const ShardRanges& targets, uint32_t source_rows, uint32_t capacity, bool drops,
              std::optional<int32_t> unsent, bool known, uint32_t predicate) {
-            PlanBuilder::Node n;
-            n.global_node = node;
-            n.inputs = std::move(inputs);
-            n.outputs = std::move(outputs);
+            PlanBuilder::Node n = make_node(node, std::move(inputs), std::move(outputs), devices, predicate);
             n.input_devices = input_devices;
-            n.devices = devices;
-            n.predicate = predicate;
             b.add(std::move(n), ExchangeShape{to_shards(source_shards, sources), to_shards(target_shards, targets),
                                               capacity, drops ? Overflow::kDrop : Overflow::kError, unsent,
                                               known ? Routes::kKnown : Routes::kChosen, source_rows});

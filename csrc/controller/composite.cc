@@ -72,7 +72,7 @@ void CompositeWalk::begin_loop(const CompositeStep& step) {
     return;
   }
   turns_.push_back({static_cast<uint32_t>(at_), step.count});
-  if (step.count > 1) ++many_left_;
+  if (step.count > 1 && !step.is_decided) ++many_left_;
   ++at_;
 }
 
@@ -89,11 +89,10 @@ void CompositeWalk::end_iteration(const CompositeStep& step) {
   for (const uint32_t value : step.locals) forget(value);
   Turns& turns = turns_.back();
   PW_DCHECK(turns.loop == step.partner && turns.left != 0);
-  const bool has_more = --turns.left != 0;
-  if (has_more && turns.left == 1) --many_left_;
-  const bool goes_on = has_more && (!composite_.steps[turns.loop].is_decided || goes_on_);
-  if (has_more && !goes_on && turns.left != 1) --many_left_;
-  const auto& bound = goes_on ? composite_.steps[turns.loop].outputs : step.outputs;
+  const CompositeStep& loop = composite_.steps[turns.loop];
+  const bool goes_on = --turns.left != 0 && (!loop.is_decided || goes_on_);
+  if (goes_on && turns.left == 1 && !loop.is_decided) --many_left_;
+  const auto& bound = goes_on ? loop.outputs : step.outputs;
   at_ = goes_on ? turns.loop + 1 : at_ + 1;
   if (!goes_on) turns_.pop_back();
   for (size_t i = 0; i < carry_.size(); ++i) name(bound[i], carry_[i]);

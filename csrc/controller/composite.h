@@ -5,8 +5,9 @@
 ///
 ///   kRun    a run of `plan`: reads the values `inputs`, makes the values `outputs`
 ///   kLoop   begins a loop of `count` iterations: `inputs` are the first carry, `outputs` the values as which the
-///           body reads the carry. A loop that `is_decided` has `count` iterations at most, and each begins only if the
-///           run before it says so: for the first one the step before the loop, else the step before the loop's end.
+///           body reads the carry. A loop that `is_decided` may end earlier: before each iteration a run says whether
+///           it begins. For the first iteration this run is the step before the loop, for the others the step before
+///           the loop's end.
 ///   kEnd    ends the loop's body: `inputs` are the new carry, `outputs` the values as which it is read behind the loop
 ///
 /// Loops nest. What is carried is bound anew, never copied. The values that are made in a body are gone at its end,
@@ -130,7 +131,7 @@ class CompositeWalk {
   std::vector<Buffer> buffers_;
   std::vector<uint32_t> free_;  ///< buffers
   std::vector<Turns> turns_;    ///< the loops around, the outermost first
-  uint32_t many_left_ = 0;      ///< those of them that are not at their last iteration
+  uint32_t many_left_ = 0;      ///< those of them with a count that are not at their last iteration
   bool is_waiting_ = false;
   bool goes_on_ = false;         ///< the last verdict
   std::vector<uint32_t> carry_;  ///< scratch

@@ -1,6 +1,7 @@
 #include "controller/composites.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -131,6 +132,7 @@ struct Composites::Trial {
 PlanMemory Composites::add(uint32_t number, Composite composite) {
   check(composite);
   bind(composite);
+  check_carries(composite);
   find_finals(composite);
   for (CompositeStep& step : composite.steps) {
     if (step.kind == CompositeStep::Kind::kRun) step.donated = ledger_.memory_of(step.plan)->donated;
@@ -261,6 +263,36 @@ void Composites::check_run(const Composite& composite, const CompositeStep& step
   if (!cover_.covers(composite.group, step.group)) refuse("has a plan on hosts that are not its own");
 }
 
+/// A carried value lies on the same hosts in each iteration, and behind the loop. So what the trial finds of a run that
+/// takes a value holds for any number of iterations. An argument may be anywhere: see `Loop::leftover`.
+void Composites::check_carries(const Composite& composite) const {
+  std::vector<uint32_t> same(composite.values);  // by value: one whose buffer may be this one's; a root is its own
+  std::iota(same.begin(), same.end(), 0U);
+  const auto root = [&](uint32_t value) {
+    while (same[value] != value) value = same[value] = same[same[value]];
+    return value;
+  };
+  const auto join = [&](const std::vector<uint32_t>& some, const std::vector<uint32_t>& others) {
+    for (size_t i = 0; i < some.size(); ++i) same[root(some[i])] = root(others[i]);
+  };
+  for (const CompositeStep& step : composite.steps) {
+    if (step.kind == CompositeStep::Kind::kRun) continue;
+    join(step.inputs, step.outputs);
+    if (step.kind == CompositeStep::Kind::kEnd) join(step.inputs, composite.steps[step.partner].outputs);
+  }
+  std::unordered_map<uint32_t, GroupId> hosts;  // by root
+  for (const CompositeStep& step : composite.steps) {
+    if (step.kind != CompositeStep::Kind::kRun) continue;
+    const PlanMemory& plan = *ledger_.memory_of(step.plan);
+    for (size_t i = 0; i < step.outputs.size(); ++i) {
+      const GroupId group = plan.results[i].group;
+      if (hosts.try_emplace(root(step.outputs[i]), group).first->second != group) {
+        refuse("carries values on different hosts as one");
+      }
+    }
+  }
+}
+
 /// Binds each loop to its end, which learns what is gone behind an iteration, and finds the runs that decide.
 void Composites::bind(Composite& composite) {
   std::vector<uint32_t> around;
@@ -296,10 +328,12 @@ void Composites::find_finals(Composite& composite) {
     if (times[composite.results[r]] == 1) result_of[composite.results[r]] = static_cast<int32_t>(r);
   }
   for (const uint32_t value : composite.results) times[value] = 0;
+  size_t decided = 0;  // loops around the step that are
   for (size_t at = composite.steps.size(); at-- != 0;) {
     CompositeStep* step = &composite.steps[at];
+    if (step->kind == CompositeStep::Kind::kLoop && step->is_decided) --decided;
     if (step->kind == CompositeStep::Kind::kEnd) {
-      if (composite.steps[step->partner].is_decided) continue;
+      if (composite.steps[step->partner].is_decided) ++decided;
       for (const uint32_t value : step->inputs) ++times[value];
       for (size_t i = 0; i < step->inputs.size(); ++i) {
         const uint32_t value = step->inputs[i];
@@ -309,7 +343,7 @@ void Composites::find_finals(Composite& composite) {
       for (const uint32_t value : step->inputs) times[value] = 0;
     } else if (step->kind == CompositeStep::Kind::kRun) {
       step->finals.clear();
-      for (const uint32_t value : step->outputs) step->finals.push_back(result_of[value]);
+      for (const uint32_t value : step->outputs) step->finals.push_back(decided == 0 ? result_of[value] : -1);
     }
   }
 }

@@ -54,6 +54,7 @@ class Composites {
 
   void check(const Composite& composite) const;
   void check_run(const Composite& composite, const CompositeStep& step) const;
+  void check_carries(const Composite& composite) const;
   static Composite shortened(const Composite& composite);
   static void bind(Composite& composite);
   static void find_finals(Composite& composite);

@@ -225,7 +225,7 @@ void Grants::retire(EntryId id, uint32_t of_client) {
   over_.push_back(id);
   if (times_.is_divided()) settle_times();
   if (is_element(id)) {
-    const Entry& entry = sequencer_.entry(id);  // of a run that is over; nobody has its number yet
+    const Entry& entry = sequencer_.entry(id);  // free, but not used again so far
     const bool verdict = (entry.known & entry.chosen & kVerdictMask) != 0;
     elements_over_.push_back({std::exchange(composite_of_[id], 0), id, verdict});
     return;

@@ -15,7 +15,7 @@ from typing import Any
 
 #: The thread starts only when at least this many bytes are in use.
 MUCH_BYTES = 64 << 20
-#: Seconds between two samples; and how many samples in a row must find the arena as it has to be.
+#: Seconds between two samples; and how many samples in a row must find that the burst is over.
 SAMPLE_S, CALM_SAMPLES = 0.25, 4
 
 

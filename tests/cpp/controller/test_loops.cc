@@ -173,6 +173,39 @@ TEST_F(Loops, NeedARunThatDecides) {
   EXPECT_TRUE(refused(loop_at_the_end));
 }
 
+TEST_F(Loops, GiveNoResultOutOfALoopThatIsDecided) {
+  for (const uint64_t most : {uint64_t{1}, UINT64_MAX}) {
+    Composite wrong = decided(most);
+    add(4, 2, {0});
+    wrong.values = 7;
+    wrong.steps[2] = run(4, {2}, {3, 6});
+    wrong.results = {6};  // which iteration's, and what if there is none?
+    try {
+      controller->register_composite(kNumber, wrong);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("result 0, which no single run makes"), std::string::npos);
+    }
+  }
+}
+
+TEST_F(Loops, CarryOnTheSameHosts) {
+  // A run on host 0 makes the first carry, a body on both hosts the others. Without an iteration, the run behind the
+  // loop would take a buffer that lies elsewhere than what it took in the trial.
+  add(1, 1, {0});
+  add(2, 1, {});
+  controller->register_plan(3, 0, kOneHost | 0);
+  controller->set_plan_memory(3, {0, "plan", "", {}, {{kOneHost | 0, kNoSpaceSet, 0, -1, -1}}, {}});
+  Composite made = decided();
+  made.steps[0].plan = 3;
+  try {
+    controller->register_composite(kNumber, made);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("values on different hosts as one"), std::string::npos);
+  }
+}
+
 TEST_F(Loops, GoWithTheirClient) {
   controller->register_composite(kNumber, simple(1000));
   (void)call({buffer(7)}, 1);
