@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathways.api.cancel import cancel
     from pathways.api.connect import Cluster, LocalCluster, connect
     from pathways.api.gradients import accumulate_gradients
+    from pathways.api.exchange import exchange
     from pathways.api.host_callbacks import HostObject, host_callback
     from pathways.api.pipeline import pipeline
     from pathways.api.placed import jit
@@ -53,6 +54,7 @@ __all__ = [
     "connect",
     "device_put",
     "errors",
+    "exchange",
     "host_callback",
     "jit",
     "make_virtual_device_set",
@@ -77,6 +79,7 @@ _PLACES = {
     "cancel": "cancel",
     "connect": "connect",
     "device_put": "put",
+    "exchange": "exchange",
     "host_callback": "host_callbacks",
     "jit": "placed",
     "make_virtual_device_set": "session",

@@ -1,5 +1,5 @@
 # The parts of the native library that _core uses. Declarations only; the logic is in csrc/ or in Python.
-from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.string cimport string
@@ -183,6 +183,10 @@ cdef extern from "executor/backend.h" namespace "pathways" nogil:
         ReceiveBuffers()
         uint32_t source
         vector[uint64_t] offsets
+    cdef cppclass RowResults:
+        vector[int32_t] kept
+        vector[int32_t] offered
+        vector[vector[int32_t]] slots
 
 # Its operations hold Python's lock: a host's step calls them to reach Python.
 cdef extern from "executor/sending_backend.h" namespace "pathways":

@@ -145,6 +145,46 @@ cdef cppclass JaxOperations(SendingBackend):
         except BaseException as error:
             return _failed(host, "send", &where, error)
 
+    Status read_shards(const NodeContext& where, uint32_t index, Value value, vector[const_byte_span]* shards,
+                       Value* keep) noexcept:
+        cdef Host host = <Host>this.host
+        try:
+            kept, spans = host.driver.exchanges.read(where.order, where.plan, where.computation, index,
+                                                     <object><PyObject*>value)
+            for address, nbytes in spans:
+                shards.push_back(const_byte_span(<const byte*><size_t>address, <size_t>nbytes))
+            keep[0] = _own(kept)
+            return Status.kOk
+        except BaseException as error:
+            return _failed(host, "exchange", &where, error)
+
+    Status begin_exchange(const NodeContext& where, vector[uint64_t]* places) noexcept:
+        cdef Host host = <Host>this.host
+        try:
+            offsets = host.driver.exchanges.begin(where.order, where.plan, where.computation)
+            if offsets is None:
+                return Status.kNoMemory
+            for offset in offsets:
+                places.push_back(offset)
+            return Status.kOk
+        except BaseException as error:
+            return _failed(host, "exchange", &where, error)
+
+    Status finish_exchange(const NodeContext& where, const RowResults& results, value_span outputs) noexcept:
+        cdef Host host = <Host>this.host
+        cdef size_t i
+        try:
+            made = host.driver.exchanges.finish(where.order, where.plan, where.computation, results.kept,
+                                                results.offered, results.slots)
+            for i in range(outputs.size()):
+                outputs.data()[i] = _own(made[i])
+            return Status.kOk
+        except BaseException as error:
+            return _failed(host, "exchange", &where, error)
+
+    void abandon_exchange(const NodeContext& where) noexcept:
+        _do(<Host>this.host, "exchange", &where, "exchanges", "abandon", (where.order, where.plan, where.computation))
+
     Status put(uint32_t client, const_byte_span payload, const Booked& booked, Value* out, uint64_t* devices) noexcept:
         cdef Host host = <Host>this.host
         try:

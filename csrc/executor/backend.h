@@ -21,6 +21,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "executor/error_table.h"
+#include "executor/exchange_io.h"
 #include "futures/read_back.h"
 #include "messages/records.h"
 
@@ -103,6 +104,21 @@ class Backend {
   virtual Status finish_receive(const NodeContext& context, Value* output) = 0;
   /// A source failed: returns the memory that `begin_receive` took.
   virtual void abandon_receive(const NodeContext& context) = 0;
+
+  // An exchange of rows (plan/exchanges.h); `computation` of the context is its index.
+  /// The bytes of the shards that this host has of input number `input`, which is ready, in their order. They stay
+  /// there as long as the reference `keep`, which is new.
+  virtual Status read_shards(const NodeContext& context, uint32_t input, Value value,
+                             std::vector<std::span<const std::byte>>* shards, Value* keep) = 0;
+  /// Takes memory for each target shard of this host, in their order: the place of its rows, and of their numbers. The
+  /// places are as those of `begin_receive`. kNoMemory: there is none now, ask again.
+  virtual Status begin_exchange(const NodeContext& context, std::vector<uint64_t>* places) = 0;
+  /// Copies rows, and their numbers, to their slots. kUnderWay: as in `send`.
+  virtual SendState write_rows(const NodeContext& context, const RowWrite& write) = 0;
+  /// All rows have come: makes the outputs. Without success, it has made none of them.
+  virtual Status finish_exchange(const NodeContext& context, const RowResults& results, std::span<Value> outputs) = 0;
+  /// The exchange failed: returns the memory that `begin_exchange` took.
+  virtual void abandon_exchange(const NodeContext& context) = 0;
 
   /// Makes a buffer of a client's bytes, and sets `devices` to the local devices that hold it. Fails before it makes
   /// a buffer that needs more than is booked: the client wrote both the payload and what is booked (MEM-6).
@@ -208,6 +224,10 @@ class HostLink {
   virtual void come_back() {}
   virtual void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) = 0;
   virtual void receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) = 0;
+  virtual void exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uint32_t node,
+                              std::span<const uint64_t> words) = 0;
+  /// Rows for `host` are written; with an `error`: they are not.
+  virtual void exchange_written(uint32_t host, uint64_t order, uint32_t node, std::string_view error) = 0;
   /// Tells `host` what was chosen: `choice` is its number in the program.
   virtual void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) = 0;
 };

@@ -16,6 +16,10 @@ std::string Executor::describe_run(uint32_t slot) const {
   const auto throttled = queues_.throttled();
   for (uint32_t i = 0; i < nodes.size(); ++i) {
     const NodeRecord& node = nodes[i];
+    if (is_exchange(node.kind)) {
+      const std::string what = rows_.describe(node_key(run.order, node.global_node));
+      if (!what.empty()) text += "; exchange " + std::to_string(node.global_node) + ": " + what;
+    }
     if (node.kind != NodeKind::kCall && node.kind != NodeKind::kTransfer) continue;
     const std::string name =
         (node.kind == NodeKind::kCall ? "; call " : "; transfer ") + std::to_string(node.global_node);
@@ -32,7 +36,7 @@ std::string Executor::describe_run(uint32_t slot) const {
     if (exchange == nullptr) continue;
     text += name + ": " + std::to_string(exchange->sends_left) + " sends, " + std::to_string(exchange->receives_left) +
             " sources to come";
-    if (transfers_.is_stalled(key)) text += ", no room to receive";
+    if (receives_.is_waiting(key)) text += ", no room to receive";
     if (exchange->sends_left != 0 && exchange->source_ready) text += ", nobody has said where to write";
   }
   for (uint32_t i = 0; i < run.choices.size(); ++i) {

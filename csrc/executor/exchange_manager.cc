@@ -31,12 +31,13 @@ void ExchangeManager::prepare(uint64_t exchange, const ExchangeShape& shape, uin
   Part& part = *parts_.emplace(exchange, std::make_unique<Part>(shape, host_, coordinating)).first->second;
   const bool is_mine = coordinating == host_;
   if (is_mine) part.coordinator = std::make_unique<ExchangeCoordinator>(shape);
-  progress_.begin(exchange, is_mine ? static_cast<uint32_t>(hosts.size()) : 0);
+  progress_->begin(exchange, is_mine ? static_cast<uint32_t>(hosts.size()) : 0);
   touched_.push_back(exchange);
   const auto early = early_.find(exchange);
   if (early == early_.end()) return;
   const Early reports = std::move(early->second);
   early_.erase(early);
+  early_count_ -= reports.size();
   for (const auto& report : reports) {
     if (on_report(exchange, report.first, report.second) == Status::kOk || !is_mine) continue;
     if (!shape.has_part(report.first)) continue;
@@ -80,7 +81,7 @@ void ExchangeManager::report_if_ready(uint64_t exchange, Part& part) {
   part.has_reported = true;
   if (part.coordinator_host == host_) {
     take_report(exchange, part, part.here.report());
-  } else if (!has(part.lost, part.coordinator_host)) {
+  } else if (!has(part.dead, part.coordinator_host)) {
     plane_.send_report(part.coordinator_host, exchange, encode(part.here.report()));
   }
 }
@@ -90,7 +91,7 @@ void ExchangeManager::take_report(uint64_t exchange, Part& part, HostReport repo
   const uint32_t from = report.host;
   part.coordinator->take(std::move(report));
   part.reported.push_back(from);
-  progress_.reported(exchange);
+  progress_->reported(exchange);
 }
 
 /// The coordinator reports a fault for another host.
@@ -105,11 +106,13 @@ void ExchangeManager::report_for(uint64_t exchange, Part& part, uint32_t host, s
 Status ExchangeManager::on_report(uint64_t exchange, uint32_t from, std::span<const uint64_t> words) {
   Part* part = find(exchange);
   if (part == nullptr) {
+    if (early_count_ == kMostEarly) return Status::kInvalid;
     Early& early = early_[exchange];
     for (const auto& report : early) {
       if (report.first == from) return Status::kInvalid;
     }
     early.emplace_back(from, std::vector<uint64_t>(words.begin(), words.end()));
+    ++early_count_;
     return Status::kOk;
   }
   if (part->coordinator == nullptr || from == host_) return Status::kInvalid;
@@ -129,7 +132,7 @@ void ExchangeManager::send_decisions(uint64_t exchange, Part& part) {
   for (const auto& decision : decisions) {
     if (decision.first == host_) {
       decide(exchange, part, decision.second);
-    } else if (!has(part.lost, decision.first)) {
+    } else if (!has(part.dead, decision.first)) {
       plane_.send_decision(decision.first, exchange, encode(decision.second));
     }
   }
@@ -157,15 +160,18 @@ void ExchangeManager::decide(uint64_t exchange, Part& part, HostDecision decisio
   part.here.decide(std::move(decision));
   part.is_decided = true;
   const HostDecision& decided = *part.here.decision();
-  progress_.decided(exchange, static_cast<uint32_t>(decided.writers.size()));
+  progress_->decided(exchange, static_cast<uint32_t>(decided.writers.size()));
   if (decided.fault.is_there()) part.error = decided.fault.describe(part.shape.targets.shards());
+  for (const auto& [host, text] : part.gave_up) {
+    if (has(decided.writers, host) && !has(part.written, host)) mark_written(exchange, part, host, text);
+  }
   for (const uint32_t host : part.lost) {
     if (has(decided.writers, host) && !has(part.written, host)) {
-      mark_written(exchange, part, host, "pw.exchange: a host that sends rows is lost");
+      fail_writer(part, exchange, host, "pw.exchange: a host that sends rows is lost");
     }
   }
   for (const uint32_t host : part.here.target_hosts()) {
-    if (has(part.lost, host)) continue;
+    if (has(part.dead, host)) continue;
     std::vector<Room> rooms;
     for (const Room& room : host == host_ ? part.rooms : decided.rooms) {
       if (part.shape.targets.host_of(room.target) == host) rooms.push_back(room);
@@ -182,7 +188,7 @@ void ExchangeManager::rows_written(uint64_t exchange, uint32_t host, std::string
   touched_.push_back(exchange);
   if (host == host_) {
     mark_written(exchange, *part, host, error);
-  } else if (!has(part->lost, host)) {
+  } else if (!has(part->dead, host)) {
     plane_.send_written(host, exchange, error);
   }
 }
@@ -191,7 +197,15 @@ Status ExchangeManager::on_written(uint64_t exchange, uint32_t from, std::string
   Part* part = find(exchange);
   const bool has_failed = part == nullptr || (part->is_decided && !part->here.decision().has_value());
   if (has_failed) return Status::kOk;
-  if (from == host_ || !part->has_reported || has(part->written, from)) return Status::kInvalid;
+  if (from == host_ || has(part->written, from)) return Status::kInvalid;
+  const bool is_writer = !part->is_decided || has(part->here.decision()->writers, from);
+  // A host that gave up before it knew its targets tells all of them.
+  if (!error.empty() && part->shape.has_part(from) && part->is_decided && !is_writer) return Status::kOk;
+  if (!error.empty() && part->shape.has_part(from) && !part->is_decided) {
+    part->gave_up.emplace_back(from, std::string(error));
+    return Status::kOk;
+  }
+  if (!part->has_reported) return Status::kInvalid;
   if (part->is_decided ? !has(part->here.decision()->writers, from) : part->shape.sources.count_on(from) == 0) {
     return Status::kInvalid;
   }
@@ -202,29 +216,67 @@ Status ExchangeManager::on_written(uint64_t exchange, uint32_t from, std::string
 void ExchangeManager::mark_written(uint64_t exchange, Part& part, uint32_t from, std::string_view error) {
   part.written.push_back(from);
   if (!error.empty() && !part.error.has_value()) part.error = std::string(error);
-  progress_.written(exchange);
+  progress_->written(exchange);
 }
 
-void ExchangeManager::on_host_lost(uint32_t host, std::string_view text) {
-  for (auto& entry : parts_) {
-    Part& part = *entry.second;
-    if (!part.shape.has_part(host) || has(part.lost, host)) continue;
-    part.lost.push_back(host);
-    touched_.push_back(entry.first);
-    if (part.coordinator != nullptr) report_for(entry.first, part, host, std::string(text));
-    if (part.is_decided) {
-      const HostDecision* decision = part.here.decision().has_value() ? &*part.here.decision() : nullptr;
-      if (decision != nullptr && has(decision->writers, host) && !has(part.written, host)) {
-        mark_written(entry.first, part, host, text);
-      }
-    } else if (host == part.coordinator_host) {
-      // No decision will come. Other hosts may have theirs, and write to this one if it gave them memory.
-      part.is_decided = true;
-      part.error = std::string(text);
-      part.may_be_written = part.has_reported && part.shape.targets.count_on(host_) != 0;
-      progress_.decided(entry.first, static_cast<uint32_t>(part.written.size()));
+/// The rows of a lost host do not come any more.
+void ExchangeManager::fail_writer(Part& part, uint64_t exchange, uint32_t host, std::string_view text) {
+  if (!has(part.dead, host)) part.may_be_written = part.may_be_written || !part.rooms.empty();
+  mark_written(exchange, part, host, text);
+}
+
+void ExchangeManager::on_host_lost(uint32_t host, std::string_view text, LostPeer state) {
+  for (const auto& entry : parts_) lose(entry.first, host, text, state);
+}
+
+void ExchangeManager::lose(uint64_t exchange, uint32_t host, std::string_view text, LostPeer state) {
+  Part* at = find(exchange);
+  if (at == nullptr || !at->shape.has_part(host)) return;
+  Part& part = *at;
+  if (state == LostPeer::kDead && !has(part.dead, host)) part.dead.push_back(host);
+  if (has(part.lost, host)) return;
+  part.lost.push_back(host);
+  touched_.push_back(exchange);
+  if (part.coordinator != nullptr) report_for(exchange, part, host, std::string(text));
+  if (part.is_decided) {
+    const HostDecision* decision = part.here.decision().has_value() ? &*part.here.decision() : nullptr;
+    if (decision != nullptr && has(decision->writers, host) && !has(part.written, host)) {
+      fail_writer(part, exchange, host, text);
+    }
+  } else if (host == part.coordinator_host) {
+    lose_coordinator(exchange, part, text);
+  }
+}
+
+/// No decision will come. Other hosts may have theirs, and write to this one if it gave them memory. A coordinator that
+/// is alive may decide that this host writes: then its targets must hear that it does not.
+void ExchangeManager::lose_coordinator(uint64_t exchange, Part& part, std::string_view text) {
+  const bool is_told = !has(part.dead, part.coordinator_host);
+  if (is_told && !part.has_reported) {
+    HostReport report{host_};
+    report.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, std::string(text)};
+    plane_.send_report(part.coordinator_host, exchange, encode(report));
+  } else if (is_told && part.shape.sources.count_on(host_) != 0) {
+    for (const auto& target : part.shape.targets.counts()) {
+      if (target.first != host_ && !has(part.dead, target.first)) plane_.send_written(target.first, exchange, text);
     }
   }
+  part.is_decided = true;
+  part.error = std::string(text);
+  part.may_be_written = part.has_reported && part.shape.targets.count_on(host_) != 0;
+  part.has_reported = true;
+  progress_->decided(exchange, static_cast<uint32_t>(part.written.size()));
+}
+
+std::vector<std::pair<uint64_t, uint32_t>> ExchangeManager::forget_reports(uint64_t first, uint64_t end) {
+  std::vector<std::pair<uint64_t, uint32_t>> forgotten;
+  std::erase_if(early_, [&](const auto& entry) {
+    if (entry.first < first || entry.first >= end) return false;
+    for (const auto& report : entry.second) forgotten.emplace_back(entry.first, report.first);
+    early_count_ -= entry.second.size();
+    return true;
+  });
+  return forgotten;
 }
 
 void ExchangeManager::poll() {
@@ -236,7 +288,7 @@ void ExchangeManager::poll() {
       if (part != nullptr) report_if_ready(exchange, *part);
     }
     over_.clear();
-    progress_.propagate(&over_);
+    progress_->propagate(&over_);
     for (const ExchangeProgress::Over& over : over_) {
       Part& part = *find(over.exchange);
       if (over.stage == ExchangeProgress::Stage::kReports) send_decisions(over.exchange, part);
@@ -265,6 +317,33 @@ bool ExchangeManager::owes(uint64_t exchange) const {
   if (at == parts_.end()) return false;
   const Part& part = *at->second;
   return !part.has_reported || part.coordinator != nullptr || !part.is_decided || part.writes_left != 0;
+}
+
+bool ExchangeManager::has_failed(uint64_t exchange) const {
+  const auto at = parts_.find(exchange);
+  return at == parts_.end() || at->second->is_cancelled || at->second->is_decided;
+}
+
+std::string ExchangeManager::describe(uint64_t exchange) const {
+  const auto at = parts_.find(exchange);
+  if (at == parts_.end()) return {};
+  const Part& part = *at->second;
+  if (!part.has_reported) return "it has not reported its rows";
+  if (part.coordinator != nullptr) {
+    return std::to_string(part.reported.size()) + " of " + std::to_string(part.shape.hosts().size()) +
+           " hosts have reported";
+  }
+  if (!part.is_decided) return "host " + std::to_string(part.coordinator_host) + " has not decided";
+  if (part.writes_left != 0) return "it writes to " + std::to_string(part.writes_left) + " hosts";
+  return "rows of other hosts are to come";
+}
+
+void ExchangeManager::clear() {
+  parts_.clear();
+  early_.clear();
+  early_count_ = 0;
+  touched_.clear();
+  progress_.emplace();
 }
 
 }  // namespace pathways

@@ -5,7 +5,7 @@
 /// hosts. When all have reported, the coordinator sends each its decision. A host writes its rows straight to their
 /// slots, and tells each host that it wrote to. The exchange ends here when all rows for this host have come and all of
 /// its own are written; the plane hears of the end once. `poll` does what has become possible; the other calls only
-/// keep what happened. The Executor does not use it yet.
+/// keep what happened. RowExchanges uses it.
 ///
 ///   EXCH-1  as in exchange/exchange_progress.h. A report that comes before the exchange is prepared here waits, and so
 ///           does a `written` that comes before the decision. A decision needs this host's report: it is not early.
@@ -39,6 +39,9 @@
 #include "exchange/host_exchange.h"
 
 namespace pathways {
+
+/// Whether a lost peer may still write into memory that was announced to it.
+enum class LostPeer : uint8_t { kAlive, kDead };
 
 /// What exchanges need of the host: records to others, memory, and who hears of the end.
 class ExchangePlane {
@@ -80,14 +83,23 @@ class ExchangeManager {
   Status on_decision(uint64_t exchange, uint32_t from, std::span<const uint64_t> words);
   /// No effect on an exchange that is over: this host failed without a decision, and the writer had one.
   Status on_written(uint64_t exchange, uint32_t from, std::string_view error);
-  /// The host is dead. All exchanges that it has a part in are prepared here, and nothing of them comes from it any
-  /// more.
-  void on_host_lost(uint32_t host, std::string_view text);
+  /// Nothing comes from the host any more. kDead: all exchanges that it has a part in are prepared here, and nothing is
+  /// sent to it. kAlive: it is told of failures as any other host.
+  void on_host_lost(uint32_t host, std::string_view text, LostPeer state);
+  /// The same for one exchange.
+  void lose(uint64_t exchange, uint32_t host, std::string_view text, LostPeer state);
+  /// Drops the reports for exchanges from `first` to below `end` that are not prepared here. Returns whose they were.
+  std::vector<std::pair<uint64_t, uint32_t>> forget_reports(uint64_t first, uint64_t end);
 
   /// Reports, decides, writes, and ends what can.
   void poll();
   /// GANG-2: other hosts may wait for something that this host has not done for the exchange.
   bool owes(uint64_t exchange) const;
+  /// The host's part has failed here, and needs nothing more.
+  bool has_failed(uint64_t exchange) const;
+  /// What an exchange under way waits for, for people to read.
+  std::string describe(uint64_t exchange) const;
+  void clear();
   /// Exchanges under way, and reports for those to come.
   size_t count() const { return parts_.size() + early_.size(); }
 
@@ -101,14 +113,19 @@ class ExchangeManager {
     std::unique_ptr<ExchangeCoordinator> coordinator;  ///< on the coordinator, until it has decided
     std::vector<Room> rooms;                           ///< this host's own
     std::vector<uint32_t> reported, written, lost;     ///< hosts; `reported` at the coordinator only
+    std::vector<uint32_t> dead;                        ///< those of `lost` that are sent nothing
+    std::vector<std::pair<uint32_t, std::string>> gave_up;  ///< writers that failed before the decision, and why
     std::optional<std::string> error;
     uint32_t writes_left = 0;
     bool has_reported = false, is_cancelled = false, is_decided = false, has_rows = false, may_be_written = false;
   };
+  static constexpr size_t kMostEarly = size_t{1} << 16;
   using Early = std::vector<std::pair<uint32_t, std::vector<uint64_t>>>;
 
   Part* find(uint64_t exchange);
   Part* find_open(uint64_t exchange);
+  void lose_coordinator(uint64_t exchange, Part& part, std::string_view text);
+  void fail_writer(Part& part, uint64_t exchange, uint32_t host, std::string_view text);
   void take_report(uint64_t exchange, Part& part, HostReport report);
   void report_for(uint64_t exchange, Part& part, uint32_t host, std::string text);
   void report_if_ready(uint64_t exchange, Part& part);
@@ -119,9 +136,10 @@ class ExchangeManager {
 
   const uint32_t host_;
   ExchangePlane& plane_;
-  ExchangeProgress progress_;
+  std::optional<ExchangeProgress> progress_{std::in_place};  ///< always there; clear() makes it anew
   std::unordered_map<uint64_t, std::unique_ptr<Part>> parts_;
   std::unordered_map<uint64_t, Early> early_;  ///< reports for exchanges that are not prepared here yet
+  size_t early_count_ = 0;                     ///< reports in early_
   std::vector<uint64_t> touched_;              ///< where something changed since the last poll()
   std::vector<ExchangeProgress::Over> over_;   ///< scratch of poll()
 };

@@ -26,14 +26,15 @@ Executor::Executor(Options options, Backend& backend, HostLink& link)
       part_{options.host, backend, link, *this, ledger_, refs_, errors_, runs_, queues_, tracker_, clock_, trace_},
       objects_(part_),
       flow_(part_, plans_, objects_),
-      transfers_(part_, memory_, flow_),
+      transfers_(part_, memory_, flow_, receives_),
+      rows_(part_, memory_, flow_, receives_),
       decisions_(part_, flow_),
-      launcher_(part_, memory_, flow_, transfers_, decisions_),
+      launcher_(part_, memory_, flow_, transfers_, rows_, decisions_),
       puts_(part_, objects_, memory_, options.longest_put_wait),
       tasks_(part_, objects_),
       fetches_(part_, objects_, tasks_),
       commands_(part_, objects_, puts_, fetches_, tasks_),
-      settler_(part_, objects_, flow_, transfers_, decisions_, fetches_),
+      settler_(part_, objects_, flow_, transfers_, rows_, decisions_, fetches_),
       sequential_(part_, flow_) {
   PW_CHECK(options.devices >= 1 && options.devices <= kMaxLocalDevices);
 }
@@ -45,6 +46,8 @@ void Executor::clear() {
   runs_.clear(refs_);
   tracker_.clear();
   transfers_.clear();
+  rows_.clear();
+  receives_.clear();
   decisions_.clear();
   objects_.clear();
   errors_.forget_launches();
@@ -68,9 +71,6 @@ void Executor::add_plan(uint32_t id, Plan plan, uint32_t client) {
     throw Error(Status::kInvalid, "plan " + std::to_string(id) + " is for host " + std::to_string(plan.host()) +
                                       " of " + std::to_string(plan.devices()) + " devices; this is host " +
                                       std::to_string(options_.host) + " of " + std::to_string(options_.devices));
-  }
-  if (!plan.exchanges().empty()) {
-    throw Error(Status::kInvalid, "plan " + std::to_string(id) + " has an exchange of rows, which no host runs yet");
   }
   if (is_gone(client)) {
     backend_.forget_plan(id);
@@ -125,12 +125,14 @@ void Executor::on_command(const CommandRecord& record, std::span<const std::byte
 void Executor::on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text) {
   decisions_.on_hosts_lost(hosts, text);
   transfers_.on_hosts_lost(hosts, text);
+  rows_.on_hosts_lost(hosts, text);
   drain();
 }
 
 void Executor::lose_peer(uint32_t host, std::string_view text, LostPeer state) {
   decisions_.lose_peer(host, text);
   transfers_.lose_peer(host, text, state);
+  rows_.lose_peer(host, text, state);
   drain();
 }
 
@@ -145,6 +147,7 @@ void Executor::on_run(const RunRecord& record, const uint64_t* handles, int64_t 
     const PlanEntry* entry = plans_.find(record.plan);
     if (entry != nullptr) release_donated(record, handles, entry->plan);
     transfers_.refuse_run(record.order, why);
+    rows_.refuse_run(record.order, entry == nullptr ? nullptr : &entry->plan, why);
     decisions_.refuse_run(record.order, entry == nullptr ? nullptr : &entry->plan, why);
     link_.run_done(record.header.client, record.tag, 0, 1, {}, {});  // it has launched none of its gangs
     return;
@@ -238,6 +241,8 @@ void Executor::prepare_node(NodeRef ref, const NodeRecord& node) {
     queues_.enter(ref, node);
   } else if (node.kind == NodeKind::kTransfer) {
     transfers_.prepare(ref);
+  } else if (is_exchange(node.kind)) {
+    rows_.prepare(ref);
   }
 }
 
@@ -249,11 +254,13 @@ void Executor::drain() {
       is_paused_ = !launcher_.launch(ref);
     } else if (kind == NodeKind::kTransfer) {
       transfers_.start(ref);
+    } else if (is_exchange(kind)) {
+      rows_.start(ref);
     } else {
       decisions_.select(ref);
     }
     // The next launch would delay the send, or the decision.
-    const bool is_due = decisions_.take_enqueued() || kind == NodeKind::kTransfer;
+    const bool is_due = decisions_.take_enqueued() || kind == NodeKind::kTransfer || is_exchange(kind);
     if (is_due && queues_.computes_in_launch() && !is_looking_) look();
     return !is_paused_;
   });
@@ -275,10 +282,25 @@ uint32_t Executor::look() {
   return settled;
 }
 
+uint32_t Executor::move_on() {
+  sent_.clear();
+  backend_.take_sent(&sent_);
+  for (const Sent& sent : sent_) {
+    if (rows_.has(sent.key)) {
+      rows_.sent(sent);
+    } else {
+      transfers_.sent(sent);
+    }
+  }
+  const uint32_t begun = receives_.retry();
+  if (begun != 0) rows_.go_on();
+  return static_cast<uint32_t>(sent_.size()) + begun;
+}
+
 uint32_t Executor::poll() {
   is_paused_ = false;
   uint32_t done = look();
-  done += transfers_.poll();
+  done += move_on();
   done += puts_.retry();
   const uint64_t starts = launcher_.launches() + transfers_.started();
   queues_.retry_throttled();
@@ -293,7 +315,7 @@ uint32_t Executor::poll() {
   // What a later run waits for may wait itself for the launch that has no room.
   const auto throttled = queues_.throttled();
   const bool is_alone =
-      !throttled.empty() && transfers_.count() == 0 && !decisions_.awaits_peers(runs_[throttled[0].run].order);
+      !throttled.empty() && transfers_.count() == 0 && rows_.count() == 0 && !decisions_.awaits_peers(runs_[throttled[0].run].order);
   const bool is_stuck = !is_busy && (puts_.is_waiting() || is_alone);
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {
@@ -324,7 +346,8 @@ ExecutorStats Executor::stats() const {
   stats.objects = objects_.count();
   stats.live_runs = runs_.live();
   stats.waiting = tracker_.waiting();
-  stats.exchanges = transfers_.count();
+  stats.exchanges = transfers_.count() + rows_.count();
+  stats.exchange_records = rows_.records();
   stats.overfull = overfull_ + puts_.overfull();
   stats.tasks = tasks_.count();
   stats.goes = sequential_.goes();
@@ -339,6 +362,7 @@ void Executor::validate() const {
   tracker_.validate();
   objects_.validate();
   transfers_.validate();
+  rows_.validate();
   decisions_.validate();
 }
 

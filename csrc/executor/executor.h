@@ -11,6 +11,7 @@
 ///   Launcher, LaunchMemory   launch calls; what they need of the memory (GANG-1, MEM-1)
 ///   Dataflow                 values and errors go from node to node (ERR-1, MEM-4)
 ///   TransferManager          transfers between hosts (GANG-2, ERR-2)
+///   RowExchanges             exchanges of rows (GANG-2, EXCH-1..4); ReceiveQueue orders the memory of both
 ///   Decisions                which branches are taken (GANG-1, GANG-2, ERR-2)
 ///   ReadinessTracker         values that XLA has not computed yet (LOOK-1)
 ///   ValueSettler             what follows when it has computed them (READ-1)
@@ -57,6 +58,8 @@
 #include "executor/plan_table.h"
 #include "executor/put_queue.h"
 #include "executor/readiness_tracker.h"
+#include "executor/receive_queue.h"
+#include "executor/row_exchanges.h"
 #include "executor/run_table.h"
 #include "executor/run_trace.h"
 #include "executor/sequential_dispatch.h"
@@ -77,7 +80,8 @@ struct ExecutorStats {
   uint64_t objects = 0;
   uint64_t live_runs = 0;
   uint64_t waiting = 0;    ///< pending values
-  uint64_t exchanges = 0;  ///< transfers to or from other hosts, under way
+  uint64_t exchanges = 0;  ///< transfers to or from other hosts, and exchanges of rows, under way
+  uint64_t exchange_records = 0;  ///< sent to other hosts for exchanges of rows, ever (EXCH-1)
   uint64_t overfull = 0;   ///< launches and puts made without enough memory: no work under way would have freed any
   uint64_t tasks = 0;      ///< under way in the backend
   uint64_t goes = 0;       ///< gos for stepwise runs
@@ -133,6 +137,13 @@ class Executor final : private OutputFinder, private Dispatcher {
   Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text) {
     return transfers_.on_receive_done(order, node, host, outcome, text);
   }
+  Status on_exchange_words(ExchangeWords kind, uint64_t order, uint32_t node, uint32_t host,
+                           std::span<const uint64_t> words) {
+    return rows_.on_words(kind, order, node, host, words);
+  }
+  Status on_exchange_written(uint64_t order, uint32_t node, uint32_t host, std::string_view error) {
+    return rows_.on_written(order, node, host, error);
+  }
   Status on_decision(uint64_t order, uint32_t choice, uint32_t host, const Decision& decision) {
     return decisions_.on_decision(order, choice, host, decision);
   }
@@ -156,7 +167,9 @@ class Executor final : private OutputFinder, private Dispatcher {
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
   /// Sends to a host that are still under way. When that host is dead, nobody else may use its memory before these
   /// sends end.
-  uint32_t sends_under_way(uint32_t host) const { return transfers_.sends_under_way(host); }
+  uint32_t sends_under_way(uint32_t host) const {
+    return transfers_.sends_under_way(host) + rows_.sends_under_way(host);
+  }
   /// ERR-2: this host is the successor of a lost host. A buffer that is missing here was on the lost host if its client
   /// is not younger than the loss (its number is at most `youngest_client`). Requests for such a buffer fail with
   /// `text`.
@@ -206,6 +219,8 @@ class Executor final : private OutputFinder, private Dispatcher {
   }
   void prepare_node(NodeRef ref, const NodeRecord& node) override;
   void drain() override;
+  /// Ends the sends that are over, and gives memory to the receives that wait. Returns how many things were done.
+  uint32_t move_on();
   /// Settles the values that have become ready. Returns how many there were.
   uint32_t look();
   std::string describe_run(uint32_t slot) const;
@@ -229,7 +244,9 @@ class Executor final : private OutputFinder, private Dispatcher {
   const ExecutorPart part_;
   ClientObjects objects_;
   Dataflow flow_;
+  ReceiveQueue receives_;
   TransferManager transfers_;
+  RowExchanges rows_;
   Decisions decisions_;
   Launcher launcher_;
   PutQueue puts_;
@@ -242,6 +259,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// A launch took long. Nothing more is started until the next `poll`, so that the records that other hosts have sent
   /// meanwhile are read first: what they make possible may be due before what is ready here, at those hosts too.
   bool is_paused_ = false;
+  std::vector<Sent> sent_;  ///< scratch of poll()
   uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although something is throttled and nothing is under way
   uint64_t polls_ = 0;
   uint64_t run_records_ = 0, overfull_ = 0;

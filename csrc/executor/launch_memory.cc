@@ -24,11 +24,9 @@ void LaunchMemory::book_launch(const Run& run, const NodeRecord& node, std::span
   }
 }
 
-void LaunchMemory::book(const Run& run, const NodeRecord& node, Value value) {
+void LaunchMemory::book(const Run& run, uint64_t devices, uint32_t output, Value value) {
   const PlanSizes& sizes = run.plan->sizes;
-  if (!sizes.values.empty()) {
-    ledger_.add(value, run.plan->account, node.devices, sizes.values[run.plan->plan.outputs(node)[0]]);
-  }
+  if (!sizes.values.empty()) ledger_.add(value, run.plan->account, devices, sizes.values[output]);
 }
 
 }  // namespace pathways

@@ -43,8 +43,8 @@ class LaunchMemory {
 
   /// A call was launched and made `outputs`; nullptr: it did not make that one.
   void book_launch(const Run& run, const NodeRecord& node, std::span<const Value> outputs);
-  /// A transfer was made, or received, and its output is `value`.
-  void book(const Run& run, const NodeRecord& node, Value value);
+  /// Output number `output` of the plan was received, or moved to `devices`, and is `value`.
+  void book(const Run& run, uint64_t devices, uint32_t output, Value value);
 
  private:
   Ledger& ledger_;

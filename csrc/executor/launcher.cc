@@ -10,16 +10,21 @@ constexpr int64_t kLongLaunchNs = 100'000;
 
 }  // namespace
 
+/// GANG-2.
+bool Launcher::owes_before(const Run& run, const NodeRecord& node) {
+  return transfers_.owes_before(run, node) || rows_.owes_before(run, node) || decisions_.owes_before(run, node);
+}
+
 bool Launcher::must_wait(const Run& run, const NodeRecord& node) {
-  return queues_.is_full(node) || !memory_.has_room(*run.plan, node) || transfers_.owes_before(run, node) ||
-         decisions_.owes_before(run, node) || queues_.conflicts_with_running_gang(node);
+  return queues_.is_full(node) || !memory_.has_room(*run.plan, node) || owes_before(run, node) ||
+         queues_.conflicts_with_running_gang(node);
 }
 
 /// For a trace: what `must_wait` found.
 uint8_t Launcher::why_it_waits(const Run& run, const NodeRecord& node) {
   return static_cast<uint8_t>(
       (queues_.is_full(node) ? kThrottledByBound : 0) | (memory_.has_room(*run.plan, node) ? 0 : kThrottledByMemory) |
-      (transfers_.owes_before(run, node) || decisions_.owes_before(run, node) ? kThrottledByTransfers : 0) |
+      (owes_before(run, node) ? kThrottledByTransfers : 0) |
       (queues_.conflicts_with_running_gang(node) ? kThrottledByGang : 0));
 }
 

@@ -29,15 +29,16 @@
 #include "executor/decisions.h"
 #include "executor/executor_part.h"
 #include "executor/launch_memory.h"
+#include "executor/row_exchanges.h"
 #include "executor/transfer_manager.h"
 
 namespace pathways {
 
 class Launcher : private ExecutorPart {
  public:
-  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers,
+  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers, RowExchanges& rows,
            Decisions& decisions)
-      : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers), decisions_(decisions) {}
+      : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers), rows_(rows), decisions_(decisions) {}
 
   /// Launches a call that is ready, fails it, or throttles it. False: the launch took long, because it computed within
   /// the call; other hosts' records may have come meanwhile.
@@ -55,6 +56,7 @@ class Launcher : private ExecutorPart {
 
  private:
   bool must_wait(const Run& run, const NodeRecord& node);
+  bool owes_before(const Run& run, const NodeRecord& node);
   uint8_t why_it_waits(const Run& run, const NodeRecord& node);
   Readiness trace_launch(Run& run, uint32_t index, uint32_t error, bool counts, int64_t launched_ns);
   Status enqueue(const Run& run, uint32_t index, const NodeRecord& node);
@@ -70,6 +72,7 @@ class Launcher : private ExecutorPart {
   LaunchMemory& memory_;
   Dataflow& flow_;
   TransferManager& transfers_;
+  RowExchanges& rows_;
   Decisions& decisions_;
   std::unordered_map<uint64_t, Attended> attended_;  ///< by order and node
   std::vector<Value> inputs_, outputs_;              ///< scratch: of the call that is being launched

@@ -31,13 +31,13 @@ namespace pathways {
 /// One thing to do when a value is ready.
 struct PendingValue {
   /// kMove: a transfer within the host; only of a traced run, to notice its end.
-  /// kDecision: the scalar of a choice.
-  enum class Kind : uint8_t { kNode, kStandIn, kValue, kSend, kFetch, kPut, kMove, kDecision } kind;
+  /// kDecision: the scalar of a choice. kRows: what an exchange of rows reads.
+  enum class Kind : uint8_t { kNode, kStandIn, kValue, kSend, kFetch, kPut, kMove, kDecision, kRows } kind;
   bool counts;     ///< kNode, kStandIn: it is a launch in flight on the ready queue's devices
   uint32_t run;    ///< slot; kPut: the client
   uint32_t index;  ///< node, value, choice, or fetch slot
   Value value;     ///< a reference that this pending value owns
-  uint64_t key;    ///< kSend: the exchange; kPut: the handle
+  uint64_t key;    ///< kSend, kRows: the exchange; kPut: the handle
   uint64_t age;    ///< of the value
   /// LOOK-1: this value was computed from the one before it in the ready queue.
   bool chained = false;

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "executor/row_copies.h"
 #include "memory/slow_copier_for_testing.h"
 
 namespace pathways {
@@ -72,7 +73,6 @@ void SendingBackend::send(const NodeContext& where, Value in, std::span<const Re
 
 SendState SendingBackend::send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
                                    const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key) {
-  const ArenaView arena = ready.source < arenas_.size() ? arenas_[ready.source] : ArenaView();
   const auto blocks = copy_plan->block_bytes();
   Copier::Job job{copy_plan, shards_, {}, key, ready.source, nullptr};
   if (shards_.size() != copy_plan->source_bytes().size() || ready.offsets.size() != blocks.size()) {
@@ -86,27 +86,60 @@ SendState SendingBackend::send_one(const NodeContext& where, Value keep, const R
     return SendState::kUnderWay;
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const uint64_t offset = ready.offsets[i];
     std::byte* target = nullptr;
     if (copy_plan->writes(i)) {
-      if (!arena.is_there() && ready.source == host_) {
-        target = reinterpret_cast<std::byte*>(offset);
-      } else if (arena.is_there()) {
-        target = arena.find(offset, blocks[i]);
-      }
-      if (target == nullptr) {
-        error_ = "host " + std::to_string(ready.source) + " announced offset " + std::to_string(offset) +
-                 ", which is no block of " + std::to_string(blocks[i]) + " bytes in its memory";
-        return SendState::kFailed;
-      }
+      target = find_block(ready.source, ready.offsets[i], blocks[i]);
+      if (target == nullptr) return SendState::kFailed;
     }
     job.targets.push_back(target);
   }
-  (ready.source == host_ ? bytes_kept_ : bytes_sent_).fetch_add(copy_plan->bytes(), std::memory_order_relaxed);
+  return start(job, keep);
+}
+
+/// Where a host's block is here. nullptr: it is no block of its memory, as the error says.
+std::byte* SendingBackend::find_block(uint32_t host, uint64_t offset, uint64_t bytes) {
+  const ArenaView arena = host < arenas_.size() ? arenas_[host] : ArenaView();
+  std::byte* block = nullptr;
+  if (arena.is_there()) block = arena.find(offset, bytes);
+  if (!arena.is_there() && host == host_) block = reinterpret_cast<std::byte*>(offset);
+  if (block == nullptr) {
+    error_ = "host " + std::to_string(host) + " announced offset " + std::to_string(offset) +
+             ", which is no block of " + std::to_string(bytes) + " bytes in its memory";
+  }
+  return block;
+}
+
+SendState SendingBackend::start(Copier::Job& job, Value keep) {
+  (job.to == host_ ? bytes_kept_ : bytes_sent_).fetch_add(job.copy_plan->bytes(), std::memory_order_relaxed);
   job.keep = retain(keep);
   if (!copier_->start(job)) return SendState::kUnderWay;
   drop(job.keep);
   return SendState::kDone;
+}
+
+SendState SendingBackend::write_rows(const NodeContext& /*where*/, const RowWrite& write) {
+  if (write.host < far_.size() && far_[write.host]) {
+    error_ = "pw.exchange: rows cannot be sent to a host on another machine yet: exchange them between the hosts of a "
+             "machine, and move values between machines by pw.device_put";
+    return SendState::kFailed;
+  }
+  auto copies = std::make_shared<RowCopies>(write);
+  Copier::Job job{{copies, &copies->copy_plan}, {}, {}, write.key, write.host, nullptr};
+  for (const RowWrite::Shard& shard : write.shards) job.sources.push_back(shard.rows.data());
+  job.sources.push_back(reinterpret_cast<const std::byte*>(copies->numbers.data()));
+  const auto blocks = copies->copy_plan.block_bytes();
+  for (size_t i = 0; i < write.rooms.size(); ++i) {
+    const Room& room = write.rooms[i];
+    for (const size_t block : {2 * i, 2 * i + 1}) {
+      std::byte* target = nullptr;
+      if (copies->copy_plan.writes(block)) {
+        target = find_block(write.host, block % 2 == 0 ? room.rows : room.numbers, blocks[block]);
+        if (target == nullptr) return SendState::kFailed;
+      }
+      job.targets.push_back(target);
+    }
+  }
+  return start(job, write.keep);
 }
 
 void SendingBackend::take_sent(std::vector<Sent>* out) {

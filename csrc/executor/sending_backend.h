@@ -53,6 +53,7 @@ class SendingBackend : public Backend {
 
   void send(const NodeContext& where, Value in, std::span<const ReceiveBuffers> ready_receives, uint64_t key,
             std::span<SendState> states) final;
+  SendState write_rows(const NodeContext& where, const RowWrite& write) final;
   void take_sent(std::vector<Sent>* out) final;
   void stop_sends() final;
   std::string_view last_error() const final { return error_; }
@@ -72,6 +73,8 @@ class SendingBackend : public Backend {
  private:
   SendState send_one(const NodeContext& where, Value keep, const ReceiveBuffers& ready,
                      const std::shared_ptr<const CopyPlan>& copy_plan, uint64_t key);
+  std::byte* find_block(uint32_t host, uint64_t offset, uint64_t bytes);
+  SendState start(Copier::Job& job, Value keep);
   std::shared_ptr<const CopyPlan> copy_plan_of(const NodeContext& where, uint32_t destination);
 
   uint32_t host_ = 0;

@@ -27,12 +27,8 @@ void TransferManager::prepare(NodeRef ref) {
     unsent_.push_back(key);
   }
   if (node.output_count == 0) return;
-  // Receives get memory in the order of the runs. Otherwise a younger receive could take the last memory and wait for
-  // the consumer of an older receive, which waits for memory: a deadlock.
-  if (!stalled_receives_.empty() || !announce_receive(key)) {
-    exchange.times.was_stalled = true;
-    stalled_receives_.push_back(key);
-  }
+  if (receives_.begin(key, *this)) return;
+  exchange.times.was_stalled = true;
 }
 
 bool TransferManager::is_local(const Plan& plan, const NodeRecord& node) const {
@@ -80,7 +76,7 @@ void TransferManager::start_local(NodeRef ref, Run& run, const NodeRecord& node,
   if (error != 0) {
     flow_.propagate_error(ref.run, output, error);
   } else if (backend_.transfer(run.context(ref.node), run.values[input], &moved) == Status::kOk) {
-    memory_.book(run, node, moved);
+    memory_.book(run, node.devices, output, moved);
     const uint64_t age = tracker_.next_age();
     if (is_traced) trace_move(ref, run, node, moved);
     flow_.deliver(ref.run, output, moved, node.devices, age);
@@ -116,7 +112,7 @@ void TransferManager::source_settled(uint64_t key, uint32_t error) {
   }
 }
 
-bool TransferManager::announce_receive(uint64_t key) {
+bool TransferManager::take_memory(uint64_t key) {
   Exchange& exchange = exchanges_.at(key);
   Run& run = runs_[exchange.run];
   const NodeRecord& node = run.plan->plan.node(exchange.node);
@@ -298,7 +294,7 @@ void TransferManager::miss_peer(uint64_t key, uint32_t host, bool was_told) {
   if (has_part(exchange, host, true) &&
       std::find(exchange.done_sources.begin(), exchange.done_sources.end(), host) == exchange.done_sources.end()) {
     exchange.is_written |= was_told && exchange.has_room && state == LostPeer::kAlive;
-    if (exchange.receives_left == 1) std::erase(stalled_receives_, key);  // it needs no memory any more
+    if (exchange.receives_left == 1) receives_.forget(key);  // it needs no memory any more
     source_done(key, host, Outcome::kFailed, text);
     at = exchanges_.find(key);
     if (at == exchanges_.end()) return;
@@ -322,7 +318,7 @@ void TransferManager::finish_receive(uint64_t key) {
     if (exchange.has_room && !exchange.is_written) backend_.abandon_receive(where);
     flow_.propagate_error(exchange.run, output, exchange.receive_error);
   } else if (backend_.finish_receive(where, &received) == Status::kOk) {
-    memory_.book(run, node, received);
+    memory_.book(run, node.devices, output, received);
     flow_.deliver(exchange.run, output, received, node.devices, tracker_.next_age());
   } else {
     flow_.propagate_error(exchange.run, output, errors_.add(std::string(backend_.last_error())));
@@ -336,7 +332,7 @@ bool TransferManager::owes_before(const Run& run, const NodeRecord& node) {
   trim_sends();
   if (!unsourced_.empty() && unsourced_.front() < key) return true;
   if (!queues_.waits_in_launch(node)) return false;
-  return (!stalled_receives_.empty() && stalled_receives_.front() < key) || (!unsent_.empty() && unsent_.front() < key);
+  return receives_.waits_before(key) || (!unsent_.empty() && unsent_.front() < key);
 }
 
 /// Removes from the fronts of `unsourced_` and `unsent_` the sends that have their source, or are over.
@@ -396,20 +392,9 @@ void TransferManager::forget_receives(uint64_t key, uint32_t host) {
   if (std::erase_if(exchange.ready_receives, is_its) != 0) end_send(key, host, Outcome::kFailed, {});
 }
 
-uint32_t TransferManager::poll() {
-  uint32_t done = 0;
-  sent_.clear();
-  backend_.take_sent(&sent_);
-  for (const Sent& sent : sent_) {
-    --under_way_[sent.destination];
-    end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error);
-    ++done;
-  }
-  while (!stalled_receives_.empty() && announce_receive(stalled_receives_.front())) {
-    stalled_receives_.pop_front();
-    ++done;
-  }
-  return done;
+void TransferManager::sent(const Sent& sent) {
+  --under_way_[sent.destination];
+  end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error);
 }
 
 uint32_t TransferManager::sends_under_way(uint32_t host) const {
@@ -422,15 +407,10 @@ const Exchange* TransferManager::find(uint64_t key) const {
   return found == exchanges_.end() || !found->second.is_prepared ? nullptr : &found->second;
 }
 
-bool TransferManager::is_stalled(uint64_t key) const {
-  return std::find(stalled_receives_.begin(), stalled_receives_.end(), key) != stalled_receives_.end();
-}
-
 void TransferManager::clear() {
   for (auto& [key, exchange] : exchanges_) refs_.reset(exchange.source);
   exchanges_.clear();
   under_way_.clear();
-  stalled_receives_.clear();
   unsourced_.clear();
   unsent_.clear();
   refused_.clear();

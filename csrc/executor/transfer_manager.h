@@ -39,13 +39,12 @@
 #include <vector>
 
 #include "executor/dataflow.h"
+#include "executor/exchange_manager.h"
 #include "executor/executor_part.h"
 #include "executor/launch_memory.h"
+#include "executor/receive_queue.h"
 
 namespace pathways {
-
-/// Whether a lost peer may still write into memory that was announced to it.
-enum class LostPeer : uint8_t { kAlive, kDead };
 
 /// This host's part in one cross-host transfer of one run, as a source, as a destination, or as both.
 struct Exchange {
@@ -67,10 +66,10 @@ struct Exchange {
   std::vector<uint32_t> dead;                  ///< hosts lost since: neither they nor their successors are notified
 };
 
-class TransferManager : private ExecutorPart {
+class TransferManager : private ExecutorPart, private Receiver {
  public:
-  TransferManager(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow)
-      : ExecutorPart(part), memory_(memory), flow_(flow) {}
+  TransferManager(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, ReceiveQueue& receives)
+      : ExecutorPart(part), memory_(memory), flow_(flow), receives_(receives) {}
 
   /// A transfer of a new run: makes its exchange, and announces its receive.
   void prepare(NodeRef ref);
@@ -80,9 +79,8 @@ class TransferManager : private ExecutorPart {
   void source_settled(uint64_t key, uint32_t error);
   /// GANG-2: whether a transfer before this call still needs something that this host could not do after the launch.
   bool owes_before(const Run& run, const NodeRecord& node);
-  /// Ends the sends that are over, and announces receives that have room by now. Returns how many things were
-  /// done.
-  uint32_t poll();
+  /// A send that was under way is over.
+  void sent(const Sent& sent);
 
   // Executor has the contracts of these.
   Status on_receive_ready(uint64_t order, uint32_t node, uint32_t host, std::span<const uint64_t> offsets);
@@ -103,8 +101,6 @@ class TransferManager : private ExecutorPart {
   uint64_t started() const { return started_; }
   /// nullptr: none that is prepared here.
   const Exchange* find(uint64_t key) const;
-  /// The exchange has no memory to receive.
-  bool is_stalled(uint64_t key) const;
   /// Drops all values, and forgets all exchanges.
   void clear();
   /// For debug builds and tests.
@@ -121,7 +117,8 @@ class TransferManager : private ExecutorPart {
   bool has_part(const Exchange& exchange, uint32_t host, bool as_source) const;
   void start_local(NodeRef ref, Run& run, const NodeRecord& node, uint32_t error);
   void trace_move(NodeRef ref, Run& run, const NodeRecord& node, Value moved);
-  bool announce_receive(uint64_t key);
+  /// Announces the receive. See Receiver.
+  bool take_memory(uint64_t key) override;
   void try_send(uint64_t key);
   void end_send(uint64_t key, uint32_t destination, Outcome outcome, std::string_view text);
   void source_done(uint64_t key, uint32_t host, Outcome outcome, std::string_view text);
@@ -133,13 +130,12 @@ class TransferManager : private ExecutorPart {
 
   LaunchMemory& memory_;
   Dataflow& flow_;
+  ReceiveQueue& receives_;
   std::unordered_map<uint64_t, Exchange> exchanges_;      ///< by order and global node
   std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, by order, and why
   std::unordered_map<uint32_t, Lost> lost_peers_;
   std::unordered_map<uint32_t, uint32_t> under_way_;  ///< by destination: sends under way
-  std::vector<Sent> sent_;                            ///< scratch of poll()
   std::deque<uint64_t> unsourced_, unsent_;           ///< GANG-2: sends without their source; sends not done
-  std::deque<uint64_t> stalled_receives_;             ///< receives without memory, by order; served first
   uint64_t started_ = 0;
 };
 

@@ -39,6 +39,10 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
       }
       transfers_.source_settled(item.key, error);
       break;
+    case PendingValue::Kind::kRows:
+      if (Run& run = runs_[item.run]; run.launched_ns != 0) count_time(run, rows_.input_devices(item.key), run.launched_ns);
+      rows_.input_settled(item.key, error);
+      break;
     case PendingValue::Kind::kDecision:
       decisions_.read(item, error);
       break;
@@ -166,6 +170,8 @@ uint32_t ValueSettler::maker_of(const Run& run, const PendingValue& item) {
       return item.index;
     case PendingValue::Kind::kSend:
       return maker_of(run, plan.inputs(plan.node(item.index))[0]);
+    case PendingValue::Kind::kRows:
+      return maker_of(run, item.index);
     case PendingValue::Kind::kDecision:
       return maker_of(run, plan.branches().choice(item.index).value);
     default:

@@ -17,6 +17,7 @@
 #include "executor/decisions.h"
 #include "executor/executor_part.h"
 #include "executor/fetch_table.h"
+#include "executor/row_exchanges.h"
 #include "executor/transfer_manager.h"
 
 namespace pathways {
@@ -24,11 +25,12 @@ namespace pathways {
 class ValueSettler : private ExecutorPart {
  public:
   ValueSettler(const ExecutorPart& part, ClientObjects& objects, Dataflow& flow, TransferManager& transfers,
-               Decisions& decisions, FetchTable& fetches)
+               RowExchanges& rows, Decisions& decisions, FetchTable& fetches)
       : ExecutorPart(part),
         objects_(objects),
         flow_(flow),
         transfers_(transfers),
+        rows_(rows),
         decisions_(decisions),
         fetches_(fetches) {}
 
@@ -53,6 +55,7 @@ class ValueSettler : private ExecutorPart {
   ClientObjects& objects_;
   Dataflow& flow_;
   TransferManager& transfers_;
+  RowExchanges& rows_;
   Decisions& decisions_;
   FetchTable& fetches_;
 };

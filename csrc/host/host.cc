@@ -59,7 +59,7 @@ Host::Host(Options options, std::vector<HostView> hosts, ControllerBlock* contro
   }
   from_peers_.resize(hosts.size());
   to_peers_.resize(hosts.size());
-  partial_receive_ready_.resize(hosts.size());
+  partial_words_.resize(hosts.size());
   for (uint32_t peer = 0; peer < hosts.size(); ++peer) {
     if (peer == options.host || !hosts[peer].is_there()) continue;
     from_peers_[peer] = own_.from(peer).consumer();
@@ -87,6 +87,12 @@ void Host::add_plan(uint32_t id, Plan plan, uint32_t client) {
                                           " and host " + std::to_string(peer) + ", which it has no ring to");
       }
     }
+  }
+  for (uint32_t i = 0; i < plan.exchanges().records().size(); ++i) {
+    const uint32_t furthest = plan.exchanges().shape(i).hosts().back();
+    if (furthest == options_.host || furthest < to_peers_.size()) continue;
+    throw Error(Status::kInvalid, name + " exchanges rows between host " + std::to_string(options_.host) +
+                                      " and host " + std::to_string(furthest) + ", which it has no ring to");
   }
   for (const ChoiceRecord& choice : plan.branches().choices()) {
     const auto told = plan.told(choice);
@@ -282,25 +288,45 @@ void Host::enqueued(uint32_t client, uint64_t tag, uint32_t node) {
   send(to_controller_, EnqueuedRecord{{RecordKind::kEnqueued, 0, client}, tag, node, options_.host});
 }
 
-void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
+void Host::send_words(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> words) {
   Outbox& peer = to_peers_.at(host);
   if (!peer.is_connected()) return;  // the peer is lost
-  const size_t most = (peer.max_record() - sizeof(ReceiveReadyRecord)) / sizeof(uint64_t);
+  const size_t most = (peer.max_record() - sizeof(WordsRecord)) / sizeof(uint64_t);
   do {
-    const auto chunk = offsets.first(std::min(most, offsets.size()));
-    offsets = offsets.subspan(chunk.size());
-    const RecordHeader header{RecordKind::kReceiveReady, static_cast<uint16_t>(offsets.empty() ? 0 : 1), 0};
+    const auto chunk = words.first(std::min(most, words.size()));
+    words = words.subspan(chunk.size());
+    const RecordHeader header{kind, static_cast<uint16_t>(words.empty() ? 0 : 1), 0};
     const auto count = static_cast<uint32_t>(chunk.size());
-    send(peer, ReceiveReadyRecord{header, order, node, options_.host, count, 0}, std::as_bytes(chunk));
-  } while (!offsets.empty());
+    send(peer, WordsRecord{header, order, node, options_.host, count, 0}, std::as_bytes(chunk));
+  } while (!words.empty());
+}
+
+void Host::send_written(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, Outcome outcome,
+                        std::string_view text) {
+  Outbox& peer = to_peers_.at(host);
+  if (!peer.is_connected()) return;  // the peer is lost
+  const auto bytes = cut<WrittenRecord>(peer, text);
+  const RecordHeader header{kind, static_cast<uint16_t>(outcome), 0};
+  send(peer, WrittenRecord{header, order, node, options_.host, static_cast<uint32_t>(bytes.size()), 0}, bytes);
+}
+
+void Host::receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) {
+  send_words(RecordKind::kReceiveReady, host, order, node, offsets);
 }
 
 void Host::receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) {
-  Outbox& peer = to_peers_.at(host);
-  if (!peer.is_connected()) return;  // the peer is lost
-  const auto bytes = cut<ReceiveDoneRecord>(peer, text);
-  const RecordHeader header{RecordKind::kReceiveDone, static_cast<uint16_t>(outcome), 0};
-  send(peer, ReceiveDoneRecord{header, order, node, options_.host, static_cast<uint32_t>(bytes.size()), 0}, bytes);
+  send_written(RecordKind::kReceiveDone, host, order, node, outcome, text);
+}
+
+void Host::exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uint32_t node,
+                          std::span<const uint64_t> words) {
+  const bool is_report = kind == ExchangeWords::kReport;
+  send_words(is_report ? RecordKind::kExchangeReport : RecordKind::kExchangeDecision, host, order, node, words);
+}
+
+void Host::exchange_written(uint32_t host, uint64_t order, uint32_t node, std::string_view error) {
+  const Outcome outcome = error.empty() ? Outcome::kDone : Outcome::kFailed;
+  send_written(RecordKind::kExchangeWritten, host, order, node, outcome, error);
 }
 
 void Host::decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) {

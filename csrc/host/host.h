@@ -103,13 +103,21 @@ class Host : private HostLink {
   void come_back() override;
   void receive_ready(uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> offsets) override;
   void receive_done(uint32_t host, uint64_t order, uint32_t node, Outcome outcome, std::string_view text) override;
+  void exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uint32_t node,
+                      std::span<const uint64_t> words) override;
+  void exchange_written(uint32_t host, uint64_t order, uint32_t node, std::string_view error) override;
   void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) override;
 
+  void send_words(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, std::span<const uint64_t> words);
+  void send_written(RecordKind kind, uint32_t host, uint64_t order, uint32_t node, Outcome outcome,
+                    std::string_view text);
   bool flush_peers();
   std::chrono::nanoseconds overflow_look() const;
   void forget_client(uint32_t client);
   uint32_t drain_peer(uint32_t peer);
   std::string take_peer(uint32_t peer, std::span<const std::byte> bytes);
+  std::string take_words(uint32_t peer, std::span<const std::byte> bytes);
+  std::string take_written(uint32_t peer, std::span<const std::byte> bytes);
   std::string take_decision(uint32_t peer, std::span<const std::byte> bytes);
   void close_peer(uint32_t peer, const std::string& fault);
   void lose_peers(std::span<const std::byte> record);
@@ -122,7 +130,7 @@ class Host : private HostLink {
   Outbox to_controller_;
   std::vector<ByteRing::Consumer> from_peers_;
   std::vector<Outbox> to_peers_;
-  std::vector<std::vector<uint64_t>> partial_receive_ready_;  ///< by peer: the first records of a long receive ready
+  std::vector<std::vector<uint64_t>> partial_words_;  ///< by peer: the first records of long words
   struct Replacement {
     uint32_t peer;
     HostView block;

@@ -23,7 +23,7 @@ void Host::lose_peers(std::span<const std::byte> bytes) {
     (void)drain_peer(peer);
     from_peers_[peer] = ByteRing::Consumer();
     to_peers_[peer] = Outbox();
-    partial_receive_ready_[peer].clear();
+    partial_words_[peer].clear();
   }
   losses_ = record.loss;
   executor_.on_hosts_lost(lost, {text, record.bytes});
@@ -49,7 +49,7 @@ void Host::replace_peers() {
     from_peers_[next.peer] = ring.consumer();
     to_peers_[next.peer] = Outbox(next.block.from(options_.host).producer(), next.block.doorbell());
     to_peers_[next.peer].set_distance(distance_ns_);
-    partial_receive_ready_[next.peer].clear();
+    partial_words_[next.peer].clear();
     // SYNC host/replaced: pairs with peers_replaced().
     peers_replaced_.fetch_add(1, std::memory_order_release);
     return true;

@@ -1,4 +1,4 @@
-/// The records that hosts send each other about transfers, and what happens when a record is invalid (PEER-1).
+/// The records that hosts send each other about transfers, branches and exchanges of rows, and what happens when a record is invalid (PEER-1).
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -13,9 +13,31 @@ namespace pathways {
 namespace {
 
 constexpr size_t kMostOffsets = 1u << 20;  // of one receive ready: more blocks than a host receives in one transfer
+constexpr size_t kMostWords = 1u << 26;    // of one report or decision of an exchange: all pairs of 4,096 shards
 
 std::string sizes(const char* kind, uint64_t bytes, uint64_t expected) {
   return std::string(kind) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
+}
+
+const char* name_of(RecordKind kind) {
+  switch (kind) {
+    case RecordKind::kReceiveReady:
+      return "a receive-ready record";
+    case RecordKind::kReceiveDone:
+      return "a receive-done record";
+    case RecordKind::kExchangeReport:
+      return "a report of an exchange";
+    case RecordKind::kExchangeDecision:
+      return "a decision of an exchange";
+    default:
+      return "an end of an exchange's rows";
+  }
+}
+
+template <typename Record>
+std::string no_such_part(const Record& record) {
+  return std::string(name_of(record.header.kind)) + " for node " + std::to_string(record.node) + " of run " +
+         std::to_string(record.order) + ", in which it has no such part";
 }
 
 }  // namespace
@@ -71,45 +93,61 @@ uint32_t Host::drain_peer(uint32_t peer) {
 std::string Host::take_peer(uint32_t peer, std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(RecordHeader)) return "a record is shorter than its header";
   const auto header = read_record<RecordHeader>(bytes);
-  if (header.kind == RecordKind::kReceiveReady) {
-    if (bytes.size() < sizeof(ReceiveReadyRecord))
-      return sizes("a receive-ready record", bytes.size(), sizeof(ReceiveReadyRecord));
-    const auto record = read_record<ReceiveReadyRecord>(bytes);
-    const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
-    if (bytes.size() != expected) return sizes("a receive-ready record", bytes.size(), expected);
-    if (record.host != peer) return "a receive-ready record names host " + std::to_string(record.host);
-    const std::span offsets{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
-    std::vector<uint64_t>& partial = partial_receive_ready_.at(peer);
-    if (partial.size() + offsets.size() > kMostOffsets)
-      return "a receive-ready record has more blocks than any transfer";
-    if (header.detail != 0 || !partial.empty()) partial.insert(partial.end(), offsets.begin(), offsets.end());
-    if (header.detail != 0) return {};  // more offsets follow
-    const std::vector<uint64_t> whole = std::move(partial);
-    partial.clear();
-    if (executor_.on_receive_ready(record.order, record.node, peer, whole.empty() ? offsets : std::span(whole)) ==
-        Status::kOk) {
-      return {};
-    }
-    return "a receive-ready record for node " + std::to_string(record.node) + " of run " +
-           std::to_string(record.order) + ", in which it has no such part";
+  switch (header.kind) {
+    case RecordKind::kReceiveReady:
+    case RecordKind::kExchangeReport:
+    case RecordKind::kExchangeDecision:
+      return take_words(peer, bytes);
+    case RecordKind::kReceiveDone:
+    case RecordKind::kExchangeWritten:
+      return take_written(peer, bytes);
+    case RecordKind::kDecision:
+      return take_decision(peer, bytes);
+    default:
+      return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
   }
-  if (header.kind == RecordKind::kReceiveDone) {
-    if (bytes.size() < sizeof(ReceiveDoneRecord))
-      return sizes("a receive-done record", bytes.size(), sizeof(ReceiveDoneRecord));
-    const auto record = read_record<ReceiveDoneRecord>(bytes);
-    const uint64_t expected = sizeof record + ((uint64_t{record.bytes} + 7) & ~uint64_t{7});
-    if (bytes.size() != expected) return sizes("a receive-done record", bytes.size(), expected);
-    if (record.host != peer) return "a receive-done record names host " + std::to_string(record.host);
-    const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
-    if (header.detail > static_cast<uint16_t>(Outcome::kDead)) return "a receive-done record has an unknown outcome";
-    if (executor_.on_receive_done(record.order, record.node, peer, Outcome{header.detail}, text) == Status::kOk) {
-      return {};
-    }
-    return "a receive-done record for node " + std::to_string(record.node) + " of run " + std::to_string(record.order) +
-           ", in which it has no such part";
+}
+
+std::string Host::take_words(uint32_t peer, std::span<const std::byte> bytes) {
+  const auto kind = read_record<RecordHeader>(bytes).kind;
+  if (bytes.size() < sizeof(WordsRecord)) return sizes(name_of(kind), bytes.size(), sizeof(WordsRecord));
+  const auto record = read_record<WordsRecord>(bytes);
+  const uint64_t expected = sizeof record + uint64_t{record.count} * sizeof(uint64_t);
+  if (bytes.size() != expected) return sizes(name_of(kind), bytes.size(), expected);
+  if (record.host != peer) return std::string(name_of(kind)) + " names host " + std::to_string(record.host);
+  const std::span words{reinterpret_cast<const uint64_t*>(bytes.data() + sizeof record), record.count};
+  std::vector<uint64_t>& partial = partial_words_.at(peer);
+  if (partial.size() + words.size() > (kind == RecordKind::kReceiveReady ? kMostOffsets : kMostWords)) {
+    return std::string(name_of(kind)) + " is longer than any";
   }
-  if (header.kind == RecordKind::kDecision) return take_decision(peer, bytes);
-  return "a record is of kind " + std::to_string(static_cast<int>(header.kind)) + ", which hosts do not send";
+  if (record.header.detail != 0 || !partial.empty()) partial.insert(partial.end(), words.begin(), words.end());
+  if (record.header.detail != 0) return {};  // more words follow
+  const std::vector<uint64_t> long_words = std::move(partial);
+  partial.clear();
+  const std::span<const uint64_t> whole = long_words.empty() ? words : std::span(long_words);
+  const auto exchange = kind == RecordKind::kExchangeReport ? ExchangeWords::kReport : ExchangeWords::kDecision;
+  const Status status = kind == RecordKind::kReceiveReady
+                            ? executor_.on_receive_ready(record.order, record.node, peer, whole)
+                            : executor_.on_exchange_words(exchange, record.order, record.node, peer, whole);
+  return status == Status::kOk ? std::string() : no_such_part(record);
+}
+
+std::string Host::take_written(uint32_t peer, std::span<const std::byte> bytes) {
+  const auto kind = read_record<RecordHeader>(bytes).kind;
+  if (bytes.size() < sizeof(WrittenRecord)) return sizes(name_of(kind), bytes.size(), sizeof(WrittenRecord));
+  const auto record = read_record<WrittenRecord>(bytes);
+  const uint64_t expected = sizeof record + padded(uint64_t{record.bytes});
+  if (bytes.size() != expected) return sizes(name_of(kind), bytes.size(), expected);
+  if (record.host != peer) return std::string(name_of(kind)) + " names host " + std::to_string(record.host);
+  const std::string_view text{reinterpret_cast<const char*>(bytes.data() + sizeof record), record.bytes};
+  const bool is_exchange = kind == RecordKind::kExchangeWritten;
+  const auto last = is_exchange ? Outcome::kFailed : Outcome::kDead;
+  if (record.header.detail > static_cast<uint16_t>(last)) return std::string(name_of(kind)) + " has an unknown outcome";
+  const Outcome outcome{record.header.detail};
+  const std::string_view error = outcome == Outcome::kDone ? "" : text.empty() ? "unknown error" : text;
+  const Status status = is_exchange ? executor_.on_exchange_written(record.order, record.node, peer, error)
+                                    : executor_.on_receive_done(record.order, record.node, peer, outcome, text);
+  return status == Status::kOk ? std::string() : no_such_part(record);
 }
 
 std::string Host::take_decision(uint32_t peer, std::span<const std::byte> bytes) {
@@ -134,7 +172,7 @@ void Host::close_peer(uint32_t peer, const std::string& fault) {
                            " was closed, because " + fault;
   std::fprintf(stderr, "pathways: %s\n", text.c_str());
   from_peers_[peer] = {};
-  partial_receive_ready_[peer].clear();
+  partial_words_[peer].clear();
   executor_.lose_peer(peer, text, Executor::LostPeer::kAlive);
 }
 

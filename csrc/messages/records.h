@@ -5,8 +5,9 @@
 ///   client -> controller   kRun, kCommand; kCancel, on a ring of its own
 ///   controller -> host     kRun (with its place in the order), kCommand, kClientGone, kHostLost; kGo
 ///   host -> controller     kRunDone, kCommandsDone, kHoldOver, kFailed; kEnqueued (as kGo, in sequential dispatch)
-///   controller -> client   kFailed, kReclaim;   host -> host   kReceiveReady (where to write), kReceiveDone (it is
-///   written), kDecision
+///   controller -> client   kFailed, kReclaim
+///   host -> host           kReceiveReady (where to write), kReceiveDone (it is written), kDecision; of exchanges of
+///                          rows: kExchangeReport, kExchangeDecision, kExchangeWritten (executor/row_exchanges.h)
 #pragma once
 
 #include <concepts>
@@ -34,6 +35,9 @@ enum class RecordKind : uint16_t {
   kCommandsDone = 13,
   kHoldOver = 14,
   kDecision = 15,
+  kExchangeReport = 16,
+  kExchangeDecision = 17,
+  kExchangeWritten = 18,
 };
 
 /// How something ended that one host tells another. kDead: it belongs to a branch that was not taken.
@@ -166,22 +170,22 @@ struct ReclaimRecord {
   uint64_t stamp;
 };
 
-/// From a transfer's destination to one of its sources. Followed by `count` offsets into the destination's arena.
-struct ReceiveReadyRecord {
-  RecordHeader header;  ///< detail: 1 when more offsets for the same receive follow in the next record
+/// Followed by `count` words. kReceiveReady, from a transfer's destination to one of its sources: offsets into the
+/// destination's arena. kExchangeReport, kExchangeDecision: an encoded message (exchange/messages.h).
+struct WordsRecord {
+  RecordHeader header;  ///< detail: 1 when more words of the same follow in the next record
   uint64_t order;
   uint32_t node;  ///< global node
-  uint32_t host;  ///< the host that receives
+  uint32_t host;  ///< the host that tells
   uint32_t count;
   uint32_t reserved;
 };
 
-/// When the source value failed or is dead, nothing was written, and `bytes` bytes of text follow, padded to 8.
-struct ReceiveDoneRecord {
+/// kReceiveDone, kExchangeWritten. If it failed or is dead, nothing was written; `bytes` bytes of text, padded to 8.
+struct WrittenRecord {
   RecordHeader header;  ///< detail: Outcome
   uint64_t order;
-  uint32_t node;
-  uint32_t host;  ///< the host that has written
+  uint32_t node, host;  ///< global node; the host that has written
   uint32_t bytes;
   uint32_t reserved;
 };

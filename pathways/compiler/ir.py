@@ -236,7 +236,7 @@ class LogicalProgram:
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
     `predicates`, `loops` and `exchanges` are those of nodes. A host knows no loop: the controller orders the runs of
-    its body. Loops in branches, and exchanges, are not run yet. `decides`: the boolean scalar that says whether a loop
+    its body. Loops in branches are not run yet. `decides`: the boolean scalar that says whether a loop
     of which this is a part goes on behind it; -1: there is none. `host_functions`: those that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
@@ -276,7 +276,7 @@ class LogicalProgram:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops and other constructs in it that are not run yet."""
+        """JAX's names of the loops in branches of it, which are not run yet; and of exchanges there."""
         named = []
         for node in self.nodes:
             if node.kind is NodeKind.LOOP:
@@ -284,6 +284,6 @@ class LogicalProgram:
                 if node.predicate >= 0:
                     named.append(node.origin)
                 named += loop.body.constructs
-            elif node.kind not in (NodeKind.CALL, NodeKind.TRANSFER, NodeKind.SELECT):
+            elif node.kind in (NodeKind.EXCHANGE, NodeKind.PERMUTE) and node.predicate >= 0:
                 named.append(node.origin)
         return tuple(dict.fromkeys(named))

@@ -23,6 +23,7 @@ from pathways.host.checkpoint_io import Tasks
 from pathways.host.client_values import ClientValues
 from pathways.host.commands import Commands
 from pathways.host.devices import HostDevices
+from pathways.host.exchanges import Exchanges
 from pathways.host.failures import Failures
 from pathways.host.placements import Placements
 from pathways.host.programs import OnCompiled, Programs
@@ -86,6 +87,7 @@ class JaxBackend:
         self._placements = Placements(here)
         self.programs = Programs(self.core, here, self.sidecars, islands)
         self.transfers = Transfers(self.core, here, self.programs.by_number, transfer_bytes)
+        self.exchanges = Exchanges(self.core, here, self.programs.by_number, transfer_bytes)
         self._tasks = Tasks(self.core, host)
         self.watchers = Watchers(self.core)
         self.values = ClientValues(self.core, self._placements, here.platform)

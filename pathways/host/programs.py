@@ -21,7 +21,7 @@ from pathways.host.callbacks import Asker
 from pathways.host.devices import HostDevices
 from pathways.host.host_buffers import LocalPlacement
 from pathways.host.sidecars import Sidecars
-from pathways.plan.binding import Bindings, BoundProgram, host_plan
+from pathways.plan.binding import Bindings, BoundProgram, exchange_shape, host_plan
 from pathways.plan.host_resharding import host_reshard_plan
 from pathways.plan.memory_profile import Profile, ProgramMemory, sizes_of
 from pathways.process.worker_threads import WorkerThreads
@@ -52,6 +52,9 @@ class Program:
         ]
         self._devices = devices
         self._targets: dict[int, LocalPlacement] = {}  # by transfer, of those that this host receives
+        #: The exchanges of rows of this host's plan, in its order: each node and its shape.
+        self.exchanges = [(node, exchange_shape(bound, node)) for node in plan.exchanges]
+        self.placements: dict[int, LocalPlacement] = {}  # of what exchanges make, by value. Enqueue thread only.
 
     def target(self, route: int) -> LocalPlacement:
         """Where a transfer that this host receives puts its value. Enqueue thread only."""

@@ -9,6 +9,7 @@ gets its memory when the receives before it are done (MEM-2).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -36,29 +37,33 @@ def allocate_receive(core: Any, host: int, plan_here: HostReshardPlan, budget: i
     Raises:
         ResourceExhaustedError: the blocks are larger than the whole budget.
     """
-    capacity = core.arena_capacity()
-    if capacity > 0 and sum(block_bytes(nbytes) for nbytes, _ in plan_here.spans if nbytes) > budget:
+    if core.arena_capacity() > 0 and sum(block_bytes(nbytes) for nbytes, _ in plan_here.spans if nbytes) > budget:
         raise errors.ResourceExhaustedError(
             f"a transfer brings {plan_here.total} bytes to host {host}, whose memory for transfers has {budget} bytes"
         )
     dtype = plan_here.target.type.dtype
     views: list[np.ndarray | None] = []
     offsets: list[int] = []
-    for (nbytes, shape), direct in zip(plan_here.spans, plan_here.direct, strict=True):
+    for (_, shape), direct in zip(plan_here.spans, plan_here.direct, strict=True):
         if direct:
             views.append(None)
             offsets.append(0)
-        elif nbytes == 0:
-            views.append(np.empty(shape, dtype))
-            offsets.append(0)
-        elif capacity == 0:  # embedded: no other process writes here, so private memory will do
-            raw = aligned(nbytes)
-            views.append(raw.view(dtype).reshape(shape))
-            offsets.append(raw.ctypes.data)
         else:
-            memory = core.allocate(nbytes, budget - block_bytes(nbytes) + nbytes)
-            if memory is None:
+            block = allocate_block(core, shape, dtype, budget)
+            if block is None:
                 return None
-            views.append(np.frombuffer(memory, dtype).reshape(shape))
-            offsets.append(memory.offset)
+            views.append(block[0])
+            offsets.append(block[1])
     return ReceiveAllocation(views, offsets)
+
+
+def allocate_block(core: Any, shape: tuple[int, ...], dtype: np.dtype, budget: int) -> tuple[np.ndarray, int] | None:
+    """Allocates one block for an array; returns the array and the block's offset, or None: no room now."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype), 0
+    if core.arena_capacity() == 0:  # embedded: no other process writes here, so private memory will do
+        raw = aligned(nbytes)
+        return raw.view(dtype).reshape(shape), raw.ctypes.data
+    memory = core.allocate(nbytes, budget - block_bytes(nbytes) + nbytes)
+    return (np.frombuffer(memory, dtype).reshape(shape), memory.offset) if memory is not None else None

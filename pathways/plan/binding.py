@@ -39,7 +39,8 @@ class HostPlan:
 
     A call n launches `launches[n.computation]`; a transfer n follows the reshard plan `routes[n.computation]`. The node
     of `routes[i]` is `transfers[i]`, and its number in the program is `numbers[i]`. `values` maps a value of the plan
-    to the value of the program. `calls` are the call nodes of this host, in the order of the program.
+    to the value of the program. `calls` are the call nodes of this host, in the order of the program; `exchanges` those
+    that exchange rows.
     """
 
     block: bytes
@@ -49,6 +50,7 @@ class HostPlan:
     numbers: tuple[int, ...]
     values: tuple[int, ...]
     calls: tuple[Node, ...]
+    exchanges: tuple[Node, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +178,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
     transfers: list[Node] = []
     numbers: list[int] = []
     calls: list[Node] = []
+    exchanges: list[Node] = []
     steps: list[tuple[Node, Callable[..., None]]] = []  # each writes a node with the builder
     donates = donations(bound)
     write_node: Callable[..., None]
@@ -210,6 +213,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             shape = exchange_shape(bound, node)
             if not (shape.has_source(host) or shape.has_target(host)):
                 continue
+            exchanges.append(node)
             sent, made = shape.part(node, host)
             write_node = functools.partial(
                 _native.PlanBuilder.exchange,
@@ -267,7 +271,14 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
             else:
                 write_node(builder, predicate=predicate)
     return HostPlan(
-        builder.finish(), tuple(launches), tuple(routes), tuple(transfers), tuple(numbers), tuple(local), tuple(calls)
+        builder.finish(),
+        tuple(launches),
+        tuple(routes),
+        tuple(transfers),
+        tuple(numbers),
+        tuple(local),
+        tuple(calls),
+        tuple(exchanges),
     )
 
 

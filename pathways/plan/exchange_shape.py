@@ -44,6 +44,12 @@ class ExchangeShape:
         """Whether the host has shards that take rows."""
         return any(each == host for _, each in self.targets)
 
+    @staticmethod
+    def count_on(ranges: Ranges, shards: int, host: int) -> int:
+        """How many of the shards are on a host."""
+        ends = [first for first, _ in ranges[1:]] + [shards]
+        return sum(end - first for (first, each), end in zip(ranges, ends, strict=True) if each == host)
+
     def part(self, node: Node, host: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The inputs and outputs of the node on a host, as values of the program, in the order of the plan's node."""
         sends, takes = self.has_source(host), self.has_target(host)

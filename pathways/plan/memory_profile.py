@@ -13,9 +13,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from pathways.compiler.ir import NodeKind
+from pathways.compiler.ir import Node, NodeKind
 from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations, owners_of
 from pathways.plan.device_walk import Walk
+from pathways.plan.exchange_shape import EXCHANGES
 from pathways.plan.resharding import reshard_plan
 from pathways.plan.topology import Topology
 
@@ -83,9 +84,10 @@ class Profile:
         program = bound.program
         self._last_use = {value: number for number, node in enumerate(program.nodes) for value in node.inputs}
         self._receive_bytes_of = {  # values received in this host's memory for transfers: the bytes they take there
-            node.outputs[0]: self._receive_bytes(node.outputs[0])
+            value: self._receive_bytes(value)
             for node in program.nodes
-            if node.kind is NodeKind.TRANSFER and self._received_here(node.inputs[0], node.outputs[0])
+            for value in self._received_of(node)
+            if host in self._hosts(value)
         }
         self._same = {  # outputs of transfers that move no bytes
             node.outputs[0]
@@ -136,10 +138,11 @@ class Profile:
     def _device_walk(self, meshes: frozenset[int], temporary: Callable[[int], int]) -> tuple[int, int]:
         program, donates = self._bound.program, donations(self._bound)
         transferred = {
-            node.outputs[0]
+            value
             for node in program.nodes
-            if node.kind is NodeKind.TRANSFER
-            and not (node.outputs[0] in self._receive_bytes_of and self._receives_on_host)  # that is on no device
+            if node.kind is NodeKind.TRANSFER or node.kind in EXCHANGES
+            for value in node.outputs
+            if not (value in self._receive_bytes_of and self._receives_on_host)  # that is on no device
         }
 
         def size(value: int) -> int:
@@ -214,14 +217,14 @@ class Profile:
                 dying.setdefault(number, []).append(value)
         live = peak = 0
         for number, node in enumerate(program.nodes):
-            received = self._receive_bytes_of.get(node.outputs[0], 0) if node.kind is NodeKind.TRANSFER else 0
-            live += received
-            peak = max(peak, live)
+            taken = {value: self._receive_bytes_of.get(value, 0) for value in self._received_of(node)}
+            numbers = self._numbers_bytes(node)  # that a permute writes, and keeps until its end
+            live += sum(taken.values())
+            peak = max(peak, live + numbers)
             if not self._receives_on_host:
-                live -= received
+                live -= sum(taken.values())
                 continue
-            if received and node.outputs[0] not in last_use and node.outputs[0] not in kept:
-                live -= received
+            live -= sum(size for value, size in taken.items() if value not in last_use and value not in kept)
             live -= sum(self._receive_bytes_of.get(value, 0) for value in dying.get(number, ()))
         return peak
 
@@ -260,9 +263,6 @@ class Profile:
     def _hosts(self, value: int) -> frozenset[int]:
         return frozenset(self._bound.hosts_of_value(value))
 
-    def _received_here(self, source: int, target: int) -> bool:
-        return self._host in self._hosts(target) and self._takes_a_receive(source, target)
-
     def _takes_a_receive(self, source: int, target: int) -> bool:
         """Whether a transfer takes receive buffers on its hosts: it is between hosts, or one host assembles the array
         in its own memory.
@@ -276,10 +276,22 @@ class Profile:
 
     def _is_received(self, value: int) -> bool:
         """Whether a value lies in the memory for transfers of its hosts, this host or others."""
-        for node in self._bound.program.nodes:
-            if node.kind is NodeKind.TRANSFER and node.outputs[0] == value:
-                return self._takes_a_receive(node.inputs[0], value)
-        return False
+        return any(value in self._received_of(node) for node in self._bound.program.nodes if value in node.outputs)
+
+    def _received_of(self, node: Node) -> tuple[int, ...]:
+        """The outputs of a node that are received in the memory for transfers of their hosts."""
+        if node.kind in EXCHANGES:
+            return node.outputs[:2]  # rows, and of an exchange their numbers
+        if node.kind is NodeKind.TRANSFER and self._takes_a_receive(node.inputs[0], node.outputs[0]):
+            return node.outputs
+        return ()
+
+    def _numbers_bytes(self, node: Node) -> int:
+        """What a permute takes on this host for the numbers of rows, which nobody reads."""
+        if node.kind is not NodeKind.PERMUTE or self._host not in self._hosts(node.outputs[0]):
+            return 0
+        origins = self._bound.program.values[node.inputs[2]]
+        return block_bytes(origins.nbytes) + self._bound.devices_per_host * block_bytes(0)
 
     def _receive_bytes(self, value: int, host: int | None = None) -> int:
         placed, each = self._bound.placed(value), self._bound.devices_per_host

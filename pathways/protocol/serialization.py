@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+import math
 import typing
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from pathways.compiler.ir import MOST_CASES, MOST_NESTED, LogicalProgram, NodeKind
+from pathways.compiler.ir import MOST_CASES, MOST_NESTED, LogicalProgram, Node, NodeKind
 from pathways.errors import PlanError
 from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
@@ -66,6 +67,8 @@ def load(message: Message, kind: type[_T]) -> _T:
 
 
 def _loaded(message: Any, field: Any, hint: Any) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
     item = getattr(message, field.name)
     if field.enum_type is None:
         return _value(item, hint)
@@ -135,6 +138,7 @@ def load_program(data: bytes) -> LogicalProgram:
         if node.kind is NodeKind.CALL:
             _check("computation", [node.computation], len(program.computations))
         _check("value", (*node.inputs, *node.outputs), len(program.values))
+        _check_exchange(program, node)
         if node.predicate != -1:
             _check("predicate", [node.predicate], len(program.predicates))
         if node.kind is NodeKind.SELECT and (len(node.inputs) < 2 or len(node.outputs) != 1):
@@ -152,6 +156,22 @@ def load_program(data: bytes) -> LogicalProgram:
     if program.decides != -1:
         _check("value", [program.decides], len(program.values))
     return program
+
+
+def _check_exchange(program: LogicalProgram, node: Node) -> None:
+    """Of an exchange or a permute: its values are as many as it takes and gives, and have rows for all devices."""
+    if node.kind not in (NodeKind.EXCHANGE, NodeKind.PERMUTE):
+        return
+    if node.kind is NodeKind.EXCHANGE:
+        _check("exchange", [node.computation], len(program.exchanges))
+    expected = (2, 5) if node.kind is NodeKind.EXCHANGE else (3, 1)
+    if (len(node.inputs), len(node.outputs)) != expected:
+        raise PlanError(f"{node.kind.value} has {len(node.inputs)} inputs and {len(node.outputs)} outputs")
+    for value in (*node.inputs, *node.outputs):
+        array = program.values[value]
+        devices = math.prod(size for _, size in program.meshes[array.mesh].axes)
+        if not array.shape or devices < 1 or array.shape[0] % devices:
+            raise PlanError(f"{node.kind.value} of an array of shape {array.shape} on {devices} devices")
 
 
 def load_dtype(name: str) -> np.dtype:

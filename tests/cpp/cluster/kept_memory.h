@@ -48,6 +48,8 @@ struct WorkingHost final : HostLink {
   void enqueued(uint32_t, uint64_t, uint32_t) override {}
   void receive_ready(uint32_t, uint64_t, uint32_t, std::span<const uint64_t>) override {}
   void receive_done(uint32_t, uint64_t, uint32_t, Outcome, std::string_view) override {}
+  void exchange_words(uint32_t, ExchangeWords, uint64_t, uint32_t, std::span<const uint64_t>) override {}
+  void exchange_written(uint32_t, uint64_t, uint32_t, std::string_view) override {}
   void decided(uint32_t, uint64_t, uint32_t, const Decision&) override {}
 
   /// Does what the controller has sent. True when there was something.

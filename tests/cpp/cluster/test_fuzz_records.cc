@@ -136,14 +136,14 @@ TEST(Fuzz, PeerRecords) {
       record.resize(sizeof told);
       std::memcpy(record.data(), &told, sizeof told);
     } else if (fuzz.below(2) == 0) {
-      const ReceiveReadyRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1, 1, 0};
+      const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1, 1, 0};
       const auto slot = reinterpret_cast<uint64_t>(&one->receive[fuzz.below(4)]);
       record.resize(sizeof post + 8);
       std::memcpy(record.data(), &post, sizeof post);
       std::memcpy(record.data() + sizeof post, &slot, 8);
     } else {
       const bool has_failed = fuzz.below(4) == 0;
-      const ReceiveDoneRecord arrived{
+      const WrittenRecord arrived{
           {RecordKind::kReceiveDone, has_failed, 0}, order, node, 1, has_failed ? 8u : 0u, 0};
       record.resize(sizeof arrived + arrived.bytes, std::byte{'x'});
       std::memcpy(record.data(), &arrived, sizeof arrived);

@@ -51,6 +51,17 @@ class RecordingLink final : public HostLink {
                           (void)to.on_receive_done(order, node, from, outcome, t);
                         }});
   }
+  void exchange_words(uint32_t host, ExchangeWords kind, uint64_t order, uint32_t node,
+                      std::span<const uint64_t> words) override {
+    outgoing.push_back({host, [=, w = std::vector<uint64_t>(words.begin(), words.end()), from = self](Executor& to) {
+                          (void)to.on_exchange_words(kind, order, node, from, w);
+                        }});
+  }
+  void exchange_written(uint32_t host, uint64_t order, uint32_t node, std::string_view error) override {
+    outgoing.push_back({host, [=, t = std::string(error), from = self](Executor& to) {
+                          (void)to.on_exchange_written(order, node, from, t);
+                        }});
+  }
   void decided(uint32_t host, uint64_t order, uint32_t choice, const Decision& decision) override {
     ++decisions;
     outgoing.push_back({host, [=, d = decision, t = std::string(decision.text), from = self](Executor& to) {

@@ -20,6 +20,13 @@ class StubBackend : public Backend {
   void stop_sends() override {}
   Status finish_receive(const NodeContext&, Value*) override { return Status::kFailed; }
   void abandon_receive(const NodeContext&) override {}
+  Status read_shards(const NodeContext&, uint32_t, Value, std::vector<std::span<const std::byte>>*, Value*) override {
+    return Status::kFailed;
+  }
+  Status begin_exchange(const NodeContext&, std::vector<uint64_t>*) override { return Status::kFailed; }
+  SendState write_rows(const NodeContext&, const RowWrite&) override { return SendState::kFailed; }
+  Status finish_exchange(const NodeContext&, const RowResults&, std::span<Value>) override { return Status::kFailed; }
+  void abandon_exchange(const NodeContext&) override {}
   Status put(uint32_t, std::span<const std::byte>, const Booked&, Value*, uint64_t*) override {
     return Status::kFailed;
   }

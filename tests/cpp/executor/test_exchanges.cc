@@ -194,7 +194,7 @@ class World {
     for (const auto& other : hosts_) {
       if (other.first == host) continue;
       links_[{host, other.first}].push_back([&manager = other.second->manager, host] {
-        manager.on_host_lost(host, kLost);
+        manager.on_host_lost(host, kLost, LostPeer::kDead);
         manager.poll();
       });
     }
@@ -325,16 +325,17 @@ TEST(Exchanges, RefusesRecords) {
   target.add_rooms(8, {{0, 1, 2}});
   target.poll();
   EXPECT_EQ(plane.reports, 1);
-  ASSERT_EQ(target.on_written(8, 1, "the disk is gone"), Status::kOk);      // before the decision
+  ASSERT_EQ(target.on_written(8, 0, ""), Status::kOk);                      // before the decision
+  EXPECT_EQ(target.on_written(8, 9, "gone"), Status::kInvalid);             // it has no part in it
+  ASSERT_EQ(target.on_written(8, 1, "the disk is gone"), Status::kOk);      // it gave up
   EXPECT_EQ(target.on_decision(8, 1, encode(decision)), Status::kInvalid);  // not the coordinator
-  decision.writers = {0};
+  decision.writers = {1};
   EXPECT_EQ(target.on_decision(8, 0, encode(decision)), Status::kInvalid);  // without a host that has written
   decision.writers = {0, 1};
   ASSERT_EQ(target.on_decision(8, 0, encode(decision)), Status::kOk);
   EXPECT_EQ(target.on_decision(8, 0, encode(decision)), Status::kInvalid);
   target.poll();
   EXPECT_EQ(target.count(), 1u);
-  EXPECT_EQ(target.on_written(8, 0, ""), Status::kOk);
   target.poll();
   EXPECT_TRUE(plane.error == "the disk is gone" && plane.ends == 1 && target.count() == 0);
 }

@@ -358,12 +358,12 @@ TEST(Peers, NonsenseClosesTheChannel) {
     std::memcpy(data.data(), &record, std::min(bytes, sizeof record));
     return data;
   };
-  const ReceiveReadyRecord post{{RecordKind::kReceiveReady, 0, 0}, 1, 0, 0, 1, 0};
+  const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, 1, 0, 0, 1, 0};
   const auto make = [](auto record, auto change) {
     change(record);
     return record;
   };
-  const ReceiveDoneRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0, 0, 0};
+  const WrittenRecord arrival{{RecordKind::kReceiveDone, 0, 0}, 77, 0, 0, 0, 0};
   const DecisionRecord decision{{RecordKind::kDecision, 0, 0}, 77, 0, 0, 0, 0};
   const std::vector<std::pair<std::vector<std::byte>, std::string>> nonsense{
       {record_of(RecordHeader{static_cast<RecordKind>(99), 0, 0}, 8), "of kind 99"},

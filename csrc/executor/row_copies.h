@@ -1,0 +1,24 @@
+/// RowCopies: the copy plan of rows that go to the target shards of one host, and the numbers of these rows.
+///
+/// Sources: the source shards, then `numbers`. Blocks: of each target shard, that of its rows, then that of their
+/// numbers. Rows that follow each other at both ends are one rectangle.
+///
+/// Threading: immutable once it is made.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "executor/exchange_io.h"
+#include "memory/copy_plan.h"
+
+namespace pathways {
+
+struct RowCopies {
+  explicit RowCopies(const RowWrite& write);
+
+  std::vector<int32_t> numbers;  ///< per move: source shard * rows of a source shard + row
+  CopyPlan copy_plan;
+};
+
+}  // namespace pathways

@@ -1,0 +1,264 @@
+"""Rows that go to shards chosen at run time: `pw.exchange` on hosts. Results are those of a dense reference.
+
+`reference` says the result by definition: of the rows that go to a shard, in their order, number k gets slot k. Drawn
+cases print their seed (EXCH-1..4); derivatives are those of plain JAX. What is not told apart here from the reference
+interpreter (trees, the nodes of a program, what is refused when it is traced) is in `test_exchange.py` beside.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+SEED = int(os.environ.get("PATHWAYS_TEST_SEED", "0")) or random.randrange(1 << 31)
+DTYPES = (np.float32, np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16)
+
+
+def reference(values: Any, to: Any, shards: int, capacity: int, unsent: int | None = None) -> list[np.ndarray]:
+    """Rows, numbers, count, offered and slots, row by row."""
+    values = np.asarray(values)
+    slots, offered = np.full(len(to), -1, np.int32), np.zeros(shards, np.int32)
+    rows = np.zeros((shards * capacity, *values.shape[1:]), values.dtype)
+    numbers = np.full(shards * capacity, -1, np.int32)
+    for row, shard in enumerate(to):
+        if shard == unsent:
+            continue
+        if offered[shard] < capacity:
+            slots[row] = shard * capacity + offered[shard]
+            rows[slots[row]], numbers[slots[row]] = values[row], row
+        offered[shard] += 1
+    return [rows, numbers, np.minimum(offered, capacity).astype(np.int32), offered, slots]
+
+
+def same(got: Any, expected: Any) -> None:
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), b)
+
+
+def slices_of(add: Any, draw: random.Random) -> tuple[Any, Any]:
+    source = add(draw.choice([1, 2, 4]))
+    return source, source if draw.random() < 0.2 else add(draw.choice([1, 2, 4, (2, 2)]))
+
+
+def sending(to: Any, **how: Any) -> Any:
+    return lambda values, destinations: tuple(pw.exchange(values, destinations, to=to, **how))
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_drawn(add: Any, quiet: Any, case: int) -> None:
+    print(f"PATHWAYS_TEST_SEED={SEED}")
+    draw = random.Random(SEED * 100 + case)
+    source, target = slices_of(add, draw)
+    shards, here = target.size, source.size
+    rows = here * draw.randrange(1, 40)
+    capacity = draw.randrange(1, rows + 1)
+    unsent = draw.choice([None, None, -1, 99])
+    shape = (rows, *draw.choice([(), (3,), (2, 5), (0,)]))
+    spec = P(("x", "y")[: len(source.axis_names)]) if draw.random() < 0.5 else P()
+    send = pw.program(sending(target, capacity=capacity, overflow="drop", unsent=unsent))
+    before = None
+    for turn in range(5):
+        kind = draw.choice(["any", "any", "one", "few", "none"])
+        to = [draw.randrange(shards) for _ in range(rows)]
+        if kind == "one" or (kind == "none" and unsent is None):
+            to = [to[0]] * rows
+        elif kind == "none":
+            to = [unsent] * rows  # type: ignore[list-item]
+        elif kind == "few" and unsent is not None:
+            to = [each if draw.random() < 0.1 else unsent for each in to]
+        dtype = DTYPES[0] if turn % 2 else draw.choice(DTYPES)
+        values = (np.random.default_rng(case + turn).normal(size=shape) * 9).astype(dtype)
+        where = np.asarray(to, np.int32)
+        x = pw.device_put(values, source, spec)
+        same(send(x, pw.device_put(where, source)), reference(values, to, shards, capacity, unsent))
+        same([x], [values])
+        del x
+    del send
+    if before is None:
+        before = quiet()["kept"]
+    quiet(back_to=before)
+
+
+def test_back_and_gradients(add: Any) -> None:
+    source, target = add(2), add(2)
+    to = np.asarray([1, 0, 1, 1, 0, 1, 1, 0], np.int32)
+
+    def loss_on(encode: Any, expert: Any, combine: Any, send: Any) -> Any:
+        def loss(x: Any, w: Any) -> Any:
+            h = encode(x)
+            sent, back = send(h)
+            y = back(expert(sent, w))
+            return combine(h, y)
+
+        return loss
+
+    def dense(h: Any) -> Any:
+        _, _, _, _, slots = reference(np.zeros((8, 3), np.float32), to, 2, 3)
+        into = np.where(slots >= 0, slots, 6)
+        sent = jnp.zeros((6, 3)).at[into].set(h, mode="drop")
+        return sent, lambda y: jnp.where((slots >= 0)[:, None], y[np.maximum(slots, 0)], 0)
+
+    def on_hosts(h: Any) -> Any:
+        sent = pw.exchange(h, to, to=target, capacity=3, overflow="drop")
+        return sent.rows, sent.back
+
+    def expert(x: Any, w: Any) -> Any:
+        return jnp.sin(x) * w
+
+    def combine(h: Any, y: Any) -> Any:
+        return jnp.sum(h * y + y**3)
+
+    placed = (pw.jit(jnp.tanh, devices=source), pw.jit(expert, devices=target), pw.jit(combine, devices=source))
+    ours, plain = loss_on(*placed, on_hosts), loss_on(jnp.tanh, expert, combine, dense)
+    x, w = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3), np.full((6, 3), 0.7, np.float32)
+    got = pw.program(jax.value_and_grad(ours, argnums=(0, 1)))(x, w)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.value_and_grad(plain, argnums=(0, 1))(x, w)), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+
+    def curvature(f: Any) -> Any:  # the gradient of a gradient's length
+        return jax.grad(lambda x: jnp.sum(jax.grad(f)(x, w) ** 2))
+
+    second = pw.program(curvature(ours))(x)
+    np.testing.assert_allclose(np.asarray(second), curvature(plain)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_several_in_a_program_and_a_tree(add: Any) -> None:
+    a, b, c = add(2), add(1), add(2)
+    rng = np.random.default_rng(3)
+    first, second = rng.integers(0, 1, 8).astype(np.int32), rng.integers(0, 2, 8).astype(np.int32)
+    values = {"x": rng.normal(size=(8, 4)).astype(np.float32), "n": np.arange(8, dtype=np.int32)}
+
+    @pw.program
+    def both(values: Any, first: Any, second: Any) -> Any:
+        there = pw.exchange(values, first, to=b, capacity=8)
+        on = pw.exchange(there.rows, second, to=c, capacity=8)
+        return on.rows, there.back(on.back(on.rows))
+
+    rows, back = both(values, first, second)
+    for name, each in values.items():
+        there = reference(each, first, 1, 8)[0]
+        np.testing.assert_array_equal(np.asarray(rows[name]), reference(there, second, 2, 8)[0])
+        np.testing.assert_array_equal(np.asarray(back[name]), each)
+
+
+def test_in_a_loop_and_a_donated_step(add: Any, quiet: Any) -> None:
+    source, target = add(2), add(2)
+    rng = np.random.default_rng(5)
+    turns = rng.integers(0, 2, (30, 8)).astype(np.int32)
+    double = pw.jit(lambda x, n: jnp.where((n >= 0)[:, None], x * 2, x), devices=target)
+    add_up = pw.jit(lambda x, y: x + y * 0.25, devices=source)
+
+    def step(x: Any, to: Any) -> Any:
+        sent = pw.exchange(x, to, to=target, capacity=8)
+        return add_up(x, sent.back(double(sent.rows, sent.numbers))), sent.count
+
+    program = pw.program(lambda x, turns: jax.lax.scan(step, x, turns), donate_argnums=0)
+    one = pw.program(step, donate_argnums=0)
+    x = rng.normal(size=(8, 2)).astype(np.float32)
+    expected = x
+    for _ in turns:
+        expected = expected + (expected * 2) * np.float32(0.25)
+    counts = np.asarray([[np.sum(t == 0), np.sum(t == 1)] for t in turns], np.int32)
+    before = None
+    for turn in range(3):
+        got, seen = program(pw.device_put(x, source), turns)
+        np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4)
+        np.testing.assert_array_equal(np.asarray(seen), counts)
+        y, late = pw.device_put(x, source), []
+        for each in turns:
+            y, count = one(y, pw.device_put(each, source))
+            late.append(count)
+        np.testing.assert_allclose(np.asarray(y), expected, rtol=1e-4)
+        np.testing.assert_array_equal(np.stack([np.asarray(each) for each in late]), counts)
+        del got, seen, y, late, count
+        if turn == 0:
+            before = quiet()["kept"]
+    quiet(back_to=before)
+
+
+def test_bad_rows_fail_the_run(add: Any, quiet: Any) -> None:
+    source, target = add(2), add(2)
+    values = pw.device_put(np.ones((8, 2), np.float32), source)
+    after = pw.jit(lambda x: x + 1, devices=target)
+    send = pw.program(lambda v, to: after(pw.exchange(v, to, to=target, capacity=3).rows))
+    fine, wrong = [0, 1] * 3 + [0, 1], [0, 1, 0, 1, 0, 1, 0, 7]
+    with pytest.raises(pw.errors.ComputationError, match="row 3 of source shard 1 has destination 7"):
+        send(values, np.asarray(wrong, np.int32)).block_until_ready()
+    with pytest.raises(pw.errors.ComputationError, match="8 rows .*shard 0.*3"):
+        send(values, np.zeros(8, np.int32)).block_until_ready()
+    del fine
+    before = quiet()["kept"]
+    for _ in range(20):
+        with pytest.raises(pw.errors.ComputationError):
+            send(values, np.asarray(wrong, np.int32)).block_until_ready()
+    quiet(back_to=before)
+    good = np.asarray([0, 1, 0, 1, 0, 1, 0, 1], np.int32)
+    wide = pw.program(lambda v, to: after(pw.exchange(v, to, to=target, capacity=4).rows))
+    np.testing.assert_array_equal(np.asarray(wide(values, good)), np.full((8, 2), 2, np.float32))
+
+
+def test_a_failed_value_fails_the_exchange(add: Any) -> None:
+    source, target = add(2), add(2)
+
+    def fails(x: Any) -> Any:
+        return pw.host_callback(_raise, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    make = pw.jit(fails, devices=source)
+    send = pw.program(lambda v: tuple(pw.exchange(make(v), jnp.zeros(4, jnp.int32), to=target, capacity=4)))
+    for result in send(np.ones((4, 2), np.float32)):
+        with pytest.raises(pw.errors.PathwaysError, match="no rows today"):
+            result.block_until_ready()
+
+
+def _raise(x: Any) -> Any:
+    raise ValueError("no rows today")
+
+
+def test_bad_arguments(add: Any) -> None:
+    source, target = add(2), add(2)
+    values, to = np.ones((4, 2), np.float32), np.zeros(4, np.int32)
+    with pytest.raises(pw.errors.ProgramError, match=r"to of pw.exchange is 3 of type int; expected a slice"):
+        pw.program(lambda v: pw.exchange(v, to, to=3, capacity=4).rows)(values)  # type: ignore[arg-type]
+    with pytest.raises(pw.errors.ProgramError, match="capacity of pw.exchange is 0"):
+        pw.program(lambda v: pw.exchange(v, to, to=target, capacity=0).rows)(values)
+    with pytest.raises(pw.errors.TraceError, match="outside of a program"):
+        pw.exchange(values, to, to=target, capacity=4)
+    odd = pw.device_put(np.ones((3, 2), np.float32), source)
+    with pytest.raises(pw.errors.ProgramError, match="expected a multiple of 2"):
+        pw.program(lambda v: pw.exchange(v, np.zeros(3, np.int32), to=target, capacity=4).rows)(odd)
+    held = pw.jit(lambda x: x, devices=source)
+    send = lambda v: held(pw.exchange(v, to, to=source, capacity=4).rows)  # noqa: E731
+    with pytest.raises(pw.errors.ProgramError, match="pw.exchange"):
+        pw.program(lambda p, v: jax.lax.cond(p, send, lambda v: jnp.tile(held(v), (2, 1)), v))(
+            True, pw.device_put(values, source)
+        )
+
+
+def test_two_clients(add: Any, cluster: Any, another_client: Any) -> None:
+    """Gangs of another client run between the exchanges, and both have their values."""
+    source, target = add(2), add(2)
+    rng = np.random.default_rng(8)
+    values = rng.normal(size=(16, 8)).astype(np.float32)
+    send = pw.program(sending(target, capacity=16))
+    with another_client():
+        for _ in range(40):
+            to = rng.integers(0, 2, 16).astype(np.int32)
+            same(send(values, to), reference(values, to, 2, 16))
+
+
+def test_a_host_is_killed(kill_host: Any) -> None:
+    del kill_host, os, signal, threading
