@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathways.api.array import Array
     from pathways.api.cancel import cancel
     from pathways.api.connect import Cluster, LocalCluster, connect
-    from pathways.api.gradients import accumulate_gradients
     from pathways.api.exchange import exchange
+    from pathways.api.gradients import accumulate_gradients
     from pathways.api.host_callbacks import HostObject, host_callback
     from pathways.api.pipeline import pipeline
     from pathways.api.placed import jit

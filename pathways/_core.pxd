@@ -250,6 +250,7 @@ cdef extern from "executor/executor.h" namespace "pathways" nogil:
         uint64_t live_runs
         uint64_t waiting
         uint64_t overfull
+        uint64_t exchange_records
         uint64_t tasks
         uint64_t goes
         uint64_t go_ns

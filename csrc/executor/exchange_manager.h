@@ -110,10 +110,10 @@ class ExchangeManager {
     const ExchangeShape& shape;
     HostExchange here;
     const uint32_t coordinator_host;
-    std::unique_ptr<ExchangeCoordinator> coordinator;  ///< on the coordinator, until it has decided
-    std::vector<Room> rooms;                           ///< this host's own
-    std::vector<uint32_t> reported, written, lost;     ///< hosts; `reported` at the coordinator only
-    std::vector<uint32_t> dead;                        ///< those of `lost` that are sent nothing
+    std::unique_ptr<ExchangeCoordinator> coordinator;       ///< on the coordinator, until it has decided
+    std::vector<Room> rooms;                                ///< this host's own
+    std::vector<uint32_t> reported, written, lost;          ///< hosts; `reported` at the coordinator only
+    std::vector<uint32_t> dead;                             ///< those of `lost` that are sent nothing
     std::vector<std::pair<uint32_t, std::string>> gave_up;  ///< writers that failed before the decision, and why
     std::optional<std::string> error;
     uint32_t writes_left = 0;

@@ -314,8 +314,8 @@ uint32_t Executor::poll() {
                        launcher_.launches() + transfers_.started() != starts;
   // What a later run waits for may wait itself for the launch that has no room.
   const auto throttled = queues_.throttled();
-  const bool is_alone =
-      !throttled.empty() && transfers_.count() == 0 && rows_.count() == 0 && !decisions_.awaits_peers(runs_[throttled[0].run].order);
+  const bool is_alone = !throttled.empty() && transfers_.count() == 0 && rows_.count() == 0 &&
+                        !decisions_.awaits_peers(runs_[throttled[0].run].order);
   const bool is_stuck = !is_busy && (puts_.is_waiting() || is_alone);
   stuck_polls_ = is_stuck ? stuck_polls_ + 1 : 0;
   if (stuck_polls_ > kStuckPolls) {

@@ -11,7 +11,7 @@
 ///   Launcher, LaunchMemory   launch calls; what they need of the memory (GANG-1, MEM-1)
 ///   Dataflow                 values and errors go from node to node (ERR-1, MEM-4)
 ///   TransferManager          transfers between hosts (GANG-2, ERR-2)
-///   RowExchanges             exchanges of rows (GANG-2, EXCH-1..4); ReceiveQueue orders the memory of both
+///   RowExchanges             exchanges of rows (GANG-2, ERR-2)
 ///   Decisions                which branches are taken (GANG-1, GANG-2, ERR-2)
 ///   ReadinessTracker         values that XLA has not computed yet (LOOK-1)
 ///   ValueSettler             what follows when it has computed them (READ-1)
@@ -34,7 +34,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -50,6 +49,7 @@
 #include "executor/decisions.h"
 #include "executor/error_table.h"
 #include "executor/executor_part.h"
+#include "executor/executor_stats.h"
 #include "executor/fetch_table.h"
 #include "executor/launch_memory.h"
 #include "executor/launch_queues.h"
@@ -58,7 +58,6 @@
 #include "executor/plan_table.h"
 #include "executor/put_queue.h"
 #include "executor/readiness_tracker.h"
-#include "executor/receive_queue.h"
 #include "executor/row_exchanges.h"
 #include "executor/run_table.h"
 #include "executor/run_trace.h"
@@ -71,22 +70,6 @@
 #include "plan/plan.h"
 
 namespace pathways {
-
-struct ExecutorStats {
-  uint64_t runs = 0;
-  uint64_t launches = 0;
-  uint64_t gangs = 0;
-  uint64_t transfers = 0;
-  uint64_t objects = 0;
-  uint64_t live_runs = 0;
-  uint64_t waiting = 0;    ///< pending values
-  uint64_t exchanges = 0;  ///< transfers to or from other hosts, and exchanges of rows, under way
-  uint64_t exchange_records = 0;  ///< sent to other hosts for exchanges of rows, ever (EXCH-1)
-  uint64_t overfull = 0;   ///< launches and puts made without enough memory: no work under way would have freed any
-  uint64_t tasks = 0;      ///< under way in the backend
-  uint64_t goes = 0;       ///< gos for stepwise runs
-  uint64_t go_ns = 0;      ///< time spent on preparing the nodes of these gos
-};
 
 class Executor final : private OutputFinder, private Dispatcher {
  public:
@@ -167,9 +150,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
   /// Sends to a host that are still under way. When that host is dead, nobody else may use its memory before these
   /// sends end.
-  uint32_t sends_under_way(uint32_t host) const {
-    return transfers_.sends_under_way(host) + rows_.sends_under_way(host);
-  }
+  uint32_t sends_under_way(uint32_t host) const { return transfers_.sends_to(host) + rows_.sends_to(host); }
   /// ERR-2: this host is the successor of a lost host. A buffer that is missing here was on the lost host if its client
   /// is not younger than the loss (its number is at most `youngest_client`). Requests for such a buffer fail with
   /// `text`.
@@ -259,7 +240,7 @@ class Executor final : private OutputFinder, private Dispatcher {
   /// A launch took long. Nothing more is started until the next `poll`, so that the records that other hosts have sent
   /// meanwhile are read first: what they make possible may be due before what is ready here, at those hosts too.
   bool is_paused_ = false;
-  std::vector<Sent> sent_;  ///< scratch of poll()
+  std::vector<Sent> sent_;    ///< scratch of poll()
   uint32_t stuck_polls_ = 0;  ///< in which nothing was done, although something is throttled and nothing is under way
   uint64_t polls_ = 0;
   uint64_t run_records_ = 0, overfull_ = 0;

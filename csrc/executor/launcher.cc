@@ -22,10 +22,10 @@ bool Launcher::must_wait(const Run& run, const NodeRecord& node) {
 
 /// For a trace: what `must_wait` found.
 uint8_t Launcher::why_it_waits(const Run& run, const NodeRecord& node) {
-  return static_cast<uint8_t>(
-      (queues_.is_full(node) ? kThrottledByBound : 0) | (memory_.has_room(*run.plan, node) ? 0 : kThrottledByMemory) |
-      (owes_before(run, node) ? kThrottledByTransfers : 0) |
-      (queues_.conflicts_with_running_gang(node) ? kThrottledByGang : 0));
+  return static_cast<uint8_t>((queues_.is_full(node) ? kThrottledByBound : 0) |
+                              (memory_.has_room(*run.plan, node) ? 0 : kThrottledByMemory) |
+                              (owes_before(run, node) ? kThrottledByTransfers : 0) |
+                              (queues_.conflicts_with_running_gang(node) ? kThrottledByGang : 0));
 }
 
 bool Launcher::launch(NodeRef ref) {

@@ -36,8 +36,8 @@ namespace pathways {
 
 class Launcher : private ExecutorPart {
  public:
-  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers, RowExchanges& rows,
-           Decisions& decisions)
+  Launcher(const ExecutorPart& part, LaunchMemory& memory, Dataflow& flow, TransferManager& transfers,
+           RowExchanges& rows, Decisions& decisions)
       : ExecutorPart(part), memory_(memory), flow_(flow), transfers_(transfers), rows_(rows), decisions_(decisions) {}
 
   /// Launches a call that is ready, fails it, or throttles it. False: the launch took long, because it computed within

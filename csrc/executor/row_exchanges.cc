@@ -222,7 +222,7 @@ void RowExchanges::sent(const Sent& sent) {
   go_on();
 }
 
-uint32_t RowExchanges::sends_under_way(uint32_t host) const {
+uint32_t RowExchanges::sends_to(uint32_t host) const {
   const auto found = under_way_.find(host);
   return found == under_way_.end() ? 0 : found->second;
 }
@@ -315,7 +315,8 @@ void RowExchanges::refuse_run(uint64_t order, const Plan* plan, const std::strin
   if (refused_.size() > kRefusedKept) refused_.pop_front();
   HostDecision decision;
   decision.fault = {ExchangeFault::Kind::kSourceFailed, 0, 0, 0, why};
-  for (const auto& [key, host] : manager_.forget_reports(node_key(order, 0), node_key(order + 1, 0))) send_decision(host, key, encode(decision));
+  for (const auto& [key, host] : manager_.forget_reports(node_key(order, 0), node_key(order + 1, 0)))
+    send_decision(host, key, encode(decision));
   if (plan == nullptr) return;
   HostReport report{host_};
   report.fault = decision.fault;

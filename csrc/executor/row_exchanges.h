@@ -6,8 +6,8 @@
 /// reports. The backend copies rows straight to their slots.
 ///
 ///   GANG-2  before the host launches a gang, other hosts have what they need from its earlier exchanges
-///           (`owes_before`). A launch that waits for other hosts inside the call: it has reported, decided, and written.
-///           A launch that returns at once: its values are enqueued.
+///           (`owes_before`). A launch that waits for other hosts inside the call: it has reported, decided, and
+///           written. A launch that returns at once: its values are enqueued.
 ///   ERR-1   a host that refuses a run reports a fault for each exchange of the run, as far as it knows the plan, and
 ///           answers reports with one.
 ///   ERR-2   as in executor/exchange_manager.h. A peer that is alive and not believed any more (PEER-1) is told of the
@@ -61,7 +61,7 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
   Status on_written(uint64_t order, uint32_t node, uint32_t host, std::string_view error);
   void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
-  uint32_t sends_under_way(uint32_t host) const;
+  uint32_t sends_to(uint32_t host) const;
   /// This host refuses a run. `plan`: nullptr if it is not known.
   void refuse_run(uint64_t order, const Plan* plan, const std::string& why);
 
@@ -79,10 +79,10 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
   static constexpr size_t kRefusedKept = 256;
   struct RowExchange {
     uint32_t run, node;
-    std::vector<Value> inputs;  ///< references, until they are read; to the rows until the end
-    Value keep = nullptr;                           ///< what keeps the shards of the rows there
+    std::vector<Value> inputs;                     ///< references, until they are read; to the rows until the end
+    Value keep = nullptr;                          ///< what keeps the shards of the rows there
     std::vector<std::span<const std::byte>> rows;  ///< by source shard of this host
-    std::vector<uint32_t> sources, targets;         ///< the shards of this host, ascending
+    std::vector<uint32_t> sources, targets;        ///< the shards of this host, ascending
     uint32_t inputs_left = 0;
     bool is_started = false, has_memory = false, is_over = false;
   };
@@ -109,11 +109,11 @@ class RowExchanges : private ExecutorPart, private ExchangePlane, private Receiv
   Dataflow& flow_;
   ReceiveQueue& receives_;
   ExchangeManager manager_;
-  std::unordered_map<uint64_t, RowExchange> exchanges_;        ///< by order and global node
-  std::vector<Sent> written_;                            ///< writes that were over at once
-  std::unordered_map<uint32_t, uint32_t> under_way_;           ///< by host: writes under way
-  std::deque<uint64_t> owed_;                                  ///< GANG-2: exchanges by order, the oldest may be over
-  std::deque<std::pair<uint64_t, std::string>> refused_;       ///< the last runs that this host refused, and why
+  std::unordered_map<uint64_t, RowExchange> exchanges_;   ///< by order and global node
+  std::vector<Sent> written_;                             ///< writes that were over at once
+  std::unordered_map<uint32_t, uint32_t> under_way_;      ///< by host: writes under way
+  std::deque<uint64_t> owed_;                             ///< GANG-2: exchanges by order, the oldest may be over
+  std::deque<std::pair<uint64_t, std::string>> refused_;  ///< the last runs that this host refused, and why
   std::unordered_map<uint32_t, std::string> lost_peers_;
   uint64_t records_ = 0;
   bool is_going_on_ = false;

@@ -119,8 +119,9 @@ SendState SendingBackend::start(Copier::Job& job, Value keep) {
 
 SendState SendingBackend::write_rows(const NodeContext& /*where*/, const RowWrite& write) {
   if (write.host < far_.size() && far_[write.host]) {
-    error_ = "pw.exchange: rows cannot be sent to a host on another machine yet: exchange them between the hosts of a "
-             "machine, and move values between machines by pw.device_put";
+    error_ =
+        "pw.exchange: rows cannot be sent to a host on another machine yet: exchange them between the hosts of a "
+        "machine, and move values between machines by pw.device_put";
     return SendState::kFailed;
   }
   auto copies = std::make_shared<RowCopies>(write);

@@ -397,7 +397,7 @@ void TransferManager::sent(const Sent& sent) {
   end_send(sent.key, sent.destination, sent.error.empty() ? Outcome::kDone : Outcome::kFailed, sent.error);
 }
 
-uint32_t TransferManager::sends_under_way(uint32_t host) const {
+uint32_t TransferManager::sends_to(uint32_t host) const {
   const auto found = under_way_.find(host);
   return found == under_way_.end() ? 0 : found->second;
 }

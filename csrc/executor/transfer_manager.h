@@ -87,7 +87,7 @@ class TransferManager : private ExecutorPart, private Receiver {
   Status on_receive_done(uint64_t order, uint32_t node, uint32_t host, Outcome outcome, std::string_view text);
   void lose_peer(uint32_t host, std::string_view text, LostPeer state);
   void on_hosts_lost(std::span<const uint32_t> hosts, std::string_view text);
-  uint32_t sends_under_way(uint32_t host) const;
+  uint32_t sends_to(uint32_t host) const;
 
   /// This host refuses a run although other hosts rely on it (ERR-1): a host that has announced a receive for this run,
   /// or announces one later, is told why.

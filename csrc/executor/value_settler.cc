@@ -40,7 +40,8 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
       transfers_.source_settled(item.key, error);
       break;
     case PendingValue::Kind::kRows:
-      if (Run& run = runs_[item.run]; run.launched_ns != 0) count_time(run, rows_.input_devices(item.key), run.launched_ns);
+      if (Run& run = runs_[item.run]; run.launched_ns != 0)
+        count_time(run, rows_.input_devices(item.key), run.launched_ns);
       rows_.input_settled(item.key, error);
       break;
     case PendingValue::Kind::kDecision:

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "messages/peer_records.h"
 
 namespace pathways {
 namespace {

@@ -1,4 +1,5 @@
-/// The records that hosts send each other about transfers, branches and exchanges of rows, and what happens when a record is invalid (PEER-1).
+/// The records that hosts send each other about transfers, branches and exchanges of rows, and what happens when a
+/// record is invalid (PEER-1).
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +9,7 @@
 
 #include "base/status.h"
 #include "host/host.h"
+#include "messages/peer_records.h"
 
 namespace pathways {
 namespace {

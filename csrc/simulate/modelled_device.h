@@ -31,8 +31,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "executor/backend.h"
 #include "plan/plan.h"
+#include "simulate/backend_without_exchanges.h"
 #include "sync/atomic.h"
 
 namespace pathways {
@@ -91,7 +91,7 @@ struct ModelledFaults {
   bool refuse_offload = false;  ///< offload() finds no memory for the values that leave the devices
 };
 
-class ModelledBackend final : public Backend {
+class ModelledBackend final : public BackendWithoutExchanges {
  public:
   struct Options {
     uint32_t host = 0;
@@ -169,14 +169,6 @@ class ModelledBackend final : public Backend {
   void stop_sends() override { under_way_.clear(); }
   Status finish_receive(const NodeContext& context, Value* output) override;
   void abandon_receive(const NodeContext& context) override;
-  // It has checksums in place of rows, so it models no exchange of rows: each fails.
-  Status read_shards(const NodeContext&, uint32_t, Value, std::vector<std::span<const std::byte>>*, Value*) override {
-    return Status::kFailed;
-  }
-  Status begin_exchange(const NodeContext&, std::vector<uint64_t>*) override { return Status::kFailed; }
-  SendState write_rows(const NodeContext&, const RowWrite&) override { return SendState::kFailed; }
-  Status finish_exchange(const NodeContext&, const RowResults&, std::span<Value>) override { return Status::kFailed; }
-  void abandon_exchange(const NodeContext&) override {}
   Status put(uint32_t client, std::span<const std::byte> payload, const Booked& booked, Value* output,
              uint64_t* devices) override;
   uint64_t devices_of_put(uint32_t client, std::span<const std::byte> payload) override;

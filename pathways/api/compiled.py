@@ -50,8 +50,13 @@ class Lowering:
         """On the devices where its slices lie now.
 
         Raises:
-            ProgramError: it has loops around placed functions that are not run yet.
+            ProgramError: it has loops around placed functions, or exchanges, that are not run yet.
         """
+        if self.program.has_exchange_in_branch:
+            raise errors.ProgramError(
+                f"program {self.program.name!r}: pw.exchange is called in a branch of jax.lax.cond or switch, which "
+                "hosts do not run yet. Call it beside the branch: a row whose destination is `unsent` costs nothing"
+            )
         if constructs := self.program.constructs:
             raise errors.ProgramError(
                 f"program {self.program.name!r}: a placed function or device_put is called inside "

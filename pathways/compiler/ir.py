@@ -276,7 +276,7 @@ class LogicalProgram:
 
     @property
     def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops in branches of it, which are not run yet; and of exchanges there."""
+        """JAX's names of the loops in branches of it, which are not run yet."""
         named = []
         for node in self.nodes:
             if node.kind is NodeKind.LOOP:
@@ -284,6 +284,12 @@ class LogicalProgram:
                 if node.predicate >= 0:
                     named.append(node.origin)
                 named += loop.body.constructs
-            elif node.kind in (NodeKind.EXCHANGE, NodeKind.PERMUTE) and node.predicate >= 0:
-                named.append(node.origin)
         return tuple(dict.fromkeys(named))
+
+    @property
+    def has_exchange_in_branch(self) -> bool:
+        """Whether an exchange is in a branch, which no host runs (PLAN-6)."""
+        exchanges = (NodeKind.EXCHANGE, NodeKind.PERMUTE)
+        return any(node.kind in exchanges and node.predicate >= 0 for node in self.nodes) or any(
+            loop.body.has_exchange_in_branch for loop in self.loops
+        )

@@ -205,10 +205,10 @@ def _compiled(fun: Callable[..., Any], rows: int = ROWS, **options: Any) -> Logi
     return compile_traced(trace(fun, [x], {}), options or None)
 
 
-def test_the_program_says_what_it_is_and_hosts_refuse_it() -> None:
+def test_the_program_says_what_it_is() -> None:
     program = _compiled(lambda x: exchange(x, DRAWN, TARGET, capacity=4, overflow="drop").rows)
     assert "from tokens to experts, 4 rows per shard, dropping more" in logical_text(program)
-    assert program.constructs == ("pw.exchange",)
+    assert program.constructs == () and not program.has_exchange_in_branch
 
 
 def test_a_bad_destination_names_shard_and_row() -> None:

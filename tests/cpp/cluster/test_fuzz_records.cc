@@ -14,6 +14,7 @@
 #include "controller/played.h"
 #include "fuzz.h"
 #include "host/host.h"
+#include "messages/peer_records.h"
 #include "simulate/program.h"
 
 namespace pathways::test {
@@ -135,6 +136,15 @@ TEST(Fuzz, PeerRecords) {
       const DecisionRecord told{{RecordKind::kDecision, outcome, 0}, order, node, 1, 0, 0};
       record.resize(sizeof told);
       std::memcpy(record.data(), &told, sizeof told);
+    } else if (fuzz.below(6) == 0) {  // of an exchange of rows, of which its runs have none
+      const auto kind = fuzz.below(2) == 0 ? RecordKind::kExchangeReport : RecordKind::kExchangeDecision;
+      const WordsRecord said{{kind, 0, 0}, order, node, 1, 1, 0};
+      record.resize(sizeof said + 8);
+      std::memcpy(record.data(), &said, sizeof said);
+    } else if (fuzz.below(12) == 0) {
+      const WrittenRecord written{{RecordKind::kExchangeWritten, 0, 0}, order, node, 1, 0, 0};
+      record.resize(sizeof written);
+      std::memcpy(record.data(), &written, sizeof written);
     } else if (fuzz.below(2) == 0) {
       const WordsRecord post{{RecordKind::kReceiveReady, 0, 0}, order, node, 1, 1, 0};
       const auto slot = reinterpret_cast<uint64_t>(&one->receive[fuzz.below(4)]);
@@ -143,8 +153,7 @@ TEST(Fuzz, PeerRecords) {
       std::memcpy(record.data() + sizeof post, &slot, 8);
     } else {
       const bool has_failed = fuzz.below(4) == 0;
-      const WrittenRecord arrived{
-          {RecordKind::kReceiveDone, has_failed, 0}, order, node, 1, has_failed ? 8u : 0u, 0};
+      const WrittenRecord arrived{{RecordKind::kReceiveDone, has_failed, 0}, order, node, 1, has_failed ? 8u : 0u, 0};
       record.resize(sizeof arrived + arrived.bytes, std::byte{'x'});
       std::memcpy(record.data(), &arrived, sizeof arrived);
     }

@@ -1,11 +1,11 @@
 // A backend that refuses every operation. A test overrides what it needs.
 #pragma once
 
-#include "executor/backend.h"
+#include "simulate/backend_without_exchanges.h"
 
 namespace pathways::test {
 
-class StubBackend : public Backend {
+class StubBackend : public BackendWithoutExchanges {
  public:
   Status launch(const NodeContext&, std::span<const Value>, std::span<Value>) override { return Status::kFailed; }
   Value placeholder(const NodeContext&, uint32_t) override { return nullptr; }
@@ -20,13 +20,6 @@ class StubBackend : public Backend {
   void stop_sends() override {}
   Status finish_receive(const NodeContext&, Value*) override { return Status::kFailed; }
   void abandon_receive(const NodeContext&) override {}
-  Status read_shards(const NodeContext&, uint32_t, Value, std::vector<std::span<const std::byte>>*, Value*) override {
-    return Status::kFailed;
-  }
-  Status begin_exchange(const NodeContext&, std::vector<uint64_t>*) override { return Status::kFailed; }
-  SendState write_rows(const NodeContext&, const RowWrite&) override { return SendState::kFailed; }
-  Status finish_exchange(const NodeContext&, const RowResults&, std::span<Value>) override { return Status::kFailed; }
-  void abandon_exchange(const NodeContext&) override {}
   Status put(uint32_t, std::span<const std::byte>, const Booked&, Value*, uint64_t*) override {
     return Status::kFailed;
   }

@@ -18,6 +18,7 @@
 
 #include "controller/controller.h"
 #include "executor/stub_backend.h"
+#include "messages/peer_records.h"
 #include "simulate/simulation.h"
 #include "support.h"
 
