@@ -1,8 +1,9 @@
-"""`pw.nn`: parts of neural networks. So far the gates of mixtures of experts.
+"""`pw.nn`: parts of neural networks: mixtures of experts, and their gates.
 
-Everything here is plain JAX. Parameters are dictionaries of arrays, so optax and orbax take them as they are.
+Gates are plain JAX; a mixture is called in a program. Parameters are dictionaries of arrays, so optax and orbax take them as they are.
 """
 
 from pathways.api.nn.gates import DSelectKGate, Gating, TopKGate
+from pathways.api.nn.mixture import Mixed, MixtureOfExperts
 
-__all__ = ["DSelectKGate", "Gating", "TopKGate"]
+__all__ = ["DSelectKGate", "Gating", "Mixed", "MixtureOfExperts", "TopKGate"]

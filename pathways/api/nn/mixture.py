@@ -1,0 +1,197 @@
+"""A mixture of experts on slices: rows visit the experts that were chosen for them, and the others do nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from pathways import errors
+from pathways.api.exchange import exchange
+from pathways.api.nn.gates import DSelectKGate, TopKGate
+from pathways.api.placed import jit
+from pathways.api.slices import Slice
+
+_NOWHERE = -1
+
+
+class Mixed(NamedTuple):
+    """What a mixture gives."""
+
+    #: `[n, ...]`, beside the rows: the weighted sum of the experts' results.
+    results: jax.Array
+    #: A scalar beside the rows, to add to the loss: the gate's penalty.
+    penalty: jax.Array
+    #: `int32[]`, beside the rows: how many visits were left out, because the expert's shard was full.
+    dropped: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureOfExperts:
+    """Experts on one or several slices; each row goes to those that its gate chose (`pw.exchange`).
+
+    The experts lie on the devices of `slices`, in their order, the same number on each device. Call it in a program,
+    with rows that are on the slice `home`:
+
+        mixture = pw.nn.MixtureOfExperts(expert, gate, home=model, slices=[left, right], capacity=64)
+        params = mixture.init(jax.random.key(0), init_expert)
+
+        @pw.program
+        def loss(params, x, y):
+            mixed = mixture(params, x)
+            return error(mixed.results, y) + mixed.penalty
+
+    A row visits the `visits` experts with the largest weights, of those that have a weight. `TopKGate` gives k of them a
+    weight. A `DSelectKGate` that has not converged can give more; with `visits` = `gate.experts` none is left out, and
+    with fewer the others count as 0: the weights are not scaled up. Rows beyond the `capacity` of a device are left
+    out (`Mixed.dropped`), or fail the run.
+
+    An expert computes in blocks of `block` rows; blocks without rows are skipped. So the time follows the rows that
+    come, and only the memory follows the capacity.
+
+    Args:
+        expert: `expert(params, rows)`: `[block, ...]` to `[block, ...]`, for the parameters of one expert; each row
+            alone. Differentiable in both.
+        gate: a `TopKGate` with `features`, or a `DSelectKGate`.
+        home: the slice of the rows.
+        slices: where the experts are. The number of experts must be a multiple of their devices.
+        capacity: rows that a device has room for.
+        visits: experts that a row visits at most; `gate.k` if not given.
+        block: rows that an expert computes at once, at most `capacity`.
+        overflow: "drop" or "error".
+
+    Raises:
+        ProgramError: an argument is none of these.
+    """
+
+    expert: Callable[[Any, Any], Any]
+    gate: TopKGate | DSelectKGate
+    _: dataclasses.KW_ONLY
+    home: Slice
+    slices: Sequence[Slice]
+    capacity: int
+    visits: int | None = None
+    block: int = 128
+    overflow: str = "drop"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slices", tuple(self.slices))
+        if not isinstance(self.gate, TopKGate | DSelectKGate):
+            raise errors.ProgramError(f"gate of MixtureOfExperts is {self.gate!r}; expected a TopKGate or a DSelectKGate")
+        if not self.slices or not all(isinstance(each, Slice) for each in (self.home, *self.slices)):
+            raise errors.ProgramError("home and slices of MixtureOfExperts must be slices, one or more")
+        if self.gate.experts % self._devices:
+            raise errors.ProgramError(
+                f"MixtureOfExperts has {self.gate.experts} experts on {self._devices} devices; expected a multiple of "
+                f"{self._devices}"
+            )
+        for name, most in (("visits", self.gate.experts), ("capacity", None), ("block", None)):
+            value = self._visits if name == "visits" else getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
+                limit = f" to {most}" if most else ""
+                raise errors.ProgramError(f"{name} of MixtureOfExperts is {value!r}; expected an int of 1{limit} or more")
+
+    @property
+    def _devices(self) -> int:
+        return sum(each.size for each in self.slices)
+
+    @property
+    def _visits(self) -> int:
+        return self.gate.k if self.visits is None else self.visits
+
+    def init(self, key: jax.Array, init_expert: Callable[[jax.Array], Any]) -> dict[str, Any]:
+        """`{"gate": ..., "experts": [...]}`: the gate's parameters, and per slice those of its experts, stacked in front.
+
+        `init_expert(key)` gives the parameters of one expert, a pytree of arrays.
+        """
+        gate_key, *keys = jax.random.split(key, self.gate.experts + 1)
+        each = [init_expert(k) for k in keys]
+        stacked = []
+        for first, count in self._parts():
+            stacked.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), *each[first : first + count]))
+        return {"gate": self.gate.init(gate_key), "experts": stacked}
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """Per slice: its first expert, and how many it has."""
+        per_device, first, parts = self.gate.experts // self._devices, 0, []
+        for each in self.slices:
+            parts.append((first, each.size * per_device))
+            first += each.size * per_device
+        return parts
+
+    def __call__(self, params: Any, x: Any) -> Mixed:
+        """`x`: `[n, features]` on `home`; n must be a multiple of its devices."""
+        here = functools.partial(jit, devices=self.home)
+        ways, weights, penalty = here(self._route, name="route")(params["gate"], x)
+        returned, left_out = [], []
+        rows = here(functools.partial(jnp.repeat, repeats=self._visits, axis=0), name="visits")(x)
+        for slice_, theirs, (to, local) in zip(self.slices, params["experts"], ways, strict=True):
+            sent = exchange(
+                (rows, local), to, to=slice_, capacity=self.capacity, overflow=self.overflow, unsent=_NOWHERE  # type: ignore[arg-type]
+            )
+            cut = PartitionSpec(slice_.axis_names)
+            run = jax.shard_map(self._run, mesh=slice_.mesh, in_specs=cut, out_specs=cut, check_vma=False)
+            returned.append(sent.back(jit(run, devices=slice_, name="experts")(theirs, *sent.rows, sent.count)))
+            left_out.append((to, sent.slots))
+        results, dropped = here(self._combine, name="combine")(weights, tuple(returned), tuple(left_out))
+        return Mixed(results, penalty, dropped)
+
+    def _route(self, params: Any, x: Any) -> tuple[Any, Any, Any]:
+        """Per slice: the device of each visit, or -1, and the expert's number there. Then weights `[n, visits]`."""
+        gating = self.gate(params, x)
+        weights = jnp.broadcast_to(gating.weights, (x.shape[0], self.gate.experts))  # a static gate has one row
+        largest, chosen = jax.lax.top_k(weights, self._visits)
+        expert, has_weight = chosen.reshape(-1), largest.reshape(-1) > 0
+        per_device = self.gate.experts // self._devices
+        ways = []
+        for first, count in self._parts():
+            number = expert - first
+            is_here = has_weight & (number >= 0) & (number < count)
+            to = jnp.where(is_here, number // per_device, _NOWHERE).astype(jnp.int32)
+            ways.append((to, (number % per_device).astype(jnp.int32)))
+        return tuple(ways), largest, gating.penalty
+
+    def _run(self, params: Any, rows: Any, local: Any, count: Any) -> Any:
+        """On one device: its experts, each over its rows only. `count`: `[1]`."""
+        size = rows.shape[0]
+        block = min(self.block, size)
+        blocks = -(-size // block)
+        padded = blocks * block
+        is_there = jnp.arange(size) < count[0]
+        kind = jax.eval_shape(self.expert, jax.tree.map(lambda leaf: leaf[0], params), rows[:block])
+
+        def one(results: Any, item: Any) -> tuple[Any, None]:
+            number, mine = item
+            is_its = is_there & (local == number)
+            order = jnp.argsort(~is_its, stable=True)  # its rows first
+            order = jnp.pad(order, (0, padded - size), constant_values=size)  # out of range: no row
+            its = jnp.sum(is_its)
+
+            def some(results: Any, begin: Any) -> tuple[Any, None]:
+                at = jax.lax.dynamic_slice_in_dim(order, begin, block)
+                at = jnp.where(begin + jnp.arange(block) < its, at, size)
+
+                def compute(results: Any) -> Any:
+                    given = rows.at[at].get(mode="fill", fill_value=0)
+                    return results.at[at].set(self.expert(mine, given), mode="drop")
+
+                return jax.lax.cond(begin < its, compute, lambda results: results, results), None
+
+            return jax.lax.scan(some, results, jnp.arange(blocks) * block)
+
+        experts = jnp.arange(len(jax.tree.leaves(params)[0]))
+        empty = jnp.zeros((size, *kind.shape[1:]), kind.dtype)
+        return jax.lax.scan(one, empty, (experts, params))[0]
+
+    def _combine(self, weights: Any, returned: Any, left_out: Any) -> tuple[Any, Any]:
+        total = functools.reduce(jnp.add, returned)  # a visit has a result of one slice, and zeros of the others
+        total = total.reshape(*weights.shape, *total.shape[1:])
+        weights = weights.reshape(*weights.shape, *(1,) * (total.ndim - 2))
+        dropped = sum(jnp.sum((to >= 0) & (slots < 0)) for to, slots in left_out)
+        return jnp.sum(total * weights.astype(total.dtype), 1), jnp.asarray(dropped, np.int32)

@@ -1,0 +1,102 @@
+"""`pw.nn.MixtureOfExperts`: values and gradients are those of a dense mixture in plain JAX, with both gates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+
+ROWS, WIDTH, EXPERTS = 24, 5, 8
+
+
+def expert(params: Any, rows: Any) -> Any:
+    return jnp.tanh(rows @ params["w"]) + params["b"]
+
+
+def init_expert(key: jax.Array) -> Any:
+    one, two = jax.random.split(key)
+    return {"w": jax.random.normal(one, (WIDTH, WIDTH)), "b": jax.random.normal(two, (WIDTH,))}
+
+
+def dense(mixture: Any, params: Any, x: Any) -> Any:
+    """Every expert computes every row."""
+    gating = mixture.gate(params["gate"], x)
+    weights = jnp.broadcast_to(gating.weights, (len(x), mixture.gate.experts))
+    if mixture.visits is not None:
+        least = jax.lax.top_k(weights, mixture.visits)[0][:, -1:]
+        weights = jnp.where(weights >= least, weights, 0)
+    stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *params["experts"])
+    results = jax.vmap(expert, in_axes=(0, None))(stacked, x)
+    return jnp.einsum("ne,enf->nf", weights, results), gating.penalty
+
+
+GATES = {
+    "top 2": (pw.nn.TopKGate(EXPERTS, 2, WIDTH), {}),
+    "top 1, small blocks": (pw.nn.TopKGate(EXPERTS, 1, WIDTH), {"block": 3}),
+    "dselect per example": (pw.nn.DSelectKGate(EXPERTS, 2, WIDTH), {"visits": EXPERTS}),
+    "dselect static": (pw.nn.DSelectKGate(EXPERTS, 2), {"visits": EXPERTS, "block": 5}),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_values_and_gradients(add: Any, quiet: Any, name: str) -> None:
+    gate, how = GATES[name]
+    home, slices = add(2), [add(2), add(2)]
+    mixture = pw.nn.MixtureOfExperts(expert, gate, home=home, slices=slices, capacity=ROWS * EXPERTS, **how)
+    params = mixture.init(jax.random.key(1), init_expert)
+    x = np.random.default_rng(2).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    y = np.random.default_rng(3).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    error = pw.jit(lambda got, y, penalty: jnp.mean((got - y) ** 2) + penalty, devices=home)
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        mixed = mixture(params, x)
+        return error(mixed.results, y, mixed.penalty), mixed
+
+    def plain(params: Any, x: Any, y: Any) -> Any:
+        got, penalty = dense(mixture, params, x)
+        return jnp.mean((got - y) ** 2) + penalty, got
+
+    step = pw.program(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (got, mixed), gradients = step(params, x, y)
+    (want, results), expected = jax.value_and_grad(plain, argnums=(0, 1), has_aux=True)(params, x, y)
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(mixed.results), results, rtol=1e-4, atol=1e-5)
+    assert int(np.asarray(mixed.dropped)) == 0
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-3, atol=1e-5, err_msg=str(path))
+
+
+def test_what_has_no_room_is_left_out(add: Any) -> None:
+    home, slice_ = add(2), add(2)
+    gate = pw.nn.TopKGate(2, 1, WIDTH)
+    mixture = pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[slice_], capacity=2)
+    params = mixture.init(jax.random.key(1), init_expert)
+    params["gate"]["kernel"] = params["gate"]["kernel"] * 0  # all rows to expert 0
+    x = np.random.default_rng(2).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    mixed = pw.program(mixture)(params, x)
+    assert int(np.asarray(mixed.dropped)) == ROWS - 2
+    results = np.asarray(mixed.results)
+    want, _ = dense(mixture, params, x)
+    np.testing.assert_allclose(results[:2], want[:2], rtol=1e-5, atol=1e-6)
+    assert not results[2:].any()
+
+
+def test_bad_arguments(add: Any) -> None:
+    home = add(2)
+    gate = pw.nn.TopKGate(3, 1, WIDTH)
+    with pytest.raises(pw.errors.ProgramError, match="3 experts on 2 devices; expected a multiple of 2"):
+        pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[home], capacity=2)
+    gate = pw.nn.TopKGate(4, 1, WIDTH)
+    with pytest.raises(pw.errors.ProgramError, match="capacity of MixtureOfExperts is 0"):
+        pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[home], capacity=0)
+    with pytest.raises(pw.errors.ProgramError, match="visits of MixtureOfExperts is 5; expected an int of 1 to 4"):
+        pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[home], capacity=1, visits=5)
+    with pytest.raises(pw.errors.ProgramError, match="must be slices"):
+        pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[], capacity=1)
