@@ -77,6 +77,29 @@ def test_two_islands_that_exchange_gradients_have_the_same_bits(root: pathlib.Pa
     assert "bit-equal on both islands after 4 of 4 steps\n" in output, output
 
 
+@CLUSTERS
+def test_beam_search_stops_when_the_data_says_so(root: pathlib.Path, tmp_path: pathlib.Path, cluster: str) -> None:
+    lines = run_example(root, tmp_path, "beam_search.py", "--cluster", cluster).splitlines()
+    assert len(lines) == 3, lines
+    turns = [int(re.match(rf"slice {n}, (\d+) turns: ", line)[1]) for n, line in enumerate(lines[:2])]  # type: ignore[index]
+    assert turns[0] != turns[1], lines  # a slice that is done does nothing
+    assert "ca|sket" in lines[0] and "f|low" in lines[1], lines
+    assert re.fullmatch(r"plain JAX finds the same words in as many turns, scores within \S+", lines[2]), lines
+
+
+@pytest.mark.slow
+@pytest.mark.watchdog(LIMIT_S + 60)
+def test_a_mixture_of_experts_learns_with_both_gates(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    arguments = ("--cluster", "local", "--steps", "40")
+    output = run_example(root, tmp_path, "mixture_of_experts.py", *arguments, xla=QUICK_XLA)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["top-k", "DSelect-k"], output
+    for _, loss, accuracy, visits, in_use, _, left_out in rows:
+        first, last = map(float, loss.split(" -> "))
+        assert last < first / 2 and float(accuracy) > 0.7, output
+        assert 1 <= float(visits) <= 4 and int(in_use) >= 2 and left_out == "0", output
+
+
 def check_digits(output: str, steps: int, least_accuracy: float) -> None:
     found = dict(re.findall(r"│ ([\w ,.]+?) +│ +(\S.*?) +│", output))
     assert float(found["test accuracy"]) >= least_accuracy, output

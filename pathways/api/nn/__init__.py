@@ -1,6 +1,7 @@
 """`pw.nn`: parts of neural networks: mixtures of experts, and their gates.
 
-Gates are plain JAX; a mixture is called in a program. Parameters are dictionaries of arrays, so optax and orbax take them as they are.
+Gates are plain JAX; a mixture is called in a program. Parameters are dictionaries of arrays, so optax and orbax take
+them as they are.
 """
 
 from pathways.api.nn.gates import DSelectKGate, Gating, TopKGate

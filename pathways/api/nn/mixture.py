@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +47,9 @@ class MixtureOfExperts:
             mixed = mixture(params, x)
             return error(mixed.results, y) + mixed.penalty
 
-    A row visits the `visits` experts with the largest weights, of those that have a weight. `TopKGate` gives k of them a
-    weight. A `DSelectKGate` that has not converged can give more; with `visits` = `gate.experts` none is left out, and
-    with fewer the others count as 0: the weights are not scaled up. Rows beyond the `capacity` of a device are left
+    A row visits the `visits` experts with the largest weights, of those that have a weight. `TopKGate` gives k of them
+    a weight. A `DSelectKGate` that has not converged can give more; with `visits` = `gate.experts` none is left out,
+    and with fewer the others count as 0: the weights are not scaled up. Rows beyond the `capacity` of a device are left
     out (`Mixed.dropped`), or fail the run.
 
     An expert computes in blocks of `block` rows; blocks without rows are skipped. So the time follows the rows that
@@ -78,12 +78,14 @@ class MixtureOfExperts:
     capacity: int
     visits: int | None = None
     block: int = 128
-    overflow: str = "drop"
+    overflow: Literal["error", "drop"] = "drop"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slices", tuple(self.slices))
         if not isinstance(self.gate, TopKGate | DSelectKGate):
-            raise errors.ProgramError(f"gate of MixtureOfExperts is {self.gate!r}; expected a TopKGate or a DSelectKGate")
+            raise errors.ProgramError(
+                f"gate of MixtureOfExperts is {self.gate!r}; expected a TopKGate or a DSelectKGate"
+            )
         if not self.slices or not all(isinstance(each, Slice) for each in (self.home, *self.slices)):
             raise errors.ProgramError("home and slices of MixtureOfExperts must be slices, one or more")
         if self.gate.experts % self._devices:
@@ -95,7 +97,9 @@ class MixtureOfExperts:
             value = self._visits if name == "visits" else getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
                 limit = f" to {most}" if most else ""
-                raise errors.ProgramError(f"{name} of MixtureOfExperts is {value!r}; expected an int of 1{limit} or more")
+                raise errors.ProgramError(
+                    f"{name} of MixtureOfExperts is {value!r}; expected an int of 1{limit} or more"
+                )
 
     @property
     def _devices(self) -> int:
@@ -106,7 +110,7 @@ class MixtureOfExperts:
         return self.gate.k if self.visits is None else self.visits
 
     def init(self, key: jax.Array, init_expert: Callable[[jax.Array], Any]) -> dict[str, Any]:
-        """`{"gate": ..., "experts": [...]}`: the gate's parameters, and per slice those of its experts, stacked in front.
+        """`{"gate": ..., "experts": [...]}`: the gate's parameters, and per slice those of its experts, stacked.
 
         `init_expert(key)` gives the parameters of one expert, a pytree of arrays.
         """
@@ -133,7 +137,12 @@ class MixtureOfExperts:
         rows = here(functools.partial(jnp.repeat, repeats=self._visits, axis=0), name="visits")(x)
         for slice_, theirs, (to, local) in zip(self.slices, params["experts"], ways, strict=True):
             sent = exchange(
-                (rows, local), to, to=slice_, capacity=self.capacity, overflow=self.overflow, unsent=_NOWHERE  # type: ignore[arg-type]
+                (rows, local),
+                to,
+                to=slice_,
+                capacity=self.capacity,
+                overflow=self.overflow,
+                unsent=_NOWHERE,
             )
             cut = PartitionSpec(slice_.axis_names)
             run = jax.shard_map(self._run, mesh=slice_.mesh, in_specs=cut, out_specs=cut, check_vma=False)

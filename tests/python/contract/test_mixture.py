@@ -67,9 +67,7 @@ def test_values_and_gradients(add: Any, quiet: Any, name: str) -> None:
     np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
     np.testing.assert_allclose(np.asarray(mixed.results), results, rtol=1e-4, atol=1e-5)
     assert int(np.asarray(mixed.dropped)) == 0
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(expected), strict=True
-    ):
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-3, atol=1e-5, err_msg=str(path))
 
 
