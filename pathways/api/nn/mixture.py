@@ -60,7 +60,7 @@ class MixtureOfExperts:
             alone. Differentiable in both.
         gate: a `TopKGate` with `features`, or a `DSelectKGate`.
         home: the slice of the rows.
-        slices: where the experts are. The number of experts must be a multiple of their devices.
+        slices: where the experts are, one slice or several. The number of experts must be a multiple of their devices.
         capacity: rows that a device has room for.
         visits: experts that a row visits at most; `gate.k` if not given.
         block: rows that an expert computes at once, at most `capacity`.
@@ -74,20 +74,25 @@ class MixtureOfExperts:
     gate: TopKGate | DSelectKGate
     _: dataclasses.KW_ONLY
     home: Slice
-    slices: Sequence[Slice]
+    slices: Slice | Sequence[Slice]
     capacity: int
     visits: int | None = None
     block: int = 128
     overflow: Literal["error", "drop"] = "drop"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slices", tuple(self.slices))
+        if not isinstance(self.slices, Slice):
+            object.__setattr__(self, "slices", tuple(self.slices))
         if not isinstance(self.gate, TopKGate | DSelectKGate):
             raise errors.ProgramError(
                 f"gate of MixtureOfExperts is {self.gate!r}; expected a TopKGate or a DSelectKGate"
             )
-        if not self.slices or not all(isinstance(each, Slice) for each in (self.home, *self.slices)):
-            raise errors.ProgramError("home and slices of MixtureOfExperts must be slices, one or more")
+        if not self._places or not all(isinstance(each, Slice) for each in (self.home, *self._places)):
+            raise errors.ProgramError(
+                f"home of MixtureOfExperts is {self.home!r}, slices are {self.slices!r}; expected slices, one or more"
+            )
+        if self.overflow not in ("error", "drop"):
+            raise errors.ProgramError(f'overflow of MixtureOfExperts is {self.overflow!r}; expected "error" or "drop"')
         if self.gate.experts % self._devices:
             raise errors.ProgramError(
                 f"MixtureOfExperts has {self.gate.experts} experts on {self._devices} devices; expected a multiple of "
@@ -102,8 +107,12 @@ class MixtureOfExperts:
                 )
 
     @property
+    def _places(self) -> tuple[Slice, ...]:
+        return (self.slices,) if isinstance(self.slices, Slice) else tuple(self.slices)
+
+    @property
     def _devices(self) -> int:
-        return sum(each.size for each in self.slices)
+        return sum(each.size for each in self._places)
 
     @property
     def _visits(self) -> int:
@@ -124,18 +133,24 @@ class MixtureOfExperts:
     def _parts(self) -> list[tuple[int, int]]:
         """Per slice: its first expert, and how many it has."""
         per_device, first, parts = self.gate.experts // self._devices, 0, []
-        for each in self.slices:
+        for each in self._places:
             parts.append((first, each.size * per_device))
             first += each.size * per_device
         return parts
 
     def __call__(self, params: Any, x: Any) -> Mixed:
         """`x`: `[n, features]` on `home`; n must be a multiple of its devices."""
+        shape, features = np.shape(x), self.gate.features
+        if len(shape) != 2 or shape[0] % self.home.size or (features is not None and shape[1] != features):
+            raise errors.ProgramError(
+                f"x of MixtureOfExperts has shape {shape}; expected [n, {features or 'features'}], n a multiple of "
+                f"the {self.home.size} devices of home. Put other dimensions into the first, and pad it"
+            )
         here = functools.partial(jit, devices=self.home)
         ways, weights, penalty = here(self._route, name="route")(params["gate"], x)
         returned, left_out = [], []
         rows = here(functools.partial(jnp.repeat, repeats=self._visits, axis=0), name="visits")(x)
-        for slice_, theirs, (to, local) in zip(self.slices, params["experts"], ways, strict=True):
+        for slice_, theirs, (to, local) in zip(self._places, params["experts"], ways, strict=True):
             sent = exchange(
                 (rows, local),
                 to,

@@ -35,7 +35,7 @@ def dense(mixture: Any, params: Any, x: Any) -> Any:
     return jnp.einsum("ne,enf->nf", weights, results), gating.penalty
 
 
-GATES = {
+GATES: dict[str, tuple[Any, dict[str, Any]]] = {
     "top 2": (pw.nn.TopKGate(EXPERTS, 2, WIDTH), {}),
     "top 1, small blocks": (pw.nn.TopKGate(EXPERTS, 1, WIDTH), {"block": 3}),
     "dselect per example": (pw.nn.DSelectKGate(EXPERTS, 2, WIDTH), {"visits": EXPERTS}),
@@ -96,5 +96,12 @@ def test_bad_arguments(add: Any) -> None:
         pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[home], capacity=0)
     with pytest.raises(pw.errors.ProgramError, match="visits of MixtureOfExperts is 5; expected an int of 1 to 4"):
         pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[home], capacity=1, visits=5)
-    with pytest.raises(pw.errors.ProgramError, match="must be slices"):
+    with pytest.raises(pw.errors.ProgramError, match="expected slices, one or more"):
         pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[], capacity=1)
+    with pytest.raises(pw.errors.ProgramError, match="overflow of MixtureOfExperts is 'wait'"):
+        pw.nn.MixtureOfExperts(expert, gate, home=home, slices=home, capacity=1, overflow="wait")  # type: ignore[arg-type]
+    mixture = pw.nn.MixtureOfExperts(expert, gate, home=home, slices=home, capacity=1)
+    params = mixture.init(jax.random.key(0), init_expert)
+    for shape in ((2, 4, WIDTH), (3, WIDTH), (4, WIDTH + 1)):
+        with pytest.raises(pw.errors.ProgramError, match=r"x of MixtureOfExperts has shape .*; expected \[n, 5\]"):
+            pw.program(mixture)(params, np.zeros(shape, np.float32))
