@@ -47,22 +47,7 @@ class Lowering:
         return [find_slice(mesh) for mesh in self.program.meshes]
 
     def bind(self) -> BoundProgram:
-        """On the devices where its slices lie now.
-
-        Raises:
-            ProgramError: it has loops around placed functions, or exchanges, that are not run yet.
-        """
-        if self.program.has_exchange_in_branch:
-            raise errors.ProgramError(
-                f"program {self.program.name!r}: pw.exchange is called in a branch of jax.lax.cond or switch, which "
-                "hosts do not run yet. Call it beside the branch: a row whose destination is `unsent` costs nothing"
-            )
-        if constructs := self.program.constructs:
-            raise errors.ProgramError(
-                f"program {self.program.name!r}: a placed function or device_put is called inside "
-                f"{' and '.join(constructs)}, which hosts do not run yet. Call the function from the program "
-                "itself (a Python loop unrolls), or put the whole of it into one placed function"
-            )
+        """On the devices where its slices lie now."""
         slices = self.slices()
         for slice_ in slices:
             if slice_.cluster is not self.cluster:

@@ -67,15 +67,14 @@ class Lowered(Stage):
     def as_text(self, level: str = "plan") -> str:
         """The program as "mpmd" (after partitioning), "ifrt", "program" (ours, no devices yet) or "plan".
 
-        The plan of a program with loops around placed functions has no devices: it is several plans, or hosts do not
-        run it yet.
+        The plan of a program with loops around placed functions has no devices: it is several plans.
         """
         program = self._lowering.program
         if level == "mpmd":
             return program.mpmd_text
         if level == "ifrt":
             return program.ifrt_text
-        if level == "program" or (level == "plan" and (program.loops or program.constructs)):
+        if level == "program" or (level == "plan" and program.loops):
             return logical_text(program)
         if level == "plan":
             return plan_text(self.bound, self._lowering.cluster.control().topology.machines)

@@ -14,10 +14,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from pathways import _jaxlib, errors
 from pathways.compiler import placed
 from pathways.compiler.control.folding import Folder, literals
-from pathways.compiler.control.unrolling import Scan, Stacked, check_copies, row, stack
+from pathways.compiler.control.unrolling import Scan, Stacked, check_copies, operations, row, stack
 from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.pipeline_spec import iteration_name
 from pathways.compiler.primitives import as_transfers, transfer_p
@@ -188,8 +192,30 @@ class Inliner:
         for branch in eqn.params["branches"]:
             nested, arguments = self._nested(inputs[1:])
             bodies.append(nested._body(nested._inlined(branch, arguments, derivatives, derivatives)))
+        if any(map(_has_runs, bodies)):
+            return self._branch_of_runs(eqn, inputs, derivatives)
         control = Control(ControlKind.BRANCH, "jax.lax.cond", bodies)
         return self._control(eqn, control, [inputs[0], *_variables(inputs[1:])], derivatives)
+
+    def _branch_of_runs(self, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
+        """A branch whose cases are runs of their own: per case a loop of at most one iteration, which gives the results.
+
+        A node of a plan can be in a branch, but a loop and an exchange cannot.
+        """
+        which, *operands = inputs
+        last = len(eqn.params["branches"]) - 1
+        types = [v.aval for v in eqn.outvars]
+        results = self.operate(operations(lambda: tuple(jax.lax.full(t.shape, 0, t.dtype) for t in types), []), [])
+        for case, branch in enumerate(eqn.params["branches"]):
+            taken = operations(lambda i, case=case: jnp.clip(i, 0, last) == case, [which.aval])
+            (go,) = self.operate(taken, [which])
+            nested, arguments = self._nested(operands, types)
+            made = nested._inlined(branch, arguments[: len(operands)], derivatives, derivatives)
+            body = nested._body([_jaxlib.new_literal(np.bool_(False), go.aval), *made])
+            fixed = _variables(operands)
+            control = Control(ControlKind.WHILE, "jax.lax.cond", [body], len(fixed), len(types))
+            results = self._control(eqn, control, [go, *fixed, *results], derivatives)
+        return results
 
     def _while(self, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
         """A loop whose test stands before it, for the first iteration, and at the end of its body, for the next one."""
@@ -285,6 +311,14 @@ class Inliner:
         self._copies.pop()
         outvars = eqn.outvars[scan.carry :]
         return [*carry, *(Stacked(tuple(list_), v.aval) for list_, v in zip(stacked, outvars, strict=True))]
+
+
+def _has_runs(body: FlatProgram) -> bool:
+    """Whether a body has a loop or an exchange."""
+    controls = [step.control for step in body.steps if step.control is not None]
+    return any(step.kind is StepKind.EXCHANGE for step in body.steps) or any(
+        control.kind is not ControlKind.BRANCH or any(map(_has_runs, control.bodies)) for control in controls
+    )
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:

@@ -236,7 +236,7 @@ class LogicalProgram:
     `nodes` are in a valid order: every input is an argument or the output of an earlier node.
 
     `predicates`, `loops` and `exchanges` are those of nodes. A host knows no loop: the controller orders the runs of
-    its body. Loops in branches are not run yet. `decides`: the boolean scalar that says whether a loop
+    its body. No loop or exchange has a predicate (`control`). `decides`: the boolean scalar that says whether a loop
     of which this is a part goes on behind it; -1: there is none. `host_functions`: those that its computations call.
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
@@ -273,23 +273,3 @@ class LogicalProgram:
     def has_choices(self) -> bool:
         """Whether hosts read scalars of it and decide by them."""
         return bool(self.predicates) or self.decides >= 0 or any(node.kind is NodeKind.SELECT for node in self.nodes)
-
-    @property
-    def constructs(self) -> tuple[str, ...]:
-        """JAX's names of the loops in branches of it, which are not run yet."""
-        named = []
-        for node in self.nodes:
-            if node.kind is NodeKind.LOOP:
-                loop = self.loops[node.computation]
-                if node.predicate >= 0:
-                    named.append(node.origin)
-                named += loop.body.constructs
-        return tuple(dict.fromkeys(named))
-
-    @property
-    def has_exchange_in_branch(self) -> bool:
-        """Whether an exchange is in a branch, which no host runs (PLAN-6)."""
-        exchanges = (NodeKind.EXCHANGE, NodeKind.PERMUTE)
-        return any(node.kind in exchanges and node.predicate >= 0 for node in self.nodes) or any(
-            loop.body.has_exchange_in_branch for loop in self.loops
-        )

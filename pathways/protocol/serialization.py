@@ -96,8 +96,6 @@ def dump_program(program: LogicalProgram, texts: bool = True) -> bytes:
     Raises:
         PlanError: it is too long for one message, or has loops, which no host runs.
     """
-    if program.constructs:
-        raise PlanError(f"program {program.name!r} has {' and '.join(program.constructs)}, which hosts do not run yet")
     if program.loops:
         raise PlanError(f"program {program.name!r} has loops: its plans are sent one by one")
     modules = sum(len(computation.module) for computation in program.computations)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -141,25 +139,6 @@ def test_ordered_callbacks_are_a_chain_through_the_program():
         if program.calls.last >= 0 and at in node.inputs:
             at = node.outputs[-1]
     assert at == program.results[-1]
-
-
-def _in_a_branch(f, x):
-    return jax.lax.cond(x.sum() > 3, lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x), f, x)
-
-
-@pytest.mark.parametrize(
-    ("construct", "loop"),
-    [
-        ("jax.lax.while_loop", _in_a_branch),
-        ("jax.lax.while_loop", lambda f, x: jax.lax.fori_loop(0, 17, lambda _, c: _in_a_branch(f, c), x)),
-    ],
-)
-def test_placed_calls_inside_control_flow_name_the_construct(construct, loop):
-    """The API refuses to run a program that has constructs."""
-    f = placed(lambda x: x + 1, LEFT, name="f")
-    for fun in (f, lambda x: device_put(x, LEFT)):
-        (named,) = compiled(functools.partial(loop, fun), X, name="prog").constructs
-        assert named.startswith(construct)
 
 
 def test_traced_values_do_not_leak_unseen():

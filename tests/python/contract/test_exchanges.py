@@ -288,12 +288,6 @@ def test_bad_arguments(add: Any) -> None:
     odd = pw.device_put(np.ones((3, 2), np.float32), source)
     with pytest.raises(pw.errors.ProgramError, match="expected a multiple of 2"):
         pw.program(lambda v: pw.exchange(v, np.zeros(3, np.int32), to=target, capacity=4).rows)(odd)
-    held = pw.jit(lambda x: x, devices=source)
-    send = lambda v: held(pw.exchange(v, to, to=source, capacity=4).rows)
-    with pytest.raises(pw.errors.ProgramError, match=r"in a branch of jax\.lax\.cond"):
-        pw.program(lambda p, v: jax.lax.cond(p, send, lambda v: jnp.tile(held(v), (2, 1)), v))(
-            True, pw.device_put(values, source)
-        )
 
 
 def test_two_clients(add: Any, cluster: Any) -> None:
