@@ -198,7 +198,7 @@ class Inliner:
         return self._control(eqn, control, [inputs[0], *_variables(inputs[1:])], derivatives)
 
     def _branch_of_runs(self, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
-        """A branch whose cases are runs of their own: per case a loop of at most one iteration, which gives the results.
+        """A branch whose cases are runs of their own: per case a loop of at most one iteration that gives the results.
 
         A node of a plan can be in a branch, but a loop and an exchange cannot.
         """
