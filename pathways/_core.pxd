@@ -208,6 +208,7 @@ cdef extern from "executor/ledger.h" namespace "pathways" nogil:
         LaunchSizes()
         uint64_t temporary
         vector[uint32_t] donated
+        bint moves
     cdef cppclass PlanSizes:
         PlanSizes()
         vector[uint64_t] values

@@ -103,14 +103,16 @@ cdef class Host:
         """Sets the callables of the plan's calls. Each takes flat arrays and returns a tuple or list of arrays.
 
         `value_bytes`: the bytes of each value on each of its devices. `launches`: for each launchable, the bytes of its
-        temporaries, and the positions of the inputs whose memory the outputs take over.
+        temporaries, the positions of the inputs whose memory the outputs take over, and whether it moves its input to
+        another memory.
         """
         cdef PlanSizes sizes
         cdef LaunchSizes launch
         for size in value_bytes:
             sizes.values.push_back(size)
-        for temporary, donated in launches:
+        for temporary, donated, moves in launches:
             launch.temporary = temporary
+            launch.moves = moves
             launch.donated.clear()
             for position in donated:
                 launch.donated.push_back(position)

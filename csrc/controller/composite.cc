@@ -41,6 +41,10 @@ void CompositeWalk::forget(uint32_t value) {
   unname(buffer);
 }
 
+void CompositeWalk::forget_unread(const CompositeStep& step) {
+  for (const uint32_t value : step.unread) forget(value);
+}
+
 const CompositeStep* CompositeWalk::next() {
   while (!is_over() && !is_waiting_) {
     const CompositeStep& step = composite_.steps[at_];
@@ -67,7 +71,9 @@ void CompositeWalk::begin_loop(const CompositeStep& step) {
     }
     name(bound[i], named_[step.inputs[i]]);
   }
+  forget_unread(step);
   if (is_skipped) {
+    forget_unread(composite_.steps[step.partner]);
     at_ = step.partner + 1;
     return;
   }
@@ -97,6 +103,7 @@ void CompositeWalk::end_iteration(const CompositeStep& step) {
   if (!goes_on) turns_.pop_back();
   for (size_t i = 0; i < carry_.size(); ++i) name(bound[i], carry_[i]);
   for (const uint32_t buffer : carry_) unname(buffer);
+  if (!goes_on) forget_unread(step);
 }
 
 std::span<const uint64_t> CompositeWalk::inputs() {
@@ -130,6 +137,7 @@ void CompositeWalk::ran(std::span<const uint64_t> outputs) {
     taken_.push_back(buffer.handle);
   }
   for (uint32_t i = 0; i < step.outputs.size(); ++i) name(step.outputs[i], add(outputs[i], result_of(i) < 0));
+  forget_unread(step);
   is_waiting_ = step.decides;
   ++at_;
 }

@@ -18,7 +18,7 @@
 ///
 /// Invariants of the walk:
 ///   WALK-1  each owned buffer is given up once: it is taken by one run that donates it, or it is in `released()` when
-///           no value names it any more.
+///           no value names it any more. A value that nothing reads any more names nothing.
 ///   WALK-2  no run reads a buffer that a run before it has taken.
 ///   WALK-3  a result of the composite is made by one run; `result_of` says by which. No run inside a loop that is
 ///           decided does, because nobody knows beforehand which iteration is the last.
@@ -48,7 +48,8 @@ struct CompositeStep {
   // What `Composites::add` finds out.
   GroupId group = 0;              ///< kRun: the hosts of the plan
   uint32_t partner = 0;           ///< kLoop: its end; kEnd: its loop
-  std::vector<uint32_t> locals;   ///< kEnd: the values that are gone
+  std::vector<uint32_t> locals;   ///< kEnd: the values that are gone behind an iteration
+  std::vector<uint32_t> unread;   ///< values that nothing reads behind the step; of a kEnd, behind its loop
   std::vector<int32_t> finals;    ///< kRun: by output: the composite's result if all loops around are at their last
   std::vector<uint32_t> donated;  ///< kRun: positions of inputs that the run takes
   bool decides = false;           ///< kRun: whether a loop that is decided has another iteration
@@ -122,6 +123,7 @@ class CompositeWalk {
   void name(uint32_t value, uint32_t buffer);
   void unname(uint32_t buffer);
   void forget(uint32_t value);
+  void forget_unread(const CompositeStep& step);
   void begin_loop(const CompositeStep& step);
   void end_iteration(const CompositeStep& step);
 

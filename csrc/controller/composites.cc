@@ -36,6 +36,7 @@ struct Composites::Trial {
     uint64_t runs = 0;
     for (const CompositeStep* step = walk.next(); step != nullptr; step = walk.next()) {
       ++runs;
+      let_go(walk);
       const PlanMemory& plan = *all.ledger_.memory_of(step->plan);
       const auto inputs = walk.inputs();
       if (walk.wrong() != nullptr) break;
@@ -61,10 +62,7 @@ struct Composites::Trial {
       }
       walk.ran(outputs);
       for (const uint64_t buffer : std::exchange(walk.taken(), {})) reuse(buffer);
-      for (const uint64_t buffer : std::exchange(walk.released(), {})) {
-        count(buffers[buffer], false);
-        reuse(buffer);
-      }
+      let_go(walk);
     }
     if (walk.wrong() != nullptr) refuse(std::string("is wrong: ") + walk.wrong());
     const auto missing = std::find(is_made.begin(), is_made.end(), false);
@@ -101,6 +99,13 @@ struct Composites::Trial {
   void reuse(uint64_t buffer) {
     if (buffer >= whole.arguments) free.push_back(buffer);
   }
+  /// What the walk has released is there no more when the next run comes.
+  void let_go(CompositeWalk& walk) {
+    for (const uint64_t buffer : std::exchange(walk.released(), {})) {
+      count(buffers[buffer], false);
+      reuse(buffer);
+    }
+  }
   void count(const PlanMemory::Result& kept, bool is_made) {
     if (kept.set == kNoSpaceSet) return;
     for (const SpaceId space : all.ledger_.admission().spaces_of(kept.set)) {
@@ -132,6 +137,7 @@ struct Composites::Trial {
 PlanMemory Composites::add(uint32_t number, Composite composite) {
   check(composite);
   bind(composite);
+  find_unread(composite);
   check_carries(composite);
   find_finals(composite);
   for (CompositeStep& step : composite.steps) {
@@ -311,6 +317,34 @@ void Composites::bind(Composite& composite) {
       step.locals.insert(step.locals.end(), made.begin(), made.end());
     }
     around.pop_back();
+  }
+}
+
+/// WALK-1. A value is read for the last time by a step of the body that makes it, or behind the last iteration of a
+/// loop in that body.
+void Composites::find_unread(Composite& composite) {
+  constexpr uint32_t kNobody = 0xffffffffu;
+  std::vector<uint32_t> last(composite.values, kNobody);  // by value: the step behind which nothing reads it
+  std::vector<size_t> depth(composite.values);            // by value: the loops around the body that makes it
+  std::vector<uint32_t> around;                           // kLoop
+  const auto reach = [&](const CompositeStep& step, uint32_t at) {
+    for (const uint32_t value : step.inputs) {
+      const uint32_t here = depth[value] < around.size() ? composite.steps[around[depth[value]]].partner : at;
+      last[value] = last[value] == kNobody ? here : std::max(last[value], here);
+    }
+  };
+  for (uint32_t at = 0; at < composite.steps.size(); ++at) {
+    const CompositeStep& step = composite.steps[at];
+    reach(step, at);
+    if (step.kind == CompositeStep::Kind::kLoop) around.push_back(at);
+    if (step.kind == CompositeStep::Kind::kEnd) around.pop_back();
+    for (const uint32_t value : step.outputs) {
+      depth[value] = around.size();
+      last[value] = at;
+    }
+  }
+  for (uint32_t value = 0; value < composite.values; ++value) {
+    if (last[value] != kNobody) composite.steps[last[value]].unread.push_back(value);
   }
 }
 

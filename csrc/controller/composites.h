@@ -57,6 +57,7 @@ class Composites {
   void check_carries(const Composite& composite) const;
   static Composite shortened(const Composite& composite);
   static void bind(Composite& composite);
+  static void find_unread(Composite& composite);
   static void find_finals(Composite& composite);
 
   const MemoryLedger& ledger_;

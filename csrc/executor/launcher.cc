@@ -68,7 +68,8 @@ bool Launcher::launch(NodeRef ref) {
   // A gang that was launched on placeholders runs although its results have failed, so it counts as in flight (GANG-3).
   // A launch that the backend refused has no output.
   const bool runs = error == 0 || queues_.blocks(node);
-  const bool counts = queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr;
+  const bool counts =
+      queues_.counts() && is_launched && runs && !outputs.empty() && outputs_[0] != nullptr && !run.plan->moves(node);
   finish(ref, error, counts, counts || !taken.empty(), launched_ns);
   return !is_launched || !queues_.computes_in_launch() || monotonic_ns() - launched_ns < kLongLaunchNs;
 }
@@ -136,12 +137,15 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
     seen = trace_launch(run, ref.node, error, counts, launched_ns);
     is_watched = is_watched || (seen == Readiness::kPending && error == 0);
   }
+  // MEM-1: XLA reads what is moved until the copy is there. Meanwhile later calls are launched.
+  const bool moves = error == 0 && !inputs.empty() && run.plan->moves(node);
   Value watched = nullptr;
   if (error != 0 && counts) {
     watched = refs_.retain(outputs_[0]);  // its results have failed, but the gang runs (GANG-3)
   } else if (error == 0 && !outputs.empty()) {
-    is_watched = is_watched || std::any_of(outputs.begin(), outputs.end(),
-                                           [&](uint32_t value) { return !plan.results_of(value).empty(); });
+    is_watched = is_watched || moves || std::any_of(outputs.begin(), outputs.end(), [&](uint32_t value) {
+                   return !plan.results_of(value).empty();
+                 });
     if (is_watched) watched = refs_.retain(outputs_[run.plan->watched[ref.node]]);
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
@@ -164,6 +168,7 @@ void Launcher::finish(NodeRef ref, uint32_t error, bool counts, bool is_watched,
     PendingValue item{kind, counts, ref.run, ref.node, watched, 0, tracker_.age()};
     item.launched_ns = launched_ns;
     item.was_ready = seen == Readiness::kReady && error == 0 && watched == outputs_[0];
+    if (moves) item.held = refs_.retain(run.values[inputs[0]]);
     tracker_.add(node.devices, item, made_of);
   }
   flow_.read_done(run, inputs);

@@ -23,6 +23,7 @@ struct PlanSizes {
   struct Launch {
     uint64_t temporary = 0;         ///< while it runs, beside its inputs and outputs
     std::vector<uint32_t> donated;  ///< positions of the inputs that its outputs take over
+    bool moves = false;             ///< it copies its one input to another memory, beside the computations
   };
   std::vector<uint64_t> values;  ///< by local value
   std::vector<Launch> launches;  ///< by launchable

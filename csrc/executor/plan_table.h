@@ -44,6 +44,10 @@ struct PlanEntry {
     if (node.computation >= sizes.launches.size()) return {};
     return sizes.launches[node.computation].donated;
   }
+  /// Whether a call moves its input to another memory.
+  bool moves(const NodeRecord& node) const {
+    return node.computation < sizes.launches.size() && sizes.launches[node.computation].moves;
+  }
 };
 
 class PlanTable {

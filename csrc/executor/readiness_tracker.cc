@@ -6,16 +6,18 @@
 
 namespace pathways {
 
-ReadinessTracker::ReadyQueue* ReadinessTracker::queue_of(uint64_t devices) {
-  const auto queue =
-      std::find_if(queues_.begin(), queues_.end(), [&](const ReadyQueue& each) { return each.devices == devices; });
+ReadinessTracker::ReadyQueue* ReadinessTracker::queue_of(uint64_t devices, bool moves) {
+  const auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const ReadyQueue& each) {
+    return each.devices == devices && each.moves == moves;
+  });
   return queue == queues_.end() ? nullptr : &*queue;
 }
 
 void ReadinessTracker::add(uint64_t devices, const PendingValue& item, std::span<const uint64_t> input_ages) {
   ++waiting_;
-  ReadyQueue* queue = queue_of(devices);
-  if (queue == nullptr) queue = &queues_.emplace_back(ReadyQueue{devices, {}});
+  const bool moves = item.held != nullptr;
+  ReadyQueue* queue = queue_of(devices, moves);
+  if (queue == nullptr) queue = &queues_.emplace_back(ReadyQueue{devices, moves, {}});
   auto& pending = queue->pending;
   if (pending.empty() || pending.back().age <= item.age) {  // the usual case
     const bool is_chained = !pending.empty() && pending.back().kind == PendingValue::Kind::kNode &&
@@ -185,7 +187,10 @@ void ReadinessTracker::watched_half_way(std::vector<Value>* out) const {
 
 void ReadinessTracker::clear() {
   for (ReadyQueue& queue : queues_) {
-    for (PendingValue& item : queue.pending) refs_.reset(item.value);
+    for (PendingValue& item : queue.pending) {
+      refs_.reset(item.value);
+      refs_.reset(item.held);
+    }
     queue.pending.clear();
   }
   waiting_ = 0;

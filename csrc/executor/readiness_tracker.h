@@ -46,6 +46,9 @@ struct PendingValue {
   uint64_t taken_by = 0;
   int64_t launched_ns = 0;  ///< kNode, kStandIn: when its launch began
   bool was_ready = false;   ///< the value was seen to be ready before it was added, without an error
+  /// MEM-1: what a launch that moves its input reads, which takes memory until the copy is there: a second reference
+  /// that this pending value owns. nullptr: the launch computes, and takes its inputs' memory in its turn.
+  Value held = nullptr;
 };
 
 /// Knows the outputs of launches. It is asked only when a value was donated, or deleted otherwise.
@@ -105,6 +108,7 @@ class ReadinessTracker {
   /// late request for an old value does not wait for younger values.
   struct ReadyQueue {
     uint64_t devices;
+    bool moves;  ///< what is moved to another memory becomes ready beside what is computed
     std::deque<PendingValue> pending;
   };
   /// The pending values at the front that may be settled now, because the last of them is ready or the first failed.
@@ -113,7 +117,7 @@ class ReadinessTracker {
     Readiness readiness;
   };
 
-  ReadyQueue* queue_of(uint64_t devices);
+  ReadyQueue* queue_of(uint64_t devices, bool moves = false);
   static size_t chain_length(const ReadyQueue& queue);
   static size_t answering(const ReadyQueue& queue, size_t at);
   static std::optional<size_t> first_between(const ReadyQueue& queue);

@@ -64,6 +64,7 @@ void ValueSettler::settle(const PendingValue& item, Readiness readiness) {
       break;
   }
   refs_.drop(item.value);
+  if (item.held != nullptr) refs_.drop(item.held);
 }
 
 void ValueSettler::trace_end(const PendingValue& item, bool has_failed) {
@@ -72,6 +73,7 @@ void ValueSettler::trace_end(const PendingValue& item, bool has_failed) {
 }
 
 void ValueSettler::count_time(const PendingValue& launch) {
+  if (launch.held != nullptr) return;  // no device computes while it moves its input
   Run& run = runs_[launch.run];
   const uint64_t devices = run.plan->plan.node(launch.index).devices;
   count_time(run, devices, launch.launched_ns);

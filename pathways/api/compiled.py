@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import operator
 import threading
@@ -33,14 +34,14 @@ from pathways.plan.binding import BoundProgram, owners_of
 from pathways.plan.composite import composite_of, shared_values
 
 
+@dataclasses.dataclass(frozen=True)
 class Lowering:
-    """A traced and lowered program, on no devices yet."""
+    """A traced and lowered program, on no devices yet. It keeps the slices in `used` alive."""
 
-    def __init__(self, traced: Traced, program: LogicalProgram, cluster: Session, used: list[Slice]) -> None:
-        self.traced = traced
-        self.program = program
-        self.cluster = cluster
-        self._used = used  # keeps them alive
+    traced: Traced
+    program: LogicalProgram
+    cluster: Session
+    used: list[Slice]
 
     def slices(self) -> list[Slice]:
         """Those of its meshes, in their order."""
@@ -129,6 +130,7 @@ class Registration:
         if program.callbacks:
             cluster.effects.callbacks.update(program.callbacks)
             control.serve_callbacks(cluster.effects.callbacks)
+        self.program = program
         self.group: int = control.group(bound.hosts())
         self.number: int = control.register_program(program, bound.bindings)
 
@@ -145,15 +147,15 @@ class CompositeRegistration(Registration):
         control = cluster.control()
         composite = composite_of(bound)
         devices = dict(zip((mesh.name for mesh in bound.program.meshes), bound.bindings, strict=True))
-        self._plans = []  # they are forgotten behind the composite, when this is dropped
+        self.plans: list[Registration] = []  # they are forgotten behind the composite, when this is dropped
         for program in composite.plans:
             bindings = tuple(devices[mesh.name] for mesh in program.meshes)
-            self._plans.append(Registration(cluster, program, BoundProgram(program, bindings, bound.devices_per_host)))
-        for plan in self._plans:
+            self.plans.append(Registration(cluster, program, BoundProgram(program, bindings, bound.devices_per_host)))
+        for plan in self.plans:
             control.wait_compiled(plan.number)
         self.group = control.group(bound.hosts())
         self.number = control.register_composite(
-            bound.program.name, composite, [plan.number for plan in self._plans], self.group
+            bound.program.name, composite, [plan.number for plan in self.plans], self.group
         )
 
 

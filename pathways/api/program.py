@@ -20,9 +20,9 @@ from pathways import _core, _jaxlib, errors
 from pathways._jaxlib import trace_modes
 from pathways.api import variables
 from pathways.api.array import Array
-from pathways.api.auto_schedule import lower_within_memory
 from pathways.api.compiled import Compiled, Lowering
 from pathways.api.lowered import Lowered, Tracing
+from pathways.api.lowering import lower
 from pathways.api.schedule_plot import HasPath, SchedulePlot, make
 from pathways.api.session import Session, current
 from pathways.api.signature import LeafName, Split, abstractify, static_key
@@ -31,7 +31,6 @@ from pathways.api.stages import Handle
 from pathways.api.tracing import Interop, Trace, is_tracing, remember, tracing
 from pathways.compiler.lengths import Lengths
 from pathways.compiler.options import Options
-from pathways.compiler.pipeline import compile_traced
 from pathways.compiler.placed import (
     both_forms,
     check_arguments,
@@ -404,10 +403,7 @@ class Program(Handle):
     def _partition(self, traced: Traced, cluster: Session, used: list[Slice]) -> Lowering:
         home = self._home.mesh_spec if self._home is not None else cluster.home_mesh()
         options = dataclasses.replace(self._options, platforms=(cluster.lowering_platform,))
-        program = compile_traced(traced, options, default_mesh=home)
-        if any(pipeline.is_searched for pipeline in program.pipelines):
-            return lower_within_memory(traced, program, options, home, cluster, used)
-        return Lowering(traced, program, cluster, used)
+        return lower(traced, options, home, cluster, used, is_placed=self._home is not None)
 
     def __repr__(self) -> str:
         return f"<pathways program {self._name!r}>"
@@ -483,7 +479,9 @@ def program(
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
         **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
             pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a
-            `jax.lax.scan` with placed calls inside is unrolled; 16).
+            `jax.lax.scan` with placed calls inside is unrolled; 16), `offload` ("auto": a run that needs more memory
+            than its devices have offloads what it keeps for later to the memory of their hosts; "none": it fails; or
+            a number of bytes of each device that a run is to keep to).
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.

@@ -23,11 +23,11 @@ from pathways.compiler.steps import StepKind as StepKind
 from pathways.compiler.trace import Traced
 
 
-def flatten(traced: Traced, unroll: int = UNROLL) -> FlatProgram:
+def flatten(traced: Traced, unroll: int = UNROLL, chunks: int = 1) -> FlatProgram:
     """The flat program of a traced program, without dead steps.
 
     A scan with placed calls inside is unrolled if it has at most `unroll` iterations. Other loops and branches with
-    placed calls inside are control steps.
+    placed calls inside are control steps. An outermost such scan is cut into `chunks` loops.
 
     Raises:
         CallbackError: a callback of a kind that hosts cannot make, or in a control step.
@@ -40,7 +40,7 @@ def flatten(traced: Traced, unroll: int = UNROLL) -> FlatProgram:
         list(closed.jaxpr.invars), dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)), [], []
     )
     env: dict[Any, Any] = {}
-    inliner = Inliner(program, traced.name, unroll)
+    inliner = Inliner(program, traced.name, unroll, chunks=chunks)
     inliner.inline(closed.jaxpr, env, fresh=False)
     program.outvars = [inliner.whole(read(env, v)) for v in closed.jaxpr.outvars]
     _finish(program, traced.name, {})

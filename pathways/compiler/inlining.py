@@ -21,7 +21,7 @@ import numpy as np
 from pathways import _jaxlib, errors
 from pathways.compiler import placed
 from pathways.compiler.control.folding import Folder, literals
-from pathways.compiler.control.unrolling import Scan, Stacked, check_copies, operations, row, stack
+from pathways.compiler.control.unrolling import Joined, Scan, Stacked, check_copies, join, operations, piece, row, stack
 from pathways.compiler.exchange import PRIMITIVES
 from pathways.compiler.pipeline_spec import iteration_name
 from pathways.compiler.primitives import as_transfers, transfer_p
@@ -67,11 +67,13 @@ class Inliner:
     and literals only.
     """
 
-    def __init__(self, program: FlatProgram, name: str, unroll: int, rows: Sequence[int] = ()) -> None:
+    def __init__(self, program: FlatProgram, name: str, unroll: int, rows: Sequence[int] = (), chunks: int = 1) -> None:
         self.program = program
         self.name = name
         self.unroll = unroll
-        self._whole: dict[int, tuple[Stacked, Any]] = {}  # what is stacked as one array, by the id of the `Stacked`
+        self._chunks = chunks  # into so many loops is a scan cut that is not unrolled, but not those in bodies
+        #: What is stacked as one array, by the id of the `Stacked` or `Joined`.
+        self._whole: dict[int, tuple[Stacked | Joined, Any]] = {}
         self._parts: dict[tuple[Any, int], Any] = {}  # rows of arrays
         self._holds: dict[int, bool] = {}
         self._folder = Folder()
@@ -125,10 +127,13 @@ class Inliner:
 
     def whole(self, value: Any) -> Any:
         """`value` as a variable or a literal."""
-        if not isinstance(value, Stacked):
+        if not isinstance(value, Stacked | Joined):
             return value
         if id(value) not in self._whole:
-            (whole,) = self.operate(stack([v.aval for v in value.rows], value.aval), value.rows)
+            if isinstance(value, Stacked):
+                (whole,) = self.operate(stack([v.aval for v in value.rows], value.aval), value.rows)
+            else:
+                (whole,) = self.operate(join([v.aval for v in value.pieces]), value.pieces)
             self._whole[id(value)] = value, whole
         return self._whole[id(value)][1]
 
@@ -136,6 +141,7 @@ class Inliner:
         """Row `position` of an array; the backward scan of a gradient reads the rows that the forward scan has made."""
         if isinstance(array, Stacked):
             return array.rows[position]
+        array = self.whole(array)
         key = (array, position)
         if isinstance(array, _jaxlib.Literal) or key not in self._parts:
             (part,) = self.operate(row(array.aval, position), [array])
@@ -169,6 +175,8 @@ class Inliner:
             scan = Scan.of(eqn)
             if scan.length <= self.unroll:
                 return self._unrolled(scan, eqn, inputs, derivatives)
+            if self._chunks > 1:
+                return self._cut(scan, eqn, inputs, derivatives)
             return self._loop(scan, eqn, [self.whole(v) for v in inputs], derivatives)
         if primitive == "while":
             return self._while(eqn, [self.whole(v) for v in inputs], derivatives)
@@ -241,6 +249,33 @@ class Inliner:
         control = Control(ControlKind.WHILE, "jax.lax.while_loop", [body], len(fixed), len(carry))
         return self._control(eqn, control, [go, *fixed, *carry], derivatives)
 
+    def _cut(self, scan: Scan, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
+        """A scan as several loops, one after the other. What it stacks is `Joined`, so that a piece can be offloaded
+        while the others are made. The backward scan of a gradient is cut alike, and reads the pieces.
+        """
+        constants = [self.whole(v) for v in inputs[: scan.consts]]
+        carry = [self.whole(v) for v in inputs[scan.consts : scan.consts + scan.carry]]
+        arrays = inputs[scan.consts + scan.carry :]
+        length = -(-scan.length // self._chunks)
+        starts = tuple(range(0, scan.length, length))
+        stacked: list[list[Any]] = [[None] * len(starts) for _ in eqn.outvars[scan.carry :]]
+        for number in range(len(starts))[:: -1 if scan.reverse else 1]:
+            part = dataclasses.replace(scan, length=min(length, scan.length - starts[number]))
+            rows = [self._piece(array, starts, number, part.length) for array in arrays]
+            results = self._loop(part, eqn, [*constants, *carry, *rows], derivatives)
+            carry = results[: scan.carry]
+            for pieces, value in zip(stacked, results[scan.carry :], strict=True):
+                pieces[number] = value
+        outvars = eqn.outvars[scan.carry :]
+        return [*carry, *(Joined(tuple(p), starts, v.aval) for p, v in zip(stacked, outvars, strict=True))]
+
+    def _piece(self, array: Any, starts: tuple[int, ...], number: int, length: int) -> Any:
+        """A piece of an array that a cut scan reads."""
+        if isinstance(array, Joined) and array.starts == starts:
+            return array.pieces[number]
+        array = self.whole(array)
+        return self.operate(piece(array.aval, starts[number], length), [array])[0]
+
     def _loop(self, scan: Scan, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:
         avals = [v.aval for v in _jaxlib.opened(scan.body)[0].invars[scan.consts :]]
         nested, arguments = self._nested(inputs[: scan.consts], avals)
@@ -255,7 +290,9 @@ class Inliner:
             scan.length,
             scan.reverse,
         )
-        return self._control(eqn, control, [*fixed, *inputs[scan.consts :]], derivatives)
+        stacks = [v.aval.update(shape=(scan.length, *v.aval.shape[1:])) for v in eqn.outvars[scan.carry :]]
+        results = [*(v.aval for v in eqn.outvars[: scan.carry]), *stacks]
+        return self._control(eqn, control, [*fixed, *inputs[scan.consts :]], derivatives, results)
 
     def _nested(self, inputs: Sequence[Any], avals: Sequence[Any] = ()) -> tuple[Inliner, list[Any]]:
         """An inliner of a body, and the body's arguments: those for `inputs`, then those of types `avals`.
@@ -276,8 +313,11 @@ class Inliner:
         self.program.outvars = [self.whole(v) for v in results]
         return self.program
 
-    def _control(self, eqn: Any, control: Control, inputs: list[Any], derivatives: int) -> list[Any]:
-        outputs = [_jaxlib.new_var(v.aval) for v in eqn.outvars]
+    def _control(
+        self, eqn: Any, control: Control, inputs: list[Any], derivatives: int, results: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Appends a control step. `results`: the types of its results, if they are not those of the equation."""
+        outputs = [_jaxlib.new_var(v) for v in results or [v.aval for v in eqn.outvars]]
         control.derived = self._derived
         step = Step(StepKind.CONTROL, eqn, inputs, outputs, derivatives=derivatives, control=control)
         self.program.steps.append(step)

@@ -44,18 +44,26 @@ class MeshSpec:
         return int(np.prod([size for _, size in self.axes], dtype=np.int64)) if self.axes else 1
 
 
+class Memory(enum.Enum):
+    """Where the shards of an array lie."""
+
+    DEVICE = "device"  # in the memory of their devices
+    HOST = "host"  # in the memory of their devices' hosts: offloaded
+
+
 @dataclasses.dataclass(frozen=True)
 class ArrayType:
     """Shape, dtype and placement of one logical array.
 
     `dtype` is the physical element type (of a PRNG key array, that of its uint32 words). `mesh` indexes
-    `LogicalProgram.meshes`.
+    `LogicalProgram.meshes`. Only a move makes an array in host memory, and only a move reads it.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     mesh: int
     spec: Spec
+    memory: Memory = Memory.DEVICE
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +79,9 @@ class Computation:
     Equal modules have equal bytes, so a host compiles each `fingerprint` once.
     `donated[i]` says that input i may be donated to the outputs; each node still decides (MEM-4).
     `callbacks` are the numbers of the client's functions that it calls, and of its host functions.
+
+    A move has no module: it copies its one input from device memory to host memory, or back. `pathways.plan.offloads`
+    makes moves.
     """
 
     name: str
@@ -81,6 +92,11 @@ class Computation:
     outputs: tuple[ArrayType, ...]
     donated: tuple[bool, ...]
     callbacks: tuple[int, ...] = ()
+
+    @property
+    def is_move(self) -> bool:
+        """Whether it moves an array between device memory and host memory."""
+        return any(type.memory is Memory.HOST for type in (*self.inputs, *self.outputs))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,7 +52,8 @@ class Options:
     iterations. `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
     pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
     microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if
-    there is no limit.
+    there is no limit. `offload` is "auto", "none", or a number of bytes of each device: above that, a run offloads what
+    it keeps for later (`pathways.plan.offloads`). For that, a loop that is not unrolled may be cut into `chunks` loops.
     """
 
     merge: bool = False
@@ -62,6 +63,8 @@ class Options:
     compiler: tuple[tuple[str, bool], ...] = ()
     lengths: tuple[Lengths, ...] = ()
     limits: tuple[tuple[int, ...], ...] = ()
+    offload: str | int = "auto"
+    chunks: int = 1
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | Options | None) -> Options:
@@ -74,7 +77,7 @@ class Options:
         if isinstance(options, Options):
             return options
         options = dict(options or {})
-        known = ("merge", "schedule", "lengths", "unroll", "platforms", *COMPILER_KEYS)
+        known = ("merge", "schedule", "lengths", "unroll", "offload", "platforms", *COMPILER_KEYS)
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -91,6 +94,14 @@ class Options:
                 f"compiler option 'unroll': expected the number of iterations, 0 or more, up to which a scan with "
                 f"placed calls inside is unrolled, got {unroll!r}"
             )
+        offload = options.pop("offload", "auto")
+        if offload not in ("auto", "none") and (
+            isinstance(offload, bool) or not isinstance(offload, int) or offload < 1
+        ):
+            raise errors.OptionError(
+                f"compiler option 'offload': expected 'auto', 'none', or the number of bytes of each device that a run "
+                f"may take before it offloads what it keeps for later to host memory, got {offload!r}"
+            )
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
@@ -101,7 +112,7 @@ class Options:
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        made = cls(merge, schedule, unroll, platforms, tuple(sorted(options.items())), lengths)
+        made = cls(merge, schedule, unroll, platforms, tuple(sorted(options.items())), lengths, offload=offload)
         if schedule != "none":
             made.check_keeps_calls(schedule)
         return made

@@ -55,7 +55,7 @@ def compile_traced(
 
 
 def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) -> LogicalProgram:
-    program = flatten(traced, options.unroll)
+    program = flatten(traced, options.unroll, options.chunks)
     if program.before is not None:
         traced = traced.in_order()
     if has_control(program):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 
 class _Store(Protocol):
@@ -91,7 +92,11 @@ class OffloadedValue:
     def restore(self) -> jax.Array:
         """Puts the array back on its devices and returns it."""
         shards = [
-            jax.device_put(self._store.read(key, shape, self._dtype), device) for device, key, shape in self._shards
+            jax.device_put(
+                self._store.read(key, shape, self._dtype),
+                SingleDeviceSharding(device, memory_kind=self._sharding.memory_kind),
+            )
+            for device, key, shape in self._shards
         ]
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
 

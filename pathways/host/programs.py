@@ -15,7 +15,7 @@ import jax
 
 from pathways import _native
 from pathways.compiler.ir import LogicalProgram
-from pathways.host import executables
+from pathways.host import executables, memory_moves
 from pathways.host.all_dtypes import all_dtypes
 from pathways.host.callbacks import Asker
 from pathways.host.devices import HostDevices
@@ -158,6 +158,9 @@ class Programs:
         loaded = []
         for launch in registered.plan.launches:
             computation = bound.program.computations[launch.computation]
+            if computation.is_move:
+                loaded.append(memory_moves.load(bound.moved(computation), self._devices))
+                continue
             devices = [self._devices.device(number) for number in bound.bindings[computation.mesh]]
             loaded.append(
                 self._executables.load(computation, devices, launch.donates, registered.client, registered.asker)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pathways import _native
 from pathways.compiler.donation import agree
-from pathways.compiler.ir import LogicalProgram, Node, NodeKind
+from pathways.compiler.ir import Computation, LogicalProgram, Node, NodeKind
 from pathways.compiler.printing import when_text
 from pathways.plan.branching import Branching, write
 from pathways.plan.exchange_shape import EXCHANGES, ExchangeShape, shard_ranges
@@ -66,6 +66,11 @@ class BoundProgram:
         """The placement of a value: its type on physical devices."""
         kind = self.program.values[value]
         return Placement(kind, self.program.meshes[kind.mesh], self.bindings[kind.mesh])
+
+    def moved(self, move: Computation) -> Placement:
+        """Where a move puts its array."""
+        (type,) = move.outputs
+        return Placement(type, self.program.meshes[move.mesh], self.bindings[move.mesh])
 
     def hosts_of_mesh(self, mesh: int) -> tuple[int, ...]:
         """Hosts with devices in a mesh, ascending."""
@@ -195,7 +200,7 @@ def host_plan(bound: BoundProgram, host: int, assembles: bool = False) -> HostPl
                 inputs=[number(v) for v in node.inputs],
                 outputs=[number(v) for v in node.outputs],
                 devices=masks[mesh],
-                gang=len(holders[mesh]) > 1,
+                gang=len(holders[mesh]) > 1 and not program.computations[node.computation].is_move,
             )
             calls.append(node)
         elif node.kind is NodeKind.SELECT:

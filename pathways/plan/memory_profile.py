@@ -5,6 +5,9 @@ admits runs by these numbers (MEM-2), and the host's executor counts by them (ME
 
 On CPU, a value received from other hosts stays in its receive buffer, in the host's memory for transfers, and takes no
 device memory. On other platforms the value passes through the memory for transfers on its way to the device.
+
+An offloaded value counts as if it were in its hosts' memory for transfers, on every platform, although it has memory of
+its own there: that is the only memory of hosts that is counted, so it bounds what a client may offload.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from pathways.compiler.ir import Node, NodeKind
+from pathways.compiler.ir import Memory, Node, NodeKind
 from pathways.plan.binding import BoundProgram, HostPlan, Launch, donations, owners_of
 from pathways.plan.device_walk import Walk
 from pathways.plan.exchange_shape import EXCHANGES
@@ -96,16 +99,21 @@ class Profile:
             and node.outputs[0] not in self._receive_bytes_of
             and self._lies_alike(node.inputs[0], node.outputs[0])
         }
-        self._on_no_device: set[int] = set()  # values that stay in this host's memory for transfers
+        #: Values that stay in the memory of this host.
+        self._on_no_device = {value for value, type in enumerate(program.values) if type.memory is Memory.HOST}
         if receives_on_host:
             selected = {value for value, of in owners_of(program).items() if of <= self._receive_bytes_of.keys()}
-            self._on_no_device = selected.union(self._receive_bytes_of)
+            self._on_no_device |= selected.union(self._receive_bytes_of)
 
     def device_bytes(self, value: int) -> int:
         """The bytes that a value takes on each device that holds a part of it."""
         if value in self._same or value in self._on_no_device:
             return 0
         return self._share(value)
+
+    def is_move(self, computation: int) -> bool:
+        """Whether a computation of the program moves its input to another memory."""
+        return self._bound.program.computations[computation].is_move
 
     def memory(self, plan: HostPlan, temporaries: Sequence[int]) -> ProgramMemory:
         """The memory that a run takes here. `temporaries[i]`: bytes per device that launch i of the plan needs while it
@@ -135,8 +143,11 @@ class Profile:
             self._biggest(),
         )
 
-    def _device_walk(self, meshes: frozenset[int], temporary: Callable[[int], int]) -> tuple[int, int]:
-        program, donates = self._bound.program, donations(self._bound)
+    def arrivals(self, meshes: frozenset[int]) -> tuple[dict[int, list[int]], set[int]]:
+        """The transferred values that take memory of a device of `meshes`: by a call of the device, those that may
+        exist from then on; and those that may exist at any time.
+        """
+        program = self._bound.program
         transferred = {
             value
             for node in program.nodes
@@ -144,6 +155,15 @@ class Profile:
             for value in node.outputs
             if not (value in self._receive_bytes_of and self._receives_on_host)  # that is on no device
         }
+        arriving: dict[int, list[int]] = {}
+        launched = self._launched_before(meshes)
+        for value in sorted(transferred & self._read_on(meshes)):
+            if launched[value] >= 0:
+                arriving.setdefault(launched[value], []).append(value)
+        return arriving, transferred.difference(*arriving.values())
+
+    def _device_walk(self, meshes: frozenset[int], temporary: Callable[[int], int]) -> tuple[int, int]:
+        program, donates = self._bound.program, donations(self._bound)
 
         def size(value: int) -> int:
             return self.device_bytes(value) if program.values[value].mesh in meshes else 0
@@ -151,12 +171,8 @@ class Profile:
         def taken(number: int) -> int:
             return temporary(number) if program.computations[program.nodes[number].computation].mesh in meshes else 0
 
-        arriving: dict[int, list[int]] = {}  # by a call of the device: transferred values that may exist from then on
-        launched = self._launched_before(meshes)
-        for value in sorted(transferred & self._read_on(meshes)):
-            if launched[value] >= 0:
-                arriving.setdefault(launched[value], []).append(value)
-        early = transferred.difference(*arriving.values())  # those that may exist at any time
+        arriving, early = self.arrivals(meshes)
+        transferred = early.union(*arriving.values())
         walk = Walk(program, size, taken, donates, self._last_use, transferred, arriving)
         return walk.peak(), sum(map(size, early))
 
@@ -219,8 +235,9 @@ class Profile:
         for number, node in enumerate(program.nodes):
             taken = {value: self._receive_bytes_of.get(value, 0) for value in self._received_of(node)}
             numbers = self._numbers_bytes(node)  # that a permute writes, and keeps until its end
-            live += sum(taken.values())
+            live += sum(taken.values()) + sum(map(self._offloaded_bytes, node.outputs))
             peak = max(peak, live + numbers)
+            live -= sum(map(self._offloaded_bytes, dying.get(number, ())))
             if not self._receives_on_host:
                 live -= sum(taken.values())
                 continue
@@ -237,6 +254,8 @@ class Profile:
         for position, value in enumerate(program.results):
             mesh = program.values[value].mesh
             received = {self._receives_on_host and self._is_received(v) for v in owners.get(value, (value,))}
+            if program.values[value].memory is Memory.HOST:
+                received = {True}
             sizes = [self._widest_receive(value) if on_host else self.device_bytes(value) for on_host in received]
             same = arguments.get(value, -1), first.get(value, -1)
             out.append(ResultMemory(mesh, max(sizes), True in received, *same, len(received) > 1))
@@ -285,6 +304,11 @@ class Profile:
         if node.kind is NodeKind.TRANSFER and self._takes_a_receive(node.inputs[0], node.outputs[0]):
             return node.outputs
         return ()
+
+    def _offloaded_bytes(self, value: int) -> int:
+        """What a value takes in the memory of this host if it is offloaded."""
+        is_here = self._host in self._hosts(value) and self._bound.program.values[value].memory is Memory.HOST
+        return self._receive_bytes(value) if is_here else 0
 
     def _numbers_bytes(self, node: Node) -> int:
         """What a permute takes on this host for the numbers of rows, which nobody reads."""
@@ -350,10 +374,16 @@ def check_budget(what: str, value: int | None) -> None:
 
 def sizes_of(
     plan: HostPlan, profile: Profile, temporaries: Sequence[int]
-) -> tuple[list[int], list[tuple[int, list[int]]]]:
-    """The sizes by which the executor counts: of the plan's values; of its launches, temporaries and donated inputs."""
+) -> tuple[list[int], list[tuple[int, list[int], bool]]]:
+    """The sizes by which the executor counts: of the plan's values; of its launches, temporaries, donated inputs, and
+    whether it is a move.
+    """
     launches = [
-        (temporary, [position for position, given in enumerate(launch.donates) if given])
+        (
+            temporary,
+            [position for position, given in enumerate(launch.donates) if given],
+            profile.is_move(launch.computation),
+        )
         for launch, temporary in zip(plan.launches, temporaries, strict=True)
     ]
     return [profile.device_bytes(value) for value in plan.values], launches

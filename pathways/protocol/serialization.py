@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from pathways.compiler.ir import MOST_CASES, MOST_NESTED, LogicalProgram, Node, NodeKind
+from pathways.compiler.ir import MOST_CASES, MOST_NESTED, Computation, LogicalProgram, Memory, Node, NodeKind
 from pathways.errors import PlanError
 from pathways.protocol import payloads
 from pathways.protocol import program_pb2 as pb
@@ -132,10 +132,13 @@ def load_program(data: bytes) -> LogicalProgram:
             raise PlanError(f"an array has the shape {array.shape}")
         _check("mesh", [array.mesh], len(program.meshes))
     _check("mesh", (computation.mesh for computation in program.computations), len(program.meshes))
+    for computation in program.computations:
+        _check_move(computation)
     for node in program.nodes:
         if node.kind is NodeKind.CALL:
             _check("computation", [node.computation], len(program.computations))
         _check("value", (*node.inputs, *node.outputs), len(program.values))
+        _check_offloaded(program, node)
         _check_exchange(program, node)
         if node.predicate != -1:
             _check("predicate", [node.predicate], len(program.predicates))
@@ -154,6 +157,28 @@ def load_program(data: bytes) -> LogicalProgram:
     if program.decides != -1:
         _check("value", [program.decides], len(program.values))
     return program
+
+
+def _check_move(computation: Computation) -> None:
+    """A computation whose types name host memory copies one array to another memory, and does nothing else."""
+    if not computation.is_move:
+        return
+    types = (*computation.inputs, *computation.outputs)
+    if len(types) != 2 or len({dataclasses.replace(type, memory=Memory.HOST) for type in types}) != 1:
+        raise PlanError(f"computation {computation.name!r} moves an array to another memory, and its type changes")
+    if computation.module or computation.callbacks or any(computation.donated):
+        raise PlanError(f"computation {computation.name!r} moves an array to another memory, and has a module")
+
+
+def _check_offloaded(program: LogicalProgram, node: Node) -> None:
+    """Only moves make arrays in host memory, and only moves read them (MEM-1: an array is counted where it lies)."""
+    values = tuple(program.values[v] for v in (*node.inputs, *node.outputs))
+    called = program.computations[node.computation] if node.kind is NodeKind.CALL else None
+    if called is not None and called.is_move:
+        if values != (*called.inputs, *called.outputs):
+            raise PlanError(f"node {node.name!r} moves arrays of other types than its computation")
+    elif any(type.memory is Memory.HOST for type in values):
+        raise PlanError(f"node {node.name!r} is no move, and reads or makes an array in host memory")
 
 
 def _check_exchange(program: LogicalProgram, node: Node) -> None:

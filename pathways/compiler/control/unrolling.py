@@ -31,6 +31,17 @@ class Stacked:
     aval: Any
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Joined:
+    """An array that a scan stacks which is cut into several loops, as its pieces: variables. Piece n begins with row
+    `starts[n]`. `aval` is the array's.
+    """
+
+    pieces: tuple[Any, ...]
+    starts: tuple[int, ...]
+    aval: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Scan:
     """A scan equation, read. `consts`, `carry` and `xs` are counts of its inputs, in this order.
@@ -78,6 +89,16 @@ def check_copies(name: str, lengths: Sequence[int]) -> None:
 def row(aval: Any, position: int) -> Any:
     """A closed jaxpr from an array to its row `position`."""
     return operations(lambda x: jax.lax.squeeze(jax.lax.slice_in_dim(x, position, position + 1), (0,)), [aval])
+
+
+def piece(aval: Any, start: int, length: int) -> Any:
+    """A closed jaxpr from an array to its rows from `start` on."""
+    return operations(lambda x: jax.lax.slice_in_dim(x, start, start + length), [aval])
+
+
+def join(pieces: Sequence[Any]) -> Any:
+    """A closed jaxpr from pieces of an array (their types are given) to the array."""
+    return operations(lambda *xs: jax.lax.concatenate(xs, 0), pieces)
 
 
 def stack(rows: Sequence[Any], aval: Any) -> Any:

@@ -273,6 +273,23 @@ TEST_F(SmallLoops, ACarryThatMovesOnIsAdmittedWithAllThatItHolds) {
   EXPECT_TRUE(controller->is_idle());
 }
 
+TEST_F(SmallLoops, AValueGoesBehindItsLastReader) {
+  add(1, 1, {}, 40, 40);
+  add(2, 1, {}, 10, 10);
+  Composite whole{"bigs", 0, 2, 1, 9, 10, {}, {8}, {}};
+  // Values 1, 3 and 7 are big, and no run takes them. Value 3 is read by each iteration of a loop.
+  whole.steps = {run(1, {0}, {1}),    run(2, {1}, {2}),
+                 run(1, {0}, {3}),    bound(Kind::kLoop, 5, {2}, {4}),
+                 run(2, {4, 3}, {5}), bound(Kind::kEnd, 0, {5}, {6}),
+                 run(1, {0}, {7}),    run(2, {6, 7}, {8})};
+  controller->register_composite(kNumber, whole);
+  const uint64_t result = call({buffer(7)}, 1)[0];
+  finish();
+  EXPECT_TRUE(objects.contains(result) && !failed.contains(result));
+  EXPECT_EQ(controller->stats().refused, 0u) << "120 bytes of 100, if they are kept to the end";
+  EXPECT_TRUE(controller->is_idle());
+}
+
 /// A random composite. Each loop begins with buffers that a run before it has made for it.
 struct Random {
   explicit Random(uint64_t seed) : random(seed) {}

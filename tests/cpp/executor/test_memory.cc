@@ -2,6 +2,7 @@
 //
 //   MEM-1  Gate.CountsWhatValuesTake, Gate.ValuesBetweenGo*, Gate.DonatedInputsAreTakenOver,
 //          Gate.CountsWhatIsMadeForAClientThatIsGone
+//   MEM-1  Gate.WhatIsMovedAwayTakesRoomUntilTheCopyIsThere
 //   MEM-4  Gate.DonatedArgumentsGoWithTheirLastReaderInTheRun
 //   MEM-2  Gate.LaunchWaitsForRoom, Gate.TemporariesNeedRoomToo, Gate.OtherDevicesGoOn
 //   MEM-3  Gate.OverfullOnlyWhenNothingIsUnderWay
@@ -173,6 +174,27 @@ TEST_F(Gate, DonatedInputsAreTakenOver) {
   EXPECT_EQ(executor.stats().overfull, 0u);
   EXPECT_EQ(device(0).bytes, 90u);
   EXPECT_EQ(device(0).high_water, kBudget);
+  release(B);
+  expect_empty();
+}
+
+TEST_F(Gate, WhatIsMovedAwayTakesRoomUntilTheCopyIsThere) {
+  // Value 1 is value 0 in host memory. The call behind the move needs the room of value 0.
+  PlanBuilder::Node move = call({0}, {1});
+  move.computation = 1;
+  const auto plan = plan_of({}, {call({}, {0}), move, call({}, {2})}, {1, 2}, 3);
+  add_plan(0, plan, {{60, 0, 60}, {{}, {.temporary = 0, .donated = {}, .moves = true}}});
+  run(1, 0, {}, {A, B});
+  EXPECT_EQ(backend.launches(), 2u) << "the move is launched at once, and what is behind it waits";
+  EXPECT_EQ(device(0).bytes, 60u);
+  pass();
+  EXPECT_EQ(backend.launches(), 3u);
+  EXPECT_EQ(link.completions(A), 1u);
+  pass();
+  EXPECT_EQ(link.completions(B), 1u);
+  EXPECT_EQ(executor.stats().overfull, 0u);
+  EXPECT_EQ(device(0).high_water, 60u);
+  release(A);
   release(B);
   expect_empty();
 }
