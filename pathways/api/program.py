@@ -482,8 +482,8 @@ def program(
         name: shown in plans and errors.
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
         **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
-            pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a
-            `jax.lax.scan` with placed calls inside is unrolled; 16).
+            pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a loop with
+            placed calls inside is unrolled; 16), `parallel_iterations` (of any other loop, in flight; 10).
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.
