@@ -23,7 +23,9 @@ ExchangeShape shape_of(const ExchangeCountOptions& options) {
     from.push_back({shard, shard / options.shards_per_host});
     to.push_back({shard, (options.shards + shard) / options.shards_per_host});
   }
-  return {{options.shards, std::move(from)}, {options.shards, std::move(to)}, options.shards * options.rows,
+  return {{options.shards, std::move(from)},
+          {options.shards, std::move(to)},
+          options.shards * options.rows,
           Overflow::kError};
 }
 
@@ -32,8 +34,9 @@ ExchangeShape shape_of(const ExchangeCountOptions& options) {
 ExchangeCount count_exchange(const ExchangeCountOptions& options) {
   if (options.shards == 0 || options.shards > kMostShards || options.shards_per_host == 0 ||
       options.shards % options.shards_per_host != 0 || options.rows == 0 || options.rows > kMostRows) {
-    throw Error(Status::kInvalid, "an exchange to count has 1 to 65,536 shards, a multiple of those on a host, and 1 to "
-                                  "64 rows per shard");
+    throw Error(Status::kInvalid,
+                "an exchange to count has 1 to 65,536 shards, a multiple of those on a host, and 1 to "
+                "64 rows per shard");
   }
   const ExchangeShape shape = shape_of(options);
   const std::vector<uint32_t> hosts = shape.hosts();

@@ -1,4 +1,5 @@
-/// Counts the records of one exchange of rows between two slices of modelled hosts, each of which sends to a few shards.
+/// Counts the records of one exchange of rows between two slices of modelled hosts, each of which sends to a few
+/// shards.
 ///
 /// All hosts are in one process; reports and decisions are encoded and parsed as between processes. What each host does
 /// is the core's (HostExchange, ExchangeCoordinator). A host sends itself no record, and one to each other host that it
@@ -12,9 +13,9 @@
 namespace pathways {
 
 struct ExchangeCountOptions {
-  uint32_t shards = 4;          ///< of each of the two slices: a multiple of `shards_per_host`
+  uint32_t shards = 4;  ///< of each of the two slices: a multiple of `shards_per_host`
   uint32_t shards_per_host = 1;
-  uint32_t rows = 2;            ///< of each source shard, at most 64; each goes to a shard that is drawn
+  uint32_t rows = 2;  ///< of each source shard, at most 64; each goes to a shard that is drawn
   uint64_t seed = 1;
 };
 

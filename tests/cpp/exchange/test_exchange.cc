@@ -162,7 +162,7 @@ TEST(Exchange, Records) {
     }
   }
   for (const ExchangeCountOptions& bad : {ExchangeCountOptions{0, 1, 2, 1}, ExchangeCountOptions{6, 4, 2, 1},
-                                            ExchangeCountOptions{4, 1, 0, 1}, ExchangeCountOptions{4, 0, 2, 1}}) {
+                                          ExchangeCountOptions{4, 1, 0, 1}, ExchangeCountOptions{4, 0, 2, 1}}) {
     EXPECT_THROW(count_exchange(bad), Error);
   }
 }
