@@ -31,7 +31,7 @@ METHOD = (
     "compute multiplies matrices for about as long; none only adds one. "
     "Pipeline: a training step of four stages and 8 microbatches, three in a row, on four islands and in one island of "
     "four hosts; forward, input gradient and weight gradient take the length each. 'over bound': the time of one "
-    "traced run over that of the schedule's bound: the same order with the same lengths, if transfers took no time. "
+    "traced run over that of the schedule's bound: the same order with the median lengths, if transfers took no time. "
     "Hosts: an iteration is a call on each of two hosts, in islands of their own; 4 KiB go there and back. chain: as "
     "many calls and transfers in one plan; calls: the same calls without a transfer; client: the client reads the "
     "predicate after each iteration. 'extra' is the loop less the chain. "
@@ -57,6 +57,7 @@ class Settings:
     calls: int = 1_280
     rows: int = 1_024
     max_shards: int = 4_096
+    schedules: tuple[str, ...] = SCHEDULES
     repeats: int = 5
     seconds: float = 0.3
 
@@ -174,7 +175,7 @@ class Bench:
 def groups(bench: Bench, parts: Sequence[str], settings: Settings) -> Iterator[Group]:
     """What is compared, in the order of `PARTS`."""
     if "pipeline" in parts:
-        for schedule in SCHEDULES:
+        for schedule in settings.schedules:
             step = bench.step("sleep", settings.pipeline_us)
             yield Group("pipeline", step, settings.microbatches, schedule)
         yield Group("pipeline", bench.step("compute", settings.pipeline_us // 4), settings.microbatches, "1F1B")

@@ -50,6 +50,12 @@ class Group:
 Once = Callable[[], int]
 
 
+def _length_of(plot: Any) -> float:
+    """From the first step of a pipeline to its last, in seconds."""
+    spans = [span for row in plot.rows for span in row.spans if span.kind in ("forward", "backward", "weights")]
+    return float(max(span.end for span in spans) - min(span.start for span in spans))
+
+
 class Client:
     """One cluster, and the programs that ran on it."""
 
@@ -115,7 +121,11 @@ class Client:
         return stats.quantile(taken, 0.5) * 1e6, min(taken) * 1e6
 
     def bubble(self, group: Group) -> dict[str, float]:
-        """Of a traced run of a pipeline: its bubble and its schedule's bound, of 1; and its time over the bound's."""
+        """Of a traced run of a pipeline: its bubble and its schedule's bound, of 1; and its time over the bound's.
+
+        The bound of its own steps has the steps as long as they were in this run, also those that something delayed.
+        The other one has all steps of a stage as long as the median.
+        """
         return self._bubbles[group]()
 
     # ---------------------------------------------------------------------------------------------------- made
@@ -160,10 +170,16 @@ class Client:
                 with pw.trace(path):
                     step()
                     jax.block_until_ready(state[0])
-                plot = program.schedule_plot(state[0], *data, measured=path)
-            assert plot.bound is not None
-            bubble, bound = plot.bubble / 100, plot.bound / 100
-            return {"bubble": bubble, "bound": bound, "over bound": (1 - bound) / (1 - bubble)}
+                found = program.schedule_plot(state[0], *data, measured=path)
+            lengths = [{"F": each.forward, "B": each.backward, "W": each.weights} for each in found.lengths]
+            usual = program.schedule_plot(state[0], *data, lengths=lengths)
+            assert found.bound is not None
+            return {
+                "bubble": found.bubble / 100,
+                "bound": found.bound / 100,
+                "over bound of its own steps": (100 - found.bound) / (100 - found.bubble),
+                "over bound": _length_of(found) / _length_of(usual),
+            }
 
         once()
         found = [float(numpy.asarray(loss)) for loss in losses]

@@ -99,7 +99,7 @@ class FakeCluster:
         self.log.append((self.name, verb, *(str(each) for each in request[1:3])))
         if verb == "load":
             return [name for _, name, _ in mpmd.VARIANTS[request[1].part] if "gradients" not in name]
-        answers = {"time": (20.0, 10.0), "calibrate": 77, "bubble": {"bubble": 0.3, "bound": 0.28, "over bound": 1.03}}
+        answers = {"time": (20.0, 10.0), "calibrate": 77, "bubble": {"bubble": 0.3, "over bound": 1.03}}
         return answers.get(verb)
 
     def freeze(self) -> None:
@@ -184,14 +184,25 @@ def test_command_refuses(arguments: list[str], text: str) -> None:
 
 @pytest.mark.slow
 def test_tiny_run(tmp_path: Path) -> None:
-    options = ["--pipeline-us", "500", "--hosts-us", "100", "--repeats", "1", "--seconds", "0.05"]
-    result = click.testing.CliRunner().invoke(cli.bench, ["mpmd", *options, "--results", str(tmp_path)])
+    options = ["--only", "slice,turns,exchange", "--repeats", "1", "--seconds", "0.05", "--results", str(tmp_path)]
+    result = click.testing.CliRunner().invoke(cli.bench, ["mpmd", *options])
     assert result.exit_code == 0, result.output
     (page,) = tmp_path.glob("mpmd-*.md")
     assert "10 iterations in flight over 1" in page.read_text()
     (data,) = tmp_path.glob("mpmd-*.json")
     found = json.loads(data.read_text())
-    assert {row["part"] for row in found["goals"]} == set(mpmd.PARTS)
+    assert {row["part"] for row in found["goals"]} == {"slice", "turns", "exchange"}
     for row in found["rows"]["times"]:
         assert row["us"] > row["length_us"] / 2
     assert list(tmp_path.glob("mpmd-*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["pipeline", "hosts", "mixture"])
+def test_tiny_run_of_a_part(part: str) -> None:
+    sizes: dict[str, int] = {"microbatches": 4, "iterations": 4, "rows": 64, "repeats": 1}
+    lengths = {"pipeline_us": 500, "hosts_us": 100, "mixture_us": 50}
+    settings = mpmd.Settings(**sizes, **lengths, seconds=0.05, schedules=("ZeroBubbleH1",))
+    report = mpmd.run([part], settings)
+    assert {row["part"] for row in report.data["goals"]} == {part}
+    assert {row["steps"] for row in report.data["rows"]["times"]} >= {"sleep", "compute"}
