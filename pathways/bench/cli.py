@@ -298,7 +298,7 @@ def tenants(
 )
 @click.option("--pipeline-us", type=click.IntRange(100), default=10_000, show_default=True, help="Of a stage's step.")
 @click.option("--hosts-us", type=click.IntRange(1), default=300, show_default=True, help="Of a call on two hosts.")
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=4, show_default=True)
 @click.option(
     "--seconds", type=click.FloatRange(0.01), default=0.3, show_default=True, help="Length of one measurement."
 )

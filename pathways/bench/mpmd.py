@@ -55,10 +55,10 @@ class Settings:
     microbatches: int = 8
     iterations: int = 64
     calls: int = 1_280
-    rows: int = 1_024
+    rows: int = 512
     max_shards: int = 4_096
     schedules: tuple[str, ...] = SCHEDULES
-    repeats: int = 5
+    repeats: int = 4
     seconds: float = 0.3
 
 

@@ -282,7 +282,8 @@ class Client:
         from pathways.bench import mpmd_programs as programs
 
         how, is_sleep = programs.pad(group.step.kind, group.step.amount), group.step.kind == "sleep"
-        width, hidden = (32, 32) if is_sleep else (128, 512)
+        # The copies of rows grow with the width, the products with its square: experts are larger than these.
+        width, hidden = (32, 32) if is_sleep else (256, 1024)
         made, params, x = programs.mixture(self._slices[0], self._slices, how, group.size, width, hidden)
         if is_sleep:  # which has no gradient
             made = {name: program for name, program in made.items() if not name.startswith("gradients")}
