@@ -115,6 +115,7 @@ bench: $(BENCH) $(BUILT) ## the benchmarks with their rivals; tables on the term
 	@pathways bench dispatch --rivals jax,ray,ray-graph
 	@pathways bench transfer
 	@pathways bench tenants --rivals jax
+	@pathways bench mpmd
 
 wheel: $(DEV) ## build a wheel into dist/ and check it in a clean environment
 	@python scripts/check_wheel.py

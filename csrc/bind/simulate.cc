@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "bind/bind.h"
 #include "simulate/controller_cost.h"
+#include "simulate/exchange_count.h"
 #include "simulate/scale.h"
 
 namespace py = pybind11;
@@ -53,6 +54,20 @@ void register_simulation(py::module_& m) {
       "The controller's time per host and run: policy, admission, order and messages. Raises ValueError for options "
       "out "
       "of range.");
+  m.def(
+      "count_exchange",
+      [](uint32_t shards, uint32_t shards_per_host, uint32_t rows, uint64_t seed) {
+        ExchangeCount count;
+        {
+          const py::gil_scoped_release unlock;
+          count = count_exchange({shards, shards_per_host, rows, seed});
+        }
+        return py::dict("hosts"_a = count.hosts, "pairs"_a = count.pairs, "records"_a = count.records,
+                        "words"_a = count.words);
+      },
+      "shards"_a, "shards_per_host"_a = 1, "rows"_a = 2, "seed"_a = 1,
+      "Records of one exchange of rows between two slices of modelled hosts. Raises ValueError for options out of "
+      "range.");
 }
 
 }  // namespace pathways::bind

@@ -59,16 +59,20 @@ def _publish(report: reports.Report, json_path: Path | None, results: Path | Non
 
 
 def _draw(
-    picture: Callable[[Any, Path], None], report: reports.Report, plot_path: Path | None, results: Path | None
+    picture: Callable[[Any, Path], None],
+    report: reports.Report,
+    plot_path: Path | None,
+    results: Path | None,
+    data: str = "rows",
 ) -> None:
-    """A picture of the report's rows: where it was asked for, or in the folder of results beside its tables."""
+    """A picture of the report's data: where it was asked for, or in the folder of results beside its tables."""
     from pathways.bench import machine
 
     if results and plot_path is None:
         results.mkdir(parents=True, exist_ok=True)
         plot_path = results / f"{machine.result_name(report.what, report.machine)}.png"
     if plot_path:
-        picture(report.data["rows"], plot_path)
+        picture(report.data[data], plot_path)
 
 
 @click.group()
@@ -285,4 +289,41 @@ def tenants(
         raise click.UsageError(str(error)) from None
     if report.data["rows"].get("rates") or report.data["rows"].get("shares"):
         _draw(tenants_plot.picture, report, plot_path, results)
+    _publish(report, json_path, results)
+
+
+@bench.command()
+@click.option(
+    "--only", default="pipeline,hosts,slice,turns,exchange,mixture", show_default=True, help="What to measure."
+)
+@click.option("--pipeline-us", type=click.IntRange(100), default=10_000, show_default=True, help="Of a stage's step.")
+@click.option("--hosts-us", type=click.IntRange(1), default=300, show_default=True, help="Of a call on two hosts.")
+@click.option("--repeats", type=click.IntRange(1), default=4, show_default=True)
+@click.option(
+    "--seconds", type=click.FloatRange(0.01), default=0.3, show_default=True, help="Length of one measurement."
+)
+@_plot
+@_out
+@_results
+def mpmd(
+    only: str,
+    pipeline_us: int,
+    hosts_us: int,
+    repeats: int,
+    seconds: float,
+    plot_path: Path | None,
+    json_path: Path | None,
+    results: Path | None,
+) -> None:
+    """Pipelines, loops over slices, exchanges of rows, mixtures of experts: what SPMD cannot say, and what it costs."""
+    from pathways.bench import mpmd as measured
+    from pathways.bench import mpmd_plot
+
+    console = rich.console.Console(stderr=True)
+    settings = measured.Settings(pipeline_us=pipeline_us, hosts_us=hosts_us, repeats=repeats, seconds=seconds)
+    try:
+        report = measured.run(_names(only), settings, lambda text: console.print(text, markup=False, highlight=False))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    _draw(mpmd_plot.picture, report, plot_path, results, "goals")
     _publish(report, json_path, results)

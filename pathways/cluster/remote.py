@@ -240,6 +240,7 @@ class RemoteControl:
             donated=composite.donated,
             results=composite.results,
             steps=steps,
+            parallel=composite.parallel,
         )
         return int(self._call(self._stub.RegisterComposite, request).program_id)
 

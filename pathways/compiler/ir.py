@@ -257,7 +257,7 @@ class LogicalProgram:
 
     Only the client knows the rest. `calls`: because of callbacks there may be one more argument and more results than
     the user's. `callbacks`: the function (`_jaxlib.Callback`) of each callback number. `pipelines`: those that labels
-    of nodes name.
+    of nodes name. `parallel_iterations`: the option of that name, of a program with loops.
     """
 
     name: str
@@ -278,6 +278,7 @@ class LogicalProgram:
     exchanges: tuple[Exchange, ...] = ()
     decides: int = -1
     host_functions: tuple[HostFunction, ...] = ()
+    parallel_iterations: int = 1
 
     @property
     def schedule(self) -> str:

@@ -29,6 +29,10 @@ _NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches 
 #: How many iterations a scan with placed calls inside may have, to be unrolled.
 UNROLL = 16
 
+#: How many iterations of a loop that is not unrolled may be ordered and not over; and the most that it may be.
+PARALLEL_ITERATIONS = 10
+MOST_PARALLEL_ITERATIONS = 256
+
 #: Options that go to the MPMD compiler as they are. All are booleans.
 COMPILER_KEYS = (
     "mpmd_infer_transfers",
@@ -49,7 +53,8 @@ class Options:
     `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
     computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. A `jax.lax.scan`
     (or `map`, or a `fori_loop` whose count is known) with placed calls inside is unrolled if it has at most `unroll`
-    iterations. `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
+    iterations. Of a loop that stays one, the controller has at most `parallel_iterations` ordered that are not over.
+    `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
     pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
     microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if
     there is no limit. `offload` is "auto", "none", or a number of bytes of each device: above that, a run offloads what
@@ -59,6 +64,7 @@ class Options:
     merge: bool = False
     schedule: str = "none"
     unroll: int = UNROLL
+    parallel_iterations: int = PARALLEL_ITERATIONS
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
     lengths: tuple[Lengths, ...] = ()
@@ -77,7 +83,16 @@ class Options:
         if isinstance(options, Options):
             return options
         options = dict(options or {})
-        known = ("merge", "schedule", "lengths", "unroll", "offload", "platforms", *COMPILER_KEYS)
+        known = (
+            "merge",
+            "schedule",
+            "lengths",
+            "unroll",
+            "parallel_iterations",
+            "offload",
+            "platforms",
+            *COMPILER_KEYS,
+        )
         for key in options:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -102,6 +117,12 @@ class Options:
                 f"compiler option 'offload': expected 'auto', 'none', or the number of bytes of each device that a run "
                 f"may take before it offloads what it keeps for later to host memory, got {offload!r}"
             )
+        parallel = options.pop("parallel_iterations", PARALLEL_ITERATIONS)
+        if isinstance(parallel, bool) or not isinstance(parallel, int) or not 1 <= parallel <= MOST_PARALLEL_ITERATIONS:
+            raise errors.OptionError(
+                f"compiler option 'parallel_iterations': expected how many iterations of a loop may be in flight, 1 to "
+                f"{MOST_PARALLEL_ITERATIONS}, got {parallel!r}"
+            )
         platforms = options.pop("platforms", ("cpu",))
         platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
         for key, value in (("merge", merge), *options.items()):
@@ -112,7 +133,9 @@ class Options:
                 f"compiler option 'platforms': expected the name of the one platform that all hosts "
                 f"of the program have, got {platforms!r}"
             )
-        made = cls(merge, schedule, unroll, platforms, tuple(sorted(options.items())), lengths, offload=offload)
+        made = cls(
+            merge, schedule, unroll, parallel, platforms, tuple(sorted(options.items())), lengths, offload=offload
+        )
         if schedule != "none":
             made.check_keeps_calls(schedule)
         return made

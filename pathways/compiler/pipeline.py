@@ -7,6 +7,7 @@ A program with loops or branches around placed functions goes through the last t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -66,7 +67,8 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
                 "the program is compiled. Give the program a larger unroll= if it is a loop of a known count, or give "
                 "no schedule"
             )
-        return assemble(program, traced, functools.partial(_partition, options), default_mesh)
+        made = assemble(program, traced, functools.partial(_partition, options), default_mesh)
+        return dataclasses.replace(made, parallel_iterations=options.parallel_iterations)
     pipelines = schedule.apply(program, traced, options)
     return _partition(options, traced, program, default_mesh, pipelines)
 

@@ -13,7 +13,7 @@ from typing import Any
 from pathways import errors
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import Bindings
-from pathways.plan.composite import PARALLEL_ITERATIONS, RUN, Composite
+from pathways.plan.composite import RUN, Composite
 from pathways.plan.memory_profile import ProgramMemory, ledger_entries
 from pathways.plan.topology import SliceBinding
 
@@ -69,7 +69,7 @@ class NativeNumbers:
                 group,
                 composite.arguments,
                 composite.values,
-                PARALLEL_ITERATIONS,
+                composite.parallel,
                 composite.donated,
                 composite.results,
                 steps,

@@ -120,7 +120,13 @@ class ProgramManager:
         number = next(self._numbers)
         steps = tuple(Step(each.kind, each.number, (*each.inputs,), (*each.outputs,)) for each in request.steps)
         composite = Composite(
-            (), request.arguments, request.values, tuple(request.donated), tuple(request.results), steps
+            (),
+            request.arguments,
+            request.values,
+            tuple(request.donated),
+            tuple(request.results),
+            steps,
+            request.parallel,
         )
         self._cluster.numbers.register_composite(
             self._cluster.controller, number, client.number, request.name, composite, request.plans, request.group

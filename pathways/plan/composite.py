@@ -19,9 +19,6 @@ from pathways.compiler.control.segments import Run, Turns, segments
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 from pathways.plan.binding import BoundProgram, owners_of, pinned
 
-#: How many runs of one call may be ordered and not over.
-PARALLEL_ITERATIONS = 10
-
 #: Kinds of steps; `CompositeStep::Kind`, and a loop that is decided.
 RUN, LOOP, END, DECIDED = 0, 1, 2, 3
 
@@ -40,7 +37,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Composite:
-    """A program with loops. Its values are numbered, the arguments first. `plans` are programs without loops."""
+    """A program with loops. Its values are numbered, the arguments first. `plans` are programs without loops.
+
+    `parallel`: how many runs of one call may be ordered and not over.
+    """
 
     plans: tuple[LogicalProgram, ...]
     arguments: int
@@ -48,6 +48,7 @@ class Composite:
     donated: tuple[int, ...]
     results: tuple[int, ...]
     steps: tuple[Step, ...]
+    parallel: int
 
 
 def composite_of(bound: BoundProgram) -> Composite:
@@ -94,7 +95,13 @@ class _Builder:
         for at, part in self._parts.items():
             self._steps[at] = dataclasses.replace(self._steps[at], number=plans[part])
         return Composite(
-            tuple(plans), len(program.arguments), self._values, tuple(donated), tuple(results), tuple(self._steps)
+            tuple(plans),
+            len(program.arguments),
+            self._values,
+            tuple(donated),
+            tuple(results),
+            tuple(self._steps),
+            program.parallel_iterations,
         )
 
     def kept(self, program: LogicalProgram) -> frozenset[int]:

@@ -182,36 +182,40 @@ class MixtureOfExperts:
         return tuple(ways), largest, gating.penalty
 
     def _run(self, params: Any, rows: Any, local: Any, count: Any) -> Any:
-        """On one device: its experts, each over its rows only. `count`: `[1]`."""
-        size = rows.shape[0]
+        """On one device: its experts, each over its rows only. `count`: `[1]`.
+
+        The rows are sorted by expert, each expert's into blocks of its own. So there are at most `size / block` full
+        blocks, and one more per expert, and one pass over them. What a block reads and makes is its own: a backward
+        pass adds nothing to large arrays but a block's part.
+        """
+        size, experts = rows.shape[0], len(jax.tree.leaves(params)[0])
         block = min(self.block, size)
-        blocks = -(-size // block)
-        padded = blocks * block
+        most = size // block + experts
         is_there = jnp.arange(size) < count[0]
         kind = jax.eval_shape(self.expert, jax.tree.map(lambda leaf: leaf[0], params), rows[:block])
 
-        def one(results: Any, item: Any) -> tuple[Any, None]:
-            number, mine = item
-            is_its = is_there & (local == number)
-            order = jnp.argsort(~is_its, stable=True)  # its rows first
-            order = jnp.pad(order, (0, padded - size), constant_values=size)  # out of range: no row
-            its = jnp.sum(is_its)
+        is_its = is_there & (local == jnp.arange(experts)[:, None])  # [experts, size]
+        blocks = -(-is_its.sum(1) // block)
+        first = jnp.cumsum(blocks) - blocks  # of each expert
+        nth = jnp.cumsum(is_its, 1) - 1
+        place = jnp.where(is_there, jnp.sum(jnp.where(is_its, first[:, None] * block + nth, 0), 0), most * block)
+        origin = jnp.full(most * block, size).at[place].set(jnp.arange(size), mode="drop")
+        number = jnp.clip(jnp.searchsorted(first + blocks, jnp.arange(most), side="right"), 0, experts - 1)
+        given = rows.at[origin].get(mode="fill", fill_value=0)
+        given = given.reshape(most, block, *rows.shape[1:])
 
-            def some(results: Any, begin: Any) -> tuple[Any, None]:
-                at = jax.lax.dynamic_slice_in_dim(order, begin, block)
-                at = jnp.where(begin + jnp.arange(block) < its, at, size)
+        def one(_: None, item: Any) -> tuple[None, Any]:
+            n, expert, part = item
 
-                def compute(results: Any) -> Any:
-                    given = rows.at[at].get(mode="fill", fill_value=0)
-                    return results.at[at].set(self.expert(mine, given), mode="drop")
+            def compute(part: Any) -> Any:
+                return self.expert(jax.tree.map(lambda leaf: leaf[expert], params), part)
 
-                return jax.lax.cond(begin < its, compute, lambda results: results, results), None
+            return None, jax.lax.cond(
+                n < jnp.sum(blocks), compute, lambda part: jnp.zeros((block, *kind.shape[1:]), kind.dtype), part
+            )
 
-            return jax.lax.scan(some, results, jnp.arange(blocks) * block)
-
-        experts = jnp.arange(len(jax.tree.leaves(params)[0]))
-        empty = jnp.zeros((size, *kind.shape[1:]), kind.dtype)
-        return jax.lax.scan(one, empty, (experts, params))[0]
+        made = jax.lax.scan(one, None, (jnp.arange(most), number, given))[1]
+        return made.reshape(most * block, *kind.shape[1:]).at[place].get(mode="fill", fill_value=0)
 
     def _combine(self, weights: Any, returned: Any, left_out: Any) -> tuple[Any, Any]:
         total = functools.reduce(jnp.add, returned)  # a visit has a result of one slice, and zeros of the others

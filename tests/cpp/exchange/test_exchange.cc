@@ -16,6 +16,7 @@
 
 #include "base/status.h"
 #include "exchange/exchange_model.h"
+#include "simulate/exchange_count.h"
 #include "support.h"
 
 namespace pathways {
@@ -144,61 +145,25 @@ TEST(Exchange, KnownRoutes) {
   EXPECT_GT(crossings, 50u);
 }
 
-Case modelled(uint32_t shards, uint32_t per_host, uint32_t rows, Random& random) {
-  std::vector<ShardHosts::Range> from, to;
-  for (uint32_t shard = 0; shard < shards; shard += per_host) {
-    from.push_back({shard, shard / per_host});
-    to.push_back({shard, (shards + shard) / per_host});
-  }
-  Case made{{{shards, from}, {shards, to}, shards * rows, Overflow::kError}, {}};
-  for (uint32_t source = 0; source < shards; ++source) {
-    auto& row = made.destinations.emplace_back();
-    while (row.size() < rows) row.push_back(static_cast<int32_t>(random() % shards));
-  }
-  return made;
-}
-
 /// The records of one exchange between two slices of so many shards, with two rows for chosen shards in each shard.
 TEST(Exchange, Records) {
-  Random random(test::seed() + 2);
   std::printf("shards  per host  hosts  pairs that send  records  2 * (pairs + hosts)  shards^2\n");
   for (const uint32_t per_host : {1u, 8u}) {
     for (uint32_t shards = 4 * per_host; shards <= 4096; shards *= 4) {
-      const Case made = modelled(shards, per_host, 2, random);
-      ExchangeCoordinator coordinator(made.shape);
-      std::map<uint32_t, HostExchange> parts;
-      for (const uint32_t host : made.shape.hosts()) parts.emplace(host, HostExchange(made.shape, host));
-      for (uint32_t source = 0; source < shards; ++source) {
-        parts.at(made.shape.sources.host_of(source)).add_source({source, made.destinations[source], shards});
-      }
-      uint64_t words = 0, pairs = 0, records = 0;
-      for (auto& part : parts) {
-        std::vector<Room> rooms;
-        const uint32_t first = (part.first - shards / per_host) * per_host;
-        for (uint32_t n = 0; n < made.shape.targets.count_on(part.first); ++n) rooms.push_back({first + n, 0, 0});
-        part.second.add_rooms(rooms);
-        const std::vector<uint64_t> report = encode(part.second.report());
-        words += report.size();
-        records += part.first == 0 ? 0 : 1;
-        coordinator.take(parse_report(report));
-      }
-      for (const auto& decision : coordinator.decide()) {
-        const std::vector<uint64_t> encoded = encode(decision.second);
-        words += encoded.size();
-        records += decision.first == 0 ? 0 : 1;
-        HostExchange& part = parts.at(decision.first);
-        part.decide(parse_decision(encoded));
-        pairs += part.target_hosts().size();
-      }
-      records += pairs;
-      const uint64_t hosts = parts.size();
-      std::printf("%6u  %8u  %5lu  %15lu  %7lu  %19lu  %8lu\n", shards, per_host, hosts, pairs, records,
-                  2 * (pairs + hosts), uint64_t{shards} * shards);
-      EXPECT_EQ(records, pairs + 2 * (hosts - 1));
-      EXPECT_LE(pairs, uint64_t{2} * shards);
+      const ExchangeCount count = count_exchange({shards, per_host, 2, test::seed() + 2});
+      std::printf("%6u  %8u  %5lu  %15lu  %7lu  %19lu  %8lu\n", shards, per_host, count.hosts, count.pairs,
+                  count.records, 2 * (count.pairs + count.hosts), uint64_t{shards} * shards);
+      EXPECT_EQ(count.hosts, 2u * shards / per_host);
+      EXPECT_GE(count.pairs, 1u);
+      EXPECT_EQ(count.records, count.pairs + 2 * (count.hosts - 1));
+      EXPECT_LE(count.pairs, uint64_t{2} * shards);
       // What is said grows with the rows and the hosts, not with the pairs of shards.
-      EXPECT_LE(words, 20 * hosts + 2 * shards * 12 + 8 * shards);
+      EXPECT_LE(count.words, 20 * count.hosts + 2 * shards * 12 + 8 * shards);
     }
+  }
+  for (const ExchangeCountOptions& bad : {ExchangeCountOptions{0, 1, 2, 1}, ExchangeCountOptions{6, 4, 2, 1},
+                                          ExchangeCountOptions{4, 1, 0, 1}, ExchangeCountOptions{4, 0, 2, 1}}) {
+    EXPECT_THROW(count_exchange(bad), Error);
   }
 }
 

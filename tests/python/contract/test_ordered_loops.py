@@ -59,6 +59,19 @@ def test_a_loop_of_which_only_what_it_moves_is_used_has_a_run(add: Any) -> None:
     same(program(*args), (10, 1))
 
 
+def test_another_number_of_iterations_in_flight(add: Any, quiet: Any) -> None:
+    """Room for what a run receives is kept for each run in flight. Values are right with any number."""
+    f, g = (pw.jit(lambda x: x * 0.5 + 1, devices=add(1)) for _ in range(2))
+    loop = lambda x: jax.lax.fori_loop(0, 300, lambda _, c: g(f(c)), x)
+    kept = quiet()["kept"]
+    for options, parallel in (({}, 10), ({"parallel_iterations": 1}, 1), ({"parallel_iterations": 40}, 40)):
+        program = pw.program(loop, **options)
+        assert composite_of(program.lower(X).bound).parallel == parallel
+        same(program(X), 2 * X)
+        program.clear_cache()
+    quiet(back_to=kept)
+
+
 def test_what_is_carried_twice_passed_on_kept_or_donated(add: Any, quiet: Any) -> None:
     here, there = add(2), add(1)
     f = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=here, name="f")
