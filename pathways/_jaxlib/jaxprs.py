@@ -221,8 +221,8 @@ def live(closed: Any) -> tuple[Any, list[bool]]:
     return smaller, list(used[len(constants) :])
 
 
-def evaluated(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The results of an equation for the values that it reads."""
+def evaluated(eqn: Any, values: Sequence[Any], like: core.Jaxpr) -> list[Any]:
+    """The results of an equation for the values that it reads; with the debug info of `like`."""
     variables = [core.Var(v.aval) for v in eqn.invars]
-    jaxpr = core.Jaxpr([], variables, eqn.outvars, [eqn.replace(invars=variables)], eqn.effects)
-    return core.eval_jaxpr(jaxpr, (), *values)
+    closed = new_jaxpr({}, variables, eqn.outvars, [eqn.replace(invars=variables)], like, eqn.effects)
+    return as_function(closed)(*values)

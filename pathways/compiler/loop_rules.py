@@ -463,7 +463,7 @@ def while_loop(
             out = bounded(eqn, values, most, every)
             status, results = out[:2], out[2:]
         else:
-            results = _jaxlib.evaluated(eqn, values)
+            results = _jaxlib.evaluated(eqn, values, jaxpr)
         env.update(zip(eqn.outvars, results, strict=True))
     last = [v.val if isinstance(v, _jaxlib.Literal) else env[v] for v in jaxpr.outvars]
     return status[0], status[1], trees[0].unflatten(last)

@@ -158,7 +158,7 @@ def _run_counted(form: Form, operands: Sequence[Any], stacks: list[Any], apart: 
 
 
 def _stack(form: Form, aval: Any) -> Any:
-    return empty(jax.ShapeDtypeStruct((form.most, *aval.shape), aval.dtype))
+    return empty(_jaxlib.shaped_array((form.most, *aval.shape), aval.dtype, False))
 
 
 def _written(stack: Any, row: Any, at: Any) -> Any:
