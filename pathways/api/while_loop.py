@@ -37,11 +37,11 @@ def while_loop(
 ) -> Any:
     """`jax.lax.while_loop`, also in reverse mode: `jax.grad` needs `max_iterations`, and no other change.
 
-    As there, any pytree is carried; `cond_fun` and `body_fun` may close over arrays and call placed functions of several
-    slices. Derivatives are those of the iterations that there were, with respect to `init_val` and to all that the two
-    functions close over. They have any order, in forward and in reverse mode. With zero iterations the gradient is the
-    identity for what is carried, and zero for the rest. Inside a program and outside, under `jax.jit`, `jax.vmap` and
-    `jax.checkpoint`, and in other loops and branches.
+    As there, any pytree is carried; `cond_fun` and `body_fun` may close over arrays and call placed functions of
+    several slices. Derivatives are those of the iterations that there were, with respect to `init_val` and to all that
+    the two functions close over. They have any order, in forward and in reverse mode. With zero iterations the gradient
+    is the identity for what is carried, and zero for the rest. Inside a program and outside, under `jax.jit`,
+    `jax.vmap` and `jax.checkpoint`, and in other loops and branches.
 
         def newton(x, a):                                    # the square root of `a`
             far = lambda x: jnp.abs(x * x - a) > 1e-6
@@ -90,7 +90,7 @@ def while_loop(
         if not any(real) and not return_status:
             raise errors.ProgramError(
                 "pw.while_loop carries no floating array, so it cannot say by NaN that it wanted more than "
-                f"{max_iterations} iterations; give return_status=True, which says it, or overflow=\"stop\""
+                f'{max_iterations} iterations; give return_status=True, which says it, or overflow="stop"'
             )
         carry = jax.tree.map(lambda x, is_real: _poisoned(x, more) if is_real else x, carry, _like(carry, real))
     return (carry, LoopStatus(count, jnp.logical_not(more))) if return_status else carry

@@ -2,8 +2,8 @@
 them any number of times, in either mode.
 
 - Forward: the loop also saves what the derivative of its body reads of the carry, one row per iteration. A second loop
-  carries the tangents. It has as many iterations as the first, and reads the rows that were saved; from them it computes
-  the body's derivative again.
+  carries the tangents. It has as many iterations as the first, and reads the rows that were saved; from them it
+  computes the body's derivative again.
 - Reverse: the second loop is linear in its tangents. Its transpose is a loop from the last iteration to the first; it
   carries the cotangents of the carry, and the sums of those of the constants.
 - A batch whose elements have iterations of their own ends with the last of them; what is over keeps its carry.
@@ -53,8 +53,7 @@ def _fixpoint(form: Form, moves: Sequence[bool], real: bool) -> tuple[list[bool]
     types = results_of(form.body)
     while True:
         results = [
-            moved and (_is_real(aval) or not real)
-            for moved, aval in zip(reached(form.body, moves), types, strict=True)
+            moved and (_is_real(aval) or not real) for moved, aval in zip(reached(form.body, moves), types, strict=True)
         ]
         carried = moves[form.fixed : form.fixed + form.carried]
         after = [a or b for a, b in zip(carried, results[: form.carried], strict=True)]
@@ -167,9 +166,7 @@ def _one_after_the_other(
     every = saving.bind(*before, *values)
     out = every[: len(every) - len(saved)]
     fresh = dict(zip(saved, every[len(out) :], strict=True))
-    kept = [
-        fresh[n] if n in fresh else out[form.given + carried + stacks[id(jaxpr.invars[n])]] for n in wanted
-    ]
+    kept = [fresh[n] if n in fresh else out[form.given + carried + stacks[id(jaxpr.invars[n])]] for n in wanted]
     turns = before[0] if form.test is None else every[0]
     constants = [values[n] for n in range(fixed) if reads[n]]
     arrays = [values[n] for n in range(fixed + carried, len(values)) if reads[n]]

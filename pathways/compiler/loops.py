@@ -158,7 +158,12 @@ def _run_counted(form: Form, operands: Sequence[Any], stacks: list[Any], apart: 
 
 
 def _stack(form: Form, aval: Any) -> Any:
-    return empty(_jaxlib.shaped_array((form.most, *aval.shape), aval.dtype, False))
+    return empty(_stack_type(form, aval))
+
+
+def _stack_type(form: Form, aval: Any) -> Any:
+    assert form.most is not None, "a loop without a bound gives no rows"
+    return _jaxlib.shaped_array((form.most, *aval.shape), aval.dtype, False)
 
 
 def _written(stack: Any, row: Any, at: Any) -> Any:
@@ -174,7 +179,7 @@ def _types(*_: Any, **params: Any) -> tuple[list[Any], Any]:
     form = Form(**params)
     results = results_of(form.body)
     scalars = [_jaxlib.shaped_array((), jnp.dtype(dtype), False) for dtype in ("int32", "bool")]
-    stacks = [_jaxlib.shaped_array((form.most, *v.shape), v.dtype, False) for v in results[form.carried :]]
+    stacks = [_stack_type(form, aval) for aval in results[form.carried :]]
     effects = _jaxlib.opened(form.body)[0].effects
     if form.test is not None:
         effects = effects | _jaxlib.opened(form.test)[0].effects

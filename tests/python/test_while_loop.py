@@ -91,9 +91,7 @@ def test_batches(name: str, axes: tuple[int | None, ...]) -> None:
         np.int32(3) if axes[2] is None else NS,
     )
     transform = TRANSFORMS[name]
-    same(
-        jax.vmap(transform(loss(pw.while_loop)), axes)(*args), jax.vmap(transform(loss(masked)), axes)(*args)
-    )
+    same(jax.vmap(transform(loss(pw.while_loop)), axes)(*args), jax.vmap(transform(loss(masked)), axes)(*args))
 
     def total(loop: Any) -> Any:
         return lambda *args: jnp.sum(jax.vmap(loss(loop), axes)(*args))
@@ -193,7 +191,7 @@ def test_bad_functions() -> None:
         call(lambda x: x, lambda x: x + 1)
     with pytest.raises(TypeError, match="boolean scalar"):
         call(lambda x: jnp.ones(2) < x, lambda x: x + 1)
-    with pytest.raises(TypeError, match="must have (identical types|equal types|same type structure)"):
+    with pytest.raises(TypeError, match=r"must have (identical types|equal types|same type structure)"):
         call(lambda x: x < 3, lambda x: (x + 1).astype(jnp.bfloat16), jnp.float32(0))
     with pytest.raises(TypeError, match="body"):
         call(lambda x: x < 3, lambda x: (x, x))
