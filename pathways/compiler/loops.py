@@ -186,7 +186,7 @@ def _types(*_: Any, **params: Any) -> tuple[list[Any], Any]:
     return [*scalars[: form.given], *results[: form.carried], *stacks], effects
 
 
-loop_p.def_impl(jax.jit(run, static_argnames=tuple(field.name for field in dataclasses.fields(Form))))
+_jaxlib.run_alone(loop_p)
 loop_p.def_effectful_abstract_eval(_types)
 mlir.register_lowering(loop_p, mlir.lower_fun(run, multiple_results=True))
 

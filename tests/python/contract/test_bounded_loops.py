@@ -255,3 +255,16 @@ def test_without_a_bound(add: Any) -> None:
     same(got, both(jax.lax.while_loop, lambda w, x: jnp.sin(x * w))(w, n))
     with pytest.raises(pw.errors.ProgramError, match="and has no max_iterations"):
         pw.program(jax.grad(lambda w, n: fun(pw.while_loop, f, w, n).sum()))(w, n)
+
+
+def test_outside_of_a_program_it_runs_where_its_arrays_are(add: Any) -> None:
+    f = pw.jit(lambda w, x: jnp.sin(x @ w), devices=add(1), name="f")
+
+    def fun(loop: Loop, f: Any, x: Any) -> Any:
+        return lambda w: loop(lambda c: c[1] < 3, lambda c: (f(w, c[0]), c[1] + 1), (x, 0), max_iterations=MOST)[0]
+
+    w, x = pw.device_put(W, f.slice), pw.device_put(X, f.slice)
+    got = fun(pw.while_loop, f, x)(w), jax.grad(lambda w: fun(pw.while_loop, f, x)(w).sum())(w)
+    assert all(type(array) is pw.Array and array.slice is f.slice for array in got)
+    g = lambda w, x: jnp.sin(x @ w)
+    same(got, (fun(masked, g, X)(W), jax.grad(lambda w: fun(masked, g, X)(w).sum())(jnp.asarray(W))))
