@@ -51,7 +51,7 @@ def while_loop(
 
     A loop that is not differentiated saves nothing. One that is reserves `max_iterations` rows for each carried array
     that the derivative of the body reads, on the array's slice. The backward pass has as many iterations as there were.
-    Each computes the body once more, and its derivative; nothing is sent but what the body sends, and its cotangents.
+    Each computes the body once more, and its derivative. Sent are what the body sends, cotangents, and scalars.
     `save_every=k` saves one in k iterations, and the k between while it goes back: `max_iterations / k + k` rows, for
     one more computation of the body. Without `max_iterations` the loop has forward mode only, which then saves nothing.
 
