@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathways.api.session import make_virtual_device_set
     from pathways.api.slices import Device, Slice, VirtualDeviceSet
     from pathways.api.variables import Variable
+    from pathways.api.while_loop import while_loop
 
 __version__ = "0.2.0"
 
@@ -62,6 +63,7 @@ __all__ = [
     "pipeline",
     "program",
     "trace",
+    "while_loop",
 ]
 
 # Where each name is, in pathways.api. A program's first use of a name imports that module, and JAX with it. The
@@ -86,6 +88,7 @@ _PLACES = {
     "pipeline": "pipeline",
     "program": "program",
     "trace": "recording",
+    "while_loop": "while_loop",
 }
 
 if not TYPE_CHECKING:

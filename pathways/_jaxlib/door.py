@@ -30,7 +30,13 @@ from pathways._jaxlib.callbacks import (
     wait_for_effects_also,
 )
 from pathways._jaxlib.compiler_log import quiet
-from pathways._jaxlib.executables import fast_call, ignore_unused_donations, initialize_lapack, module_primitive
+from pathways._jaxlib.executables import (
+    fast_call,
+    ignore_unused_donations,
+    initialize_lapack,
+    module_primitive,
+    run_alone,
+)
 from pathways._jaxlib.foreign_arrays import accept_arrays, users_level
 from pathways._jaxlib.foreign_shardings import accept_shardings
 from pathways._jaxlib.jaxprs import (
@@ -39,6 +45,7 @@ from pathways._jaxlib.jaxprs import (
     Scope,
     as_function,
     equation_context,
+    evaluated,
     extend_jit,
     is_derived,
     is_jaxpr,
@@ -47,6 +54,7 @@ from pathways._jaxlib.jaxprs import (
     jaxprs_in,
     jit_of,
     jit_p,
+    live,
     new_jaxpr,
     new_literal,
     new_var,

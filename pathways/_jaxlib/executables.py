@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax._src import core
+from jax._src import core, dispatch
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib import lapack
 from jaxlib.mlir import ir
@@ -63,3 +64,8 @@ def module_primitive(name: str, load: Callable[[Any], ir.Module]) -> core.Primit
 
     jax_mlir.register_lowering(primitive, lowering)
     return primitive
+
+
+def run_alone(primitive: Any) -> None:
+    """Lets a primitive that has a lowering run outside of a trace, as JAX's own do: a program of one operation."""
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))

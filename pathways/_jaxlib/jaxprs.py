@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax._src import core, pjit, sharding_impls
+from jax._src.interpreters import partial_eval
 from jax.sharding import AbstractMesh
 
 #: The module of a type that loops have among their parameters since JAX 0.12.
@@ -207,3 +208,21 @@ def transposed_times(eqn: Any) -> int:
 def as_function(closed: Any) -> Callable[..., list[Any]]:
     """A closed jaxpr as a function of its flat arguments."""
     return core.jaxpr_as_fun(closed)
+
+
+def live(closed: Any) -> tuple[Any, list[bool]]:
+    """The closed jaxpr without equations whose results nobody reads; and which of its arguments it still reads."""
+    jaxpr, consts = opened(closed)
+    constants, arguments = list(jaxpr.constvars), list(jaxpr.invars)
+    whole = opened(new_jaxpr({}, [*constants, *arguments], jaxpr.outvars, jaxpr.eqns, jaxpr, jaxpr.effects))[0]
+    kept, used = partial_eval.dce_jaxpr(whole, [True] * len(jaxpr.outvars))
+    values = {v: c for v, c, is_used in zip(constants, consts, used, strict=False) if is_used}
+    smaller = new_jaxpr(values, arguments, kept.outvars, kept.eqns, jaxpr, kept.effects)
+    return smaller, list(used[len(constants) :])
+
+
+def evaluated(eqn: Any, values: Sequence[Any], like: core.Jaxpr) -> list[Any]:
+    """The results of an equation for the values that it reads; with the debug info of `like`."""
+    variables = [core.Var(v.aval) for v in eqn.invars]
+    closed = new_jaxpr({}, variables, eqn.outvars, [eqn.replace(invars=variables)], like, eqn.effects)
+    return as_function(closed)(*values)

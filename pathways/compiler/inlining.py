@@ -23,6 +23,8 @@ from pathways.compiler import placed
 from pathways.compiler.control.folding import Folder, literals
 from pathways.compiler.control.unrolling import Joined, Scan, Stacked, check_copies, join, operations, piece, row, stack
 from pathways.compiler.exchange import PRIMITIVES
+from pathways.compiler.loops import loop_p
+from pathways.compiler.loops import opened as opened_loop
 from pathways.compiler.pipeline_spec import iteration_name
 from pathways.compiler.primitives import as_transfers, transfer_p
 from pathways.compiler.steps import Control, ControlKind, FlatProgram, Step, StepKind
@@ -75,7 +77,8 @@ class Inliner:
         #: What is stacked as one array, by the id of the `Stacked` or `Joined`.
         self._whole: dict[int, tuple[Stacked | Joined, Any]] = {}
         self._parts: dict[tuple[Any, int], Any] = {}  # rows of arrays
-        self._holds: dict[int, bool] = {}
+        self._holds: dict[int, bool] = {}  # by id()
+        self._opened: list[Any] = []  # what `_holds` knows must not go
         self._folder = Folder()
         for v, value in program.constants.items():
             self._folder.know(v, value)
@@ -178,6 +181,9 @@ class Inliner:
             if self._chunks > 1:
                 return self._cut(scan, eqn, inputs, derivatives)
             return self._loop(scan, eqn, [self.whole(v) for v in inputs], derivatives)
+        if eqn.primitive is loop_p:
+            self._opened.append(opened_loop(eqn))
+            return self._inlined(self._opened[-1], [self.whole(v) for v in inputs], derivatives, derivatives)
         if primitive == "while":
             return self._while(eqn, [self.whole(v) for v in inputs], derivatives)
         if primitive == "cond":

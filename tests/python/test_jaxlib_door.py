@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 
 import jax
+import jax.extend
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir as jax_mlir
@@ -251,3 +252,31 @@ def test_complex_numbers_as_their_parts(shape: tuple[int, ...], dtype: str) -> N
         double, size = fun(parts)
         np.testing.assert_array_equal(_jaxlib.from_physical(double, value.dtype), value * 2)
         np.testing.assert_allclose(size, np.abs(value))
+
+
+def test_what_is_live_in_a_jaxpr_and_one_equation_of_it():
+    table = np.arange(4.0, dtype=np.float32)
+
+    def fun(x, unread, y):
+        return jax.numpy.sin(x) * table, x + unread
+
+    closed = jax.make_jaxpr(lambda *args: jax.jit(fun)(*args)[0])(*np.ones((3, 4), np.float32))
+    smaller, reads = _jaxlib.live(closed)
+    assert reads == [True, False, False]
+    assert len(_jaxlib.opened(smaller)[0].invars) == 3
+    np.testing.assert_allclose(_jaxlib.as_function(smaller)(table, 0, 0)[0], np.sin(table) * table, rtol=1e-6)
+    jaxpr = _jaxlib.opened(jax.make_jaxpr(lambda x: 2 - x)(table))[0]
+    values = [v.val if isinstance(v, _jaxlib.Literal) else table for v in jaxpr.eqns[0].invars]
+    np.testing.assert_array_equal(_jaxlib.evaluated(jaxpr.eqns[0], values, jaxpr)[0], 2 - table)
+
+
+def test_a_primitive_that_runs_alone():
+    twice = jax.extend.core.Primitive("twice")
+    twice.def_abstract_eval(lambda x: x)
+    jax.interpreters.mlir.register_lowering(
+        twice, jax.interpreters.mlir.lower_fun(lambda x: x * 2, multiple_results=False)
+    )
+    with pytest.raises(NotImplementedError):
+        twice.bind(np.float32(3))
+    _jaxlib.run_alone(twice)
+    assert twice.bind(np.float32(3)) == 6

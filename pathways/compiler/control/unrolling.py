@@ -104,11 +104,12 @@ def join(pieces: Sequence[Any]) -> Any:
 def stack(rows: Sequence[Any], aval: Any) -> Any:
     """A closed jaxpr from the rows (their types are given) to the array of type `aval`."""
     if not rows:
-        return operations(functools.partial(_empty, aval), [])
+        return operations(functools.partial(empty, aval), [])
     return operations(lambda *xs: jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0), rows)
 
 
-def _empty(aval: Any) -> Any:
+def empty(aval: Any) -> Any:
+    """Zeros of a type: a number's, or a key's."""
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         words, dtype = _jaxlib.physical(aval)
         return _jaxlib.from_physical(jax.lax.full(words, 0, dtype), aval.dtype)
