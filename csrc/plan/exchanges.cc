@@ -12,9 +12,9 @@ namespace {
 
 using malformed::refuse;
 
-/// The limits of the numbers that rows and slots have.
-void check_sizes(const ExchangeRecord& r, uint32_t index) {
-  if (r.capacity == 0 || uint64_t{r.capacity} * r.target_shards > INT32_MAX ||
+/// The limits of the numbers that rows and slots have. Along known routes there may be no slot: back to no rows.
+void check_sizes(const ExchangeRecord& r, NodeKind kind, uint32_t index) {
+  if ((r.capacity == 0 && kind == NodeKind::kExchange) || uint64_t{r.capacity} * r.target_shards > INT32_MAX ||
       uint64_t{r.source_rows} * r.source_shards > INT32_MAX) {
     refuse("exchange", index, "PLAN-6, its rows or slots are none, or more than an int32 can number");
   }
@@ -49,7 +49,7 @@ void Exchanges::parse(const Plan& plan) {
   shapes_.reserve(records_.size());
   for (uint32_t i = 0; i < records_.size(); ++i) {
     const ExchangeRecord& r = records_[i];
-    check_sizes(r, i);
+    check_sizes(r, plan.node(users[i]).kind, i);
     if (r.source_count % 2 != 0 || r.target_count % 2 != 0) refuse("exchange", i, "PLAN-6, half a range of shards");
     ExchangeShape shape{shards(plan.source_ranges(r), r.source_shards, i),
                         shards(plan.target_ranges(r), r.target_shards, i), r.capacity,

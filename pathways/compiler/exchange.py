@@ -53,7 +53,8 @@ class Exchanged(NamedTuple):
         results: a pytree of arrays with T * C rows. Returns arrays with n rows, which live where the values do; zero
         for rows that have no slot. Differentiable.
         """
-        return _each(results, self.numbers.shape[0], "results", lambda x: _permute(x, self.numbers, self.slots))
+        rows = self.numbers.shape[0]
+        return _each(results, rows, "results", "slots", lambda x: _permute(x, self.numbers, self.slots))
 
 
 def exchange(
@@ -101,7 +102,7 @@ def exchange(
         first.append(Exchanged(*results))
         return first[0].rows
 
-    rows = _each(values, destinations.shape[0], "values", send)
+    rows = _each(values, destinations.shape[0], "values", "destinations", send)
     if not first:
         raise errors.ProgramError("values of pw.exchange have no array; expected at least one")
     return first[0]._replace(rows=rows)
@@ -109,21 +110,26 @@ def exchange(
 
 def _array(x: Any, what: str) -> Any:
     if not (_jaxlib.is_tracer(x) or _jaxlib.valid_jaxtype(x)):
-        raise errors.ProgramError(f"{what} of pw.exchange is {x!r} of type {type(x).__name__}; expected an array")
+        raise errors.ProgramError(f"{what} of pw.exchange is {x!r:.100} of type {type(x).__name__}; expected an array")
     return x if _jaxlib.is_tracer(x) else jnp.asarray(x)
 
 
-def _each(tree: Any, rows: int, what: str, send: Any) -> Any:
-    """A pytree of arrays with `rows` rows, each sent."""
+def _each(tree: Any, rows: int, what: str, per: str, send: Any) -> Any:
+    """A pytree of arrays with `rows` rows, each sent; `per` names what there are as many of."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     out = []
     for path, leaf in leaves:
         name = f"{what}{jax.tree_util.keystr(path)}"
         x = _array(leaf, name)
         if not isinstance(x.dtype, np.dtype):
-            raise errors.ProgramError(f"{name} of pw.exchange has type {x.dtype}; expected numbers: send the key data")
+            raise errors.ProgramError(
+                f"{name} of pw.exchange has type {x.dtype}; expected numbers: send jax.random.key_data(keys), and make "
+                "keys of the rows with jax.random.wrap_key_data"
+            )
         if x.ndim == 0 or x.shape[0] != rows:
-            raise errors.ProgramError(f"{name} of pw.exchange has shape {x.shape}; expected {rows} rows")
+            raise errors.ProgramError(
+                f"{name} of pw.exchange has shape {x.shape}; expected {rows} rows, as there are {rows} {per}"
+            )
         out.append(send(x))
     return jax.tree_util.tree_unflatten(treedef, out)
 
@@ -135,7 +141,8 @@ def _permute(x: Any, to: Any, origins: Any) -> Any:
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise errors.TraceError(
         "pw.exchange is called outside of a program, or inside a function that jax.jit, a placed function or the like "
-        "compiles. Call it in the program itself: pw.program(...)"
+        "compiles. Call it in the program itself: pw.program(...). A transformation belongs in there, too: "
+        "pw.program(jax.grad(f)) instead of jax.grad(pw.program(f))"
     )
 
 

@@ -196,9 +196,9 @@ class Inliner:
             return self._inlined(next(_jaxlib.jaxprs_in(eqn.params)), inputs, derivatives, base)
         construct = _REFUSED.get(primitive, primitive)
         raise errors.ProgramError(
-            f"program {self.name!r}: a placed function or device_put is called inside {construct}, which runs inside "
-            "one computation. Call it from the program itself (a Python loop unrolls), or put the whole of it into one "
-            "placed function"
+            f"program {self.name!r}: a placed function, device_put or pw.exchange is called inside {construct}, which "
+            "runs inside one computation. Call it from the program itself (a Python loop unrolls), or put the whole of "
+            "it into one placed function"
         )
 
     def _branch(self, eqn: Any, inputs: list[Any], derivatives: int) -> list[Any]:

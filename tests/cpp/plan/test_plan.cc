@@ -281,6 +281,13 @@ TEST(RoundTrip, Exchanges) {
   EXPECT_EQ(plan.initial_readers()[2], 1u);
 }
 
+TEST(RoundTrip, KnownRoutesMayLeadToNoRows) {
+  Block block = with_exchanges().finish();
+  exchange_at(block, 0).source_rows = 0;
+  exchange_at(block, 1).capacity = 0;
+  EXPECT_EQ(refusal(std::move(block)), "accepted");
+}
+
 TEST(Refuses, Plan6Exchanges) {
   const auto refuse = [](const std::function<void(Block&)>& change, const std::string& why) {
     Block block = with_exchanges().finish();

@@ -90,6 +90,21 @@ def test_drawn(add: Any, quiet: Any, case: int) -> None:
     quiet()
 
 
+def test_no_rows(add: Any) -> None:
+    """An empty batch goes there and back; a loop may come to one."""
+    source, target = add(2), add(2)
+
+    @pw.program
+    def send(values: Any, to: Any) -> Any:
+        sent = pw.exchange(values, to, to=target, capacity=3)
+        gradient = jax.grad(lambda values: pw.exchange(values, to, to=target, capacity=3).rows.sum())(values)
+        return (*sent[:], sent.back(sent.rows), gradient)
+
+    values, to = np.ones((0, 5), np.float32), np.zeros(0, np.int32)
+    expected = reference(values, to, 2, 3)
+    same(send(pw.device_put(values, source), to), [*expected, values, values])
+
+
 def test_back_and_gradients(add: Any) -> None:
     source, target = add(2), add(2)
     to = np.asarray([1, 0, 1, 1, 0, 1, 1, 0], np.int32)
