@@ -373,6 +373,12 @@ cdef class Client:
         return self.core.get().in_flight()
 
     @property
+    def losses(self):
+        """How many losses of hosts this client has heard of, as far as it has polled. An array that was ready before
+        one of them may be lost (ERR-2)."""
+        return self.core.get().losses()
+
+    @property
     def futures_in_use(self):
         return self.core.get().futures().in_use()
 

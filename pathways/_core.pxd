@@ -371,6 +371,7 @@ cdef extern from "client/client.h" namespace "pathways" nogil:
         ClusterStatus cluster_status()
         string cluster_failure() except +
         string error_of(Handle) except +
+        uint64_t losses()
         uint64_t in_flight()
         void settle_forks()
         void set_window(uint32_t)

@@ -231,10 +231,13 @@ void Client::take_inbox() {
     if (read_record<RecordHeader>(bytes).kind == RecordKind::kReclaim) {
       if (bytes.size() < sizeof(ReclaimRecord)) throw Error(Status::kInvalid, "the controller sent a short record");
       const auto record = read_record<ReclaimRecord>(bytes);
-      if (record.host >= Arena::kBorrowers || arena_ == nullptr) {
-        throw Error(Status::kInvalid, "the controller sent a lease of host " + std::to_string(record.host));
+      ++losses_;
+      if (record.stamp != 0) {
+        if (record.host >= Arena::kBorrowers || arena_ == nullptr) {
+          throw Error(Status::kInvalid, "the controller sent a lease of host " + std::to_string(record.host));
+        }
+        arena_->reclaim(record.host, record.stamp);
       }
-      arena_->reclaim(record.host, record.stamp);
     } else {
       take_failure(bytes);
     }

@@ -119,6 +119,8 @@ class Client {
     // SYNC client/retired: pairs with the controller's store. Reading an old value only delays credit.
     return submitted() - block_->retired.load(std::memory_order_acquire);
   }
+  /// How many losses of hosts the controller has told (ERR-2). What was ready before may be lost.
+  uint64_t losses() const { return losses_; }
   uint64_t submitted() const { return submitted_.load(std::memory_order_relaxed); }
   FutureTable& futures() { return *table_; }
   Arena* arena() { return arena_; }
@@ -161,6 +163,7 @@ class Client {
   Releases* recent_ = nullptr;                       ///< of the last release
   uint32_t recent_group_ = 0;
   std::unordered_map<uint64_t, std::string> errors_;  ///< by handle
+  uint64_t losses_ = 0;
   std::unordered_map<uint64_t, ErrorText> too_late_;  ///< by handle, of runs with deadlines
   struct Timed {
     int64_t at_ns;

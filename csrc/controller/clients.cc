@@ -58,7 +58,7 @@ void Clients::tell_results(ClientState& client, std::span<const std::byte> bytes
   for (uint32_t i = 0; i < results; ++i) tell(client, Handle{result_of(bytes, i)}, text, detail);
 }
 
-void Clients::tell_lease_is_over(ClientState& client, uint32_t host, uint64_t stamp) {
+void Clients::tell_host_lost(ClientState& client, uint32_t host, uint64_t stamp) {
   say(client, sizeof(ReclaimRecord), [&](std::byte* out) {
     const ReclaimRecord record{{RecordKind::kReclaim, 0, client.id}, host, 0, stamp};
     std::memcpy(out, &record, sizeof record);

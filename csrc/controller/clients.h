@@ -50,8 +50,8 @@ class Clients {
   void tell(ClientState& client, Handle handle, std::string_view text, uint16_t detail = 0);
   /// Sends the failure of all results of a record, which is valid.
   void tell_results(ClientState& client, std::span<const std::byte> record, std::string_view text, uint16_t detail = 0);
-  /// The client takes back what it leased to a lost host.
-  void tell_lease_is_over(ClientState& client, uint32_t host, uint64_t stamp);
+  /// A host is lost. The client takes back what it leased to it, with stamps up to `stamp`.
+  void tell_host_lost(ClientState& client, uint32_t host, uint64_t stamp);
   /// A run of the client is over: it has one more credit.
   void run_over(ClientState& client) {
     ++client.retired;

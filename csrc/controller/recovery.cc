@@ -48,11 +48,9 @@ void Recovery::hear_last_words(uint32_t h) {
 }
 
 /// OWN-1: each client takes back the memory that it leased to a lost host in commands that were sent there. Commands
-/// that still wait in the order are for the successor.
+/// that still wait in the order are for the successor. A client that leased nothing hears of the loss, too.
 void Recovery::reclaim(uint32_t h) {
-  for (const auto& client : clients_.all()) {
-    if (const uint64_t stamp = client->sent.take_lease(h); stamp != 0) clients_.tell_lease_is_over(*client, h, stamp);
-  }
+  for (const auto& client : clients_.all()) clients_.tell_host_lost(*client, h, client->sent.take_lease(h));
 }
 
 void Recovery::tell_survivors(const std::vector<uint32_t>& hosts, std::string_view text) {

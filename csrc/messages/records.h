@@ -163,7 +163,8 @@ struct FailedRecord {
   uint32_t reserved;
 };
 
-/// A lost host got leases of the client with stamps up to `stamp`, and will return none of them any more.
+/// A host is lost, and with it what lay on its island. It got leases of the client with stamps up to `stamp`, and will
+/// return none of them any more; 0: it got none.
 struct ReclaimRecord {
   RecordHeader header;
   uint32_t host, reserved;

@@ -2,7 +2,7 @@
 
 A value that cannot change, given again at the same position, is the array that the hosts have already: Python and NumPy
 scalars by their type and bits; `jax.Array`s, and NumPy arrays whose memory is such an array's or `bytes`, by identity
-and for as long as they live. A NumPy array of its own memory is sent each time, also a read-only one: who may set that
+and for as long as they live. When hosts are lost, all are sent again (ERR-2). A NumPy array of its own memory is sent each time, also a read-only one: who may set that
 flag may clear it. Bounded per position. Never for positions that are donated.
 """
 
@@ -80,6 +80,7 @@ class Constants:
         self._kept: list[dict[Hashable, tuple[Array, weakref.ref[Any] | None]] | None] = [
             None if position in call.donated else {} for position in range(len(call.inputs))
         ]
+        self._losses = 0  # of hosts, when the values in `_kept` were all alive
 
     def learn(self, leaves: Sequence[Any]) -> None:
         """Host values of these kinds have this signature."""
@@ -96,7 +97,10 @@ class Constants:
         known = kept.get(name)
         if known is not None:
             array, whose = known
-            if (whose is None or whose() is leaf) and not array.is_deleted() and array.client.state(array) != "failed":
+            is_there = not array.is_deleted() and array.client.state(array) != "failed"  # this polls for losses
+            if array.client.losses != self._losses:
+                self._forget_lost(array.client.losses)
+            elif is_there and (whose is None or whose() is leaf):
                 return array
         array = put_leaf(leaf, layout, f"argument {self._names[position]}")
         kept.pop(name, None)
@@ -105,6 +109,13 @@ class Constants:
             kept.pop(next(iter(kept)), None)
         kept[name] = array, weakref.ref(leaf, functools.partial(_forget, kept, name)) if is_identity else None
         return array
+
+    def _forget_lost(self, losses: int) -> None:
+        """Hosts were lost: values that were there may be lost, though their arrays were ready."""
+        self._losses = losses
+        for kept in self._kept:
+            if kept is not None:
+                kept.clear()
 
 
 def _forget(

@@ -242,3 +242,29 @@ def test_a_branch_that_waits_for_its_scalar(lossy: Any, add: Callable[[int], Any
     np.testing.assert_array_equal(np.asarray(small(ones(here), ones(there))), np.full((2, 64), 129))
     less = pw.device_put(-np.ones((2, 64), np.float32), there, P("x"))
     np.testing.assert_array_equal(np.asarray(small(ones(here), less)), np.full((2, 64), 2))
+
+
+def test_what_is_sent_once_is_sent_again(lossy: Any, add: Callable[[int], Any]) -> None:
+    """Numbers and `jax.Array`s that are given again, which the lost host had."""
+    here = add(0)
+    closed_over = jnp.arange(64, dtype=jnp.float32)
+    given = jnp.arange(64, dtype=jnp.float32) * 2
+    scale = pw.jit(lambda x, rate, more: x * rate + more, devices=here, in_shardings=(P("x"), None, None))
+    inc = pw.jit(lambda x: x + closed_over, devices=here)
+    grown = pw.program(lambda x, n: jax.lax.while_loop(lambda c: c[1] < n, lambda c: (inc(c[0]), c[1] + 1), (x, 0))[0])
+
+    def run() -> list[np.ndarray]:
+        x = np.ones((2, 64), np.float32)
+        return [np.asarray(each) for each in (scale(x, 0.5, given), grown(x, 3), scale(x, np.float32(2), given))]
+
+    want = run()
+    for _ in range(2):
+        kill(lossy, 1)
+        for turn in range(4):  # a loss is noticed by the first of the three, or before it
+            try:
+                got = run()
+                break
+            except pw.errors.HostLostError:
+                assert turn < 3
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
