@@ -83,7 +83,8 @@ def refuse_elsewhere(jit_name: str) -> None:
         return
     raise errors.TraceError(
         f"{what} was called inside a function that jax.jit (or scan, or the like) compiles for this process. Call it "
-        "outside, or make the whole a program: pw.program(...)"
+        "outside, or make the whole a program: pw.program(...). A transformation of a program with loops or branches "
+        "belongs in it: pw.program(jax.grad(f)) instead of jax.grad(pw.program(f))"
     )
 
 

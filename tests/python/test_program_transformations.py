@@ -63,3 +63,21 @@ def test_vmap_of_a_program_from_outside(cluster: pw.Cluster, loss: Any) -> None:
 def test_a_program_inside_jit_is_refused(cluster: pw.Cluster, loss: Any) -> None:
     with pytest.raises(pw.errors.TraceError, match=r"jax\.jit"):
         jax.jit(loss)(W, X)
+
+
+def test_a_loop_or_an_exchange_is_transformed_in_the_program(cluster: pw.Cluster) -> None:
+    """From outside, JAX would compile the loop for this process."""
+    devices = pw.make_virtual_device_set(cluster)
+    here = devices.add_slice(devices=2)
+    step = pw.jit(jnp.sin, here)
+
+    def scanned(x: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (step(c), None), x, None, length=3)[0].sum()
+
+    def sent(x: Any) -> Any:
+        return pw.exchange(x, np.zeros(4, np.int32), to=here, capacity=4).rows.sum()
+
+    for f in (scanned, sent):
+        with pytest.raises(pw.errors.TraceError, match=r"pw\.program\(jax\.grad\(f\)\) instead of"):
+            jax.grad(pw.program(f))(X)
+    np.testing.assert_allclose(np.asarray(pw.program(jax.grad(sent))(X)), np.ones_like(X))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -81,8 +81,10 @@ class MixtureOfExperts:
     overflow: Literal["error", "drop"] = "drop"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.slices, Slice):
+        if isinstance(self.slices, Sequence):
             object.__setattr__(self, "slices", tuple(self.slices))
+        if not callable(self.expert):
+            raise errors.ProgramError(f"expert of MixtureOfExperts is {self.expert!r}; expected a function")
         if not isinstance(self.gate, TopKGate | DSelectKGate):
             raise errors.ProgramError(
                 f"gate of MixtureOfExperts is {self.gate!r}; expected a TopKGate or a DSelectKGate"
@@ -101,14 +103,12 @@ class MixtureOfExperts:
         for name, most in (("visits", self.gate.experts), ("capacity", None), ("block", None)):
             value = self._visits if name == "visits" else getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
-                limit = f" to {most}" if most else ""
-                raise errors.ProgramError(
-                    f"{name} of MixtureOfExperts is {value!r}; expected an int of 1{limit} or more"
-                )
+                limit = f"1 to {most}" if most else "1 or more"
+                raise errors.ProgramError(f"{name} of MixtureOfExperts is {value!r}; expected an int of {limit}")
 
     @property
     def _places(self) -> tuple[Slice, ...]:
-        return (self.slices,) if isinstance(self.slices, Slice) else tuple(self.slices)
+        return self.slices if isinstance(self.slices, tuple) else (self.slices,)  # type: ignore[return-value]
 
     @property
     def _devices(self) -> int:
@@ -138,8 +138,31 @@ class MixtureOfExperts:
             first += each.size * per_device
         return parts
 
+    def _check(self, params: Any) -> None:
+        """Refuses parameters that are not those of `init`, above all those for another number of experts."""
+        is_tree = isinstance(params, Mapping) and {"gate", "experts"} <= params.keys()
+        if not is_tree or not isinstance(params["experts"], list | tuple) or len(params["experts"]) != len(self._places):
+            raise errors.ProgramError(
+                f"params of MixtureOfExperts are a {jax.tree.structure(params)!s:.200}; expected "
+                f'{{"gate": ..., "experts": [...]}}, as init gives them, with one pytree per slice: {len(self._places)}'
+            )
+        for place, (mine, (_, count)) in enumerate(zip(params["experts"], self._parts(), strict=True)):
+            leaves = jax.tree_util.tree_leaves_with_path(mine)
+            if not leaves:
+                raise errors.ProgramError(
+                    f'params["experts"][{place}] of MixtureOfExperts has no array; expected at least one, with the '
+                    f"parameters of the {count} experts of slice {place}"
+                )
+            for path, leaf in leaves:
+                if np.shape(leaf)[:1] != (count,):
+                    raise errors.ProgramError(
+                        f'params["experts"][{place}]{jax.tree_util.keystr(path)} of MixtureOfExperts has shape '
+                        f"{np.shape(leaf)}; expected [{count}, ...], for the {count} experts of slice {place}"
+                    )
+
     def __call__(self, params: Any, x: Any) -> Mixed:
-        """`x`: `[n, features]` on `home`; n must be a multiple of its devices."""
+        """`x`: `[n, features]` on `home`; n must be a multiple of its devices. `params`: as `init` gives them."""
+        self._check(params)
         shape, features = np.shape(x), self.gate.features
         if len(shape) != 2 or shape[0] % self.home.size or (features is not None and shape[1] != features):
             raise errors.ProgramError(
@@ -193,6 +216,11 @@ class MixtureOfExperts:
         most = size // block + experts
         is_there = jnp.arange(size) < count[0]
         kind = jax.eval_shape(self.expert, jax.tree.map(lambda leaf: leaf[0], params), rows[:block])
+        if getattr(kind, "shape", ())[:1] != (block,):
+            raise errors.ProgramError(
+                f"expert of MixtureOfExperts gives {kind} for {block} rows; expected one array [{block}, ...], with a "
+                "result for each row"
+            )
 
         is_its = is_there & (local == jnp.arange(experts)[:, None])  # [experts, size]
         blocks = -(-is_its.sum(1) // block)

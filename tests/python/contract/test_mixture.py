@@ -100,8 +100,37 @@ def test_bad_arguments(add: Any) -> None:
         pw.nn.MixtureOfExperts(expert, gate, home=home, slices=[], capacity=1)
     with pytest.raises(pw.errors.ProgramError, match="overflow of MixtureOfExperts is 'wait'"):
         pw.nn.MixtureOfExperts(expert, gate, home=home, slices=home, capacity=1, overflow="wait")  # type: ignore[arg-type]
+    with pytest.raises(pw.errors.ProgramError, match="expected slices, one or more"):
+        pw.nn.MixtureOfExperts(expert, gate, home=home, slices=None, capacity=1)  # type: ignore[arg-type]
+    with pytest.raises(pw.errors.ProgramError, match="expert of MixtureOfExperts is None; expected a function"):
+        pw.nn.MixtureOfExperts(None, gate, home=home, slices=home, capacity=1)  # type: ignore[arg-type]
     mixture = pw.nn.MixtureOfExperts(expert, gate, home=home, slices=home, capacity=1)
     params = mixture.init(jax.random.key(0), init_expert)
     for shape in ((2, 4, WIDTH), (3, WIDTH), (4, WIDTH + 1)):
         with pytest.raises(pw.errors.ProgramError, match=r"x of MixtureOfExperts has shape .*; expected \[n, 5\]"):
             pw.program(mixture)(params, np.zeros(shape, np.float32))
+
+
+@pytest.mark.one_process
+def test_bad_parameters_and_experts(add: Any) -> None:
+    home = add(2)
+    gate = pw.nn.TopKGate(4, 1, WIDTH)
+    x = np.ones((4, WIDTH), np.float32)
+
+    def refused(text: str, params: Any = None, expert: Any = expert) -> None:
+        mixture = pw.nn.MixtureOfExperts(expert, gate, home=home, slices=home, capacity=4)
+        with pytest.raises(pw.errors.ProgramError, match=text):
+            pw.program(mixture)(good if params is None else params, x)
+
+    mixture = pw.nn.MixtureOfExperts(expert, gate, home=home, slices=home, capacity=4)
+    good = mixture.init(jax.random.key(0), init_expert)
+    (experts,) = good["experts"]
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), experts)
+    refused(r'"experts"\]\[0\]\[\'b\'\] .* has shape \(8, 5\); expected \[4, ...\]', {**good, "experts": [twice]})
+    refused("one pytree per slice: 1", {**good, "experts": [experts, experts]})
+    refused("one pytree per slice: 1", {**good, "experts": experts})
+    refused("one pytree per slice: 1", {"experts": [experts]})
+    refused("has no array", {**good, "experts": [{}]})
+    refused("expected one array .4, ....", expert=lambda params, rows: rows[:1])
+    refused("expected one array .4, ....", expert=lambda params, rows: rows.sum())
+    refused("expected one array .4, ....", expert=lambda params, rows: {"rows": rows})
