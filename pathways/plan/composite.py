@@ -343,10 +343,14 @@ def _live(turns: Turns, used: Sequence[bool]) -> Turns:
 
 
 def trimmed(program: LogicalProgram) -> LogicalProgram:
-    """A part of a program without the computations, values and meshes of the other parts."""
-    used = sorted({node.computation for node in program.nodes if node.kind is NodeKind.CALL})
-    number = {old: new for new, old in enumerate(used)}
-    called = [program.computations[n] for n in used]
+    """A part of a program without the computations, exchanges and meshes of the other parts."""
+
+    def used(kind: NodeKind) -> list[int]:
+        return sorted({node.computation for node in program.nodes if node.kind is kind})
+
+    tables = {kind: used(kind) for kind in (NodeKind.CALL, NodeKind.EXCHANGE)}
+    number = {(kind, old): new for kind, table in tables.items() for new, old in enumerate(table)}
+    called = [program.computations[n] for n in tables[NodeKind.CALL]]
     inhabited = sorted({value.mesh for value in program.values} | {each.mesh for each in called}) or [0]
     mesh = {old: new for new, old in enumerate(inhabited)}
 
@@ -362,9 +366,10 @@ def trimmed(program: LogicalProgram) -> LogicalProgram:
         values=place(program.values),
         computations=tuple(placed(each) for each in called),
         nodes=tuple(
-            dataclasses.replace(node, computation=number.get(node.computation, -1), label=None)
+            dataclasses.replace(node, computation=number.get((node.kind, node.computation), -1), label=None)
             for node in program.nodes
         ),
+        exchanges=tuple(program.exchanges[n] for n in tables[NodeKind.EXCHANGE]),
         mpmd_text="",
         ifrt_text="",
         pipelines=(),

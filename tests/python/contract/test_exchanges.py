@@ -204,6 +204,36 @@ def test_in_a_loop_and_a_donated_step(add: Any, quiet: Any) -> None:
     quiet(back_to=before)
 
 
+@pytest.mark.parametrize("loops", [0, 3])
+def test_beside_loops_each_exchange_keeps_its_own_rules(add: Any, loops: int) -> None:
+    """A program with loops is cut into parts. `loops` exchanges are in loops, before the others."""
+    source, target = add(2), add(1)
+    one = np.zeros(8, np.int32)
+    some = np.where(np.arange(8) % 2, 0, -1).astype(np.int32)
+    far = np.where(np.arange(8) % 2, 0, 7).astype(np.int32)
+    add_up = pw.jit(lambda x, y: x + y, devices=source)
+    before, behind = pw.jit(lambda x: -x, devices=source), pw.jit(lambda x: x * 2, devices=target)
+
+    @pw.program
+    def send(x: Any) -> Any:
+        x = before(x)
+        for _ in range(loops):
+            turn = lambda _, x: add_up(x, pw.exchange(x, one, to=source, capacity=8).rows[:8])
+            x = jax.lax.fori_loop(0, 17, turn, x)
+        x = jax.lax.fori_loop(0, 17, lambda _, x: add_up(x, x), x)
+        sent = pw.exchange(x, one, to=target, capacity=5, overflow="drop")
+        part = pw.exchange(x, some, to=target, capacity=4, unsent=-1)
+        other = pw.exchange(x, far, to=target, capacity=4, unsent=7)
+        late = jax.lax.fori_loop(0, 17, lambda _, x: add_up(x, x), x)
+        return behind(sent.rows), behind(part.rows), behind(other.rows), late
+
+    x = np.arange(16, dtype=np.float32).reshape(8, 2)
+    after = -x * 2.0 ** (17 * (loops + 1))
+    cases = ((one, 5, None), (some, 4, -1), (far, 4, 7))
+    expected = [2 * reference(after, to, 1, capacity, unsent)[0] for to, capacity, unsent in cases]
+    same(send(pw.device_put(x, source)), [each.astype(np.float32) for each in (*expected, after * 2.0**17)])
+
+
 def test_gangs_between(add: Any) -> None:
     """GANG-2: gangs of both slices, before, between and behind exchanges, all submitted at once."""
     a, b = add(4), add(4)
