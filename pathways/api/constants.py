@@ -2,8 +2,9 @@
 
 A value that cannot change, given again at the same position, is the array that the hosts have already: Python and NumPy
 scalars by their type and bits; `jax.Array`s, and NumPy arrays whose memory is such an array's or `bytes`, by identity
-and for as long as they live. When hosts are lost, all are sent again (ERR-2). A NumPy array of its own memory is sent each time, also a read-only one: who may set that
-flag may clear it. Bounded per position. Never for positions that are donated.
+and for as long as they live. When hosts are lost, all are sent again (ERR-2). A NumPy array of its own memory is sent
+each time, also a read-only one: who may set that flag may clear it. Bounded per position. Never for positions that are
+donated.
 """
 
 from __future__ import annotations

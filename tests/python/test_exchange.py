@@ -224,12 +224,24 @@ def test_a_bad_destination_names_shard_and_row() -> None:
         (lambda x: exchange(x, DRAWN, TARGET, 1, overflow="wait"), "overflow of pw.exchange is 'wait'; expected"),
         (lambda x: exchange(x, DRAWN, TARGET, 1, unsent=0.5), "unsent of pw.exchange is 0.5; expected an int"),
         (lambda x: exchange(x, DRAWN.astype(np.float32), TARGET, 1), r"are float32\[8\]; expected int32\[rows\]"),
-        (lambda x: exchange(x, DRAWN[:4], TARGET, 1), r"has shape \(8, 3\); expected 4 rows, as there are 4 destinations"),
+        (
+            lambda x: exchange(x, DRAWN[:4], TARGET, 1),
+            r"has shape \(8, 3\); expected 4 rows, as there are 4 destinations",
+        ),
         (lambda x: exchange({"a": "b"}, DRAWN, TARGET, 1), r"values\['a'\] of pw.exchange is 'b' of type str"),
         (lambda x: exchange((), DRAWN, TARGET, 1), "values of pw.exchange have no array"),
-        (lambda x: exchange(x, DRAWN, TARGET, 4).back(x), r"results of pw.exchange has shape \(8, 3\); expected 16 .* slots"),
-        (lambda x: exchange(jax.random.split(jax.random.key(0), 8), DRAWN, TARGET, 4), "expected numbers: send jax.random"),
-        (lambda x: exchange(x, [*range(10_000)], TARGET, 4), r"destinations of pw.exchange is \[0, 1,.{94} of type list; exp"),
+        (
+            lambda x: exchange(x, DRAWN, TARGET, 4).back(x),
+            r"results of pw.exchange has shape \(8, 3\); expected 16 .* slots",
+        ),
+        (
+            lambda x: exchange(jax.random.split(jax.random.key(0), 8), DRAWN, TARGET, 4),
+            "expected numbers: send jax.random",
+        ),
+        (
+            lambda x: exchange(x, [*range(10_000)], TARGET, 4),
+            r"destinations of pw.exchange is \[0, 1,.{94} of type list; exp",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(call: Callable[[Any], Any], text: str) -> None:

@@ -141,7 +141,11 @@ class MixtureOfExperts:
     def _check(self, params: Any) -> None:
         """Refuses parameters that are not those of `init`, above all those for another number of experts."""
         is_tree = isinstance(params, Mapping) and {"gate", "experts"} <= params.keys()
-        if not is_tree or not isinstance(params["experts"], list | tuple) or len(params["experts"]) != len(self._places):
+        if (
+            not is_tree
+            or not isinstance(params["experts"], list | tuple)
+            or len(params["experts"]) != len(self._places)
+        ):
             raise errors.ProgramError(
                 f"params of MixtureOfExperts are a {jax.tree.structure(params)!s:.200}; expected "
                 f'{{"gate": ..., "experts": [...]}}, as init gives them, with one pytree per slice: {len(self._places)}'
