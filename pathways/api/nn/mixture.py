@@ -108,7 +108,7 @@ class MixtureOfExperts:
 
     @property
     def _places(self) -> tuple[Slice, ...]:
-        return self.slices if isinstance(self.slices, tuple) else (self.slices,)  # type: ignore[return-value]
+        return self.slices if isinstance(self.slices, tuple) else (self.slices,)
 
     @property
     def _devices(self) -> int:
