@@ -24,6 +24,8 @@ from pathways.compiler.ir import ArrayType, Computation
 from pathways.host.callbacks import Asker
 from pathways.host.devices import device_mesh
 
+Axes = tuple[tuple[str, int], ...]  # names and sizes
+
 #: While one device of several calls the client back, the others wait for it. XLA must not take that for a deadlock.
 _PATIENCE = dict.fromkeys(
     (
@@ -78,8 +80,8 @@ class Executable:
     cost: Callable[[], dict[str, float]]  # XLA's estimates: "flops", "bytes accessed", ...; of one device
 
 
-def _mesh(computation: Computation, devices: Sequence[jax.Device]) -> Mesh:
-    axes = mesh_axes(computation)
+def _mesh(computation: Computation, devices: Sequence[jax.Device], axes: Axes) -> Mesh:
+    axes = mesh_axes(computation) or axes
     count = int(np.prod([size for _, size in axes], dtype=np.int64))
     if axes and count != len(devices):
         raise errors.PlanError(
@@ -98,6 +100,12 @@ def _module_axes(key: _Module) -> tuple[tuple[str, int], ...]:
 def mesh_axes(computation: Computation) -> tuple[tuple[str, int], ...]:
     """Names and sizes of the mesh axes that the computation's module names; () if everything is replicated."""
     return _module_axes(_Module(computation.fingerprint, computation.module))
+
+
+def _needed_axes(computation: Computation, axes: Axes) -> Axes:
+    """The axes of the computation's slice, if its types name some; else ()."""
+    types = (*computation.inputs, *computation.outputs)
+    return axes if any(names for type in types for names in type.spec) else ()
 
 
 def sharding(type: ArrayType, mesh: Mesh) -> NamedSharding:
@@ -140,10 +148,15 @@ class Attended:
 
 
 def load(
-    computation: Computation, devices: Sequence[jax.Device], donate: Sequence[bool] = (), ask: Asker | None = None
+    computation: Computation,
+    devices: Sequence[jax.Device],
+    donate: Sequence[bool] = (),
+    ask: Asker | None = None,
+    axes: Axes = (),
 ) -> Executable:
     """Compiles `computation` for `devices` (C order of the slice's shape) without executing anything.
 
+    `axes` are those of the mesh, for a module that names none while the types do; else the module's are taken.
     `donate[i]` gives input i's buffer to the outputs; () donates none. On a mesh of several processes, every process
     calls this with the same arguments. A computation with callbacks makes its calls by `ask`, and its `call` returns an
     `Attended` instead of results.
@@ -155,7 +168,7 @@ def load(
         raise errors.PlanError(f"computation {computation.name!r} calls its client back, and nobody carries that")
     _jaxlib.initialize_lapack()
     try:
-        mesh = _mesh(computation, devices)
+        mesh = _mesh(computation, devices, axes)
         jitted, in_shardings, out_shardings = _jit(computation, mesh, donate, ask if computation.callbacks else None)
         structs = [
             jax.ShapeDtypeStruct(type.shape, type.dtype, sharding=s)
@@ -237,15 +250,19 @@ class ExecutableCache:
         donate: Sequence[bool] = (),
         client: int = 0,
         asker: Callable[[int], Asker] | None = None,
+        axes: Axes = (),
     ) -> Executable:
         """As the function `load`, but equal modules compile once; those with callbacks, once per client.
+
+        `axes`: of the computation's slice.
 
         `asker(devices)` makes the `Asker` by which they call their client.
         """
         donate = tuple(donate) if any(donate) else ()
         whose = client if computation.callbacks else None
         where = tuple(d.id for d in devices)
-        key = (whose, computation.fingerprint, computation.inputs, computation.outputs, where, donate)
+        axes = _needed_axes(computation, axes)
+        key = (whose, computation.fingerprint, computation.inputs, computation.outputs, where, donate, axes)
         with self._lock:
             known = self._loaded.get(key)
             mine = known is None
@@ -254,7 +271,7 @@ class ExecutableCache:
         if mine:
             try:
                 ask = asker(len(devices)) if computation.callbacks and asker is not None else None
-                known.set_result(load(computation, devices, donate, ask))
+                known.set_result(load(computation, devices, donate, ask, axes))
             except BaseException as error:
                 with self._lock:
                     self._loaded.pop(key, None)

@@ -162,8 +162,9 @@ class Programs:
                 loaded.append(memory_moves.load(bound.moved(computation), self._devices))
                 continue
             devices = [self._devices.device(number) for number in bound.bindings[computation.mesh]]
+            axes = bound.program.meshes[computation.mesh].axes
             loaded.append(
-                self._executables.load(computation, devices, launch.donates, registered.client, registered.asker)
+                self._executables.load(computation, devices, launch.donates, registered.client, registered.asker, axes)
             )
         return tuple(loaded)
 

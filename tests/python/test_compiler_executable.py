@@ -87,6 +87,22 @@ def test_equal_modules_compile_once():
     assert len(cache) == 3
 
 
+def test_a_module_without_a_mesh_whose_arrays_are_cut():
+    """jaxlib may leave the mesh out of a module. Then the slice says how its arrays lie; slices are not mixed up."""
+    module = jax.export.export(jax.jit(lambda x: x + 1))(jax.ShapeDtypeStruct((8, 4), np.float32))
+    cut = computation(spec=P("x", None), shape=(8, 4))
+    bare = dataclasses.replace(cut, module=module.mlir_module_serialized, fingerprint="bare")
+    assert executables.mesh_axes(bare) == ()
+    cache, devices = executables.ExecutableCache(), jax.devices()[:4]
+    for axes, rows in (((("x", 4),), 2), ((("x", 2), ("y", 2)), 4)):
+        loaded = cache.load(bare, devices, axes=axes)
+        x = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), loaded.in_shardings[0])
+        (y,) = loaded.call(x)
+        assert {shard.data.shape for shard in y.addressable_shards} == {(rows, 4)}
+        np.testing.assert_array_equal(y, np.asarray(x) + 1)
+    assert len(cache) == 2
+
+
 def test_a_module_that_does_not_compile_is_not_remembered():
     cache = executables.ExecutableCache()
     broken = dataclasses.replace(computation(), module=b"nonsense", fingerprint="nonsense")
