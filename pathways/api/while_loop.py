@@ -92,7 +92,7 @@ def while_loop(
                 "pw.while_loop carries no floating array, so it cannot say by NaN that it wanted more than "
                 f'{max_iterations} iterations; give return_status=True, which says it, or overflow="stop"'
             )
-        carry = jax.tree.map(lambda x, is_real: _poisoned(x, more) if is_real else x, carry, _like(carry, real))
+        carry = jax.tree.map(lambda x, is_real: _nan_if(x, more) if is_real else x, carry, _like(carry, real))
     return (carry, LoopStatus(count, jnp.logical_not(more))) if return_status else carry
 
 
@@ -100,7 +100,7 @@ def _like(tree: Any, leaves: list[Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
-def _poisoned(x: Any, is_bad: Any) -> Any:
+def _nan_if(x: Any, is_bad: Any) -> Any:
     """A product, so that the gradient is NaN, too."""
     dtype = jax.typeof(x).dtype
     return x * jnp.where(is_bad, jnp.asarray(jnp.nan, dtype), jnp.asarray(1, dtype))

@@ -68,7 +68,7 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
                 "no schedule"
             )
         made = assemble(program, traced, functools.partial(_partition, options), default_mesh)
-        return dataclasses.replace(made, parallel_iterations=options.parallel_iterations)
+        return dataclasses.replace(made, parallel_iterations=options.parallel_iterations) if made.loops else made
     pipelines = schedule.apply(program, traced, options)
     return _partition(options, traced, program, default_mesh, pipelines)
 

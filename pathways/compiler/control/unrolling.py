@@ -33,7 +33,7 @@ class Stacked:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-    """An array that a scan stacks which is cut into several loops, as its pieces: variables. Piece n begins with row
+    """An array that a scan stacks which is cut into several loops, as its pieces: variables. Number n begins with row
     `starts[n]`. `aval` is the array's.
     """
 
