@@ -137,9 +137,10 @@ void register_controller(py::module_& m) {
             Composite composite{
                 name, client, group, arguments, values, parallel, std::move(donated), std::move(results), {}};
             for (const auto& [kind, number_of, inputs, outputs] : steps) {
-              if (kind > 3) throw Error(Status::kInvalid, "a composite has a step of an unknown kind");
+              if (kind > 4) throw Error(Status::kInvalid, "a composite has a step of an unknown kind");
               CompositeStep step;
-              step.is_decided = kind == 3;
+              step.is_decided = kind >= 3;
+              step.is_ahead = kind == 4;
               step.kind = step.is_decided ? CompositeStep::Kind::kLoop : static_cast<CompositeStep::Kind>(kind);
               if (step.kind == CompositeStep::Kind::kRun) {
                 step.plan = static_cast<uint32_t>(number_of);
@@ -157,7 +158,7 @@ void register_controller(py::module_& m) {
           "A program with loops; see csrc/controller/composite.h. `steps`: (kind, plan or count, inputs, outputs), "
           "where "
           "the kind is 0 for a run of a plan, 1 for a loop, 2 for a loop's end, 3 for a loop that is decided, whose "
-          "count is the most iterations that it may have; 0: any number.")
+          "count is the most iterations that it may have (0: any number), 4 for such a loop that runs ahead.")
       .def(
           "add_client",
           [](BoundController& c, uint32_t client, py::object segment, py::object bell, const ClientLimits& limits) {

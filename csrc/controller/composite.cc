@@ -1,5 +1,7 @@
 #include "controller/composite.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace pathways {
@@ -46,7 +48,7 @@ void CompositeWalk::forget_unread(const CompositeStep& step) {
 }
 
 const CompositeStep* CompositeWalk::next() {
-  while (!is_over() && !is_waiting_) {
+  while (!is_over() && !is_waiting()) {
     const CompositeStep& step = composite_.steps[at_];
     if (step.kind == CompositeStep::Kind::kRun) return &step;
     if (step.kind == CompositeStep::Kind::kLoop) {
@@ -55,14 +57,32 @@ const CompositeStep* CompositeWalk::next() {
       end_iteration(step);
     }
   }
-  if (wrong_ == nullptr && !is_waiting_) {
+  if (wrong_ == nullptr && !is_waiting()) {
     for (uint32_t value = 0; value < composite_.values; ++value) forget(value);
   }
   return nullptr;
 }
 
+/// At the end of an iteration, before the next one.
+bool CompositeWalk::is_far_ahead() const {
+  if (is_over() || composite_.steps[at_].kind != CompositeStep::Kind::kEnd || !is_within_ahead()) return false;
+  const uint64_t most = std::min<uint64_t>(composite_.parallel, ahead_.known + kAhead);
+  return !ahead_.is_over && ahead_.unknown >= most && turns_.back().left > 1;
+}
+
+void CompositeWalk::tell(uint64_t number, bool did_something) {
+  if (number == 0 || number != ahead()) return;
+  PW_DCHECK(ahead_.unknown != 0);
+  --ahead_.unknown;
+  if (did_something) {
+    ++ahead_.known;
+  } else {
+    ahead_.is_over = true;
+  }
+}
+
 void CompositeWalk::begin_loop(const CompositeStep& step) {
-  const bool is_skipped = step.is_decided && !goes_on_;
+  const bool is_skipped = step.is_decided && !step.is_ahead && !goes_on_;
   const auto& bound = is_skipped ? composite_.steps[step.partner].outputs : step.outputs;
   for (size_t i = 0; i < step.inputs.size(); ++i) {
     if (named_[step.inputs[i]] == kNone) {
@@ -78,6 +98,7 @@ void CompositeWalk::begin_loop(const CompositeStep& step) {
     return;
   }
   turns_.push_back({static_cast<uint32_t>(at_), step.count});
+  if (step.is_ahead) ahead_ = {ahead_.number + 1, 0, 0, false};
   if (step.count > 1 && !step.is_decided) ++many_left_;
   ++at_;
 }
@@ -96,7 +117,8 @@ void CompositeWalk::end_iteration(const CompositeStep& step) {
   Turns& turns = turns_.back();
   PW_DCHECK(turns.loop == step.partner && turns.left != 0);
   const CompositeStep& loop = composite_.steps[turns.loop];
-  const bool goes_on = --turns.left != 0 && (!loop.is_decided || goes_on_);
+  const bool may_go_on = loop.is_ahead ? !ahead_.is_over : !loop.is_decided || goes_on_;
+  const bool goes_on = --turns.left != 0 && may_go_on;
   if (goes_on && turns.left == 1 && !loop.is_decided) --many_left_;
   const auto& bound = goes_on ? loop.outputs : step.outputs;
   at_ = goes_on ? turns.loop + 1 : at_ + 1;
@@ -139,6 +161,7 @@ void CompositeWalk::ran(std::span<const uint64_t> outputs) {
   for (uint32_t i = 0; i < step.outputs.size(); ++i) name(step.outputs[i], add(outputs[i], result_of(i) < 0));
   forget_unread(step);
   is_waiting_ = step.decides;
+  if (is_within_ahead()) ++ahead_.unknown;
   ++at_;
 }
 

@@ -7,7 +7,9 @@
 ///   kLoop   begins a loop of `count` iterations: `inputs` are the first carry, `outputs` the values as which the
 ///           body reads the carry. A loop that `is_decided` may end earlier: before each iteration a run says whether
 ///           it begins. For the first iteration this run is the step before the loop, for the others the step before
-///           the loop's end.
+///           the loop's end. A loop that *runs ahead* is decided too, but its body is one run that looks itself whether
+///           it is to do anything: if not, it hands its carry on as it was, and says so with its end. So the walk gives
+///           more such runs before it knows of the first ones, and there is always at least one.
 ///   kEnd    ends the loop's body: `inputs` are the new carry, `outputs` the values as which it is read behind the loop
 ///
 /// Loops nest. What is carried is bound anew, never copied. The values that are made in a body are gone at its end,
@@ -22,7 +24,9 @@
 ///   WALK-2  no run reads a buffer that a run before it has taken.
 ///   WALK-3  a result of the composite is made by one run; `result_of` says by which. No run inside a loop that is
 ///           decided does, because nobody knows beforehand which iteration is the last.
-///   WALK-4  between a run that decides and its verdict, the walk gives no run.
+///   WALK-4  between a run that decides and its verdict, the walk gives no run. Of a loop that runs ahead it gives as
+///           many runs as did something, and kAhead more, but no more than `parallel` of which nobody knows; and none
+///           when one of them has done nothing. So what runs for nothing is bounded by what runs for something.
 ///
 /// Pure: no thread, no clock, no I/O. Threading: one thread; a Composite is immutable once it is registered.
 #pragma once
@@ -43,6 +47,7 @@ struct CompositeStep {
   uint32_t plan = 0;        ///< kRun
   uint64_t count = 0;       ///< kLoop: iterations, at least 1
   bool is_decided = false;  ///< kLoop: it may have fewer iterations
+  bool is_ahead = false;    ///< kLoop, is_decided: it runs ahead
   std::vector<uint32_t> inputs, outputs;
 
   // What `Composites::add` finds out.
@@ -69,6 +74,8 @@ struct Composite {
 
 class CompositeWalk {
  public:
+  static constexpr uint64_t kAhead = 2;  ///< runs of a loop that runs ahead before any of them is known to do something
+
   /// `arguments`: their handles; that of a donated one is there once. `composite` and what it holds must outlive the
   /// walk.
   CompositeWalk(const Composite& composite, std::span<const uint64_t> arguments);
@@ -82,13 +89,18 @@ class CompositeWalk {
   /// The next run has its place in the order, and makes buffers with these handles.
   void ran(std::span<const uint64_t> outputs);
 
-  /// WALK-4: whether a run has its place of which nobody knows yet what it decides.
-  bool is_waiting() const { return is_waiting_; }
-  /// What it decides: whether the next iteration begins.
+  /// WALK-4: whether nothing more may have its place before a verdict is known.
+  bool is_waiting() const { return is_waiting_ || is_far_ahead(); }
+  /// What the last run decides: whether the next iteration begins.
   void decide(bool goes_on) {
     is_waiting_ = false;
     goes_on_ = goes_on;
   }
+  /// The loop that runs ahead of which the last run is, by a number of its own; 0: it is of none.
+  uint64_t ahead() const { return is_within_ahead() ? ahead_.number : 0; }
+  /// A run of the loop that ran ahead with this number is over: whether it did something. Does nothing when the walk
+  /// has left that loop.
+  void tell(uint64_t number, bool did_something);
 
   /// Handles of owned buffers that no value names any more, and that no run has taken. The caller empties it.
   std::vector<uint64_t>& released() { return released_; }
@@ -119,6 +131,16 @@ class CompositeWalk {
     uint64_t left = 0;  ///< iterations, this one included
   };
 
+  /// The loop that runs ahead in which the walk is. There is none around it that does, since its body is one run.
+  struct Ahead {
+    uint64_t number = 0;
+    uint64_t known = 0;    ///< its runs that did something
+    uint64_t unknown = 0;  ///< its runs of which nobody knows
+    bool is_over = false;  ///< one of them did nothing
+  };
+
+  bool is_within_ahead() const { return !turns_.empty() && composite_.steps[turns_.back().loop].is_ahead; }
+  bool is_far_ahead() const;
   uint32_t add(uint64_t handle, bool is_owned);
   void name(uint32_t value, uint32_t buffer);
   void unname(uint32_t buffer);
@@ -135,7 +157,8 @@ class CompositeWalk {
   std::vector<Turns> turns_;    ///< the loops around, the outermost first
   uint32_t many_left_ = 0;      ///< those of them with a count that are not at their last iteration
   bool is_waiting_ = false;
-  bool goes_on_ = false;         ///< the last verdict
+  bool goes_on_ = false;  ///< the last verdict
+  Ahead ahead_;
   std::vector<uint32_t> carry_;  ///< scratch
   std::vector<uint64_t> inputs_, released_, taken_;
   const char* wrong_ = nullptr;

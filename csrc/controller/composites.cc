@@ -174,7 +174,7 @@ Composite Composites::shortened(const Composite& composite) {
       if (tried.steps[maker[made] - 1].kind != CompositeStep::Kind::kRun) ++turns;
     }
     loop.count = std::min(loop.count, turns);
-    loop.is_decided = false;
+    loop.is_decided = loop.is_ahead = false;
   }
   uint64_t times = 1, cost = 0;
   for (const CompositeStep& step : tried.steps) {
@@ -235,7 +235,8 @@ void Composites::check(const Composite& composite) const {
       empty = 0;
     } else if (step.kind == CompositeStep::Kind::kLoop) {
       if (step.count == 0) refuse("has a loop of 0 iterations");
-      if (step.is_decided) needs_decision();
+      if (step.is_ahead && !step.is_decided) refuse("has a loop that runs ahead, but that nobody decides");
+      if (step.is_decided && !step.is_ahead) needs_decision();
       if (step.inputs.size() != step.outputs.size()) refuse("has a loop that binds another number of values");
       around.push_back(&step);
       ++empty;
@@ -247,7 +248,10 @@ void Composites::check(const Composite& composite) const {
         refuse("has a loop that binds another number of values");
       }
       if (empty != 0) refuse("has a loop without a run");  // a call would go through it without a pause
-      if (around.back()->is_decided && around.back()->count > 1) needs_decision();
+      const CompositeStep& loop = *around.back();
+      if (loop.is_decided && !loop.is_ahead && loop.count > 1) needs_decision();
+      // Only one run can do nothing as a whole.
+      if (loop.is_ahead && before != &loop + 1) refuse("has a loop that runs ahead and is not one run");
       around.pop_back();
     }
     before = &step;
@@ -309,8 +313,9 @@ void Composites::bind(Composite& composite) {
     step.partner = around.back();
     CompositeStep& loop = composite.steps[step.partner];
     loop.partner = at;
-    if (loop.is_decided) composite.steps[step.partner - 1].decides = true;
-    if (loop.is_decided && loop.count > 1) composite.steps[at - 1].decides = true;
+    const bool is_awaited = loop.is_decided && !loop.is_ahead;
+    if (is_awaited) composite.steps[step.partner - 1].decides = true;
+    if (is_awaited && loop.count > 1) composite.steps[at - 1].decides = true;
     step.locals.clear();
     for (uint32_t inner = step.partner; inner < at; ++inner) {
       const auto& made = composite.steps[inner].outputs;

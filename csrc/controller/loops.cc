@@ -72,7 +72,11 @@ uint32_t Loops::advance() {
     Loop* loop = find(over.composite);
     PW_DCHECK(loop != nullptr && loop->in_flight != 0);
     --loop->in_flight;
-    if (loop->walk.is_waiting() && loop->deciding == over.id) loop->walk.decide(over.verdict);
+    if (ahead_[over.id] != 0) {
+      loop->walk.tell(ahead_[over.id], over.verdict);
+    } else if (loop->walk.is_waiting() && loop->deciding == over.id) {
+      loop->walk.decide(over.verdict);
+    }
     ready_.push_back(over.composite);
   }
   grants_.elements_over().clear();
@@ -163,6 +167,8 @@ bool Loops::order(Loop& loop, ClientState& client, const CompositeStep& step) {
   ++loop.in_flight;
   loop.deciding = id;
   loop.walk.ran(outputs);
+  if (id >= ahead_.size()) ahead_.resize(id + 1);
+  ahead_[id] = loop.walk.ahead();
   for (const uint64_t taken : std::exchange(loop.walk.taken(), {})) {
     if (Handle{taken}.is_hidden()) {
       client.hidden.put_back(Handle{taken});

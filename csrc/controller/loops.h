@@ -27,8 +27,10 @@
 /// `in_flight` counts the entries that Grants knows by that number; a composite that is ordered and has none is gone.
 ///
 ///   WALK-4   a run that decides whether a loop goes on says so with its end (RunDoneRecord, plan/branches.h); until
-///            then nothing of its composite is ordered. If the scalar has failed, the loop ends; what is behind the
-///            loop reads the scalar too, and so fails with its error.
+///            then nothing of its composite is ordered. A run of a loop that runs ahead says likewise whether it did
+///            something; meanwhile the next ones are ordered. If the scalar has failed, the loop ends; what is behind
+///            the loop reads the scalar too, and so fails with its error. A verdict counts for the run with whose end
+///            it comes, so it counts once (TRUST-1).
 ///
 /// Threading: the controller's stepping thread only.
 #pragma once
@@ -133,6 +135,7 @@ class Loops {
   std::vector<uint64_t> ready_;                                ///< those to be looked at
   std::vector<uint64_t> looked_;                               ///< scratch
   std::vector<uint32_t> ordered_;                              ///< see take_ordered()
+  std::vector<uint64_t> ahead_;                                ///< by entry of a run: CompositeWalk::ahead()
   std::vector<std::byte> run_;                                 ///< scratch: a record
   uint64_t last_ = 0;                                          ///< number
 };

@@ -18,15 +18,16 @@ from typing import Any
 from pathways.compiler.control.segments import Run, Turns, segments
 from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Node, NodeKind
 from pathways.plan.binding import BoundProgram, owners_of, pinned
+from pathways.plan.guarding import guarded
 
-#: Kinds of steps; `CompositeStep::Kind`, and a loop that is decided.
-RUN, LOOP, END, DECIDED = 0, 1, 2, 3
+#: Kinds of steps; `CompositeStep::Kind`, and a loop that is decided; of these, one that runs ahead.
+RUN, LOOP, END, DECIDED, AHEAD = 0, 1, 2, 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One step. `number`: of a run, its plan among the composite's; of a loop, its count; of an end, 0; of a loop that
-    is decided, the most iterations that it may have, or 0.
+    is decided, the most iterations that it may have, or 0, as it is for one that runs ahead.
     """
 
     kind: int
@@ -162,6 +163,24 @@ class _Builder:
                 self._loop(program, segment, used, numbers, taken, kept)
         return tuple(numbers[v] for v in program.results)
 
+    def _guarded(
+        self,
+        ahead: LogicalProgram,
+        body: LogicalProgram,
+        numbers: dict[int, int],
+        owned: Collection[int],
+        kept: frozenset[int],
+    ) -> tuple[int, ...]:
+        """As `_emit`, of a guarded body. What it hands on keeps its one buffer, so `kept` is as without the guard."""
+        (run,) = segments(ahead)
+        assert isinstance(run, Run)
+        taken = {v for v in run.inputs if v in owned and v not in ahead.results}
+        self._run(run, numbers, taken, kept | self.kept(body))
+        last = len(self._steps) - 1
+        part = self._parts[last]
+        self._parts[last] = dataclasses.replace(part, decides=part.predicates[0].value)
+        return tuple(numbers[v] for v in ahead.results)
+
     def _run(self, run: Run, numbers: dict[int, int], taken: set[int], kept: frozenset[int]) -> None:
         part = run.program
         barred = {a for v, a in zip(run.inputs, part.arguments, strict=True) if v not in taken or v in kept}
@@ -230,9 +249,22 @@ class _Builder:
         first = {a for a, v in zip(carried, carry, strict=True) if v in taken}
         unsafe = {a for a, v in zip(carried, carry, strict=True) if v in kept}
         is_first_apart = not own <= first - unsafe
+        ahead = guarded(program, turns.inputs[0], loop) if decided else None
+        # What a guarded body hands on has a handle of its own, so the next run may take that. It overwrites only `own`.
+        passed: set[int] = set()
+        if ahead is not None:
+            late |= frozenset(carried) - own
+            passed = {a for a, result in zip(carried, ahead.results[1:], strict=True) if a != result}
+            passed.add(ahead.arguments[0])
+            first |= {ahead.arguments[0]} if turns.inputs[0] in taken else set()
+            is_first_apart |= not passed <= first
+            own |= passed
 
         def iteration(read: Sequence[int], may: set[int], barred: frozenset[int]) -> tuple[int, ...]:
             """The body; `read`: the carry, behind the scalar that decides, if one does. Returns the new ones."""
+            if ahead is not None:
+                carry_there = dict(zip((ahead.arguments[0], *carried), read, strict=True))
+                return self._guarded(ahead, body, given | carry_there, may, barred)
             after = self._emit(body, given | dict(zip(carried, read[decided:], strict=True)), may, barred)
             if decided:
                 self._decide(body, body.results[0], after[0])
@@ -247,17 +279,23 @@ class _Builder:
                 now = self._end(iteration(self._begin(LOOP, loop.count - is_first_apart, now), own, late))
             numbers.update(zip(turns.outputs, now, strict=True))
             return
-        self._decide(program, turns.inputs[0], now[0])
-        if is_first_apart:  # the others are in a branch behind it
-            now = iteration(self._begin(DECIDED, 1, now), own & first, late | unsafe)
-        now = self._end(iteration(self._begin(DECIDED, 0, now), own, late))
-        if is_first_apart:
-            now = self._end(now)
+        if ahead is not None:
+            if is_first_apart:
+                now = iteration(now, own & first, late | unsafe)
+            now = self._end(iteration(self._begin(AHEAD, 0, now), own, late))
+        else:
+            self._decide(program, turns.inputs[0], now[0])
+            if is_first_apart:  # the others are in a branch behind it
+                now = iteration(self._begin(DECIDED, 1, now), own & first, late | unsafe)
+            now = self._end(iteration(self._begin(DECIDED, 0, now), own, late))
+            if is_first_apart:
+                now = self._end(now)
         # Nobody knows beforehand which iteration is the last. And if the scalar has failed, so must what is behind.
         behind = [n for n, is_used in enumerate(used) if is_used]
         found = self._new(len(behind))
         if behind:
-            takes = [not is_first_apart and carried[n] in own for n in behind]
+            mine = passed if ahead is not None else set() if is_first_apart else own
+            takes = [carried[n] in mine for n in behind]
             part = _chosen(program, turns.inputs[0], [carry[n] for n in behind], takes)
             self._append(part, [now[0], *(now[1 + n] for n in behind)], found)
         numbers.update(zip((turns.outputs[n] for n in behind), found, strict=True))

@@ -3,7 +3,8 @@
 A branch takes the maximum over its cases. The walk goes through each case alone, from what is there before the branch,
 and goes on with the larger rest. A value from outside that a case reads last counts until the end of the branch in the
 other cases: there the node that is not run lets go of it, at its turn. The result of a branch is the buffer of what the
-taken case gives, so the select makes nothing new if nobody else needs that buffer.
+taken case gives, so the select makes nothing new if nobody else needs that buffer. What a call has taken over is gone,
+even if a select behind it gives that value in another case (`pathways.plan.guarding`).
 
 Never less than what a host holds: what counts too long or twice is said above or at its place. Pure.
 """
@@ -135,14 +136,36 @@ class Walk:
         dying = [self._dying_from_outside(case, own) for case, own in zip(branch.cases, made, strict=True)]
         come = [sum(map(self._size, own & self._arrives)) for own in made]
         everything = set().union(*made)
+        gone = [{v for n in case for v in self._given(n)} for case in branch.cases]
         for which, case in enumerate(branch.cases):
             highest, after = self._sequence(case, depth + 1, live - sum(come) + come[which])
             for number in branch.selects:
-                top, after = self._step(number, after, everything - made[which], which)
+                top, after = self._step(number, after, (everything - made[which]) | gone[which], which)
                 highest = max(highest, top)
             peak = max(peak, highest)
             rest.append(after - sum(dying) + dying[which])
         return peak, max(rest)
+
+    def _given(self, number: int) -> set[int]:
+        """The inputs that a node donates and that nobody reads behind it, if it is run."""
+        node = self._program.nodes[number]
+        given = {v for v, gives in zip(node.inputs, self._donates[number], strict=False) if gives}
+        return {v for v in given if self._last_use[v] == number or self._is_gone(v, number)}
+
+    def _is_gone(self, value: int, number: int) -> bool:
+        """Whether only selects read a value behind a node of a case, and those give it in other cases."""
+        taken, at = {}, self._program.nodes[number].predicate
+        while at >= 0:
+            predicate = self._program.predicates[at]
+            taken[predicate.value], at = predicate.case, predicate.parent
+        behind = [node for node in self._program.nodes[number + 1 :] if value in node.inputs]
+        return all(
+            node.kind is NodeKind.SELECT
+            and node.inputs[0] in taken
+            and node.inputs[1 + taken[node.inputs[0]]] != value
+            and node.inputs[0] != value
+            for node in behind
+        )
 
     def _dying_from_outside(self, case: Sequence[int], made: Set[int]) -> int:
         """The bytes of the values that nobody reads behind these nodes, which do not make them."""
@@ -158,7 +181,8 @@ class Walk:
         made = sum(size(v) for v in outputs if v not in self._transferred)
         if node.predicate < 0:
             made += sum(map(size, self._arriving.get(number, ())))
-        dying = {v for v in node.inputs if self._last_use[v] == number} & self._mortal - absent
+        given = self._given(number)
+        dying = ({v for v in node.inputs if self._last_use[v] == number} | given) & self._mortal - absent
         taken = 0
         if node.kind is NodeKind.CALL:
             taken = -self._taken(number)

@@ -20,7 +20,7 @@ from control_cases import ARGUMENTS, CASES, HOMES, Placed
 from control_on_slices import placed_on
 
 import pathways as pw
-from pathways.plan.composite import DECIDED, composite_of
+from pathways.plan.composite import AHEAD, DECIDED, composite_of
 
 WHILES = sorted(name for name in CASES if "while" in name or name == "fori_loop_dynamic")
 #: Other arguments, with which a loop has another number of iterations, or none.
@@ -41,7 +41,7 @@ def test_values(add: Any, quiet: Any, name: str) -> None:
     slices = {where: add(1) for where in "abc"}
     program, plain = pw.program(case.forward(placed_on(slices))), jax.jit(case.forward(Placed()))
     steps = composite_of(program.lower(*case.values()).bound).steps
-    assert any(step.kind == DECIDED for step in steps)
+    assert any(step.kind in (DECIDED, AHEAD) for step in steps)
     before = None
     for turn, way in enumerate((*WAYS, *WAYS)):
         if turn == len(WAYS):  # what is small and was given as a number is known now
@@ -75,6 +75,44 @@ def test_any_number_of_iterations(add: Any, quiet: Any, donates: bool) -> None:
         assert x.is_deleted() == y.is_deleted() == donates
         same(got, (jnp.asarray(X * 2.0**n), jnp.asarray(X + n), jnp.int32(n)))
         del got, x, y
+    quiet(back_to=before)
+
+
+def test_which_loops_run_ahead(add: Any, quiet: Any) -> None:
+    """A body that is one run hands its carry on as it was when it is not taken: swapped values, what it only passes on,
+    and the scalar itself as a carried value too.
+    """
+    here, there = add(2), add(1)
+    f = pw.jit(lambda x: x * 2, devices=here, name="f")
+    g = pw.jit(lambda x, m: (x + 1, (x.sum() < m)), devices=there, name="g")
+
+    def turned(x: Any, y: Any, k: Any, m: Any, f: Any = f, g: Any = g) -> Any:
+        def body(c: Any) -> Any:
+            a, b, z, k, go = c
+            z, go = g(z, m)
+            return f(b), a, z, k, go
+
+        return jax.lax.while_loop(lambda c: c[4], body, (x, x, y, k, m > 0))
+
+    def nested(x: Any, n: Any, f: Any = f) -> Any:
+        def body(c: Any) -> Any:
+            return jax.lax.while_loop(lambda d: d[1] < c[1], lambda d: (f(d[0]), d[1] + 1), (c[0], 0))[0], c[1] + 1
+
+        return jax.lax.while_loop(lambda c: c[1] < n, body, (x, 0))
+
+    plain = (lambda x: x * 2, lambda x, m: (x + 1, (x.sum() < m)))
+    program, inner = pw.program(turned), pw.program(nested)
+    kinds = [step.kind for step in composite_of(program.lower(X, X, X, np.float32(1)).bound).steps]
+    assert AHEAD in kinds and DECIDED not in kinds
+    kinds = [step.kind for step in composite_of(inner.lower(X, 3).bound).steps]
+    assert AHEAD in kinds and DECIDED in kinds
+    before = None
+    for turn, m in enumerate((0, 17, 200, 0, 17, 200)):
+        if turn == 3:
+            before = quiet()["kept"]
+        m = np.float32(m)
+        same(program(X, X, X, m), jax.jit(lambda x, y, k, m: turned(x, y, k, m, *plain))(X, X, X, m))
+        same(inner(X, turn % 3 * 2), jax.jit(lambda x, n: nested(x, n, plain[0]))(X, turn % 3 * 2))
     quiet(back_to=before)
 
 
