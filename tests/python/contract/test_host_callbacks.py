@@ -12,7 +12,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -36,14 +36,6 @@ def like(x: Any) -> jax.ShapeDtypeStruct:
 def pids(cluster: Any) -> set[int]:
     """The processes of all clients' functions."""
     return {pid for host in cluster.stats()["hosts"] for pid in host["sidecars"].values()}
-
-
-@pytest.fixture(autouse=True)
-def no_errors_left() -> Iterator[None]:
-    """Errors of this test's calls are not those of a later test: `jax.effects_barrier` raises the first one."""
-    yield
-    with contextlib.suppress(errors.PathwaysError):
-        jax.effects_barrier()
 
 
 class Pair(NamedTuple):
@@ -293,7 +285,6 @@ def sockets_and_memory() -> tuple[list[int], list[int]]:
 
 
 def attack(name: str) -> np.float32:
-    import contextlib
 
     (link,), (memory,) = sockets_and_memory()
     for size in (0, 1):
