@@ -236,8 +236,10 @@ def test_threads_lose_nothing(v: pw.Variable) -> None:
     same(w.value, ONES * 3 * 101)
 
 
-def test_set_while_runs_are_submitted(v: pw.Variable) -> None:
+def test_set_while_runs_are_submitted(here: Any) -> None:
     """Each set comes before or behind each run; no array is lost."""
+    stride = 10_000_000  # more runs than come between a set and a read on the slowest machine
+    v = pw.Variable(np.zeros(4, np.int32), here, name="v")
 
     @pw.program
     def step() -> None:
@@ -257,9 +259,9 @@ def test_set_while_runs_are_submitted(v: pw.Variable) -> None:
     thread = threading.Thread(target=submit)
     thread.start()
     for i in range(200):
-        v.value = ONES * 10_000 * i
-        got = float(v.value[0])
-        assert 10_000 * i <= got < 10_000 * (i + 1), (i, got)
+        v.value = np.full(4, stride * i, np.int32)
+        got = int(v.value[0])
+        assert stride * i <= got < stride * (i + 1), (i, got)
     ends.set()
     thread.join()
     assert not failed, failed
