@@ -479,9 +479,9 @@ def program(
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
         **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
             pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a loop with
-            placed calls inside is unrolled; 16), `parallel_iterations` (of any other loop, in flight; 10), `offload`
-            (what a run keeps for later leaves the devices: "auto": if they have too little memory; "none": never; or
-            above a number of bytes of each device).
+            placed calls inside is unrolled; 16), `parallel_iterations` (of any other loop, in flight; 10 or 32),
+            `offload` (what a run keeps for later leaves the devices: "auto": if they have too little memory; "none":
+            never; or above a number of bytes of each device).
 
     Returns:
         A callable of the same signature whose results are `pw.Array`s, with `.lower(*args)`.

@@ -66,7 +66,7 @@ class Settings:
 VARIANTS = {
     "pipeline": (("islands", "step", "islands"), ("island", "step", "island")),
     "hosts": tuple(("islands", name, name) for name in ("while", "fori", "scan", "chain", "calls", "client")),
-    "slice": tuple(("islands", name, name) for name in ("loop", "loop, 20 in flight", "loop, 40 in flight", "chain")),
+    "slice": tuple(("islands", name, name) for name in ("loop", "loop, 10 in flight", "loop, 100 in flight", "chain")),
     "turns": tuple(("islands", name, name) for name in ("loop, 1 in flight", "loop, 10 in flight")),
     "mixture": tuple(
         ("islands", name, name) for name in ("k", "all", "all, by exchange", "gradients of k", "gradients of all")

@@ -231,7 +231,7 @@ class Client:
 
         how, count = programs.pad(group.step.kind, group.step.amount), group.size
         calls = max(1, count // CHAINED)
-        made = programs.one_slice(self._slices[0], how, calls * CHAINED, CHAINED, (20, 40))
+        made = programs.one_slice(self._slices[0], how, calls * CHAINED, CHAINED, (10, 100))
         zeros = programs.zeros(self._slices[0])
         runs: dict[str, Once] = {}
         for name, program in made.items():

@@ -29,8 +29,7 @@ _NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches 
 #: How many iterations a scan with placed calls inside may have, to be unrolled.
 UNROLL = 16
 
-#: How many iterations of a loop that is not unrolled may be ordered and not over; and the most that it may be.
-PARALLEL_ITERATIONS = 10
+#: The largest `parallel_iterations`.
 MOST_PARALLEL_ITERATIONS = 256
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
@@ -53,7 +52,8 @@ class Options:
     `merge` lets neighbouring call sites on one slice become one computation. Without `merge`, every call site stays a
     computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. A `jax.lax.scan`
     (or `map`, or a `fori_loop` whose count is known) with placed calls inside is unrolled if it has at most `unroll`
-    iterations. Of a loop that stays one, the controller has at most `parallel_iterations` ordered that are not over.
+    iterations. Of a loop that stays one, the controller has at most `parallel_iterations` ordered that are not over;
+    None: 32 if its iterations move nothing and their number is known (see `pathways.compiler.pipeline`), else 10.
     `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
     pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
     microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if
@@ -64,7 +64,7 @@ class Options:
     merge: bool = False
     schedule: str = "none"
     unroll: int = UNROLL
-    parallel_iterations: int = PARALLEL_ITERATIONS
+    parallel_iterations: int | None = None
     platforms: tuple[str, ...] = ("cpu",)
     compiler: tuple[tuple[str, bool], ...] = ()
     lengths: tuple[Lengths, ...] = ()
@@ -117,8 +117,9 @@ class Options:
                 f"compiler option 'offload': expected 'auto', 'none', or the number of bytes of each device that a run "
                 f"may take before it offloads what it keeps for later to host memory, got {offload!r}"
             )
-        parallel = options.pop("parallel_iterations", PARALLEL_ITERATIONS)
-        if isinstance(parallel, bool) or not isinstance(parallel, int) or not 1 <= parallel <= MOST_PARALLEL_ITERATIONS:
+        parallel = options.pop("parallel_iterations", None)
+        is_count = isinstance(parallel, int) and not isinstance(parallel, bool)
+        if parallel is not None and not (is_count and 1 <= parallel <= MOST_PARALLEL_ITERATIONS):
             raise errors.OptionError(
                 f"compiler option 'parallel_iterations': expected how many iterations of a loop may be in flight, 1 to "
                 f"{MOST_PARALLEL_ITERATIONS}, got {parallel!r}"

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways import _jaxlib, errors
 from pathways.compiler import emit, lower, schedule
 from pathways.compiler.control.assembling import assemble, has_control
 from pathways.compiler.flatten import FlatProgram, flatten
-from pathways.compiler.ir import LogicalProgram, MeshSpec, PipelineInfo
+from pathways.compiler.ir import LogicalProgram, Loop, MeshSpec, NodeKind, PipelineInfo
 from pathways.compiler.memo import Memo, key_of
 from pathways.compiler.options import Options
 from pathways.compiler.trace import Traced
+
+#: How many iterations of a loop may be ordered and not over, unless the user says so. A run's end may be seen only with
+#: that of the last run in flight (LOOK-1), so more let short iterations follow each other without a gap.
+IN_FLIGHT = 10
+MANY_IN_FLIGHT = 32  # where that takes no more memory
 
 #: How often to compile at most. After a round in which the compiler cut a value by part of an axis, the shardings of
 #: those call sites are pinned to replicated, and the program is compiled again.
@@ -68,9 +73,23 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
                 "no schedule"
             )
         made = assemble(program, traced, functools.partial(_partition, options), default_mesh)
-        return dataclasses.replace(made, parallel_iterations=options.parallel_iterations) if made.loops else made
+        if not made.loops:
+            return made
+        in_flight = options.parallel_iterations or (MANY_IN_FLIGHT if _all_are_local(made.loops) else IN_FLIGHT)
+        return dataclasses.replace(made, parallel_iterations=in_flight)
     pipelines = schedule.apply(program, traced, options)
     return _partition(options, traced, program, default_mesh, pipelines)
+
+
+def _all_are_local(loops: Sequence[Loop]) -> bool:
+    """Whether no iteration needs memory of its own to receive something, and no iteration is ordered in vain."""
+    moves = (NodeKind.TRANSFER, NodeKind.EXCHANGE, NodeKind.PERMUTE)
+    return all(
+        loop.count is not None
+        and not any(node.kind in moves for node in loop.body.nodes)
+        and _all_are_local(loop.body.loops)
+        for loop in loops
+    )
 
 
 def _partition(

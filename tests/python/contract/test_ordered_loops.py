@@ -72,6 +72,17 @@ def test_another_number_of_iterations_in_flight(add: Any, quiet: Any) -> None:
     quiet(back_to=kept)
 
 
+def test_iterations_in_flight_where_nothing_moves(add: Any) -> None:
+    f, g = (pw.jit(lambda x: x * 0.5 + 1, devices=add(1)) for _ in range(2))
+    counted = lambda call: lambda x: jax.lax.fori_loop(0, 300, lambda _, c: call(c), x)
+    nested = lambda x: jax.lax.fori_loop(0, 20, lambda _, c: g(counted(f)(c)), x)
+    ended = lambda x: jax.lax.while_loop(lambda c: c[0, 0] < 1.9, f, x)
+    for loop, parallel in ((counted(f), 32), (counted(lambda c: g(f(c))), 10), (nested, 10), (ended, 10)):
+        assert composite_of(pw.program(loop, unroll=0).lower(X).bound).parallel == parallel
+    assert composite_of(pw.program(counted(f), parallel_iterations=4).lower(X).bound).parallel == 4
+    same(pw.program(counted(f))(X), 2 * X)
+
+
 def test_what_is_carried_twice_passed_on_kept_or_donated(add: Any, quiet: Any) -> None:
     here, there = add(2), add(1)
     f = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=here, name="f")
