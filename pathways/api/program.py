@@ -479,7 +479,7 @@ def program(
         static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
         **options: see `pathways.compiler.options.Options`: `schedule` (a name in `BUILT` there), `lengths` (of a
             pipeline's steps, as `schedule_plot` takes them), `merge`, `unroll` (up to how many iterations a loop with
-            placed calls inside is unrolled; 16), `parallel_iterations` (of any other loop, in flight; 10 or 32),
+            placed calls inside is unrolled; 16), `parallel_iterations` (of any other loop, in flight; 10 or 64),
             `offload` (what a run keeps for later leaves the devices: "auto": if they have too little memory; "none":
             never; or above a number of bytes of each device).
 

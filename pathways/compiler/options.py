@@ -53,7 +53,7 @@ class Options:
     computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. A `jax.lax.scan`
     (or `map`, or a `fori_loop` whose count is known) with placed calls inside is unrolled if it has at most `unroll`
     iterations. Of a loop that stays one, the controller has at most `parallel_iterations` ordered that are not over;
-    None: 32 if its iterations move nothing and their number is known (see `pathways.compiler.pipeline`), else 10.
+    None: 64 if its iterations move nothing and their number is known (see `pathways.compiler.pipeline`), else 10.
     `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
     pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
     microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if

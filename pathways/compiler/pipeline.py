@@ -24,7 +24,7 @@ from pathways.compiler.trace import Traced
 #: How many iterations of a loop may be ordered and not over, unless the user says so. A run's end may be seen only with
 #: that of the last run in flight (LOOK-1), so more let short iterations follow each other without a gap.
 IN_FLIGHT = 10
-MANY_IN_FLIGHT = 32  # where that takes no more memory
+MANY_IN_FLIGHT = 64  # where that takes no more memory
 
 #: How often to compile at most. After a round in which the compiler cut a value by part of an axis, the shardings of
 #: those call sites are pinned to replicated, and the program is compiled again.

@@ -77,7 +77,7 @@ def test_iterations_in_flight_where_nothing_moves(add: Any) -> None:
     counted = lambda call: lambda x: jax.lax.fori_loop(0, 300, lambda _, c: call(c), x)
     nested = lambda x: jax.lax.fori_loop(0, 20, lambda _, c: g(counted(f)(c)), x)
     ended = lambda x: jax.lax.while_loop(lambda c: c[0, 0] < 1.9, f, x)
-    for loop, parallel in ((counted(f), 32), (counted(lambda c: g(f(c))), 10), (nested, 10), (ended, 10)):
+    for loop, parallel in ((counted(f), 64), (counted(lambda c: g(f(c))), 10), (nested, 10), (ended, 10)):
         assert composite_of(pw.program(loop, unroll=0).lower(X).bound).parallel == parallel
     assert composite_of(pw.program(counted(f), parallel_iterations=4).lower(X).bound).parallel == 4
     same(pw.program(counted(f))(X), 2 * X)
