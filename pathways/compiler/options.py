@@ -29,7 +29,12 @@ _NOT_BUILT = {"ZeroBubbleH2ZeroTxLatency": "it keeps up to 2 S - 1 microbatches 
 #: How many iterations a scan with placed calls inside may have, to be unrolled.
 UNROLL = 16
 
-#: The largest `parallel_iterations`.
+#: How many iterations of a loop that is not unrolled may be ordered and not over. The first number is for any loop. The
+#: second one is for a loop of a known count whose iterations move nothing, so that more take no more memory. The third
+#: one is the most that a user may set. A run's end may be seen only with that of the last run in flight (LOOK-1): with
+#: more in flight, short iterations leave fewer gaps.
+PARALLEL_ITERATIONS = 10
+PARALLEL_ITERATIONS_IN_PLACE = 64
 MOST_PARALLEL_ITERATIONS = 256
 
 #: Options that go to the MPMD compiler as they are. All are booleans.
@@ -53,7 +58,7 @@ class Options:
     computation of its own. `schedule` is a name in `BUILT`; it is "none" if the order is the text's. A `jax.lax.scan`
     (or `map`, or a `fori_loop` whose count is known) with placed calls inside is unrolled if it has at most `unroll`
     iterations. Of a loop that stays one, the controller has at most `parallel_iterations` ordered that are not over;
-    None: 64 if its iterations move nothing and their number is known (see `pathways.compiler.pipeline`), else 10.
+    None: one of the two numbers above, which depends on the program's loops.
     `platforms` are the platforms of the hosts, not of the client. `lengths` are those of the steps of
     pipelines that have none of their own, as the user gives them; () if the user gives none. `limits` bounds the
     microbatches in flight under "auto": for each pipeline of the program one number per stage, see `search`; () if
@@ -117,9 +122,10 @@ class Options:
                 f"compiler option 'offload': expected 'auto', 'none', or the number of bytes of each device that a run "
                 f"may take before it offloads what it keeps for later to host memory, got {offload!r}"
             )
+        is_given = "parallel_iterations" in options
         parallel = options.pop("parallel_iterations", None)
         is_count = isinstance(parallel, int) and not isinstance(parallel, bool)
-        if parallel is not None and not (is_count and 1 <= parallel <= MOST_PARALLEL_ITERATIONS):
+        if is_given and not (is_count and 1 <= parallel <= MOST_PARALLEL_ITERATIONS):
             raise errors.OptionError(
                 f"compiler option 'parallel_iterations': expected how many iterations of a loop may be in flight, 1 to "
                 f"{MOST_PARALLEL_ITERATIONS}, got {parallel!r}"

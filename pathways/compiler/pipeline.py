@@ -18,13 +18,8 @@ from pathways.compiler.control.assembling import assemble, has_control
 from pathways.compiler.flatten import FlatProgram, flatten
 from pathways.compiler.ir import LogicalProgram, Loop, MeshSpec, NodeKind, PipelineInfo
 from pathways.compiler.memo import Memo, key_of
-from pathways.compiler.options import Options
+from pathways.compiler.options import PARALLEL_ITERATIONS, PARALLEL_ITERATIONS_IN_PLACE, Options
 from pathways.compiler.trace import Traced
-
-#: How many iterations of a loop may be ordered and not over, unless the user says so. A run's end may be seen only with
-#: that of the last run in flight (LOOK-1), so more let short iterations follow each other without a gap.
-IN_FLIGHT = 10
-MANY_IN_FLIGHT = 64  # where that takes no more memory
 
 #: How often to compile at most. After a round in which the compiler cut a value by part of an axis, the shardings of
 #: those call sites are pinned to replicated, and the program is compiled again.
@@ -75,19 +70,20 @@ def _compile(traced: Traced, options: Options, default_mesh: MeshSpec | None) ->
         made = assemble(program, traced, functools.partial(_partition, options), default_mesh)
         if not made.loops:
             return made
-        in_flight = options.parallel_iterations or (MANY_IN_FLIGHT if _all_are_local(made.loops) else IN_FLIGHT)
-        return dataclasses.replace(made, parallel_iterations=in_flight)
+        default = PARALLEL_ITERATIONS_IN_PLACE if _are_in_place(made.loops) else PARALLEL_ITERATIONS
+        return dataclasses.replace(made, parallel_iterations=options.parallel_iterations or default)
     pipelines = schedule.apply(program, traced, options)
     return _partition(options, traced, program, default_mesh, pipelines)
 
 
-def _all_are_local(loops: Sequence[Loop]) -> bool:
-    """Whether no iteration needs memory of its own to receive something, and no iteration is ordered in vain."""
+def _are_in_place(loops: Sequence[Loop]) -> bool:
+    """Whether the loops and those inside them have known counts, and no iteration moves a value to other devices. Then
+    none is ordered in vain, and no memory is kept for what an iteration in flight receives."""
     moves = (NodeKind.TRANSFER, NodeKind.EXCHANGE, NodeKind.PERMUTE)
     return all(
         loop.count is not None
-        and not any(node.kind in moves for node in loop.body.nodes)
-        and _all_are_local(loop.body.loops)
+        and all(node.kind not in moves for node in loop.body.nodes)
+        and _are_in_place(loop.body.loops)
         for loop in loops
     )
 

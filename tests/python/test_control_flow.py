@@ -110,7 +110,7 @@ def test_a_loop_is_unrolled_up_to_the_option() -> None:
     for wrong in (-1, True, 1.5, "all", None):
         with pytest.raises(errors.OptionError, match=f"'unroll'.*got {wrong!r}"):
             compile_traced(trace(lambda x: x, [x]), {"unroll": wrong})
-    for wrong in (0, 257, True, 1.5, "all"):
+    for wrong in (0, 257, True, 1.5, "all", None):
         with pytest.raises(errors.OptionError, match=f"'parallel_iterations'.*1 to 256, got {wrong!r}"):
             compile_traced(trace(lambda x: x, [x]), {"parallel_iterations": wrong})
 

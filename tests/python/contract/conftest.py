@@ -1,5 +1,5 @@
 """For contract tests: `add` gives slices on the cluster under test, `quiet` its numbers when nothing moves any more.
-`start` starts a cluster with budgets."""
+`start` starts a cluster with budgets. Errors of callbacks end with their test."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ TRUST-1  whatever the process answers, or does to what it shares with its host, 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -285,6 +284,7 @@ def sockets_and_memory() -> tuple[list[int], list[int]]:
 
 
 def attack(name: str) -> np.float32:
+    import contextlib
 
     (link,), (memory,) = sockets_and_memory()
     for size in (0, 1):

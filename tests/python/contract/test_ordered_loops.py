@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
+import time
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from thoroughness import THOROUGHNESS
 
 import pathways as pw
 from pathways.plan.composite import LOOP, composite_of
+from pathways.testing import stand_in
 
 LOOPS = ("scan_reverse", "nested_scan", "keys", "scan", "mixed_dtypes", "fori_loop", "map", "remat_body")
 W, V = (np.random.default_rng(n).normal(size=(4, 4)).astype(np.float32) for n in (1, 2))
@@ -112,6 +115,28 @@ def test_what_is_carried_twice_passed_on_kept_or_donated(add: Any, quiet: Any) -
     same(x, want)
     steps = composite_of(step.lower(x, args[0]).bound).steps
     assert [len(each.inputs) for each in steps if each.kind == LOOP] == [1]  # the counter, which nobody reads, is gone
+
+
+def test_many_iterations_in_flight_hold_up_no_other_client() -> None:
+    """SHARE-1: beside a loop with 64 iterations of 5 ms in flight, another client waits for few of them."""
+    with pw.connect(pw.LocalCluster(1, 1, 1)) as cluster, pw.connect(cluster.address) as other:
+        ours, theirs = (pw.make_virtual_device_set(each).add_slice(devices=1) for each in (cluster, other))
+        step, double = (
+            pw.jit(lambda x: stand_in.step(x + 1, 5_000), devices=ours),
+            pw.jit(lambda x: x * 2, devices=theirs),
+        )
+        loop = pw.program(lambda x, n: jax.lax.fori_loop(0, n, lambda _, c: step(c), x), static_argnums=1)
+        assert composite_of(loop.lower(X, 10**6).bound).parallel == 64
+        same([loop(X, 20), double(X)], [X + 20, X * 2])
+        endless, waits = loop.with_timeout(3)(X, 10**6), []
+        while not endless.is_ready():
+            began = time.monotonic()
+            same(double(X), X * 2)
+            waits.append(time.monotonic() - began)
+        with pytest.raises(pw.errors.DeadlineExceededError):
+            np.asarray(endless)
+        assert statistics.median(waits) < 0.16, waits  # half of what the 64 iterations take
+        same(double(X), X * 2)
 
 
 def test_an_error_in_an_iteration_fails_what_depends_on_it_alone(add: Any, cluster: Any, quiet: Any) -> None:
