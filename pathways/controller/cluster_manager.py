@@ -30,16 +30,16 @@ from typing import Any, TypeVar
 from google.protobuf.empty_pb2 import Empty
 
 from pathways import errors
-from pathways.controller.host_processes import HostProcesses
 from pathways.controller.native_numbers import NativeNumbers
 from pathways.controller.records import HostRecord, ProgramRecord
 from pathways.controller.resource_manager import ResourceManager
 from pathways.plan.binding import BoundProgram, concerned
 from pathways.plan.memory_profile import UNLIMITED
 from pathways.plan.topology import Topology
-from pathways.process import environment, fd_passing
+from pathways.process import environment
 from pathways.process.children import is_readable
-from pathways.process.config import ControllerConfig, HostConfig, dump
+from pathways.process.config import ControllerConfig, HostConfig
+from pathways.process.host_processes import HostProcesses
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol import wire
 from pathways.protocol.serialization import load_program
@@ -234,7 +234,6 @@ class ClusterManager:
         """
         island = self.topology.island_of(number)
         members = self.topology.islands[island]
-        ours, theirs = fd_passing.pair()
         config = HostConfig(
             host=number,
             rank=members.index(number),
@@ -244,7 +243,6 @@ class ClusterManager:
             address=self.far_address if self.topology.machine_of(number) else self.address,
             coordinator=self._coordinator(island, incarnation) if len(members) > 1 else "",
             parent=os.getpid(),
-            socket_fd=theirs.fileno(),
             controller_fd=self.segment.fd,
             segment_fds=tuple(-1 if segment is None else segment.fd for segment in segments),
             start_timeout_s=self.config.options.start_timeout_s,
@@ -263,31 +261,19 @@ class ClusterManager:
         suffix = f".{incarnation}" if incarnation else ""
         log_path = os.path.join(self.config.directory, "logs", f"host-{number}{suffix}.log")
         env = environment.host_environment(self.config.options, self.config.platform, number, os.environ)
-        with open(log_path, "wb") as log, theirs:
-            process = self.processes.fork([dump(config)], env, [log.fileno(), *config.fds])
-        ours.setblocking(False)
         token = secrets.token_hex(16)
-        host = HostRecord(config, segments[number], process, -1, ours, log_path, token)
-        try:
-            fd_passing.send(ours, {"kind": "token", "token": token})
-            host.pidfd = os.pidfd_open(process.pid)
-        except OSError as error:  # it has ended already, or this process has too many descriptors
-            process.kill()
-            process.wait()
-            raise errors.ConnectError(f"host {number} could not be started: {error}. {host.exit_report()}") from error
-        self._loop.add_reader(host.pidfd, self._host_ended, host)
+        process = self.processes.start_host(config, env, log_path, token)
+        host = HostRecord(config, segments[number], process, token)
+        self._loop.add_reader(process.pidfd, self._host_ended, host)
         self.announce(pb.StartupEvent(stage=Stage.HOST_STARTED, host=number, pid=process.pid))
         return host
 
     def end_host(self, host: HostRecord) -> None:
         """Kills a host if it still runs, waits for its end, and closes what the controller holds of it."""
         host.is_lost, host.is_served = True, False
-        self._loop.remove_reader(host.pidfd)
-        host.process.kill()
-        host.process.wait()
+        self._loop.remove_reader(host.process.pidfd)
+        host.process.end()
         host.requests.put_nowait(None)
-        os.close(host.pidfd)
-        host.socket.close()
 
     def announce(self, event: pb.StartupEvent) -> None:
         """Reports an event of the start to all watchers. A cluster that is ready reports only that, and its failure."""
@@ -373,7 +359,7 @@ class ClusterManager:
         self.end("its supervisor process is gone")
 
     def _host_ended(self, host: HostRecord) -> None:
-        self._loop.remove_reader(host.pidfd)
+        self._loop.remove_reader(host.process.pidfd)
         if self.done.done():
             return
         if self.ready:
@@ -403,11 +389,11 @@ class ClusterManager:
             deadline = time.monotonic() + STOP_GRACE_S
             while time.monotonic() < deadline and any(host.process.poll() is None for host in self.hosts):
                 await asyncio.sleep(0.01)
-        for host in self.hosts:
+        left = [host for host in self.hosts if not host.is_lost]
+        for host in left:
             host.process.kill()
-        for host in self.hosts:
-            host.requests.put_nowait(None)
-            host.process.wait()
+        for host in left:
+            self.end_host(host)
         self.processes.end()
         if self.controller is not None:
             self.controller.stop()

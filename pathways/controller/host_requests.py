@@ -58,7 +58,7 @@ class HostRequests:
         """
         try:
             if not host.is_lost:
-                fd_passing.send(host.socket, message, [segment.fd])
+                host.process.hand_over(message, segment.fd)
         except fd_passing.Closed:  # the process has ended; the controller is about to notice
             return ""
         try:

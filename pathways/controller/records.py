@@ -11,12 +11,12 @@ import dataclasses
 import socket
 from typing import Any
 
-from pathways.controller.host_processes import ForkedProcess
 from pathways.plan.memory_profile import ProgramMemory
 from pathways.process import fd_passing
-from pathways.process.children import describe_exit, log_tail
+from pathways.process.children import describe_exit
 from pathways.process.client_terms import ClientTerms
 from pathways.process.config import HostConfig
+from pathways.process.host_processes import HostProcess
 from pathways.protocol import control_pb2 as pb
 from pathways.protocol.wire import Stage
 
@@ -27,10 +27,7 @@ class HostRecord:
 
     config: HostConfig
     segment: Any
-    process: ForkedProcess
-    pidfd: int
-    socket: socket.socket
-    log_path: str
+    process: HostProcess
     token: str  # the secret by which its session identifies itself
     requests: asyncio.Queue[pb.HostRequest | None] = dataclasses.field(default_factory=asyncio.Queue)
     stage: int = Stage.HOST_STARTED
@@ -66,7 +63,7 @@ class HostRecord:
         end = "stopped answering" if returncode is None else describe_exit(returncode)
         if self.error:
             return f"{self.name} {end}: {self.error}"
-        return f"{self.name} {end}. {log_tail(self.log_path)}"
+        return f"{self.name} {end}. {self.process.log_tail()}"
 
 
 @dataclasses.dataclass

@@ -144,12 +144,12 @@ class HostConfig:
     address: str
     coordinator: str
     parent: int
-    socket_fd: int
     controller_fd: int
     segment_fds: tuple[int, ...]
     start_timeout_s: float
     native: str
     driver: str
+    socket_fd: int = -1
     device_memory: int | None = None
     transfer_bytes: int = 0
     incarnation: int = 0

@@ -16,7 +16,7 @@ from control_clusters import SMALL, assert_gone, eventually, is_running
 
 from pathways import errors
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
-from pathways.controller.host_processes import HostProcesses
+from pathways.process.host_processes import HostProcesses
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathways import errors
 from pathways.process import fd_passing
 from pathways.process.children import describe_exit, log_tail
+from pathways.process.config import HostConfig, dump
 from pathways.process.supervisor import adopt_orphans, reap_orphans
 
 #: A fork takes some milliseconds. The controller does not wait longer, in seconds, for a fork server that was stopped.
@@ -51,6 +53,49 @@ class ForkedProcess:
         """Kills the process, unless its end was seen already: another process may have its pid then."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
+
+
+class HostProcess:
+    """One host process of this machine, and what its starter holds of it."""
+
+    def __init__(self, process: ForkedProcess, pidfd: int, connection: socket.socket, log_path: str) -> None:
+        self.pid = process.pid
+        self.pidfd = pidfd  # readable when the process has ended
+        self._process = process
+        self._connection = connection
+        self._log_path = log_path
+
+    @property
+    def returncode(self) -> int | None:
+        """How the process ended, at the last look; see `ForkedProcess`."""
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        """How the process ended, None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kills the process, if it still runs."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kills the process, waits for its end, and closes what this process holds of it."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self.pidfd)
+        self._connection.close()
+
+    def hand_over(self, message: fd_passing.Message, fd: int) -> None:
+        """Sends the host a descriptor, with a message that says what it is.
+
+        Raises:
+            Closed: the host has ended.
+        """
+        fd_passing.send(self._connection, message, [fd])
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        return log_tail(self._log_path)
 
 
 class HostProcesses:
@@ -157,6 +202,34 @@ class HostProcesses:
             os.close(file)
         self._forked.append(ForkedProcess(int(self._receive()["pid"])))
         return self._forked[-1]
+
+    def start_host(self, config: HostConfig, environment: Mapping[str, str], log_path: str, token: str) -> HostProcess:
+        """Starts a host. Call it only after `ready`.
+
+        Args:
+            config: `socket_fd` is set here; the other descriptors stay open here.
+            environment: the whole environment of the process.
+            log_path: where its output goes.
+            token: the secret by which its session identifies itself.
+
+        Raises:
+            ConnectError: it could not be started.
+        """
+        ours, theirs = fd_passing.pair()
+        config = dataclasses.replace(config, socket_fd=theirs.fileno())
+        with open(log_path, "wb") as log, theirs:
+            process = self.fork([dump(config)], environment, [log.fileno(), *config.fds])
+        ours.setblocking(False)
+        try:
+            fd_passing.send(ours, {"kind": "token", "token": token})
+            return HostProcess(process, os.pidfd_open(process.pid), ours, log_path)
+        except OSError as error:  # it has ended already, or this process has too many descriptors
+            process.kill()
+            process.wait()
+            ours.close()
+            raise errors.ConnectError(
+                f"host {config.host} (pid {process.pid}) could not be started: {error}. {log_tail(log_path)}"
+            ) from error
 
     def _receive(self) -> fd_passing.Message:
         """The next message of the fork server. When there is none, ends the fork server and raises ConnectError."""
