@@ -101,9 +101,11 @@ def _like(tree: Any, leaves: list[Any]) -> Any:
 
 
 def _nan_if(x: Any, is_bad: Any) -> Any:
-    """A product, so that the gradient is NaN, too."""
-    dtype = jax.typeof(x).dtype
-    return x * jnp.where(is_bad, jnp.asarray(jnp.nan, dtype), jnp.asarray(1, dtype))
+    """A product, so that the gradient is NaN, too. Its factor is weakly typed, so `x` keeps its type."""
+    factor = jnp.where(is_bad, jnp.nan, 1.0)
+    if not jnp.iscomplexobj(x):
+        return x * factor
+    return jax.lax.complex(jnp.real(x) * factor, jnp.imag(x) * factor)  # x * factor is NaN where one part is infinite
 
 
 def _check(name: str, value: Any, is_optional: bool = False) -> None:
