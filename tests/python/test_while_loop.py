@@ -149,7 +149,8 @@ def test_outside_of_programs_it_is_jax() -> None:
     assert int(pw.while_loop(lambda n: n < 9, lambda n: n + 1, 0)) == 9  # a carry without a bound needs no floats
     promoted = pw.while_loop(lambda x: x < 9, lambda x: x * jnp.float32(2), 1, max_iterations=9)
     assert promoted.dtype == jnp.float32 and float(promoted) == 16
-    last, status = pw.while_loop(lambda n: n < 9, lambda n: n + 1, 0, max_iterations=7, return_status=True)
+    most = np.int64(7)  # as the length of a jax.lax.scan
+    last, status = pw.while_loop(lambda n: n < 9, lambda n: n + 1, 0, max_iterations=most, return_status=True)
     assert (int(last), int(status.iterations), bool(status.is_complete)) == (7, 7, False)
 
 
