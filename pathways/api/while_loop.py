@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pathways import errors
 from pathways.compiler.loop_rules import while_loop as traced_loop
@@ -76,8 +77,9 @@ def while_loop(
             nor a status is asked for; reverse mode without `max_iterations`.
         TypeError: JAX's own, for a test or a body that does not fit.
     """
-    _check("max_iterations", max_iterations, is_optional=True)
-    _check("save_every", save_every)
+    if max_iterations is not None:
+        max_iterations = _checked("max_iterations", max_iterations, ", or None")
+    save_every = _checked("save_every", save_every)
     if overflow not in ("nan", "stop"):
         raise errors.ProgramError(f'overflow of pw.while_loop is {overflow!r}; expected "nan" or "stop"')
     if max_iterations is None and save_every != 1:
@@ -101,16 +103,19 @@ def _like(tree: Any, leaves: list[Any]) -> Any:
 
 
 def _nan_if(x: Any, is_bad: Any) -> Any:
-    """A product, so that the gradient is NaN, too."""
-    dtype = jax.typeof(x).dtype
-    return x * jnp.where(is_bad, jnp.asarray(jnp.nan, dtype), jnp.asarray(1, dtype))
+    """A product, so that the gradient is NaN, too. Its factor is weakly typed, so `x` keeps its type."""
+    factor = jnp.where(is_bad, jnp.nan, 1.0)
+    if not jnp.iscomplexobj(x):
+        return x * factor
+    return jax.lax.complex(jnp.real(x) * factor, jnp.imag(x) * factor)  # x * factor is NaN where one part is infinite
 
 
-def _check(name: str, value: Any, is_optional: bool = False) -> None:
-    if is_optional and value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value >= 1 << 31:
+def _checked(name: str, value: Any, other: str = "") -> int:
+    """`other`: what may be given instead of a number."""
+    is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_number or value < 1 or value >= 1 << 31:
         raise errors.ProgramError(
             f"{name} of pw.while_loop is {value!r:.100} of type {type(value).__name__}; expected an int of at least 1"
-            f"{', or None' if is_optional else ''}, that does not depend on traced values"
+            f"{other}, that does not depend on traced values"
         )
+    return int(value)

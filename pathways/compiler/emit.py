@@ -228,7 +228,7 @@ class _Writer:
     ) -> None:
         self.values = values
         self.declared = declared
-        self.numbers_given = {False: 0, True: 0}  # names given so far: to transfers (True), to all else (False)
+        self.numbers_given = {False: 0, True: 0}  # names given so far: "transfer" (True), all else (False)
         self.sites: dict[str, Site] = {}
         self.numbers = numbers
         self.bodies = bodies
@@ -260,9 +260,9 @@ class _Writer:
         self, origin: str, g: Group, body: Body | None, *, transposes: int = 0, spec: Spec | None = None
     ) -> None:
         origin = re.sub(r"[^\w.<>-]", "_", origin)
-        transfer = g.kind is StepKind.TRANSFER
-        key = f"{origin}.{self.numbers_given[transfer]}"
-        self.numbers_given[transfer] += 1
+        is_transfer = origin == "transfer"  # by name: no two groups may have one name and one number
+        key = f"{origin}.{self.numbers_given[is_transfer]}"
+        self.numbers_given[is_transfer] += 1
         self.sites[key] = Site(
             key, origin if g.kind is StepKind.PLACED else "", g.kind, transposes, g.mesh, spec, _label(g)
         )

@@ -161,7 +161,8 @@ def _curve(
 ) -> tuple[list[int], set[int]]:
     """The bytes on a device of `meshes` while each node is run, and the values that may be there at any time.
 
-    `size`: the bytes that a value takes there.
+    `size`: the bytes that a value takes there. A program with loops is admitted with room for its results from its
+    start to its end.
     """
     program, donates = bound.program, donations(bound)
     given = {v for v, donated in zip(program.arguments, program.donated_arguments, strict=True) if donated}
@@ -169,6 +170,9 @@ def _curve(
     mortal = (made | given) - set(program.results)
     last_use = {v: number for number, node in enumerate(program.nodes) for v in node.inputs}
     arriving, early = profile.arrivals(meshes)
+    if program.loops:
+        early |= made.intersection(program.results)
+        arriving = {number: [v for v in values if v not in early] for number, values in arriving.items()}
     mortal -= early
     arrived = early.union(*arriving.values())
     live = sum(size[v] for v in {*program.arguments, *early})

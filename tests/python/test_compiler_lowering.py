@@ -183,6 +183,21 @@ def test_out_shardings_are_kept():
 # ------------------------------------------------------------------------------------------ text and keys
 
 
+def test_no_two_steps_have_one_name():
+    """The compiler tells steps apart by their names: constants that are put, constants that are results, and functions
+    whose names are those of steps."""
+    f = placed(lambda x: x + 1, LEFT, name="transfer")
+    g = placed(lambda x: x * 2, RIGHT, name="constant")
+
+    def both(x):
+        puts = [device_put(np.float32(n), LEFT, P()) for n in (5, 6)]
+        return g(f(x)), *puts, 7
+
+    got = Reference(compile_traced(trace(both, [X])))(np.ones((8, 8), np.float32))
+    np.testing.assert_array_equal(got[0], np.full((8, 8), 4, np.float32))
+    assert got[1:] == [5, 6, 7]
+
+
 def test_text_of_every_level():
     f = add(in_shardings=P("x"), out_shardings=P("x"))
     program = compile_traced(trace(lambda x: device_put(f(x), RIGHT, P("x")), [X], donate_argnums=0, name="prog"))

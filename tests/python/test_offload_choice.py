@@ -1,7 +1,7 @@
 """What a run offloads between two uses, on random programs: values stay right, and each device holds what it may.
 
-Map: MEM-2 `test_any_program`, `test_a_chain_...`, `test_a_donated_argument_...`; TRUST-1 `test_a_damaged_move_...`.
-No devices.
+Map: MEM-2 `test_any_program`, `test_a_chain_...`, `test_a_donated_argument_...`, `test_beside_a_loop_...`; TRUST-1
+`test_a_damaged_move_...`. No devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pathways import errors
 from pathways.api.auto_schedule import needed_bytes
 from pathways.compiler import donation
-from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Memory, MeshSpec, Node, NodeKind
+from pathways.compiler.ir import ArrayType, Computation, LogicalProgram, Loop, Memory, MeshSpec, Node, NodeKind
 from pathways.plan.binding import BoundProgram
 from pathways.plan.offloads import Curves
 from pathways.protocol.serialization import dump_program, load_program
@@ -124,6 +124,20 @@ def test_a_chain_keeps_a_quarter_and_the_rest_leaves_the_device() -> None:
             assert len(between) >= 1
     smallest = min(room for room in range(64, need, 64) if lowered(bound, room, ahead=0) is not None)
     assert smallest < min(room for room in range(64, need, 64) if lowered(bound, room, ahead=2) is not None)
+
+
+def test_beside_a_loop_there_is_room_for_all_results() -> None:
+    """A program with loops is admitted as a whole, so a result counts before it is made, and cannot leave."""
+    straight = program([1], [array(0, 64)] * 3 + [array(0, 640)], [((0,), 1), ((1,), 2), ((2,), 3)], [0], [3])
+    sizes = [array(0, 64), array(0, 512), array(0, 64)]
+    body = program([1], sizes, [((0,), 1), ((1,), 2)], [0], [2], donated=(0,))
+    first, second, last = straight.nodes
+    loop = dataclasses.replace(second, kind=NodeKind.LOOP, computation=0)
+    looped = dataclasses.replace(straight, nodes=(first, loop, last), loops=(Loop(body, 0, 20),))
+    for each, most in ((straight, 64 + 64 + 640), (looped, 64 + 64 + 640 + 512)):
+        curves = Curves(BoundProgram(each, ((0,),), 1), lambda _: 0, True)
+        assert curves.needs() == {0: most}
+    assert lowered(BoundProgram(looped, ((0,),), 1), 640) is None
 
 
 def test_a_donated_argument_leaves_until_it_is_read() -> None:

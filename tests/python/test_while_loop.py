@@ -149,8 +149,22 @@ def test_outside_of_programs_it_is_jax() -> None:
     assert int(pw.while_loop(lambda n: n < 9, lambda n: n + 1, 0)) == 9  # a carry without a bound needs no floats
     promoted = pw.while_loop(lambda x: x < 9, lambda x: x * jnp.float32(2), 1, max_iterations=9)
     assert promoted.dtype == jnp.float32 and float(promoted) == 16
-    last, status = pw.while_loop(lambda n: n < 9, lambda n: n + 1, 0, max_iterations=7, return_status=True)
+    most = np.int64(7)  # as the length of a jax.lax.scan
+    last, status = pw.while_loop(lambda n: n < 9, lambda n: n + 1, 0, max_iterations=most, return_status=True)
     assert (int(last), int(status.iterations), bool(status.is_complete)) == (7, 7, False)
+
+
+@pytest.mark.parametrize("first", [1.0, 1j, np.float16(1), jnp.bfloat16(1), np.complex64(complex(np.inf, 1))], ids=str)
+def test_what_ends_in_time_is_as_from_jax(first: Any) -> None:
+    """The product that can make it NaN changes neither the type, nor what is infinite."""
+
+    def fun(loop: Any, **options: Any) -> Any:
+        return loop(lambda c: c[1] < 3, lambda c: (c[0] + 0, c[1] + 1), (first, 0), **options)[0]
+
+    got, expected = fun(pw.while_loop, max_iterations=MOST), fun(jax.lax.while_loop)
+    assert got.dtype == expected.dtype and got.weak_type == expected.weak_type
+    np.testing.assert_array_equal(got, expected)
+    assert np.isnan(fun(pw.while_loop, max_iterations=2))
 
 
 @pytest.mark.parametrize("save_every", [1, 2, 3])
