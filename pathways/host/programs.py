@@ -50,7 +50,7 @@ class Program:
             )
             for resharding, node in zip(plan.routes, plan.transfers, strict=True)
         ]
-        #: By transfer: whether the copier reads this host's shards where they are. A type of less than a byte is unpacked.
+        #: By transfer: whether the copier reads the shards where they are. Types of less than a byte are unpacked.
         self.reads_in_place = [
             devices.is_cpu and not _jaxlib.is_sub_byte(each.target.type.dtype) for each in self.host_reshard_plans
         ]
