@@ -77,6 +77,9 @@ cdef extern from "sync/doorbell.h" namespace "pathways" nogil:
 
         @staticmethod
         SpinPolicy check_once()
+    cdef cppclass TurnSpin:
+        SpinPolicy policy()
+        void waited(nanoseconds)
 
 cdef extern from "futures/future_table.h" namespace "pathways" nogil:
     cdef enum class FutureState(uint8_t):

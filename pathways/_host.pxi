@@ -2,8 +2,8 @@
 Python's lock (GIL-1). Included by `_core.pyx`.
 """
 
-# How many times a host polls its devices, with a yield of the core after each poll, before a watcher sleeps on them.
-cdef uint32_t _POLL_LIMIT = 8
+# How long a host polls its devices, with a yield of the core after each poll, before a watcher sleeps on them.
+cdef int64_t _POLL_NS = 30_000
 # The longest sleep of a host while its devices can take no more launches.
 cdef int64_t _THROTTLED_NS = 500_000
 # A host's statistics tell for this many of its live runs, the oldest, what they wait for.
@@ -209,14 +209,16 @@ cdef class Host:
         """
         cdef uint32_t ticket, done
         cdef uint32_t busy = 0
-        cdef uint32_t polls = 0
+        cdef int64_t polled_since = 0   # 0: the devices were not polled since the last wait, or the last thing done
+        cdef int64_t begin
         cdef nanoseconds limit
         cdef SpinPolicy spin
+        cdef TurnSpin turns
         while not self.stopping:
             ticket = self.core.get().ticket()
             done = self.core.get().step()
             if done != 0:
-                polls = 0
+                polled_since = 0
                 busy += 1
                 if busy % 16 == 0:
                     with nogil:  # so that the control threads can run
@@ -228,19 +230,24 @@ cdef class Host:
                 self.core.get().executor().watched_half_way(&self.scratch)
             else:
                 self.core.get().executor().watched(&self.scratch)
-                polls += 1
-                if self.scratch.size() != 0 and polls < _POLL_LIMIT:
-                    with nogil:
-                        self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.check_once())
-                    continue
+                if self.scratch.size() != 0:
+                    begin = monotonic_ns()
+                    if polled_since == 0:
+                        polled_since = begin
+                    if begin - polled_since < _POLL_NS:
+                        with nogil:
+                            self.core.get().wait(ticket, nanoseconds(0), SpinPolicy.check_once())
+                        continue
                 limit = nanoseconds(_LOOK_NS)
-                spin = SpinPolicy.serve_stream() if self.scratch.empty() else SpinPolicy.sleep_at_once()
+                spin = turns.policy() if self.scratch.empty() else SpinPolicy.sleep_at_once()
             if not self.scratch.empty():
                 arm([<object><PyObject*>value for value in self.scratch])
             tidy()
+            begin = monotonic_ns()
             with nogil:
                 self.core.get().wait(ticket, limit, spin)
-            polls = 0
+            turns.waited(nanoseconds(monotonic_ns() - begin))
+            polled_since = 0
             PyErr_CheckSignals()
 
     def step(self):

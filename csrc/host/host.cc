@@ -171,8 +171,9 @@ uint32_t Host::step() {
   for (uint32_t peer = 0; peer < from_peers_.size(); ++peer) done += drain_peer(peer);
   done += executor_.poll();
   if (!replacements_.empty()) replace_peers();
-  const bool is_kept = to_controller_.flush();
-  has_overflow_ = flush_peers() || is_kept;
+  // Peers first: they wait for a value, and waking the controller takes some us if it sleeps.
+  const bool is_kept = flush_peers();
+  has_overflow_ = to_controller_.flush() || is_kept;
   return done;
 }
 

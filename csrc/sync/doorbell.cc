@@ -27,6 +27,11 @@ SpinPolicy SpinPolicy::serve_stream() noexcept {
   return usable_cores() > 1 ? SpinPolicy{40, 64, 30'000} : SpinPolicy{0, 1};
 }
 
+SpinPolicy TurnSpin::policy() const noexcept {
+  if (!is_short_ || usable_cores() == 1) return SpinPolicy::serve_stream();
+  return {40, 1'000, static_cast<std::uint32_t>(kTurn.count())};
+}
+
 namespace {
 
 std::int64_t deadline_after(std::chrono::nanoseconds timeout) noexcept {

@@ -49,6 +49,23 @@ struct SpinPolicy {
   static constexpr SpinPolicy check_once() noexcept { return {0, 1}; }
 };
 
+/// For a loop that serves a stream of work: how its next wait polls, from how long its last wait took.
+///
+/// Two processes that take turns wait as long as the other one's turn takes, which is often longer than serve_stream()
+/// polls. Then each of them would sleep, and be woken, in every turn. So after a wait of at most kTurn, the next wait
+/// polls for as long, and yields the core between polls. After a longer wait it polls as serve_stream() does: rare work
+/// costs one longer poll, when it begins to be rare.
+class TurnSpin {
+ public:
+  static constexpr std::chrono::nanoseconds kTurn = std::chrono::microseconds(150);
+
+  [[nodiscard]] SpinPolicy policy() const noexcept;
+  void waited(std::chrono::nanoseconds time) noexcept { is_short_ = time <= kTurn; }
+
+ private:
+  bool is_short_ = false;
+};
+
 /// The number of cores that this process may run on (its affinity mask when first asked).
 unsigned usable_cores() noexcept;
 

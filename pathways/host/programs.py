@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from pathways import _native
+from pathways import _jaxlib, _native
 from pathways.compiler.ir import LogicalProgram
 from pathways.host import executables, memory_moves
 from pathways.host.all_dtypes import all_dtypes
@@ -49,6 +49,10 @@ class Program:
                 bound.devices_per_host,
             )
             for resharding, node in zip(plan.routes, plan.transfers, strict=True)
+        ]
+        #: By transfer: whether the copier reads the shards where they are. Types of less than a byte are unpacked.
+        self.reads_in_place = [
+            devices.is_cpu and not _jaxlib.is_sub_byte(each.target.type.dtype) for each in self.host_reshard_plans
         ]
         self._devices = devices
         self._targets: dict[int, LocalPlacement] = {}  # by transfer, of those that this host receives

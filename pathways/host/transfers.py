@@ -76,11 +76,12 @@ class Transfers:
 
         Returns an object that keeps the shards alive, and their addresses.
         """
-        plan_here = self._programs[plan].host_reshard_plans[route]
+        program = self._programs[plan]
+        reads = program.host_reshard_plans[route].reads
         shards = self._source_shards(plan, route, value)
-        if self._devices.is_cpu and not _jaxlib.is_sub_byte(plan_here.target.type.dtype):
-            return value, [_jaxlib.address_of(shards[at]) for at in plan_here.reads]
-        copies = [np.ascontiguousarray(shards[at]) for at in plan_here.reads]
+        if program.reads_in_place[route]:
+            return value, [_jaxlib.address_of(shards[at]) for at in reads]
+        copies = [np.ascontiguousarray(shards[at]) for at in reads]
         return copies, [copy.__array_interface__["data"][0] for copy in copies]
 
     def send_remote(self, outgoing: Any) -> None:

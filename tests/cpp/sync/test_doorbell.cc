@@ -4,6 +4,7 @@
 //                              tests/model
 //                              of several doorbells: Bells.*
 //   time   a wait that nobody rings ends          Doorbell.TimesOut
+//          who waits in turns polls for a turn    TurnSpin.PollsLongerAfterAShortWait
 #include "sync/doorbell.h"
 
 #include <gtest/gtest.h>
@@ -42,6 +43,17 @@ TEST(Doorbell, TimesOut) {
   EXPECT_EQ(bell.wait(ticket, 0ns, SpinPolicy::sleep_at_once()), Status::kTimeout);
   EXPECT_EQ(bell.wait(ticket, -1ns, SpinPolicy::sleep_at_once()), Status::kTimeout);
   EXPECT_EQ(bell.ticket(), ticket) << "a sleeper's bit is no ring";
+}
+
+TEST(TurnSpin, PollsLongerAfterAShortWait) {
+  TurnSpin turns;
+  const auto polls_ns = [&] { return turns.policy().yield_ns; };
+  const std::uint32_t usual = SpinPolicy::serve_stream().yield_ns;
+  EXPECT_EQ(polls_ns(), usual) << "nothing is known yet";
+  turns.waited(TurnSpin::kTurn);
+  EXPECT_EQ(polls_ns(), usable_cores() > 1 ? TurnSpin::kTurn.count() : usual);
+  turns.waited(TurnSpin::kTurn + 1ns);
+  EXPECT_EQ(polls_ns(), usual) << "the work has become rare";
 }
 
 TEST(Doorbell, SequenceWraps) {
