@@ -31,12 +31,13 @@ from pathways.compiler.loops import Form, arguments_of, bounded, loop_p, reached
 _KEPT = 512  # derivatives of bodies; then JAX finds the loops made of them again, and does not compile them anew
 
 
-def _is_real(aval: Any) -> bool:
+def is_real(aval: Any) -> bool:
     """Whether values of a type have derivatives."""
     return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
-def _is_zero(tangent: Any) -> bool:
+def is_zero(tangent: Any) -> bool:
+    """Whether a tangent is known to be zero, before any value is."""
     return type(tangent) is ad.Zero or jax.typeof(tangent).dtype == jax.dtypes.float0
 
 
@@ -53,7 +54,7 @@ def _fixpoint(form: Form, moves: Sequence[bool], real: bool) -> tuple[list[bool]
     types = results_of(form.body)
     while True:
         results = [
-            moved and (_is_real(aval) or not real) for moved, aval in zip(reached(form.body, moves), types, strict=True)
+            moved and (is_real(aval) or not real) for moved, aval in zip(reached(form.body, moves), types, strict=True)
         ]
         carried = moves[form.fixed : form.fixed + form.carried]
         after = [a or b for a, b in zip(carried, results[: form.carried], strict=True)]
@@ -66,7 +67,7 @@ def _fixpoint(form: Form, moves: Sequence[bool], real: bool) -> tuple[list[bool]
 
 
 @functools.lru_cache(_KEPT)
-def _derivative(body: Any, moves: tuple[bool, ...], results: tuple[bool, ...]) -> tuple[Any, tuple[bool, ...]]:
+def derivative_of(body: Any, moves: tuple[bool, ...], results: tuple[bool, ...]) -> tuple[Any, tuple[bool, ...]]:
     """The derivative of a body: from the arguments, then the tangents of those that move, to the tangents of the
     results that move. And which of the arguments it reads.
     """
@@ -105,7 +106,7 @@ def _tangent_body(
     """The body of the loop of tangents: (read constants, tangents of constants, tangents of the carry, read rows of the
     carry, read rows of arrays, tangents of rows) to the tangents of the results that move. And what it reads.
     """
-    closed, reads = _derivative(body, moves, results)
+    closed, reads = derivative_of(body, moves, results)
     jaxpr, consts = _jaxlib.opened(closed)
     count = len(moves)
     tangents = iter(jaxpr.invars[count:])
@@ -123,12 +124,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
     before, *inner = form.parts(primals)
     values = [value for group in inner for value in group]
     given = [value for group in form.parts(tangents)[1:] for value in group]
-    moves, results = _fixpoint(form, [not _is_zero(tangent) for tangent in given], real=True)
+    moves, results = _fixpoint(form, [not is_zero(tangent) for tangent in given], real=True)
     if not any(moves):
         out = form.bind(*primals)
-        return out, [_no_tangent(x) for x in out]
+        return out, [no_tangent(x) for x in out]
     moving = [
-        tangent if not _is_zero(tangent) else _zeros(jax.typeof(value).to_tangent_aval())
+        tangent if not is_zero(tangent) else _zeros(jax.typeof(value).to_tangent_aval())
         for tangent, value, moved in zip(given, values, moves, strict=True)
         if moved
     ]
@@ -138,12 +139,13 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
         out, derivatives = _one_after_the_other(form, before, values, moving, moves, results)
     some = iter(derivatives)
     return out, [
-        *map(_no_tangent, out[: form.given]),
-        *(next(some) if moved else _no_tangent(x) for x, moved in zip(out[form.given :], results, strict=True)),
+        *map(no_tangent, out[: form.given]),
+        *(next(some) if moved else no_tangent(x) for x, moved in zip(out[form.given :], results, strict=True)),
     ]
 
 
-def _no_tangent(x: Any) -> Any:
+def no_tangent(x: Any) -> Any:
+    """The tangent of a value that does not move."""
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
@@ -197,7 +199,7 @@ def _together(
 def _doubled(form: Form, moves: tuple[bool, ...], results: tuple[bool, ...]) -> Form:
     types = arguments_of(form.body)
     fun = _jaxlib.as_function(form.body)
-    derivative = _jaxlib.as_function(_derivative(form.body, moves, results)[0])
+    derivative = _jaxlib.as_function(derivative_of(form.body, moves, results)[0])
     fixed, carried = form.fixed, form.carried
     moving = [n for n, moved in enumerate(moves) if moved]
     tangents = [types[n].to_tangent_aval() for n in moving]

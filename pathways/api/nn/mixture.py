@@ -17,6 +17,7 @@ from pathways.api.exchange import exchange
 from pathways.api.nn.gates import DSelectKGate, TopKGate
 from pathways.api.placed import jit
 from pathways.api.slices import Slice
+from pathways.compiler.grouped_blocks import over_blocks
 
 _NOWHERE = -1
 
@@ -53,7 +54,8 @@ class MixtureOfExperts:
     out (`Mixed.dropped`), or fail the run.
 
     An expert computes in blocks of `block` rows; blocks without rows are skipped. So the time follows the rows that
-    come, and only the memory follows the capacity.
+    come, and only the memory follows the capacity. This holds for gradients, too: a reverse pass visits the same blocks
+    once. It computes each block again, because of an expert only the parameters and the rows are saved.
 
     Args:
         expert: `expert(params, rows)`: `[block, ...]` to `[block, ...]`, for the parameters of one expert; each row
@@ -212,8 +214,7 @@ class MixtureOfExperts:
         """On one device: its experts, each over its rows only. `count`: `[1]`.
 
         The rows are sorted by expert, each expert's into blocks of its own. So there are at most `size / block` full
-        blocks, and one more per expert, and one pass over them. What a block reads and makes is its own: a backward
-        pass adds nothing to large arrays but a block's part.
+        blocks, and one more per expert. There is one pass over those that have rows, also backward.
         """
         size, experts = rows.shape[0], len(jax.tree.leaves(params)[0])
         block = min(self.block, size)
@@ -227,26 +228,13 @@ class MixtureOfExperts:
             )
 
         is_its = is_there & (local == jnp.arange(experts)[:, None])  # [experts, size]
-        blocks = -(-is_its.sum(1) // block)
-        first = jnp.cumsum(blocks) - blocks  # of each expert
+        ends = jnp.cumsum(-(-is_its.sum(1) // block), dtype=jnp.int32)
+        first = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
         nth = jnp.cumsum(is_its, 1) - 1
         place = jnp.where(is_there, jnp.sum(jnp.where(is_its, first[:, None] * block + nth, 0), 0), most * block)
         origin = jnp.full(most * block, size).at[place].set(jnp.arange(size), mode="drop")
-        number = jnp.clip(jnp.searchsorted(first + blocks, jnp.arange(most), side="right"), 0, experts - 1)
         given = rows.at[origin].get(mode="fill", fill_value=0)
-        given = given.reshape(most, block, *rows.shape[1:])
-
-        def one(_: None, item: Any) -> tuple[None, Any]:
-            n, expert, part = item
-
-            def compute(part: Any) -> Any:
-                return self.expert(jax.tree.map(lambda leaf: leaf[expert], params), part)
-
-            return None, jax.lax.cond(
-                n < jnp.sum(blocks), compute, lambda part: jnp.zeros((block, *kind.shape[1:]), kind.dtype), part
-            )
-
-        made = jax.lax.scan(one, None, (jnp.arange(most), number, given))[1]
+        made = over_blocks(self.expert, ends, params, given.reshape(most, block, *rows.shape[1:]))
         return made.reshape(most * block, *kind.shape[1:]).at[place].get(mode="fill", fill_value=0)
 
     def _combine(self, weights: Any, returned: Any, left_out: Any) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -69,6 +70,50 @@ def test_values_and_gradients(add: Any, quiet: Any, name: str) -> None:
     assert int(np.asarray(mixed.dropped)) == 0
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-3, atol=1e-5, err_msg=str(path))
+
+
+#: Derivatives of a function of one argument, in a direction: in forward mode, and twice in both orders.
+DERIVATIVES: dict[str, Any] = {
+    "forward": lambda f, v, u: jax.jvp(f, (v,), (u,)),
+    "forward over reverse": lambda f, v, u: jax.jvp(jax.grad(f), (v,), (u,))[1],
+    "reverse over forward": lambda f, v, u: jax.grad(lambda v: jax.jvp(f, (v,), (u,))[1])(v),
+}
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_other_derivatives(add: Any, name: str) -> None:
+    """Of a mixture whose experts also read a value of the program, which all of them share."""
+    home, place = add(2), add(2)
+    gate = pw.nn.TopKGate(EXPERTS, 2, WIDTH)
+
+    def sharing(factor: Any, **how: Any) -> Any:
+        return pw.nn.MixtureOfExperts(
+            lambda params, rows: expert(params, rows * factor), gate, home=home, slices=place, capacity=2 * ROWS, **how
+        )
+
+    error = pw.jit(lambda y, penalty: jnp.mean(y**2) + penalty, devices=home)
+    params = sharing(1).init(jax.random.key(1), init_expert)
+    x = np.random.default_rng(2).normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+    def loss(given: Any) -> Any:
+        params, factor = given
+        mixed = sharing(factor, block=4)(params, x)
+        return error(mixed.results, mixed.penalty)
+
+    def plain(given: Any) -> Any:
+        params, factor = given
+        (stacked,) = params["experts"]
+        gating = gate(params["gate"], x)
+        results = jax.vmap(expert, in_axes=(0, None))(stacked, x * factor)
+        return jnp.mean(jnp.einsum("ne,enf->nf", gating.weights, results) ** 2) + gating.penalty
+
+    given = params, np.linspace(0.5, 1.5, WIDTH, dtype=np.float32)
+    direction = jax.tree.map(jnp.cos, given)
+    got = pw.program(functools.partial(DERIVATIVES[name], loss))(given, direction)
+    expected = DERIVATIVES[name](plain, given, direction)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-3, atol=1e-4)
 
 
 def test_what_has_no_room_is_left_out(add: Any) -> None:
