@@ -8,6 +8,7 @@ pathways/trust/tokens.py keeps there. All of it is private to its user (CERT-2).
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 
 from cryptography import x509
@@ -181,6 +182,14 @@ def check_request(csr_pem: str) -> ec.EllipticCurvePublicKey:
     except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
         raise errors.OptionError(f"the request for a certificate makes no sense: {error}") from None
     return key
+
+
+def holder_of(request: str) -> str:
+    """Who holds the key of a request for a certificate. Raises `OptionError` when the request makes no sense."""
+    key = check_request(request).public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(key).hexdigest()
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -25,6 +25,14 @@ from pathways.trust.identity import Identity, Role, identity_of, server_name, ti
 #: How far another machine's clock may be behind: certificates are valid from this long before they are made.
 SKEW_S = 300.0
 _BLOCK = re.compile(r"-----BEGIN (?P<what>[A-Z ]+)-----\s.*?-----END (?P=what)-----\n?", re.DOTALL)
+
+
+class HasCredentials(Protocol):
+    """`Credentials`, or a `Renewal` of them."""
+
+    def current(self) -> Credentials:
+        """Those that are valid now."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

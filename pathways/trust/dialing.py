@@ -13,10 +13,10 @@ from typing import Any
 
 from pathways import errors
 from pathways.trust.address import Address
+from pathways.trust.credentials import HasCredentials
 from pathways.trust.first_line import hello, read_answer
 from pathways.trust.handshakes import fault_of_listener
 from pathways.trust.identity import Role, server_name
-from pathways.trust.port import HasCredentials
 
 _TIMEOUT_S = 10.0
 _RETRY_S = 0.05

@@ -19,15 +19,16 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pathways import errors
 from pathways.trust.address import Address
-from pathways.trust.authority import Authority, check_request
-from pathways.trust.credentials import Credentials
+from pathways.trust.authority import Authority, holder_of
+from pathways.trust.credentials import Credentials, HasCredentials
 from pathways.trust.first_line import encode, field, read_hello, refusal
 from pathways.trust.handshakes import fault_of_caller
 from pathways.trust.identity import Identity, Role, check_name, identity_of, shown
+from pathways.trust.listening import listen
 from pathways.trust.refusals import RefusalLog
 from pathways.trust.tokens import Tokens
 
@@ -38,19 +39,10 @@ _FIRST_LINE_S = 5.0
 _MOST_UNAUTHENTICATED = 64
 _SAFE_S = 1.0  # how long a caller keeps its place, however many want it
 _LINGER_S = 1.0
-_BACKLOG = 512
 _TLS_HANDSHAKE = 0x16  # the first byte of a TLS connection
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"CONN", b"PRI ")
 
 _log = logging.getLogger(__name__)
-
-
-class HasCredentials(Protocol):
-    """`Credentials`, or a `Renewal` of them."""
-
-    def current(self) -> Credentials:
-        """Those that are valid now."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +55,14 @@ class _Purpose:
 @dataclasses.dataclass(eq=False)
 class _Connection:
     """One peer. `sock` is replaced under the port's lock; the rest belongs to the connection's thread, except that the
-    port's lock guards `is_evicted`.
+    port's lock guards `is_evicted` and `is_heard`.
     """
 
     sock: socket.socket
     peer: str
     since: float
     is_evicted: bool = False
+    is_heard: bool = False  # its first line has come
     identity: Identity | None = None
     purpose: str = ""
 
@@ -123,7 +116,7 @@ class Port:
         self._is_closed = False
         self._thread: threading.Thread | None = None
         where = Address.parse(address, listens=True)
-        self._listener = _listen(where)
+        self._listener = listen(where)
         self.address = Address(where.host, self._listener.getsockname()[1])
         if credentials is None:
             _log.warning(
@@ -221,13 +214,14 @@ class Port:
         """Waits for a place for it. False: the port is closed."""
         with self._changed:
             while len(self._unknown) >= self._most_unauthenticated and not self._is_closed:
-                waiting = [each for each in self._unknown if not each.is_evicted]
+                leaving = sum(each.is_evicted for each in self._unknown)
+                waiting = [each for each in self._unknown if not each.is_evicted and not each.is_heard]
                 oldest = min(waiting, key=lambda each: each.since, default=None)
                 safe_s = oldest.since + _SAFE_S - time.monotonic() if oldest else _SAFE_S
-                if oldest is not None and safe_s <= 0:
+                if oldest is not None and safe_s <= 0 and not leaving:
                     oldest.is_evicted = True
                     oldest.shut()
-                self._changed.wait(max(safe_s, 0.01))
+                self._changed.wait(max(safe_s, 0.05))
             connection.since = time.monotonic()
             if not self._is_closed:
                 self._unknown.add(connection)
@@ -277,7 +271,8 @@ class Port:
             certificate = secure.getpeercert(binary_form=True)
             identity = identity_of(certificate, connection.peer) if certificate else None
         hello = read_hello(sock, deadline)
-        connection.purpose = hello["purpose"]
+        with self._changed:
+            connection.is_heard, connection.purpose = True, hello["purpose"]
         token = hello.pop("token", None)
         if self._answer_here(connection, identity, hello, token):
             return
@@ -437,40 +432,3 @@ class _Silent(Exception):
 
 class _Answered(OSError):
     """The peer is refused, and knows why."""
-
-
-def holder_of(request: str) -> str:
-    """Who holds the key of a request for a certificate. Raises `OptionError` when the request makes no sense."""
-    import hashlib
-
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    key = check_request(request).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(key).hexdigest()
-
-
-def _listen(address: Address) -> socket.socket:
-    where = address.endpoint
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise errors.ConnectError(f"cannot listen at {where}: the name has no address here ({error})") from None
-    family, _, _, _, name = found[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # [::] takes IPv4, too.
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.host == "::" else 1)
-        listener.bind(name)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        what = {
-            errno.EADDRINUSE: f"another process has this port: choose another, or {Address(address.host, 0).endpoint} "
-            "for any free one",
-            errno.EADDRNOTAVAIL: "this machine has no such address: `ip addr` lists those that it has",
-            errno.EACCES: "ports below 1024 need more rights: choose a higher one",
-        }.get(error.errno or 0, error.strerror or str(error))
-        raise errors.ConnectError(f"cannot listen at {where}: {what}") from None
-    return listener
