@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pathways import errors
@@ -240,7 +240,10 @@ class Port:
         try:
             self._introduce(connection)
         except _Silent:
-            _log.debug("%s connected and left", connection.peer)
+            if connection.is_evicted:
+                self._refusals.add("%s", self._broken(connection, ConnectionResetError()))
+            else:
+                _log.debug("%s connected and left", connection.peer)
         except errors.PathwaysError as error:
             self._refusals.add("%s is refused: %s", self._who(connection), error)
             self._answer_and_linger(connection, refusal(error))
@@ -358,25 +361,42 @@ class Port:
         return True
 
     def _join(self, authority: Authority, hello: dict[str, Any], token: Any) -> str:
-        if self._tokens is None:
-            raise errors.PermissionDeniedError("this port takes no tokens")
         # What may be wrong comes first, so that no use of the token is spent on it.
         name, request = check_name(hello.get("name")), field(hello, "request")
-        role, number = self._tokens.take_numbered(token, holder_of(request))
+        role, number = self._take(token, holder_of(request))
         chain = authority.issue(role, name, request, token=number)
         _log.info("%s %s has joined with token %d", role, name, number)
         return chain
 
     def _identity_by_token(self, hello: dict[str, Any], token: Any, peer: str) -> Identity:
         """Who a peer without encryption says to be. Its token proves the role only."""
-        if self._tokens is None:
-            raise errors.PermissionDeniedError("this port takes no tokens")
         name = check_name(hello.get("name"))
-        role, number = self._tokens.take_numbered(token, f"plaintext {name}")
+        role, number = self._take(token, f"plaintext {name}")
         return Identity(role, name, number, None, peer)
 
+    def _take(self, token: Any, holder: str) -> tuple[Role, int]:
+        if self._tokens is None:
+            raise errors.PermissionDeniedError("this port takes no tokens")
+        with self._tokens_at_hand():
+            return self._tokens.take_numbered(token, holder)
+
+    @contextlib.contextmanager
+    def _tokens_at_hand(self) -> Iterator[None]:
+        """A full disk or a damaged file is no business of the peer's."""
+        try:
+            yield
+        except errors.PermissionDeniedError:
+            raise
+        except (OSError, errors.OptionError) as error:
+            _log.error("tokens cannot be taken: %s", error)
+            raise errors.ConnectError("the cluster cannot take tokens now: see the controller's log") from None
+
     def _check_revoked(self, identity: Identity) -> None:
-        if self._tokens is not None and self._tokens.is_revoked(identity.token):
+        if self._tokens is None:
+            return
+        with self._tokens_at_hand():
+            is_revoked = self._tokens.is_revoked(identity.token)
+        if is_revoked:
             raise errors.PermissionDeniedError(
                 f"token {identity.token}, by which {identity.name} came in, was revoked: join again with a new one"
             )
