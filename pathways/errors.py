@@ -106,7 +106,9 @@ class ConnectError(PathwaysError, ConnectionError):
 
 
 class PermissionDeniedError(PathwaysError, PermissionError):
-    """This client may not make the call: the call names another client, or something that another client owns."""
+    """This client may not make the call, which names another client or something of its; or a certificate or a token
+    does not let its owner in, or not for this.
+    """
 
 
 class UnsupportedVersionError(PathwaysError, RuntimeError):

@@ -41,7 +41,7 @@ import psutil  # noqa: E402
 import pytest  # noqa: E402
 
 pytest.register_assert_rewrite(
-    "control_clusters", "memory_ledgers", "trace_cases"
+    "control_clusters", "memory_ledgers", "trace_cases", "trust_cases"
 )  # helpers that assert tell values, as tests do
 
 ROOT = pathlib.Path(__file__).parents[1]

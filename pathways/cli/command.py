@@ -14,6 +14,7 @@ from pathways import errors
 from pathways.cli.clients import clients, limit, resume, suspend
 from pathways.cli.status import status
 from pathways.cli.text import SIZE
+from pathways.cli.tokens import token
 from pathways.cli.top import top
 from pathways.cli.traces import trace
 from pathways.process.config import POLICIES, WHEN_FULL
@@ -141,5 +142,5 @@ def bench(ctx: click.Context, arguments: tuple[str, ...]) -> None:
     ctx.exit(cli.bench.main(list(arguments), ctx.command_path, standalone_mode=False, help_option_names=names) or 0)
 
 
-for each in (status, clients, limit, suspend, resume, trace, top):
+for each in (status, clients, limit, suspend, resume, token, trace, top):
     main.add_command(each)

@@ -33,6 +33,25 @@ class _Size(click.ParamType[int]):
 SIZE = _Size()
 
 
+class _Duration(click.ParamType[float]):
+    """A time with a unit: 90s, 30m, 1h, 7d; without one in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number of seconds that a text means."""
+        if isinstance(value, int | float):
+            return float(value)
+        match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smhd]?)\s*", str(value))
+        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0.0
+        if seconds <= 0:
+            self.fail(f"expected a time like 90s, 30m, 1h or 7d, got {value!r}", param, ctx)
+        return seconds
+
+
+DURATION = _Duration()
+
+
 class Seconds(click.FloatRange):
     """A time in seconds between two bounds. click's own type lets NaN pass."""
 

@@ -1,7 +1,8 @@
 """The directories of clusters, with their sockets: finds those of live clusters, and removes those of dead ones.
 
-`<tmp>/pathways-<uid>-<random>/` holds `control.sock`, `fds.sock`, the islands' sockets, `logs/` and `lock`. The cluster
-holds the lock (flock) while it lives. Other processes take the lock only for a moment, to check it.
+`<tmp>/pathways-<uid>-<random>/` holds `control.sock`, `fds.sock`, the islands' sockets, `logs/` and `lock`. Where other
+machines may join, it holds `authority/` as well, or a link to it (pathways/trust/authority.py). The cluster holds the
+lock (flock) while it lives. Other processes take the lock only for a moment, to check it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 _LONGEST_BASE = 52
 # A directory younger than this, in seconds, may not have its lock yet.
 _SETTLED_S = 30.0
+_AUTHORITY = "authority"
 
 
 def _bases() -> list[str]:
@@ -35,6 +37,17 @@ def live_clusters() -> list[str]:
     """Addresses of this user's live clusters, newest first."""
     found = [(os.stat(path).st_mtime, path) for path in _candidates() if _is_locked(path)]
     return [f"unix:{path}/control.sock" for _, path in sorted(found, reverse=True)]
+
+
+def authority_folder(directory: str) -> str:
+    """Where a cluster of this directory has its authority, or a link to the folder that it was told."""
+    return os.path.join(directory, _AUTHORITY)
+
+
+def authority_folders() -> list[str]:
+    """Those of this user's live clusters that have one, newest first."""
+    directories = [address.removeprefix("unix:").rpartition("/")[0] for address in live_clusters()]
+    return [folder for folder in map(authority_folder, directories) if os.path.isdir(folder)]
 
 
 def sweep() -> None:

@@ -1,7 +1,10 @@
-"""For tests of the control plane: `surroundings` for clusters of doubles, and `own`, such a cluster to destroy."""
+"""For tests of the control plane: `surroundings` for clusters of doubles, and `own`, such a cluster to destroy. For
+tests of who may come in: `controller`, a port with an authority of its own.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import tempfile
@@ -9,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from control_clusters import SMALL, assert_gone
+from trust_cases import SECRETS, Controller
 
 from pathways.cluster.launcher import LocalClusterHandle, start_local_cluster
 from pathways.process import run_directory
@@ -33,3 +37,13 @@ def own(surroundings: None) -> Iterator[LocalClusterHandle]:
     yield handle
     handle.close()
     assert_gone(handle)
+
+
+@pytest.fixture
+def controller(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> Iterator[Controller]:
+    """A controller's port on this machine. CERT-2: in the end no secret stands in the log, whatever callers did."""
+    caplog.set_level(logging.DEBUG, logger="pathways")
+    made = Controller(tmp_path / "authority")
+    yield made
+    made.port.close()
+    assert not SECRETS.search(caplog.text)

@@ -1,0 +1,37 @@
+"""Who may come in from another machine, and with what rights: the cluster's authority, tokens, certificates, and the
+ports and connections that ask for them.
+
+A token is traded for a certificate at the first contact (`join`). After that, each connection is TLS 1.3, and both ends
+show a certificate of the cluster's authority (`Port`, `dial`). docs/security.md is the page for operators.
+"""
+
+from pathways.trust.address import Address
+from pathways.trust.authority import Authority
+from pathways.trust.credentials import Credentials
+from pathways.trust.dialing import ask, dial, dial_answered
+from pathways.trust.identity import Identity, Role, check_name, grpc_identity, server_name
+from pathways.trust.joining import join, renewed_at
+from pathways.trust.port import Port
+from pathways.trust.renewal import Renewal
+from pathways.trust.tokens import TokenRecord, Tokens, read_token
+
+__all__ = [
+    "Address",
+    "Authority",
+    "Credentials",
+    "Identity",
+    "Port",
+    "Renewal",
+    "Role",
+    "TokenRecord",
+    "Tokens",
+    "ask",
+    "check_name",
+    "dial",
+    "dial_answered",
+    "grpc_identity",
+    "join",
+    "read_token",
+    "renewed_at",
+    "server_name",
+]

@@ -1,0 +1,148 @@
+"""Roles, names, and who a certificate says that a peer is. Values; pure.
+
+How a certificate of the cluster says it: the subject has the name (common name), the role (organizational unit) and, if
+the certificate was got with a token, the token's number (serial number). The only subject alternative name is
+`server_name(role)`, so that the usual check of a server's name is a check of its role.
+
+CERT-1 (role): the role and the name of a peer come from its certificate, never from what the peer says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import re
+from typing import Any
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from pathways import errors
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: How a token begins: see pathways/trust/tokens.py.
+TOKEN_PREFIX = "pathways1."
+_MOST_SHOWN = 80
+
+
+class Role(enum.StrEnum):
+    """What a peer may do. A token gives one of the first three."""
+
+    CLIENT = "client"  #: runs programs
+    HOST = "host"  #: brings devices: a machine agent, and the hosts that it starts
+    OPERATOR = "operator"  #: shows and changes what clients may have
+    CONTROLLER = "controller"  #: the cluster's own end; never by a token
+
+    @classmethod
+    def parse(cls, text: Any) -> Role:
+        """The role of this name. Raises `OptionError` when there is none."""
+        try:
+            return cls(text)
+        except ValueError:
+            names = ", ".join(cls)
+            raise errors.OptionError(f"a role is one of {names}; got {shown(text)}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Who a peer is. `token`: the number of the token that it came in with; None: the authority gave it a certificate
+    without one. `expires`: seconds since the epoch; None: a connection without encryption. `peer`: the address that it
+    calls from.
+    """
+
+    role: Role
+    name: str
+    token: int | None = None
+    expires: float | None = None
+    peer: str = ""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection is TLS, and the identity proved by a certificate."""
+        return self.expires is not None
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}"
+
+
+def check_name(name: Any) -> str:
+    """The name of a machine, a client or an operator, when it is one.
+
+    Raises:
+        OptionError: the name has other characters than letters, digits and `._-`, or not 1 to 64 of them.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", "..") or name.startswith(TOKEN_PREFIX):
+        raise errors.OptionError(f"a name is 1 to 64 letters, digits, '.', '_' or '-' of ASCII; got {shown(name)}")
+    return name
+
+
+def server_name(role: Role) -> str:
+    """The server's name that certificates of a role carry. TLS clients expect it, whatever address they call."""
+    return f"{role}.pathways"
+
+
+def identity_of(certificate: bytes, peer: str = "") -> Identity:
+    """Who the owner of a certificate (DER) is. TLS has checked that it is the authority's.
+
+    Raises:
+        PermissionDeniedError: it is not as the authority makes them.
+    """
+    try:
+        parsed = x509.load_der_x509_certificate(certificate)
+        role, name, token = _subject(parsed.subject)
+        return Identity(role, name, token, timestamp(parsed.not_valid_after_utc), peer)
+    except (ValueError, errors.OptionError) as error:
+        raise errors.PermissionDeniedError(f"the certificate of {peer or 'the peer'} names no role: {error}") from None
+
+
+def grpc_identity(context: Any) -> Identity:
+    """Who calls a gRPC service, from the call's `grpc.ServicerContext`.
+
+    Raises:
+        PermissionDeniedError: the caller showed no certificate.
+    """
+    pem = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+    if pem is None:
+        raise errors.PermissionDeniedError("this call needs a certificate of the cluster's authority")
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise errors.PermissionDeniedError(f"the caller's certificate cannot be read: {error}") from None
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return identity_of(certificate.public_bytes(Encoding.DER), context.peer())
+
+
+def subject_of(role: Role, name: str, token: int | None) -> x509.Name:
+    """The subject that a certificate of this owner gets."""
+    parts = [
+        x509.NameAttribute(NameOID.COMMON_NAME, name),
+        x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value),
+    ]
+    if token is not None:
+        parts.append(x509.NameAttribute(NameOID.SERIAL_NUMBER, str(token)))
+    return x509.Name(parts)
+
+
+def _subject(subject: x509.Name) -> tuple[Role, str, int | None]:
+    def values(oid: x509.ObjectIdentifier) -> list[str]:
+        return [str(each.value) for each in subject.get_attributes_for_oid(oid)]
+
+    names, roles, tokens = map(values, (NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME, NameOID.SERIAL_NUMBER))
+    if len(names) != 1 or len(roles) != 1 or len(tokens) > 1:
+        raise ValueError("its subject has not one name and one role")
+    return Role.parse(roles[0]), check_name(names[0]), int(tokens[0]) if tokens else None
+
+
+def timestamp(moment: datetime.datetime) -> float:
+    """Seconds since the epoch of a moment in UTC."""
+    return moment.timestamp()
+
+
+def shown(text: Any) -> str:
+    """A text of a peer or a user as it may stand in a log or an error: short, printable, and never a token."""
+    plain = text if isinstance(text, str) else f"{text!r:.200}"
+    if TOKEN_PREFIX in plain:
+        return "(a token)"
+    return ascii(plain) if len(plain) <= _MOST_SHOWN else f"{plain[:_MOST_SHOWN]!a}... ({len(plain)} characters)"

@@ -1,0 +1,93 @@
+"""How a machine, a client or an operator comes in: it trades a token for a certificate, and later an old one for a new.
+
+CERT-5 (pinned): a token goes only to who has proved to hold a key of the authority whose fingerprint the token carries.
+So who pretends to be the cluster learns nothing.
+"""
+
+from __future__ import annotations
+
+import time
+
+from cryptography import x509
+
+from pathways import errors
+from pathways.trust.address import Address
+from pathways.trust.authority import fingerprint_of
+from pathways.trust.credentials import (
+    Credentials,
+    anonymous_context,
+    key_pem,
+    new_key,
+    new_request,
+    unverified_context,
+)
+from pathways.trust.dialing import ask, call
+from pathways.trust.first_line import field, hello
+from pathways.trust.identity import Role, check_name
+from pathways.trust.tokens import TokenText
+
+_TIMEOUT_S = 10.0
+_TRIES = 3
+
+
+def join(address: Address | str, token: str, name: str, *, timeout_s: float = _TIMEOUT_S) -> Credentials:
+    """Trades a token for a certificate of the token's role, at the controller's port.
+
+    Args:
+        address: of the controller's port.
+        token: its text.
+        name: of this machine, client or operator: 1 to 64 letters, digits and `._-`.
+        timeout_s: seconds for each of the two connections.
+
+    Raises:
+        ConnectError: there is no connection to be had, or another cluster answers.
+        PermissionDeniedError: the token is no good.
+        OptionError: the name or the address is none.
+    """
+    where, parsed = Address.parse(address), TokenText.parse(token)
+    check_name(name)
+    sock, answer = call(where, unverified_context(), Role.CONTROLLER, hello("authority", {}), timeout_s)
+    sock.close()
+    authority = _checked_authority(field(answer, "authority"), parsed, where)
+    key = new_key()
+    line = hello("join", {"token": token, "name": name, "request": new_request(key)})
+    for left in reversed(range(_TRIES)):
+        try:
+            sock, answer = call(where, anonymous_context(authority), Role.CONTROLLER, line, timeout_s)
+            sock.close()
+            break
+        except errors.ConnectError:
+            # The use of the token may be counted, and the answer lost. The cluster lets the same key come again.
+            if not left:
+                raise
+            time.sleep(0.1)
+    credentials = Credentials.of(field(answer, "certificate"), key_pem(key).decode("ascii"))
+    if credentials.fingerprint != parsed.fingerprint or (credentials.role, credentials.name) != (parsed.role, name):
+        raise errors.ConnectError(f"{where.endpoint} gave a certificate that was not asked for")
+    return credentials
+
+
+def renewed_at(address: Address | str, credentials: Credentials, *, timeout_s: float = _TIMEOUT_S) -> Credentials:
+    """The same identity with a new key and a new life, from the controller's port. Raises as `dial`."""
+    key = new_key()
+    answer = ask(address, credentials, "renew", timeout_s=timeout_s, request=new_request(key))
+    renewed = Credentials.of(field(answer, "certificate"), key_pem(key).decode("ascii"))
+    if renewed.fingerprint != credentials.fingerprint or (renewed.role, renewed.name) != (
+        credentials.role,
+        credentials.name,
+    ):
+        raise errors.ConnectError(f"{Address.parse(address).endpoint} gave a certificate that was not asked for")
+    return renewed
+
+
+def _checked_authority(pem: str, token: TokenText, where: Address) -> str:
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode("ascii"))
+    except ValueError:
+        raise errors.ConnectError(f"what answers at {where.endpoint} is no port of Pathways") from None
+    if fingerprint_of(certificate) != token.fingerprint:
+        raise errors.ConnectError(
+            f"the cluster at {where.endpoint} is not the one that token {token.number} is for; nothing was sent to it. "
+            "Is the address right? If the cluster was made anew, make a new token with `pathways token`"
+        )
+    return pem

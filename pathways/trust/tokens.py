@@ -1,0 +1,275 @@
+"""Tokens: who has one may trade it for a certificate of its role, a bounded number of times, until it expires.
+
+The controller takes tokens while `pathways token` makes and revokes them, in another process. Both work on one file in
+the authority's folder, under a lock. Any thread may call.
+
+A token's text is `pathways1.<role>.<number>.<secret>.<fingerprint>`. The fingerprint is the authority's, by which who
+joins knows the cluster. The file has only a hash of the secret.
+
+CERT-3 (once): a use of a token is counted, on disk, before anything is given for it. One for n uses serves n holders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import json
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pathways import errors
+from pathways.trust.authority import fingerprint_of, load_certificate
+from pathways.trust.files import check_private_folder, locked, read_private, write_private
+from pathways.trust.identity import TOKEN_PREFIX, Role
+
+_FILE, _LOCK = "tokens.json", "tokens.lock"
+_VERSION = 1
+_TEXT = re.compile(r"pathways1\.(client|host|operator)\.([0-9]{1,9})\.([A-Za-z0-9_-]{43})\.([0-9a-f]{64})")
+_LONGEST_FILE = 4096
+_LONGEST_TTL_S = 366 * 24 * 3600.0
+# How long an expired token stays in the list.
+_KEPT_S = 7 * 24 * 3600.0
+_NEW = "make a new one with `pathways token` on the controller's machine"
+_BY_ROLE = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenText:
+    """The parts of a token's text."""
+
+    role: Role
+    number: int
+    secret: str = dataclasses.field(repr=False)
+    fingerprint: str
+
+    @classmethod
+    def parse(cls, text: Any) -> TokenText:
+        """Raises:
+        PermissionDeniedError: the text is no token. The message does not have the text.
+        """
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            size = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+            raise errors.PermissionDeniedError(
+                f"this is no token: expected pathways1.ROLE.NUMBER.SECRET.FINGERPRINT in one line, got {size}; {_NEW}"
+            )
+        return cls(Role(match[1]), int(match[2]), match[3], match[4])
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenRecord:
+    """What is known of a token. Moments are seconds since the epoch. `uses`: None is without bound. `holders`: who
+    used a token with a bound, so that a holder whose connection broke may come again.
+    """
+
+    number: int
+    role: Role
+    sha256: str = dataclasses.field(repr=False)
+    created: float
+    expires: float
+    uses: int | None
+    used: int = 0
+    is_revoked: bool = False
+    holders: tuple[str, ...] = ()
+
+    def state(self, now: float) -> str:
+        """ "valid", "revoked", "expired" or "used"."""
+        if self.is_revoked:
+            return "revoked"
+        if now >= self.expires:
+            return "expired"
+        return "used" if self.uses is not None and self.used >= self.uses else "valid"
+
+
+@dataclasses.dataclass
+class _State:
+    """The file. `next`: the number of the next token; no number comes twice. `revoked`: also of tokens that have left
+    the list.
+    """
+
+    next: int
+    tokens: dict[int, TokenRecord]
+    revoked: set[int]
+
+
+class Tokens:
+    """The tokens of the authority in a folder."""
+
+    def __init__(self, folder: str, clock: Callable[[], float] = time.time) -> None:
+        """Raises as `Authority.open`, except for the key, which is not read."""
+        check_private_folder(folder)
+        self._folder = folder
+        self._clock = clock
+        self._path = os.path.join(folder, _FILE)
+        self._fingerprint = fingerprint_of(load_certificate(folder))
+        self._seen: tuple[tuple[int, int, int], frozenset[int]] | None = None  # replaced as a whole
+
+    def make(self, role: Role | str, ttl_s: float, uses: int | None = _BY_ROLE) -> str:
+        """A new token's text, which is nowhere else.
+
+        Args:
+            role: client, host or operator.
+            ttl_s: seconds until it expires.
+            uses: how many holders may trade it; None: any number. If not given, one for a host, else any number.
+
+        Raises:
+            OptionError: one of them is out of range.
+        """
+        role = Role.parse(role)
+        if role is Role.CONTROLLER:
+            raise errors.OptionError("a token is for a client, a host or an operator: no token makes a controller")
+        if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= _LONGEST_TTL_S:
+            raise errors.OptionError(f"a token lives for more than 0 s and at most 366 days, got {ttl_s!r:.50} s")
+        if uses == _BY_ROLE:
+            uses = 1 if role is Role.HOST else None
+        if uses is not None and (isinstance(uses, bool) or not isinstance(uses, int) or not 1 <= uses <= 1 << 20):
+            raise errors.OptionError(f"a token has from 1 to {1 << 20} uses, or None for any number; got {uses!r:.50}")
+        secret, now = secrets.token_urlsafe(32), self._clock()
+        with self._changing() as state:
+            number = state.next
+            state.next += 1
+            state.tokens = {each: record for each, record in state.tokens.items() if record.expires + _KEPT_S > now}
+            state.tokens[number] = TokenRecord(number, role, _digest(secret), now, now + ttl_s, uses)
+        return f"{TOKEN_PREFIX}{role}.{number}.{secret}.{self._fingerprint}"
+
+    def take(self, text: str, holder: str = "") -> Role:
+        """Counts a use of a token. `holder` names who holds what is given for it: the same one comes again for free.
+
+        Raises:
+            PermissionDeniedError: it is unknown, expired, used up or revoked, or another cluster's.
+        """
+        return self.take_numbered(text, holder)[0]
+
+    def take_numbered(self, text: str, holder: str = "") -> tuple[Role, int]:
+        """As `take`; returns the token's number as well."""
+        token = TokenText.parse(text)
+        if token.fingerprint != self._fingerprint:
+            raise errors.PermissionDeniedError(
+                f"token {token.number} is of another cluster, or of this one before it got a new authority; {_NEW}"
+            )
+        with self._changing() as state:
+            record = state.tokens.get(token.number)
+            known = record.sha256 if record else "0" * 64
+            if not hmac.compare_digest(known, _digest(token.secret)) or record is None or record.role != token.role:
+                raise errors.PermissionDeniedError(f"token {token.number} is unknown to this cluster; {_NEW}")
+            now = self._clock()
+            what = record.state(now)
+            if what == "used" and holder and holder in record.holders:
+                return record.role, record.number
+            if what != "valid":
+                raise errors.PermissionDeniedError(f"token {token.number} {_reason(record, what, now)}; {_NEW}")
+            holders = record.holders
+            if record.uses is not None and holder:
+                if holder in holders:
+                    return record.role, record.number
+                holders = (*holders, holder)
+            state.tokens[record.number] = dataclasses.replace(record, used=record.used + 1, holders=holders)
+        return record.role, record.number
+
+    def revoke(self, number: int) -> None:
+        """Nobody may trade the token any more, and who has a certificate for it gets no new connection with it.
+
+        Raises:
+            OptionError: there was no such token.
+        """
+        with self._changing() as state:
+            if not 0 < number < state.next:
+                raise errors.OptionError(f"there is no token {number}: `pathways token list` shows them")
+            state.revoked.add(number)
+            if number in state.tokens:
+                state.tokens[number] = dataclasses.replace(state.tokens[number], is_revoked=True)
+
+    def is_revoked(self, number: int | None) -> bool:
+        """Whether a token was revoked. Reads the file only when it has changed. None is no token: not revoked."""
+        if number is None:
+            return False
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        key = (status.st_ino, status.st_mtime_ns, status.st_size)
+        seen = self._seen
+        if seen is None or seen[0] != key:
+            seen = (key, frozenset(self._read().revoked))
+            self._seen = seen
+        return number in seen[1]
+
+    def list(self) -> list[TokenRecord]:
+        """All tokens, but those that expired a week ago or earlier."""
+        return [record for _, record in sorted(self._read().tokens.items())]
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[_State]:
+        """The state under the lock; what the block changes is written at its end."""
+        with locked(os.path.join(self._folder, _LOCK)):
+            state = self._read()
+            before = _as_json(state)
+            yield state
+            after = _as_json(state)
+            if after != before:
+                write_private(self._path, after)
+
+    def _read(self) -> _State:
+        try:
+            return _from_json(read_private(self._path))
+        except FileNotFoundError:
+            return _State(1, {}, set())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise errors.OptionError(
+                f"{self._path} is damaged ({type(error).__name__}): remove it and make new tokens; certificates hold"
+            ) from None
+
+
+def read_token(path: str) -> str:
+    """The token in a file, checked for its form only.
+
+    Raises:
+        OptionError: the file cannot be read.
+        PermissionDeniedError: there is no token in it.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_LONGEST_FILE)
+    except OSError as error:
+        raise errors.OptionError(f"the token file {path} cannot be read: {error.strerror}") from None
+    text = content.decode("ascii", "replace").strip()
+    try:
+        TokenText.parse(text)
+    except errors.PermissionDeniedError as error:
+        raise errors.PermissionDeniedError(f"{path}: {error}") from None
+    return text
+
+
+def _reason(record: TokenRecord, what: str, now: float) -> str:
+    if what == "expired":
+        return f"has expired {math.ceil(now - record.expires)} s ago"
+    return "was revoked" if what == "revoked" else f"was used {record.used} of {record.uses} times"
+
+
+def _digest(secret: str) -> str:
+    # The secret has 256 random bits: nobody finds it from its hash, and the hash need not be slow.
+    return hashlib.sha256(secret.encode("ascii")).hexdigest()
+
+
+def _as_json(state: _State) -> bytes:
+    tokens = [dataclasses.asdict(record) for record in state.tokens.values()]
+    content = {"version": _VERSION, "next": state.next, "revoked": sorted(state.revoked), "tokens": tokens}
+    return json.dumps(content, indent=1).encode("ascii")
+
+
+def _from_json(content: bytes) -> _State:
+    read = json.loads(content)
+    if read["version"] != _VERSION:
+        raise ValueError("another version")
+    records = [
+        TokenRecord(**{**each, "role": Role(each["role"]), "holders": tuple(each["holders"])})
+        for each in read["tokens"]
+    ]
+    return _State(int(read["next"]), {record.number: record for record in records}, set(map(int, read["revoked"])))
